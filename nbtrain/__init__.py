@@ -27,7 +27,7 @@ _PUBLIC = {
     "Trainer": "trainer",
     "load_run": "history",
 }
-__all__ = sorted([*_PUBLIC, "__version__"])
+__all__ = [*_PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from nbtrain.addons.base import AddOnBase as AddOnBase
@@ -57,4 +57,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -14,9 +14,11 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 # %% auto #0
-__all__ = ['batch_size', 'describe', 'to_device']
+__all__ = ["batch_size", "describe", "to_device", "BatchList", "as_loader"]
+
 
 # %% ../nbs/08_data.ipynb #d76032fc
 def _parts(batch: Any) -> dict[str, Any] | None:
@@ -25,8 +27,8 @@ def _parts(batch: Any) -> dict[str, Any] | None:
         return {repr(key): item for key, item in batch.items()}
     if is_dataclass(batch) and not isinstance(batch, type):
         return {field.name: getattr(batch, field.name) for field in fields(batch)}
-    if isinstance(batch, tuple) and type(batch) is not tuple and isinstance(getattr(type(batch), "_fields", None), tuple):
-        return dict(zip(type(batch)._fields, batch))
+    if isinstance(batch, tuple) and (names := getattr(batch, "_fields", None)):  # a named tuple
+        return dict(zip(names, batch))
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
         return {f"[{i}]": item for i, item in enumerate(batch)}
     return None
@@ -44,6 +46,7 @@ def _first_length(batch: Any) -> int:
         return len(batch) if batch.ndim else 0
     return next((n for item in (_parts(batch) or {}).values() if (n := _first_length(item))), 0)
 
+
 # %% ../nbs/08_data.ipynb #48184c8c
 def describe(batch: Any, depth: int = 3) -> str:
     """What a batch is made of: types, shapes, dtypes and devices."""
@@ -56,6 +59,7 @@ def describe(batch: Any, depth: int = 3) -> str:
     shown = [f"{name}: {describe(item, depth - 1)}" for name, item in list(parts.items())[:6]]
     more = [f"and {len(parts) - 6} more"] if len(parts) > 6 else []
     return f"{type(batch).__name__} of {len(parts)} ({', '.join(shown + more)})"
+
 
 # %% ../nbs/08_data.ipynb #8963c2e7
 class _Movable(ABC):
@@ -79,3 +83,24 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return replace(item, **{f.name: to_device(getattr(item, f.name), device) for f in fields(item) if f.init})
 
     return apply_to_collection(batch, dtype=_Movable, function=move)  # pyright: ignore[reportArgumentType]
+
+
+# %% ../nbs/08_data.ipynb #aaccfbd5
+class BatchList:
+    """Batches from a list, as a loader."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def as_loader(loader: Iterable[Any]) -> Iterable[Any]:
+    """`loader` as Lightning understands it: lists and tuples of batches become a `BatchList`, unless they hold DataLoaders."""
+    if isinstance(loader, (list, tuple)) and not any(isinstance(item, DataLoader) for item in loader):
+        return BatchList(loader)
+    return loader

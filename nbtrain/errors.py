@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 # %% auto #0
-__all__ = ['NbtrainError', 'ConfigError', 'OptionError', 'AddonError', 'StepError', 'nearest', 'add_note']
+__all__ = ["NbtrainError", "ConfigError", "OptionError", "AddonError", "StepError", "nearest", "add_note"]
+
 
 # %% ../nbs/01_errors.ipynb #5ae921b1
 class NbtrainError(Exception):
@@ -19,6 +20,7 @@ class NbtrainError(Exception):
     def __init__(self, what: str, *, where: str = "", remedy: str = "") -> None:
         super().__init__("\n  ".join(part for part in (what, where, remedy) if part))
         self.where = where
+
 
 # %% ../nbs/01_errors.ipynb #baf61c01
 class ConfigError(NbtrainError, ValueError):
@@ -36,6 +38,7 @@ class AddonError(NbtrainError, TypeError):
 class StepError(NbtrainError):
     """A user's `train_step`, `test_step` or `metric_on_epoch_end` returned what can't be used, or a loader gave nothing."""
 
+
 # %% ../nbs/01_errors.ipynb #4c0f0759
 def nearest(name: str, known: Iterable[str]) -> str:
     """A sentence that names what `name` was probably meant to be: the nearest of `known`, or all of them."""
@@ -43,10 +46,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, known, n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(known)}."
 
+
 # %% ../nbs/01_errors.ipynb #d9232cad
 def add_note(error: BaseException, text: str) -> None:
     """Add `text` to what Python prints below `error`; on Python 3.10 it is kept in `__notes__`, and not printed."""
     if sys.version_info >= (3, 11):
         error.add_note(text)
     else:
-        error.__notes__ = [*getattr(error, "__notes__", []), text]
+        vars(error).setdefault("__notes__", []).append(text)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = ['StepTable', 'Row', 'History', 'RunResult', 'open_run_folder', 'RunFolder', 'load_run']
+__all__ = ["StepTable", "Row", "History", "RunResult", "open_run_folder", "RunFolder", "load_run"]
+
 
 # %% ../nbs/07_history.ipynb #df4b47df
 class StepTable:
@@ -61,11 +62,13 @@ class StepTable:
         for i, step in enumerate(self.steps):
             yield {"step": step} | {name: column[i] for name, column in self.columns.items()}
 
+
 # %% ../nbs/07_history.ipynb #beceef80
 class Row(dict[str, Any]):
     """The metrics of one epoch by name; `path` is the file of its weights, where they were saved."""
 
     path: Path | None = None
+
 
 # %% ../nbs/07_history.ipynb #3475ce3b
 class History:
@@ -76,7 +79,8 @@ class History:
     """
 
     def __init__(self, monitor: str = "val_loss", monitor_mode: MonitorMode = "min") -> None:
-        self.monitor, self.monitor_mode = monitor, monitor_mode
+        self.monitor = monitor
+        self.monitor_mode: MonitorMode = monitor_mode
         self.epochs: list[Row] = []
         self.tests: list[Row] = []
         self.steps = {phase: StepTable() for phase in ("train", "valid", "test")}
@@ -140,6 +144,7 @@ class History:
         rows = self.epochs or self.tests
         return html.table_html(rows, self.best) if rows else "<em>History: nothing was run yet</em>"
 
+
 # %% ../nbs/07_history.ipynb #f65858da
 @dataclass(frozen=True)
 class RunResult:
@@ -167,6 +172,7 @@ class RunResult:
         if self.run_dir is not None:
             parts.append(str(self.run_dir))
         return f"RunResult({' · '.join(parts)})"
+
 
 # %% ../nbs/07_history.ipynb #e6829999
 def _run_number(path: Path) -> int:

@@ -11,16 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning as L
-from torch import Tensor
 
 from .records import Event, EventKind, Phase, Progress
-from .steps import StepModule, Steps
+from .steps import Mode, StepModule, Steps
 
 # %% auto #0
-__all__ = ['Recorder']
+__all__ = ["Recorder"]
 
 # %% ../nbs/11_recorder.ipynb #c2fec94a
-_MODE = {"train": "train", "valid": "test", "test": "test"}
+_MODE: dict[Phase, Mode] = {"train": "train", "valid": "test", "test": "test"}
 
 
 def _length(n_batches: float) -> int | None:
@@ -142,8 +141,7 @@ class Recorder(L.Callback):
         self._flush()
         self.owner.counts.epoch += 1
         row = {"epoch": self.owner.counts.epoch, "step": self.owner.counts.step}
-        row |= _logged(trainer.callback_metrics) | pl_module.epoch_metrics
-        row |= {"lr": self._lr, "time_s": self.clock() - self._epoch_s}
+        row |= _metrics(trainer, pl_module) | {"lr": self._lr, "time_s": self.clock() - self._epoch_s}
         self._enter("idle", None)
         self.tell("epoch", {"row": row})
 
@@ -157,11 +155,12 @@ class Recorder(L.Callback):
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepModule)
         self._flush()
-        row = {"step": self.owner.counts.step} | _logged(trainer.callback_metrics) | pl_module.epoch_metrics
+        row = {"step": self.owner.counts.step} | _metrics(trainer, pl_module)
         self._enter("idle", None)
         self.tell("test", {"row": row | {"time_s": self.clock() - self._epoch_s}})
 
 
-def _logged(metrics: Mapping[str, Tensor]) -> dict[str, float]:
-    """What Lightning has logged, a user's own `self.log` among it."""
-    return {name: float(value) for name, value in metrics.items()}
+def _metrics(trainer: L.Trainer, module: StepModule) -> dict[str, float]:
+    """The epoch's metrics, and what else Lightning has logged: a user's own `self.log`."""
+    logged = trainer.callback_metrics
+    return module.epoch_metrics | {name: float(value) for name, value in logged.items() if name not in module.epoch_metrics}

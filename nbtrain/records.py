@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 # %% auto #0
-__all__ = ['Phase', 'EventKind', 'Status', 'MonitorMode', 'Progress', 'Event', 'is_better', 'known_mode', 'Plan']
+__all__ = ["Phase", "EventKind", "Status", "MonitorMode", "Progress", "Event", "is_better", "known_mode", "Plan"]
 
 # %% ../nbs/02_records.ipynb #855a0950
 Phase = Literal["idle", "train", "valid", "test"]
 EventKind = Literal["start", "steps", "epoch", "test", "note", "end"]
 Status = Literal["completed", "stopped", "paused", "interrupted", "failed"]
 MonitorMode = Literal["min", "max"]
+
 
 # %% ../nbs/02_records.ipynb #6a5ff60b
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Progress:
     step: int = 0  # processed batches, validation included
     update: int = 0  # optimizer updates
     elapsed_s: float = 0.0  # since this run began
+
 
 # %% ../nbs/02_records.ipynb #efc92c2a
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -55,6 +57,7 @@ def _decode(values: Mapping[str, Any]) -> dict[str, Any]:
         return _NOT_FINITE.get(item, item) if isinstance(item, str) else item
 
     return {key: [number(i) for i in item] if isinstance(item, list) else number(item) for key, item in values.items()}
+
 
 # %% ../nbs/02_records.ipynb #9742f624
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Event:
         tables = {key: _decode(event.data[key]) for key in ("values", "row") if key in event.data}
         return replace(event, data={**event.data, **tables})
 
+
 # %% ../nbs/02_records.ipynb #8c805885
 def is_better(value: float, best: float | None, mode: MonitorMode) -> bool:
     """Does `value` beat `best`? A tie does not, NaN never does, and anything else beats None."""
@@ -91,6 +95,7 @@ def is_better(value: float, best: float | None, mode: MonitorMode) -> bool:
         return True
     return value < best if mode == "min" else value > best
 
+
 # %% ../nbs/02_records.ipynb #9c1433c1
 _DOWN = "loss nll cross_entropy mse rmse mae mape error distance perplexity ppl brier_score wer cer hamming_distance"
 _UP = (
@@ -98,12 +103,16 @@ _UP = (
     "average_precision map iou miou jaccard dice r2 r2_score pearson pearsonr spearman spearmanr mcc matthews_corrcoef "
     "cohen_kappa kappa bleu rouge psnr ssim score"
 )
-_MODES: dict[str, MonitorMode] = {name: "min" for name in _DOWN.split()} | {name: "max" for name in _UP.split()}
+_MIN, _MAX = frozenset(_DOWN.split()), frozenset(_UP.split())
 
 
 def known_mode(monitor: str) -> MonitorMode | None:
     """Whether less or more of the metric `monitor` is better, where its exact name is known; else None."""
-    return _MODES.get(re.sub("^(train|val|test)_", "", monitor))
+    name = re.sub("^(train|val|test)_", "", monitor)
+    if name in _MIN:
+        return "min"
+    return "max" if name in _MAX else None
+
 
 # %% ../nbs/02_records.ipynb #76752b24
 @dataclass(frozen=True)

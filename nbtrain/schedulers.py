@@ -18,7 +18,7 @@ from .errors import ConfigError
 from .records import Plan
 
 # %% auto #0
-__all__ = ['Scheduler', 'set_lr', 'FunctionSchedule', 'Schedule', 'resolve_schedule']
+__all__ = ["Scheduler", "set_lr", "FunctionSchedule", "Schedule", "resolve_schedule"]
 
 # %% ../nbs/09_schedulers.ipynb #b702dbaf
 Scheduler = LRScheduler | ReduceLROnPlateau | Callable[..., Any]
@@ -53,6 +53,7 @@ class FunctionSchedule:
                 remedy="A function of one argument is step -> lr; a factory takes two, (optimizer, plan).",
             )
         set_lr(self.optimizer, float(lr))
+
 
 # %% ../nbs/09_schedulers.ipynb #34a77eea
 @dataclass

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,21 +20,32 @@ from typing import Any, Protocol
 import lightning as L
 import torch
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
-from lightning.pytorch.callbacks import Checkpoint
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from .data import as_loader
 from .errors import ConfigError, NbtrainError, OptionError, add_note, nearest
 from .history import History, Row, RunFolder, RunResult, open_run_folder
-from .records import MonitorMode, Status
 from .recorder import Recorder
+from .records import MonitorMode, Status
 from .steps import Counts, StepModule, Steps
 from .views.notebook import open_view
 from .views.text import View
 
 # %% auto #0
-__all__ = ['Device', 'Weights', 'resolve_device', 'device_args', 'check_lightning', 'copy_weights', 'BestWeights', 'seed_all',
-           'Owner', 'run', 'check_run']
+__all__ = [
+    "Device",
+    "Weights",
+    "resolve_device",
+    "device_args",
+    "check_lightning",
+    "copy_weights",
+    "BestWeights",
+    "seed_all",
+    "Owner",
+    "run",
+    "check_run",
+]
 
 # %% ../nbs/14_session.ipynb #a1f1785a
 Device = str | torch.device
@@ -44,7 +55,9 @@ def resolve_device(device: Device | list[Device] | tuple[Device, ...]) -> torch.
     """The one device that `device` names. Raises ConfigError where it is not there, or where there are several."""
     if isinstance(device, (list, tuple)):
         if len(device) != 1:
-            raise ConfigError(f"device={list(map(str, device))} are {len(device)} devices.", remedy="A trainer runs on one device: give that one.")
+            raise ConfigError(
+                f"device={list(map(str, device))} are {len(device)} devices.", remedy="A trainer runs on one device: give that one."
+            )
         device = device[0]
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -67,6 +80,7 @@ def resolve_device(device: Device | list[Device] | tuple[Device, ...]) -> torch.
 
 def device_args(device: torch.device) -> dict[str, Any]:
     return {"accelerator": device.type, "devices": [device.index] if device.type == "cuda" else 1}
+
 
 # %% ../nbs/14_session.ipynb #5f6460d9
 _OURS = {
@@ -91,6 +105,7 @@ def check_lightning(arguments: Mapping[str, Any]) -> dict[str, Any]:
             raise OptionError(f"lightning.Trainer has no argument {name!r}.", remedy=nearest(name, known - _OURS.keys()))
     return dict(arguments)
 
+
 # %% ../nbs/14_session.ipynb #727ee9a1
 Weights = dict[str, Tensor]
 
@@ -113,11 +128,27 @@ class BestWeights(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         history = self.owner.history
+        self._check_monitor(trainer)
         if history.best is not None and history.best is history.last:
             self.owner.best_weights = copy_weights(self.owner.model, self.owner.best_weights)
 
+    def _check_monitor(self, trainer: L.Trainer) -> None:
+        """Raise ConfigError for a `monitor` that this run never gives; one epoch is lost, not a night."""
+        monitor, row = self.owner.monitor, self.owner.history.last or {}
+        to_come = monitor.startswith("val_") and trainer.enable_validation and not any(name.startswith("val_") for name in row)
+        if monitor != "val_loss" and monitor not in row and not to_come:
+            names = ", ".join(name for name in row if name not in ("epoch", "step", "lr", "time_s"))
+            raise ConfigError(f"monitor={monitor!r} is none of this run's metrics: {names}.", remedy="Give monitor= one of these names.")
+
+
 # %% ../nbs/14_session.ipynb #70b86c4d
-_NOISE = ("does not have many workers", "smaller than the logging interval", "module(s) in eval mode", "LeafSpec")
+_NOISE = (
+    "but have no `val_dataloader`",
+    "does not have many workers",
+    "smaller than the logging interval",
+    "module(s) in eval mode",
+    "LeafSpec",
+)
 
 
 @contextmanager
@@ -162,11 +193,13 @@ def _go_on(trainer: L.Trainer, counts: Counts) -> None:
     """Let a new Lightning trainer count on from `counts`, as if it had run the epochs before."""
     loop = trainer.fit_loop
     for progress in (loop.epoch_progress.current, loop.epoch_progress.total):
-        progress.ready = progress.started = progress.processed = progress.completed = counts.epoch
+        for unit in vars(progress):  # ready, started, processed, completed
+            setattr(progress, unit, counts.epoch)
     updates = loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
     updates.ready = updates.completed = loop.epoch_loop._batches_that_stepped = counts.update
     # Past epoch 0 the epoch loop makes a second iterator, which draws a second seed, unless it believes to resume
     loop._resuming_from_checkpoint = counts.epoch > 0
+
 
 # %% ../nbs/14_session.ipynb #ae3da20a
 class Owner(Steps, Protocol):
@@ -183,10 +216,11 @@ class Owner(Steps, Protocol):
     log_bar: bool
     precision: Any
     seed: int | None
-    title: str
     result: RunResult | None
     sinks: list[View]
 
+    @property
+    def title(self) -> str: ...
     def lightning_args(self) -> dict[str, Any]: ...
 
 
@@ -215,19 +249,22 @@ def _drive(
 ) -> tuple[Status, str]:
     """Let Lightning run. Returns the status and the reason of it."""
     module, mode = StepModule(owner), owner.mode
+    training = [(part, part.training) for part in owner.model.modules()]
     goal = owner.counts.epoch + n_epoch
     try:
         with _quiet(), _interruptible():
             trainer = L.Trainer(max_epochs=goal, **arguments)
             if mode == "test":
                 for _ in range(n_epoch):
-                    trainer.test(module, loader, verbose=False)
+                    trainer.test(module, as_loader(loader), verbose=False)
             else:
                 _go_on(trainer, owner.counts)
-                trainer.fit(module, loader, valid_loader)
+                trainer.fit(module, as_loader(loader), None if valid_loader is None else as_loader(valid_loader))
     finally:
         module.close()
         owner.mode = mode
+        for part, was_training in training:  # an error in a validation leaves the model in eval mode
+            part.training = was_training
         _bring_back(owner)
     if mode == "train" and owner.counts.epoch < goal:
         return "stopped", _why_stopped(trainer)
@@ -239,6 +276,7 @@ def _why_stopped(trainer: L.Trainer) -> str:
         return f"max_steps={trainer.max_steps}"
     stoppers = [type(c).__name__ for c in trainer.early_stopping_callbacks if c.wait_count >= c.patience]
     return stoppers[0] if stoppers else "a callback set should_stop"
+
 
 # %% ../nbs/14_session.ipynb #77540874
 def check_run(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
@@ -298,9 +336,7 @@ def _n_batches(loader: Iterable[Any] | None, limit: Any) -> int | None:
     return len(loader) if limit is None else min(limit, len(loader)) if type(limit) is int else int(len(loader) * limit)
 
 
-def _header(
-    owner: Owner, arguments: dict[str, Any], loader: Iterable[Any], valid_loader: Iterable[Any] | None
-) -> dict[str, Any]:
+def _header(owner: Owner, arguments: dict[str, Any], loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> dict[str, Any]:
     return {
         "title": owner.title,
         "model": type(owner.model).__name__,
@@ -332,6 +368,7 @@ def _bring_back(owner: Owner) -> None:
         owner.model.to(owner.device)
         if owner.optimizer is not None:
             _optimizer_to_device(owner.optimizer, owner.device)
+
 
 # %% ../nbs/14_session.ipynb #e5174e7b
 def _name_place(error: BaseException, place: str) -> None:

@@ -23,10 +23,10 @@ from .data import batch_size, describe, to_device
 from .errors import NbtrainError, StepError, add_note
 
 # %% auto #0
-__all__ = ['Scalar', 'Mode', 'EpochLog', 'Meter', 'Counts', 'Steps', 'check_output', 'StepModule']
+__all__ = ["Scalar", "Mode", "EpochLog", "Meter", "Counts", "Steps", "check_output", "StepModule"]
 
 # %% ../nbs/10_steps.ipynb #1da208a4
-Scalar = Tensor | float
+Scalar = Tensor | Real | float
 
 
 class EpochLog(dict[str, list[Any]]):
@@ -57,13 +57,14 @@ def _to_floats(columns: dict[str, list[Scalar]]) -> dict[str, list[float]]:
             if isinstance(value, Tensor):
                 places.setdefault(value.device, []).append((name, i, value))
             else:
-                floats[name][i] = float(value)
+                floats[name][i] = float(value)  # pyright: ignore[reportArgumentType]
     for device, entries in places.items():
         wide = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
         moved = torch.stack([value.reshape(()).to(wide) for _, _, value in entries]).tolist()
         for (name, i, _), number in zip(entries, moved):
             floats[name][i] = number
     return floats
+
 
 # %% ../nbs/10_steps.ipynb #dd299fef
 class Meter:
@@ -151,6 +152,7 @@ class Meter:
         self.flush()
         return {name: total / self._weights[name] for name, total in self._sums.items()}
 
+
 # %% ../nbs/10_steps.ipynb #61b197b9
 Mode = Literal["train", "test"]
 
@@ -169,12 +171,15 @@ class Steps(Protocol):
 
     model: nn.Module
     optimizer: Optimizer | None
-    mode: Mode
     counts: Counts
     meters: dict[Mode, Meter]
     train_metrics: dict[str, float]
     test_metrics: dict[str, float]
 
+    @property
+    def mode(self) -> Mode: ...
+    @mode.setter
+    def mode(self, mode: Mode) -> None: ...
     @property
     def reads_tensors(self) -> bool: ...  # does its metric_on_epoch_end read what is no scalar?
 
@@ -182,6 +187,7 @@ class Steps(Protocol):
     def test_step(self, batch: Any) -> dict[str, Any]: ...
     def metric_on_epoch_end(self) -> dict[str, Any] | None: ...
     def callbacks(self) -> list[L.Callback]: ...
+
 
 # %% ../nbs/10_steps.ipynb #f1722b22
 def check_output(output: Any, step: str, where: str) -> Mapping[str, Any]:
@@ -220,6 +226,7 @@ def _check_loss(loss: Any, where: str) -> None:
             where=where,
             remedy="Make it from the model's output, without .detach(), .item() or torch.no_grad().",
         )
+
 
 # %% ../nbs/10_steps.ipynb #35ed74ad
 _PREFIX = {"train": "train", "valid": "val", "test": "test"}

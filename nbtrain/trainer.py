@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelSummary
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -21,8 +21,8 @@ from .addons.base import AddOnBase, options, ordered
 from .addons.optim import GradientClipAddon, SchedulerAddon
 from .errors import AddonError, ConfigError, OptionError, nearest
 from .history import History, RunResult
-from .records import Event, MonitorMode, known_mode
 from .recorder import Recorder
+from .records import Event, MonitorMode, known_mode
 from .schedulers import Scheduler
 from .session import BestWeights, Device, Weights, check_lightning, resolve_device
 from .steps import Counts, EpochLog, Meter, Mode, StepModule
@@ -30,11 +30,15 @@ from .views.html import table_html
 from .views.text import View, format_count, format_value
 
 # %% auto #0
-__all__ = ['TrainerType', 'ProgressChecker', 'Trainer']
+__all__ = ["TrainerType", "ProgressChecker", "Trainer"]
+
 
 # %% ../nbs/15_trainer.ipynb #86846714
 class ProgressChecker:
-    """Which step and which epoch is at hand, from 1. A step is a processed batch, validation included; epochs count in mode "train" only."""
+    """Which step and which epoch is at hand, from 1.
+
+    A step is a processed batch, validation included; epochs count in mode "train" only.
+    """
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
@@ -49,6 +53,7 @@ class ProgressChecker:
 
     def __repr__(self) -> str:
         return f"ProgressChecker(step={self.get_step()}, epoch={self.get_epoch()})"
+
 
 # %% ../nbs/15_trainer.ipynb #9aa4d59f
 TrainerType = TypeVar("TrainerType", bound="Trainer")
@@ -109,7 +114,8 @@ class Trainer:
         self.scheduler = scheduler
         self.log_bar, self.seed, self.save_path = log_bar, seed, save_path
         self.precision = _PRECISION.get(precision, precision) if isinstance(precision, str) else precision
-        self.monitor, self.monitor_mode = monitor, _check_monitor(monitor, monitor_mode)
+        self.monitor = monitor
+        self.monitor_mode: MonitorMode = _check_monitor(monitor, monitor_mode)
         self._lightning = check_lightning(lightning or {})
         shared = {"scheduler": scheduler, "scheduler_step_on_batch": scheduler_step_on_batch, "gradient_clip": gradient_clip}
         self._addons = _make_addons(type(self), addon_options, shared)
@@ -230,7 +236,7 @@ class Trainer:
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if any(isinstance(callback, Checkpoint) for callback in callbacks):
             args["enable_checkpointing"] = True
-        if any(isinstance(callback, L.pytorch.callbacks.ModelSummary) for callback in callbacks):
+        if any(isinstance(callback, ModelSummary) for callback in callbacks):
             args["enable_model_summary"] = True
         return args
 
@@ -290,6 +296,7 @@ def _rebuild(base: type[Trainer], addons: tuple[type[AddOnBase], ...]) -> Traine
     kind = base.add_on(*addons) if addons else base
     return kind.__new__(kind)
 
+
 # %% ../nbs/15_trainer.ipynb #03cb4f99
 def _check_monitor(monitor: str, mode: str | None) -> MonitorMode:
     found = mode or known_mode(monitor)
@@ -323,7 +330,9 @@ def _check_options(kind: type[Trainer], given: Iterable[str]) -> None:
 
 def _make_addons(kind: type[Trainer], given: dict[str, Any], shared: dict[str, Any]) -> dict[type[AddOnBase], AddOnBase]:
     """The addons of a class with their options. `shared` are options that the trainer itself takes for its shorthands."""
-    shorthands = [addon for addon, wanted in ((GradientClipAddon, shared["gradient_clip"]), (SchedulerAddon, shared["scheduler"])) if wanted]
+    shorthands = [
+        addon for addon, wanted in ((GradientClipAddon, shared["gradient_clip"]), (SchedulerAddon, shared["scheduler"])) if wanted
+    ]
     kinds = ordered((*kind.addons, *shorthands))
     return {addon: addon(**{n: v for n, v in {**shared, **given}.items() if n in options(addon)}) for addon in kinds}
 

@@ -16,7 +16,8 @@ from typing_extensions import dataclass_transform
 from ..errors import AddonError
 
 # %% auto #0
-__all__ = ['AddOnBase', 'options', 'ordered']
+__all__ = ["AddOnBase", "options", "ordered"]
+
 
 # %% ../../nbs/12_addons.base.ipynb #a958d0ac
 @dataclass_transform(kw_only_default=True)
@@ -48,6 +49,7 @@ class AddOnBase:
     def commands(self, trainer: Any) -> dict[str, Callable[..., Any]]:
         """Functions that the trainer gets as methods, by name."""
         return {}
+
 
 # %% ../../nbs/12_addons.base.ipynb #71469797
 def options(addon: type[AddOnBase]) -> dict[str, Field[Any]]:

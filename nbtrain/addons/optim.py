@@ -19,7 +19,8 @@ from ..schedulers import Schedule, Scheduler, resolve_schedule
 from ..steps import StepModule
 
 # %% auto #0
-__all__ = ['GradientClipAddon', 'SchedulerAddon']
+__all__ = ["GradientClipAddon", "SchedulerAddon"]
+
 
 # %% ../../nbs/13_addons.optim.ipynb #0081db2a
 class _Clip(L.Callback):
@@ -40,6 +41,7 @@ class _Clip(L.Callback):
         clip_grad_value_(parameters, self.bound)
         return norm
 
+
 # %% ../../nbs/13_addons.optim.ipynb #dbcd5ab4
 class GradientClipAddon(AddOnBase):
     """Clip gradients before each update: their global L2 norm to at most `gradient_clip`, or by "value" each element.
@@ -59,6 +61,7 @@ class GradientClipAddon(AddOnBase):
     def callbacks(self, trainer: Any) -> list[L.Callback]:
         return [_Clip(self.gradient_clip, self.gradient_clip_algorithm)] if self.gradient_clip else []
 
+
 # %% ../../nbs/13_addons.optim.ipynb #6473bfa9
 class _Step(L.Callback):
     def __init__(self, owner: Any, scheduler: Scheduler, on_batch: bool) -> None:
@@ -74,11 +77,9 @@ class _Step(L.Callback):
             accumulate=trainer.accumulate_grad_batches,
         )
         self._update = trainer.global_step
-        self._schedule = resolve_schedule(
-            self.scheduler, self.owner.optimizer, plan, on_batch=self.on_batch, update=self._update
-        )
+        self._schedule = resolve_schedule(self.scheduler, self.owner.optimizer, plan, on_batch=self.on_batch, update=self._update)
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self._schedule is not None
         if self._schedule.interval == "batch":
             self._schedule.step()
@@ -97,6 +98,7 @@ def _monitored(monitor: str, module: L.LightningModule) -> float | None:
     assert isinstance(module, StepModule)
     fallback = module.epoch_metrics.get("train_loss") if monitor == "val_loss" else None
     return module.epoch_metrics.get(monitor, fallback)
+
 
 # %% ../../nbs/13_addons.optim.ipynb #975d4fd9
 class SchedulerAddon(AddOnBase):

@@ -22,7 +22,7 @@ from nbtrain.views.text import (
 )
 
 # %% auto #0
-__all__ = ['table_html', 'curve_svg', 'record_html', 'bar_html']
+__all__ = ["table_html", "curve_svg", "record_html", "bar_html"]
 
 # %% ../../nbs/04_views.html.ipynb #5108bf4c
 _CELL = "padding:2px 10px;text-align:right;font-variant-numeric:tabular-nums;border:0;background:transparent"
@@ -55,6 +55,7 @@ def table_html(rows: Sequence[Row], best: Row | None = None, caption: str = "Met
     style = "border-collapse:collapse;margin:4px 0;font-size:13px"
     return f'<table style="{style}">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
+
 # %% ../../nbs/04_views.html.ipynb #0359fe95
 def curve_svg(points: Sequence[tuple[int, float]], width: int = 480, height: int = 90) -> str:
     """The loss by step as an SVG line; points that are not finite are left out. Empty below two points."""
@@ -64,9 +65,7 @@ def curve_svg(points: Sequence[tuple[int, float]], width: int = 480, height: int
         return ""
     xs, ys = zip(*points)
     x_span, y_span = (max(xs) - min(xs)) or 1, (max(ys) - min(ys)) or 1
-    path = " ".join(
-        f"{(x - min(xs)) / x_span * (width - 80):.1f},{6 + (max(ys) - y) / y_span * (height - 12):.1f}" for x, y in points
-    )
+    path = " ".join(f"{(x - min(xs)) / x_span * (width - 80):.1f},{6 + (max(ys) - y) / y_span * (height - 12):.1f}" for x, y in points)
     label = 'fill="currentColor" font-size="11"'
     return (
         f'<svg role="img" width="{width}" height="{height}" viewBox="0 0 {width} {height}" style="max-width:100%">'
@@ -76,6 +75,7 @@ def curve_svg(points: Sequence[tuple[int, float]], width: int = 480, height: int
         f'<text x="{width - 74}" y="{height - 4}" {label}>{min(ys):.4g} loss</text></svg>'
     )
 
+
 # %% ../../nbs/04_views.html.ipynb #e7e8a477
 def record_html(board: Board, png: bytes | None = None) -> str:
     """The whole record as HTML, at most 720 px wide; `png` is the picture of the curves at the end."""
@@ -83,7 +83,9 @@ def record_html(board: Board, png: bytes | None = None) -> str:
     if board.rows:
         parts.append(table_html(board.rows, board.best))
     if png is not None:
-        parts.append(f'<img alt="Curves of the metrics by epoch" style="max-width:100%" src="data:image/png;base64,{b64encode(png).decode()}">')
+        parts.append(
+            f'<img alt="Curves of the metrics by epoch" style="max-width:100%" src="data:image/png;base64,{b64encode(png).decode()}">'
+        )
     elif board.status == "running":
         parts.append(curve_svg(board.curve))
     parts += [f"<div>note: {escape(note)}</div>" for note in board.notes]

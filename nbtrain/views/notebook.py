@@ -13,7 +13,8 @@ from ..records import Event
 from . import html, plots, text
 
 # %% auto #0
-__all__ = ['NotebookView', 'in_kernel', 'open_view']
+__all__ = ["NotebookView", "in_kernel", "open_view"]
+
 
 # %% ../../nbs/06_views.notebook.ipynb #11dc24dc
 class NotebookView:
@@ -59,6 +60,7 @@ class NotebookView:
 
     def _bundle(self, png: bytes | None = None) -> dict[str, str]:
         return {"text/html": html.record_html(self.board, png), "text/plain": text.record_text(self.board)}
+
 
 # %% ../../nbs/06_views.notebook.ipynb #2e1f7a23
 def in_kernel() -> bool:

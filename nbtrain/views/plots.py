@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import, and most imports 
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ['panels', 'curves', 'png']
+__all__ = ["panels", "curves", "png"]
 
 # %% ../../nbs/05_views.plots.ipynb #e2d989b6
 _PREFIXES = ("train_", "val_", "test_")
@@ -32,6 +32,7 @@ def panels(rows: Sequence[Row]) -> dict[str, list[str]]:
         groups.setdefault(quantity, []).append(name)
     return dict(sorted(groups.items(), key=lambda item: item[0] != "loss"))
 
+
 # %% ../../nbs/05_views.plots.ipynb #39ba44b5
 def _panel(axes: Axes, quantity: str, names: Sequence[str], rows: Sequence[Row], best: Row | None) -> None:
     for name in names:
@@ -45,7 +46,7 @@ def _panel(axes: Axes, quantity: str, names: Sequence[str], rows: Sequence[Row],
     axes.set_xlabel("epoch", fontsize=9)
     axes.tick_params(labelsize=8)
     axes.legend(fontsize=8, frameon=False)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     axes.spines[["top", "right"]].set_visible(False)
 
 

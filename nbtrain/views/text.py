@@ -15,9 +15,27 @@ from typing import Any, Protocol, TextIO
 from ..records import Event, MonitorMode, Progress, is_better
 
 # %% auto #0
-__all__ = ['Row', 'ICONS', 'format_value', 'format_time', 'format_count', 'best_row', 'Board', 'header_line', 'progress_line',
-           'summary_line', 'column_names', 'visible_rows', 'cells', 'table_text', 'record_text', 'View', 'TerminalView',
-           'LogView']
+__all__ = [
+    "Row",
+    "ICONS",
+    "format_value",
+    "format_time",
+    "format_count",
+    "best_row",
+    "Board",
+    "header_line",
+    "progress_line",
+    "summary_line",
+    "column_names",
+    "visible_rows",
+    "cells",
+    "table_text",
+    "record_text",
+    "View",
+    "TerminalView",
+    "LogView",
+]
+
 
 # %% ../../nbs/03_views.text.ipynb #84099456
 def format_value(value: Any) -> str:
@@ -45,6 +63,7 @@ def format_count(count: float) -> str:
             return f"{count / size:.3g}{unit}"
     return f"{count:.3g}"
 
+
 # %% ../../nbs/03_views.text.ipynb #19584645
 Row = Mapping[str, Any]
 _MIN_BATCHES = 5  # before this many the time left is unknown
@@ -61,6 +80,7 @@ def best_row(rows: Iterable[Row], monitor: str, mode: MonitorMode) -> Row | None
         if monitor in row and is_better(row[monitor], best[monitor] if best else None, mode):
             best = row
     return best
+
 
 # %% ../../nbs/03_views.text.ipynb #b9da4cad
 @dataclass
@@ -84,7 +104,8 @@ class Board:
         if event.kind == "start":
             self.header = dict(event.data)
             self.status, self.reason = "running", ""
-            self._seconds.clear(), self._batches.clear()
+            self._seconds.clear()
+            self._batches.clear()
             self._samples = 0
         elif event.kind == "steps":
             self._add_block(event)
@@ -136,6 +157,7 @@ class Board:
         earlier = [row for row in (self.header.get("best"),) if row]
         return best_row([*earlier, *self.rows], self.header.get("monitor", "val_loss"), self.header.get("monitor_mode", "min"))
 
+
 # %% ../../nbs/03_views.text.ipynb #bba3b1aa
 ICONS = {"running": "▶", "completed": "✓", "stopped": "■", "paused": "‖", "interrupted": "■", "failed": "✗"}
 
@@ -179,6 +201,7 @@ def summary_line(board: Board) -> str:
         parts.append(f"best {monitor} {format_value(best[monitor])} at epoch {best['epoch']}")
     return " · ".join(parts)
 
+
 # %% ../../nbs/03_views.text.ipynb #43a8afcd
 def column_names(rows: Iterable[Row]) -> list[str]:
     """Columns in reading order: epoch, train_*, val_*, test_*, what else there is, lr, time_s."""
@@ -216,6 +239,7 @@ def table_text(rows: Sequence[Row], best: Row | None = None) -> str:
     marks = [""] + [" ★" if row is not None and row is best else "" for row in shown]
     return "\n".join("  ".join(text.rjust(w) for text, w in zip(line, widths)) + mark for line, mark in zip(lines, marks))
 
+
 # %% ../../nbs/03_views.text.ipynb #eef8c9ee
 def record_text(board: Board) -> str:
     """The whole record as text: header, table, notes, and the line of the end or of the progress."""
@@ -225,6 +249,7 @@ def record_text(board: Board) -> str:
     parts += [f"note: {note}" for note in board.notes]
     parts.append(progress_line(board) if board.status == "running" else summary_line(board))
     return "\n".join(parts)
+
 
 # %% ../../nbs/03_views.text.ipynb #2ea1b511
 class View(Protocol):
@@ -268,6 +293,7 @@ class TerminalView:
     def _write(self, text: str) -> None:
         self.stream.write(text)
         self.stream.flush()
+
 
 # %% ../../nbs/03_views.text.ipynb #894ac72f
 class LogView:

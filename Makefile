@@ -1,0 +1,47 @@
+# Two commands matter: `make demo` and `make test`. Both set up .venv first; a second call does not install again.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+DEMO_ARGS ?=
+TEST_ARGS ?=
+
+.PHONY: demo test readme notebooks format check clean
+
+demo: .venv/installed
+	$(BIN)/nbtrain demo $(DEMO_ARGS)
+
+test: .venv/installed-dev
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+# torch comes first: a bare `torch` in a dependency would choose another build
+.venv/installed: constraints.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) torch==2.13.0
+	$(PIP) --editable '.[examples]'
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(PIP) --editable '.[examples,dev]'
+	touch $@
+
+# README.md is nbs/index.ipynb as Markdown
+readme: .venv/installed-dev
+	$(BIN)/python docs/make_readme.py
+
+# Execute every notebook and keep its outputs
+notebooks: .venv/installed-dev
+	$(BIN)/python docs/execute.py
+
+# Bring notebooks and package into their one form
+format: .venv/installed-dev
+	$(BIN)/ruff format --quiet nbs tests docs
+	$(BIN)/nbdev-clean
+	$(BIN)/nbdev-export
+	$(BIN)/ruff format --quiet nbtrain
+
+check: .venv/installed-dev
+	$(BIN)/ruff check nbs nbtrain tests docs
+	$(BIN)/pyright
+
+clean:
+	rm -rf .venv build dist *.egg-info

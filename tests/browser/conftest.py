@@ -1,0 +1,105 @@
+"""JupyterLab and a headless Chromium, on this machine only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+_IDLE = "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+_SHOWS = "(p) => new RegExp(p, 'm').test([...document.querySelectorAll('.jp-OutputArea')].map(o => o.innerText).join('\\n'))"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        if os.environ.get("CI"):
+            pytest.fail("CI must have chromium: .ci/run installs it")
+        pytest.skip("no chromium here: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-background-networking"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def lab_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lab")
+
+
+@pytest.fixture(scope="session")
+def lab_url(lab_root: Path) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    home = lab_root.parent / "home"
+    home.mkdir(exist_ok=True)
+    places = {
+        "HOME": "",
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data",
+        "JUPYTER_RUNTIME_DIR": "runtime",
+        "IPYTHONDIR": "ipython",
+    }
+    environment = os.environ | {name: str(home / folder) for name, folder in places.items()} | {"JUPYTER_PLATFORM_DIRS": "1"}
+    options = [
+        "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token=token",
+        f"--ServerApp.root_dir={lab_root}", "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]  # fmt: skip
+    log = home / "lab.log"
+    with log.open("w") as output:
+        server = subprocess.Popen([sys.executable, "-m", "jupyterlab", *options], env=environment, stdout=output, stderr=subprocess.STDOUT)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(240):
+            try:
+                urllib.request.urlopen(f"{url}/api/status?token=token", timeout=1).close()
+                break
+            except OSError:
+                assert server.poll() is None, log.read_text()
+                time.sleep(0.25)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+class Lab:
+    """One JupyterLab tab."""
+
+    def __init__(self, page: Any, url: str) -> None:
+        self.page, self.url = page, url
+        page.goto(f"{url}/lab?token=token")
+        page.wait_for_selector("#jp-main-dock-panel", timeout=90_000)
+
+    def open(self, name: str) -> None:
+        self.page.goto(f"{self.url}/lab/tree/{name}?reset")
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
+        self.page.wait_for_function(_IDLE, timeout=90_000)
+
+    def command(self, name: str, *, wait: bool = False) -> None:
+        code = "([name, wait]) => { const done = jupyterapp.commands.execute(name); return wait ? done.then(() => null) : null }"
+        self.page.evaluate(code, [name, wait])
+
+    def wait_text(self, pattern: str, timeout_s: float = 90) -> None:
+        self.page.wait_for_function(_SHOWS, arg=pattern, timeout=timeout_s * 1000)
+
+
+@pytest.fixture
+def lab(browser: Any, lab_url: str) -> Iterator[Lab]:
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    yield Lab(context.new_page(), lab_url)
+    context.close()

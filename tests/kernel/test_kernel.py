@@ -1,0 +1,88 @@
+"""A run in a real kernel: what the cell shows, how many messages it costs, and what a saved notebook keeps."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from jupyter_client.manager import start_new_kernel
+from nbclient import NotebookClient
+from nbconvert import HTMLExporter
+
+SETUP = """
+import time, torch
+from torch import nn
+from nbtrain import Trainer
+
+class Slow(Trainer):
+    def train_step(self, batch):
+        time.sleep(0.002)
+        return {"loss": self.model(batch).square().mean()}
+    test_step = train_step
+
+trainer = Slow(nn.Linear(4, 1), device="cpu", optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
+loader = [torch.randn(8, 4) for _ in range(200)]
+"""
+
+
+def execute(*cells: str) -> Any:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    NotebookClient(notebook, timeout=120, store_widget_state=False, allow_errors=True).execute()
+    return notebook
+
+
+def test_saved_notebook_keeps_the_record_and_no_widget(tmp_path: Path) -> None:
+    notebook = execute(SETUP, "result = trainer.run(3, loader, loader)")
+    nbformat.validate(notebook)
+    assert "widgets" not in notebook.metadata
+    record, bar = notebook.cells[1].outputs
+    assert set(record.data) == {"text/html", "text/plain"} and bar.data == {"text/html": "", "text/plain": ""}
+    html = record.data["text/html"]
+    assert html.count('scope="row"') == 3 and "✓ completed" in html and "data:image/png" in html and len(html) < 50_000
+    assert "Slow · Linear · 5 params · cpu · run 1" in record.data["text/plain"] and "★" in record.data["text/plain"]
+    page, _ = HTMLExporter().from_notebook_node(notebook)
+    assert "✓ completed" in page and "widget-view" not in page
+
+
+def test_failed_run_keeps_its_table_and_shows_the_place() -> None:
+    broken = "def train_step(self, batch, n=[0]):\n    n[0] += 1\n    if n[0] == 250: raise RuntimeError('spoilt')\n"
+    broken += "    return {'loss': self.model(batch).square().mean()}\nSlow.train_step = train_step\ntrainer.run(3, loader)"
+    notebook = execute(SETUP, broken)
+    record, _, error = notebook.cells[1].outputs
+    assert "✗ failed · RuntimeError at epoch 2, batch 50: spoilt" in record.data["text/plain"]
+    assert record.data["text/html"].count('scope="row"') == 1
+    assert error.output_type == "error" and "Slow.train_step, epoch 2, batch 50: the batch is Tensor (8, 4) float32" in "\n".join(
+        error.traceback
+    )
+
+
+def test_log_bar_false_shows_nothing() -> None:
+    notebook = execute(SETUP, "trainer.log_bar = False\ntrainer.run(1, loader);")
+    assert notebook.cells[1].outputs == []
+
+
+def test_at_most_six_messages_a_second() -> None:
+    manager, client = start_new_kernel()
+    try:
+        client.execute_interactive(SETUP, timeout=60)
+        messages: list[tuple[float, str]] = []
+        client.execute_interactive(
+            "trainer.run(5, loader)", timeout=60, output_hook=lambda m: messages.append((time.time(), m["msg_type"]))
+        )
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    shown = [(at, kind) for at, kind in messages if kind in ("display_data", "update_display_data", "comm_msg", "comm_open", "stream")]
+    seconds = shown[-1][0] - shown[0][0]
+    live = [kind for _, kind in shown if kind in ("update_display_data", "comm_msg")]
+    assert seconds > 2 and len(live) <= 6 * seconds + 4  # four at the close
+    assert "stream" not in {kind for _, kind in shown}
+
+
+@pytest.mark.parametrize("extra", ["", "import IPython; IPython.get_ipython().kernel = None; del IPython.get_ipython().kernel"])
+def test_run_continues_from_one_cell_to_the_next(extra: str) -> None:
+    notebook = execute(SETUP, "trainer.run(1, loader[:5])", "trainer.run(1, loader[:5])", "print(len(trainer.history))")
+    assert notebook.cells[3].outputs[0].text == "2\n"

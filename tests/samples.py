@@ -1,0 +1,93 @@
+"""Small real things for tests: data, a model that draws random numbers, trainers, and the plain loop they are compared with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+from nbtrain import Trainer
+
+
+class Regress(Trainer):
+    """Predicts one number; records the loss and the mean absolute error."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        output = self.model(x)
+        return {"loss": mse_loss(output, y), "mae": (output - y).abs().mean(), "output": output}
+
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        return self.train_step(batch)
+
+
+def make_model(seed: int = 0) -> nn.Module:
+    """A net with dropout, so that every batch draws random numbers."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1))
+
+
+def make_data(n: int = 70, seed: int = 1) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 8, generator=generator)
+    return TensorDataset(x, x.sum(1, keepdim=True))
+
+
+def make_loader(n: int = 70, *, batch_size: int = 16, shuffle: bool = True, own_generator: bool = False, **options: Any) -> DataLoader[Any]:
+    """Five batches of 16, the last one short. Without a generator of its own the loader draws from the global one."""
+    generator = torch.Generator().manual_seed(2) if own_generator else None
+    return DataLoader(make_data(n), batch_size, shuffle=shuffle, generator=generator, **options)
+
+
+def make_valid(n: int = 40) -> DataLoader[Any]:
+    """Three batches in order; its iterator still draws a seed from the global generator."""
+    return make_loader(n, shuffle=False)
+
+
+def make_trainer(kind: type[Trainer] = Regress, **options: Any) -> Any:
+    options = {"device": "cpu", "log_bar": False, "optimizer": lambda params: torch.optim.Adam(params, lr=1e-2)} | options
+    return kind(options.pop("model", None) or make_model(), **options)
+
+
+def plain_loop(
+    n_epoch: int, loader: Any, valid_loader: Any = None, clip: float = 0.0, schedule: Any = None
+) -> tuple[nn.Module, list[float]]:
+    """What everybody would write by hand. Returns the model and the mean training loss of each epoch."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    scheduler = schedule(optimizer) if schedule else None
+    losses = []
+    for _ in range(n_epoch):
+        model.train()
+        total, n = 0.0, 0
+        for x, y in loader:
+            loss = mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            total, n = total + loss.item() * len(x), n + len(x)
+        losses.append(total / n)
+        if scheduler:
+            scheduler.step()
+        if valid_loader is not None:
+            with isolate_rng(), torch.no_grad():
+                model.eval()
+                for x, y in valid_loader:
+                    mse_loss(model(x), y)
+    return model, losses
+
+
+def same_weights(a: nn.Module, b: nn.Module) -> bool:
+    """Equal bit for bit?"""
+    left, right = a.state_dict(), b.state_dict()
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def without_times(rows: list[Any]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name != "time_s"} for row in rows]

@@ -1,0 +1,104 @@
+"""The notebooks are the source: the package is what they export, their outputs are fit to be read, README is the first of them."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+SHORT = [p for p in NOTEBOOKS if p.stem not in ("index",)]
+
+
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_package_is_what_the_notebooks_export(tmp_path: Path) -> None:
+    for name in ("nbs", "nbtrain", "pyproject.toml", "README.md", "LICENSE"):
+        source = ROOT / name
+        ignore = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "runs")
+        shutil.copytree(source, tmp_path / name, ignore=ignore) if source.is_dir() else shutil.copy(source, tmp_path / name)
+    bin_ = Path(sys.executable).parent
+    for command in (["ruff", "format", "--quiet", "nbs"], ["nbdev-clean"], ["nbdev-export"], ["ruff", "format", "--quiet", "nbtrain"]):
+        subprocess.run([bin_ / command[0], *command[1:]], cwd=tmp_path, check=True, capture_output=True)
+    for folder, pattern in (("nbtrain", "*.py"), ("nbs", "*.ipynb")):
+        made = {p.relative_to(tmp_path): p.read_text() for p in (tmp_path / folder).rglob(pattern)}
+        kept = {
+            p.relative_to(ROOT): p.read_text()
+            for p in (ROOT / folder).rglob(pattern)
+            if not {".ipynb_checkpoints", "__pycache__"} & set(p.parts)
+        }
+        assert made.keys() == kept.keys()
+        differ = [str(name) for name in made if made[name] != kept[name]]
+        assert not differ, f"run `make format`: {differ}"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_outputs_are_fit_to_be_read(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert "widgets" not in notebook.metadata
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and not cell.source.startswith("#| default_exp")]
+    assert all(cell.execution_count is not None or cell.source.startswith("#|") for cell in cells), "execute it: make notebooks"
+    outputs = json.dumps([cell.outputs for cell in cells])
+    assert "Warning" not in outputs and '"stderr"' not in outputs and '"error"' not in outputs
+    assert not re.search(r"/(home|root|tmp|Users|usr|work)/|0x[0-9a-f]{8}", outputs)
+    assert all(len(json.dumps(cell.outputs)) < 60_000 for cell in cells)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebook_has_a_title_a_promise_and_no_star_imports(path: Path) -> None:
+    cells = nbformat.read(path, as_version=4).cells
+    assert cells[0].cell_type == "markdown" and cells[0].source.startswith("# ")
+    if path.stem != "index":
+        assert re.search(r"^> .+\.$", cells[0].source, re.M)
+        assert any(re.search(r"^assert |^    assert ", cell.source, re.M) for cell in cells if cell.cell_type == "code")
+        assert cells[-1].source.startswith("Left out") or "\nLeft out" in cells[-1].source
+    assert not any(re.search(r"^from \S+ import \*", cell.source, re.M) for cell in cells)
+
+
+@pytest.mark.parametrize("path", SHORT, ids=lambda p: p.stem)
+def test_notebook_runs(path: Path, tmp_path: Path) -> None:
+    notebook = _script("execute").execute(path, str(tmp_path))
+    assert all(output.output_type != "error" for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs)
+
+
+def test_readme_is_the_index() -> None:
+    assert (ROOT / "README.md").read_text() == _script("make_readme").readme(), "run `make readme`"
+    assert (ROOT / "docs" / "images" / "notebook.png").stat().st_size > 5_000
+
+
+def _lines(node: ast.FunctionDef | ast.ClassDef) -> int:
+    """Lines of code, without docstrings, comments and blank lines."""
+    source = ast.parse(ast.unparse(node))
+    for inner in ast.walk(source):
+        body = getattr(inner, "body", None)
+        if isinstance(inner, (ast.FunctionDef, ast.ClassDef)) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+            inner.body = body[1:] or [ast.Pass()]
+    return len([line for line in ast.unparse(source).splitlines() if line.strip()])
+
+
+def test_functions_are_short() -> None:
+    long = {}
+    for path in (ROOT / "nbtrain").rglob("*.py"):
+        if path.name == "_modidx.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and _lines(node) > 32:
+                long[f"{path.name}:{node.name}"] = _lines(node)
+    assert not long

@@ -1,0 +1,100 @@
+"""What a newcomer installs and types: wheel, environment, the commands of README."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+
+
+def _run(*command: object, **options: object) -> str:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, **options)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_wheel_gives_a_working_import_and_command(tmp_path: Path) -> None:
+    _run(BIN / "python", "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT)
+    (wheel,) = tmp_path.glob("nbtrain-*.whl")
+    environment = tmp_path / "env"
+    venv.create(environment, with_pip=False)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    _run(BIN / "pip", "install", "--no-deps", "--target", packages, wheel)
+    # torch and the rest come from this environment; an editable nbtrain does not, since nested .pth files are not read
+    (packages / "others.pth").write_text(str(Path(torch.__file__).parent.parent))
+    code = "import nbtrain, sys; print(nbtrain.__file__, nbtrain.__version__, nbtrain.Trainer.__name__)"
+    file, version, name = _run(environment / "bin" / "python", "-c", code, cwd=tmp_path).split()
+    assert Path(file).is_relative_to(environment) and name == "Trainer"
+    assert _run(environment / "bin" / "python", "-m", "nbtrain.cli", "--version", cwd=tmp_path) == f"nbtrain {version}\n"
+    assert (packages / "nbtrain" / "py.typed").exists() and (packages / "bin" / "nbtrain").exists()
+
+
+def test_environment_file_is_for_conda_forge_and_parses() -> None:
+    from rattler import MatchSpec
+
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    assert environment["channels"] == ["conda-forge", "nodefaults"]
+    names = {MatchSpec(spec).name.normalized for spec in environment["dependencies"]}
+    assert {"python", "pytorch", "lightning", "torchmetrics", "ipywidgets", "matplotlib-base", "safetensors"} <= names
+
+
+def test_dependencies_agree_between_pyproject_environment_and_constraints() -> None:
+    from rattler import MatchSpec
+
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib; the files are the same on 3.11")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {re.split(r"[<>=]", d)[0]: re.sub(r"^[\w-]+", "", d) for d in project["dependencies"]}
+    specs = [MatchSpec(spec) for spec in yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]]
+    conda = {spec.name.normalized.replace("matplotlib-base", "matplotlib").replace("pytorch", "torch"): str(spec.version) for spec in specs}
+    assert {name: conda[name] for name in wanted} == wanted
+    pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    assert wanted.keys() <= pinned
+
+
+def test_readme_commands() -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    commands = {line.split("#")[0].strip() for block in blocks for line in block.splitlines()}
+    assert commands == {"make demo", "make test", "pip install .", "pip install '.[examples]'"}
+    assert "pytest" in _run("make", "--dry-run", "test", cwd=ROOT)
+
+
+def test_make_demo_trains_to_97_percent_and_does_not_install_again(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
+    stdout = _run("make", "demo", f"DEMO_ARGS=--save-path {tmp_path}", cwd=ROOT, env=environment)
+    accuracy = re.search(r"Validation accuracy: ([\d.]+)%", stdout)
+    assert accuracy is not None and float(accuracy[1]) >= 97.0
+    assert "pip" not in stdout
+    seconds = re.search(r"completed · 10 epochs · (\d\d):(\d\d)", stdout)
+    assert seconds is not None and int(seconds[1]) == 0
+    folder = tmp_path / "run-001"
+    for name in ("events.jsonl", "history.csv", "curves.png", "best.safetensors", "last.safetensors"):
+        assert (folder / name).stat().st_size > 0 and name in stdout
+    assert str(folder) in stdout and "Next:" in stdout
+    assert "★" in _run(BIN / "nbtrain", "show", tmp_path)
+
+
+def test_readme_example_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(blocks[0].strip().splitlines()) <= 24
+    _run(BIN / "python", "-c", "\n".join(blocks), cwd=tmp_path)
+
+
+def test_command_answers_with_exit_codes(tmp_path: Path) -> None:
+    def code(*arguments: object) -> tuple[int, str]:
+        done = subprocess.run([BIN / "nbtrain", *map(str, arguments)], capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    assert code("--help")[0] == 0
+    assert code("dmeo")[0] == 2
+    status, stderr = code("show", tmp_path)
+    assert status == 1 and stderr.startswith("nbtrain: No run was recorded in") and "Traceback" not in stderr
