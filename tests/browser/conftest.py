@@ -54,6 +54,9 @@ def lab_url(lab_root: Path) -> Iterator[str]:
         "IPYTHONDIR": "ipython",
     }
     environment = os.environ | {name: str(home / folder) for name, folder in places.items()} | {"JUPYTER_PLATFORM_DIRS": "1"}
+    settings = home / "config" / "labconfig" / "default_setting_overrides.json"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text('{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}')
     options = [
         "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token=token",
         f"--ServerApp.root_dir={lab_root}", "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None",

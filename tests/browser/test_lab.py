@@ -12,8 +12,7 @@ from typing import Any
 import nbformat
 import pytest
 
-CELL = """import time
-import torch
+CELL = """import torch
 from torch.nn.functional import cross_entropy
 from nbtrain import Trainer
 from nbtrain.examples.digits import SmallCNN, digits_loaders
@@ -43,7 +42,8 @@ def _shoot(page: Any, name: str) -> None:
 @pytest.fixture
 def notebook(lab_root: Path) -> str:
     cells = [nbformat.v4.new_code_cell(CELL), nbformat.v4.new_code_cell("trainer")]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), lab_root / "digits.ipynb")
+    metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}  # else a dialog asks
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), lab_root / "digits.ipynb")
     return "digits.ipynb"
 
 
@@ -59,6 +59,7 @@ def test_newcomers_notebook(lab: Any, notebook: str, lab_root: Path) -> None:
     assert lab.page.locator(".jp-OutputArea img[alt^=Curves]").count() == 1
     lab.page.locator(".jp-OutputArea img[alt^=Curves]").scroll_into_view_if_needed()
     _shoot(lab.page, "done")
+    _shoot(lab.page.locator(".jp-Cell").first, "notebook")
     lab.command("docmanager:save", wait=True)
     saved = nbformat.read(lab_root / notebook, as_version=4)
     assert not saved.metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json", {}).get("state")
