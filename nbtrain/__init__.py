@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "AddOnBase": "addons.base",
     "AddonError": "errors",
+    "CheckpointError": "errors",
     "ConfigError": "errors",
     "Event": "records",
     "GradientClipAddon": "addons.optim",
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.optim import GradientClipAddon as GradientClipAddon
     from nbtrain.addons.optim import SchedulerAddon as SchedulerAddon
     from nbtrain.errors import AddonError as AddonError
+    from nbtrain.errors import CheckpointError as CheckpointError
     from nbtrain.errors import ConfigError as ConfigError
     from nbtrain.errors import NbtrainError as NbtrainError
     from nbtrain.errors import OptionError as OptionError

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 # %% auto #0
-__all__ = ["NbtrainError", "ConfigError", "OptionError", "AddonError", "StepError", "nearest", "add_note"]
+__all__ = ["NbtrainError", "ConfigError", "OptionError", "AddonError", "CheckpointError", "StepError", "nearest", "add_note"]
 
 
 # %% ../nbs/01_errors.ipynb #5ae921b1
@@ -33,6 +33,10 @@ class OptionError(ConfigError, TypeError):
 
 class AddonError(NbtrainError, TypeError):
     """Addons that can't stand together, or one that is missing."""
+
+
+class CheckpointError(NbtrainError):
+    """A file of weights is missing, damaged, or of another model."""
 
 
 class StepError(NbtrainError):

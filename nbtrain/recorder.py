@@ -19,6 +19,7 @@ from .steps import Mode, StepModule, Steps
 __all__ = ["Recorder"]
 
 # %% ../nbs/11_recorder.ipynb #c2fec94a
+_HINT_BYTES = 2**30
 _MODE: dict[Phase, Mode] = {"train": "train", "valid": "test", "test": "test"}
 
 
@@ -50,6 +51,7 @@ class Recorder(L.Callback):
         self._batch, self._n_batches = 0, None
         self._before: tuple[Phase, int, int | None] = ("idle", 0, None)  # the pass that a validation interrupts
         self._lr: float | None = None
+        self._hinted = False
 
     # -- a run
     def start(self, n_epochs: int, header: Mapping[str, Any]) -> None:
@@ -108,6 +110,16 @@ class Recorder(L.Callback):
         for values, samples in self.owner.meters[_MODE[self._phase]].take():
             named = {f"{prefix}_{name}": column for name, column in values.items()}
             self.tell("steps", {"values": named, "n": len(samples), "samples": sum(samples), "lr": self._lr})
+        self._hint_at_memory()
+
+    def _hint_at_memory(self) -> None:
+        """Say once that the steps' tensors fill the memory: nothing else would before it is full."""
+        kept = sum(meter.kept_bytes for meter in self.owner.meters.values())
+        if kept > _HINT_BYTES and not self._hinted:
+            self._hinted = True
+            self.note(
+                f"the logs hold {kept / 1e9:.1f} GB of tensors for metric_on_epoch_end; return from the steps only those that it reads."
+            )
 
     # -- Lightning's hooks
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -139,6 +151,9 @@ class Recorder(L.Callback):
         assert isinstance(pl_module, StepModule)
         pl_module.on_train_epoch_end()  # closes a pass that was stopped early; does nothing after a whole one
         self._flush()
+        if not pl_module.whole_epoch:
+            self._enter("idle", None)
+            return
         self.owner.counts.epoch += 1
         row = {"epoch": self.owner.counts.epoch, "step": self.owner.counts.step}
         row |= _metrics(trainer, pl_module) | {"lr": self._lr, "time_s": self.clock() - self._epoch_s}
@@ -155,6 +170,9 @@ class Recorder(L.Callback):
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepModule)
         self._flush()
+        if not pl_module.whole_epoch:
+            self._enter("idle", None)
+            return
         row = {"step": self.owner.counts.step} | _metrics(trainer, pl_module)
         self._enter("idle", None)
         self.tell("test", {"row": row | {"time_s": self.clock() - self._epoch_s}})

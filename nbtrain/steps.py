@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from numbers import Real
@@ -81,6 +81,7 @@ class Meter:
         self._log = EpochLog()
         self._pending: list[tuple[dict[str, Scalar], int]] = []
         self._tensors: list[tuple[str, Any]] = []
+        self.kept_bytes = 0  # of tensors in the log
         self._sums: dict[str, float] = {}
         self._weights: dict[str, float] = {}
         self._flushed: list[tuple[dict[str, list[float]], list[int]]] = []
@@ -127,6 +128,7 @@ class Meter:
             self._count(name, floats[name], [weights[i] for i, _ in column])
         for name, value in self._tensors:
             self._log.setdefault(name, []).append(to_device(value, torch.device("cpu")))
+            self.kept_bytes += value.nbytes if isinstance(value, Tensor) else 0
         self._tensors = []
         self._flushed.append((block, weights))
 
@@ -190,7 +192,7 @@ class Steps(Protocol):
 
 
 # %% ../nbs/10_steps.ipynb #f1722b22
-def check_output(output: Any, step: str, where: str) -> Mapping[str, Any]:
+def check_output(output: Any, step: str, where: str, device: torch.device | None = None) -> Mapping[str, Any]:
     """The step's dict, if it can be used; else a StepError that says what is wrong with it. `train_step` must return a loss."""
     example = 'Return a dict such as {"loss": loss, "accuracy": acc}.'
     if not isinstance(output, Mapping):
@@ -200,7 +202,7 @@ def check_output(output: Any, step: str, where: str) -> Mapping[str, Any]:
         if "loss" not in output:
             names = "{" + ", ".join(map(repr, output)) + "}"
             raise StepError(f"{step} returned {names}, without 'loss'.", where=where, remedy=example)
-        _check_loss(output["loss"], where)
+        _check_loss(output["loss"], where, device)
     for name, value in output.items():
         if not isinstance(value, (Tensor, Real, list, tuple, Mapping)):
             raise StepError(
@@ -211,7 +213,7 @@ def check_output(output: Any, step: str, where: str) -> Mapping[str, Any]:
     return output
 
 
-def _check_loss(loss: Any, where: str) -> None:
+def _check_loss(loss: Any, where: str, device: torch.device | None) -> None:
     if not isinstance(loss, Tensor):
         raise StepError(
             f"train_step returned its loss as {type(loss).__name__}, which has no gradient.", where=where, remedy="Return it as a tensor."
@@ -219,6 +221,12 @@ def _check_loss(loss: Any, where: str) -> None:
     if loss.numel() != 1:
         raise StepError(
             f"train_step returned a loss of shape {tuple(loss.shape)}, not a scalar.", where=where, remedy="Take its mean: loss.mean()."
+        )
+    if device is not None and loss.device.type != device.type:
+        raise StepError(
+            f"train_step returned a loss on {loss.device}, and the model is on {device}.",
+            where=where,
+            remedy="Make all tensors of the loss on the batch's device: torch.zeros(..., device=x.device).",
         )
     if not loss.requires_grad:
         raise StepError(
@@ -235,10 +243,13 @@ _PREFIX = {"train": "train", "valid": "val", "test": "test"}
 class StepModule(L.LightningModule):
     """The LightningModule around a trainer's `train_step` and `test_step`; `owner` is the trainer."""
 
-    def __init__(self, owner: Steps) -> None:
+    def __init__(self, owner: Steps, *, whole_epoch: bool = True) -> None:
         super().__init__()
         self.model = owner.model
         self.owner = owner
+        self.whole_epoch = whole_epoch  # a single batch counts as a step and as no epoch
+        self.output: dict[str, Any] = {}  # of the newest batch, where it is a single one
+        self.predict: Callable[[Any], Any] | None = None
         self.epoch_metrics: dict[str, float] = {}  # of the newest passes: train_*, val_*, test_*
         self._train_open = False
         self._validation = ExitStack()  # what a validation borrowed: the RNG state and the owner's mode
@@ -258,6 +269,10 @@ class StepModule(L.LightningModule):
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Mapping[str, Any]:
         return self.validation_step(batch, batch_idx, dataloader_idx)
 
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        assert self.predict is not None
+        return self.predict(batch)
+
     def _run_step(self, name: str, batch: Any, batch_idx: int) -> Mapping[str, Any]:
         step = self.owner.train_step if name == "train_step" else self.owner.test_step
         try:
@@ -267,10 +282,12 @@ class StepModule(L.LightningModule):
         except Exception as error:
             add_note(error, f"{self._where(name, batch_idx)}: the batch is {describe(batch)}")
             raise
-        return check_output(output, name, self._where(name, batch_idx))
+        return check_output(output, name, self._where(name, batch_idx), self.device)
 
     def _add(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
         self.owner.meters[mode].add(output, batch_size(batch))
+        if not self.whole_epoch:
+            self.output = apply_to_collection(dict(output), Tensor, Tensor.detach)
 
     def _where(self, name: str, batch_idx: int) -> str:
         return f"{type(self.owner).__name__}.{name}, epoch {self.owner.counts.epoch + 1}, batch {batch_idx + 1}"
@@ -342,6 +359,8 @@ class StepModule(L.LightningModule):
     def _end(self, phase: str, mode: Mode) -> None:
         """Close a pass: the means, the user's own metrics, and Lightning's log of both."""
         owner, meter = self.owner, self.owner.meters[mode]
+        if not self.whole_epoch:
+            return
         if meter.n_batches == 0:
             raise StepError(
                 f"The loader gave no batch ({_PREFIX[phase]} pass of epoch {owner.counts.epoch + 1}).",
@@ -363,7 +382,7 @@ class StepModule(L.LightningModule):
                 f"metric_on_epoch_end returned {type(metrics).__name__}, not a dict.", where=where, remedy="Return a dict, or None."
             )
         try:
-            return {name: float(value) for name, value in metrics.items()}
+            return {name: float(_snapshot(value)) for name, value in metrics.items()}  # pyright: ignore[reportArgumentType]
         except (TypeError, ValueError) as error:
             raise StepError(f"metric_on_epoch_end returned a metric that is no number: {error}.", where=where) from error
 

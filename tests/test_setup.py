@@ -35,7 +35,8 @@ def test_wheel_gives_a_working_import_and_command(tmp_path: Path) -> None:
     code = "import nbtrain, sys; print(nbtrain.__file__, nbtrain.__version__, nbtrain.Trainer.__name__)"
     file, version, name = _run(environment / "bin" / "python", "-c", code, cwd=tmp_path).split()
     assert Path(file).is_relative_to(environment) and name == "Trainer"
-    assert _run(environment / "bin" / "python", "-m", "nbtrain.cli", "--version", cwd=tmp_path) == f"nbtrain {version}\n"
+    command = "import sys; from nbtrain.cli import main; main(['--version'])"  # what the script `nbtrain` does
+    assert _run(environment / "bin" / "python", "-c", command, cwd=tmp_path) == f"nbtrain {version}\n"
     assert (packages / "nbtrain" / "py.typed").exists() and (packages / "bin" / "nbtrain").exists()
 
 

@@ -89,7 +89,8 @@ class _Step(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert self._schedule is not None
-        if self._schedule.interval == "epoch":
+        whole_epoch = not isinstance(pl_module, StepModule) or pl_module.whole_epoch
+        if self._schedule.interval == "epoch" and whole_epoch:
             self._schedule.step(_monitored(self.owner.monitor, pl_module))
 
 

@@ -77,7 +77,11 @@ def lab_url(lab_root: Path) -> Iterator[str]:
         yield url
     finally:
         server.terminate()
-        server.wait(20)
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
 
 
 class Lab:
@@ -103,6 +107,6 @@ class Lab:
 
 @pytest.fixture
 def lab(browser: Any, lab_url: str) -> Iterator[Lab]:
-    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    context = browser.new_context(viewport={"width": 1200, "height": 1100})
     yield Lab(context.new_page(), lab_url)
     context.close()
