@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test readme notebooks format check clean
+.PHONY: demo test readme names notebooks format check clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
@@ -27,6 +27,10 @@ test: .venv/installed-dev
 # README.md is nbs/index.ipynb as Markdown
 readme: .venv/installed-dev
 	$(BIN)/python docs/make_readme.py
+
+# docs/names.md: every public name with its one line
+names: .venv/installed-dev
+	$(BIN)/python docs/make_names.py
 
 # Execute every notebook and keep its outputs
 notebooks: .venv/installed-dev

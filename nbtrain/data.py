@@ -14,10 +14,10 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 # %% auto #0
-__all__ = ["batch_size", "describe", "to_device", "BatchList", "as_loader"]
+__all__ = ["batch_size", "describe", "to_device", "BatchList", "as_loader", "with_batch_size"]
 
 
 # %% ../nbs/08_data.ipynb #d76032fc
@@ -87,16 +87,16 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 # %% ../nbs/08_data.ipynb #aaccfbd5
 class BatchList:
-    """Batches from a list, as a loader."""
+    """A list of batches as a loader; around a loader, one that Lightning only iterates."""
 
-    def __init__(self, batches: Sequence[Any]) -> None:
+    def __init__(self, batches: Iterable[Any]) -> None:
         self.batches = batches
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.batches)
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self.batches)  # pyright: ignore[reportArgumentType]  # a TypeError says that there is no length
 
 
 def as_loader(loader: Iterable[Any]) -> Iterable[Any]:
@@ -104,3 +104,12 @@ def as_loader(loader: Iterable[Any]) -> Iterable[Any]:
     if isinstance(loader, (list, tuple)) and not any(isinstance(item, DataLoader) for item in loader):
         return BatchList(loader)
     return loader
+
+
+def with_batch_size(loader: Any, batch_size: int) -> Any:
+    """A DataLoader like `loader`, with another batch size; any other loader as it is."""
+    if not isinstance(loader, DataLoader) or loader.batch_size in (None, batch_size):
+        return loader
+    names = ("num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "generator", "prefetch_factor")
+    options: dict[str, Any] = {name: getattr(loader, name) for name in names} | {"persistent_workers": loader.persistent_workers}
+    return DataLoader(loader.dataset, batch_size, shuffle=isinstance(loader.sampler, RandomSampler), **options)

@@ -19,11 +19,13 @@ from typing import Any, Protocol
 import lightning as L
 import torch
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
+from lightning.pytorch.callbacks import BatchSizeFinder
 from lightning.pytorch.utilities.seed import isolate_rng
 from safetensors.torch import save_file
+from torch.utils.data import DataLoader
 
 from .arguments import check_optimizer, check_run
-from .data import BatchList, as_loader, to_device
+from .data import BatchList, as_loader, to_device, with_batch_size
 from .errors import ConfigError, NbtrainError, add_note
 from .history import History, Row, RunFolder, RunResult, open_run_folder
 from .recorder import Recorder
@@ -34,7 +36,7 @@ from .views.notebook import open_view
 from .views.text import View
 
 # %% auto #0
-__all__ = ["BestWeights", "seed_all", "Owner", "run", "run_batch", "collect"]
+__all__ = ["BestWeights", "seed_all", "Owner", "run", "LoaderModule", "run_batch", "collect"]
 
 
 # %% ../nbs/16_session.ipynb #a1f1785a
@@ -171,17 +173,38 @@ def _drive(
 ) -> tuple[Status, str]:
     """Let Lightning run. Returns the status and the reason of it."""
     goal = owner.counts.epoch + n_epoch
-    with _driving(owner, StepModule(owner)) as module:
+    finds_batch_size = any(isinstance(callback, BatchSizeFinder) for callback in arguments["callbacks"])
+    with _driving(owner, LoaderModule(owner, loader, valid_loader) if finds_batch_size else StepModule(owner)) as module:
         trainer = L.Trainer(max_epochs=goal, **arguments)
         if owner.mode == "test":
             for _ in range(n_epoch):
                 trainer.test(module, as_loader(loader), verbose=False)
         else:
             _go_on(trainer, owner.counts)
-            trainer.fit(module, as_loader(loader), None if valid_loader is None else as_loader(valid_loader))
+            if finds_batch_size:
+                trainer.fit(module)
+            else:
+                trainer.fit(module, as_loader(loader), None if valid_loader is None else as_loader(valid_loader))
     if owner.mode == "train" and owner.counts.epoch < goal:
         return "stopped", _why_stopped(trainer)
     return "completed", ""
+
+
+class LoaderModule(StepModule):
+    """Makes its loaders itself where it is asked for them: a `BatchSizeFinder` changes `batch_size` and asks again."""
+
+    def __init__(self, owner: Owner, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
+        super().__init__(owner)
+        if not isinstance(loader, DataLoader) or loader.batch_size is None:
+            raise ConfigError(
+                "BatchSizeFinder needs a DataLoader with a batch_size.", remedy="Leave the callback out, or give a DataLoader."
+            )
+        self.batch_size, self._loader = loader.batch_size, loader
+        if valid_loader is not None:  # a val_dataloader that gave nothing would be a warning
+            self.val_dataloader = lambda: as_loader(valid_loader)
+
+    def train_dataloader(self) -> Any:
+        return with_batch_size(self._loader, self.batch_size)
 
 
 @contextmanager
@@ -330,5 +353,7 @@ def collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) -> 
     module = StepModule(owner)
     module.predict = lambda batch: call(batch)  # a function: a model would become a part of the module
     with _driving(owner, module), isolate_rng():
-        outputs = L.Trainer(**owner.lightning_args()).predict(module, as_loader(loader))
+        outputs = L.Trainer(**owner.lightning_args()).predict(
+            module, BatchList(loader)
+        )  # Lightning would keep a DataLoader from dropping its last batch
     return [to_device(output, torch.device("cpu")) for output in outputs or []]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -329,7 +330,7 @@ class Trainer:
             args |= addon.lightning_args(self)
         args |= self._lightning
         callbacks = args.get("callbacks") or []
-        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        args["callbacks"] = callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if any(isinstance(callback, Checkpoint) for callback in callbacks):
             args["enable_checkpointing"] = True
         if any(isinstance(callback, ModelSummary) for callback in callbacks):
@@ -355,7 +356,7 @@ class Trainer:
         if (base, kinds) not in _composed:
             name = f"{base.__name__}[{', '.join(kind.__name__ for kind in kinds)}]"
             namespace = {"addons": kinds, "_base": base, "__module__": base.__module__, "__doc__": base.__doc__}
-            namespace["__signature__"] = _signature(base, kinds)
+            namespace |= {"__signature__": _signature(base, kinds)} | _commands(base, kinds)
             _composed[base, kinds] = type(name, (base,), namespace)
         return _composed[base, kinds]
 
@@ -409,6 +410,29 @@ def _make_addons(kind: type[Trainer], given: dict[str, Any], shared: dict[str, A
     ]
     kinds = ordered((*kind.addons, *shorthands))
     return {addon: addon(**{n: v for n, v in {**shared, **given}.items() if n in options(addon)}) for addon in kinds}
+
+
+def _commands(base: type[Trainer], addons: Iterable[type[AddOnBase]]) -> dict[str, Callable[..., Any]]:
+    """The methods that the addons give to the trainer. Raises AddonError where a name is taken already."""
+    found: dict[str, Callable[..., Any]] = {}
+    for addon in addons:
+        for name in addon.commands:
+            if name in found or hasattr(base, name):
+                owner = base.__name__ if name not in found else "another addon"
+                raise AddonError(f"{addon.__name__} has a command {name!r}, and so has {owner}.", remedy="Give it another name.")
+            found[name] = _command(addon, getattr(addon, name))
+    return found
+
+
+def _command(addon: type[AddOnBase], method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def command(trainer: Trainer, *args: Any, **options: Any) -> Any:
+        return method(trainer[addon], trainer, *args, **options)
+
+    signature = inspect.signature(method)
+    without_self = signature.replace(parameters=list(signature.parameters.values())[1:])
+    command.__signature__ = without_self  # pyright: ignore[reportAttributeAccessIssue]
+    return command
 
 
 def _signature(base: type[Trainer], addons: Iterable[type[AddOnBase]]) -> inspect.Signature:

@@ -83,6 +83,12 @@ def test_readme_is_the_index() -> None:
     assert (ROOT / "docs" / "images" / "notebook.png").stat().st_size > 5_000
 
 
+def test_every_public_name_has_its_line() -> None:
+    page = _script("make_names").names()
+    assert (ROOT / "docs" / "names.md").read_text() == page, "run `make names`"
+    assert not [line for line in page.splitlines() if line.endswith(": ")]
+
+
 def _lines(node: ast.FunctionDef | ast.ClassDef) -> int:
     """Lines of code, without docstrings, comments and blank lines."""
     source = ast.parse(ast.unparse(node))

@@ -5,7 +5,7 @@
 # %% ../../nbs/12_addons.base.ipynb #385dcf76
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar
 
@@ -25,10 +25,12 @@ class AddOnBase:
     """Base of all addons; a subclass is made a dataclass with keyword-only fields, which are its options.
 
     Override what the addon contributes. `trainer` is the trainer it belongs to. `after` names addons whose callbacks
-    must come first, where both are there.
+    must come first, where both are there. `commands` names methods that the trainer gets too: `trainer.freeze()` calls
+    `addon.freeze(trainer)`.
     """
 
     after: ClassVar[tuple[type[AddOnBase], ...]] = ()
+    commands: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -44,10 +46,6 @@ class AddOnBase:
 
     def lightning_args(self, trainer: Any) -> dict[str, Any]:
         """Arguments for `lightning.Trainer`."""
-        return {}
-
-    def commands(self, trainer: Any) -> dict[str, Callable[..., Any]]:
-        """Functions that the trainer gets as methods, by name."""
         return {}
 
 

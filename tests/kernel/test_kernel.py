@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-import pytest
 from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
@@ -82,7 +81,21 @@ def test_at_most_six_messages_a_second() -> None:
     assert "stream" not in {kind for _, kind in shown}
 
 
-@pytest.mark.parametrize("extra", ["", "import IPython; IPython.get_ipython().kernel = None; del IPython.get_ipython().kernel"])
-def test_run_continues_from_one_cell_to_the_next(extra: str) -> None:
+def test_autoreload_keeps_isinstance_and_composed_classes(tmp_path: Path) -> None:
+    module = tmp_path / "steps.py"
+    source = "from nbtrain import Trainer\n\n\nclass Mine(Trainer):\n    def test_step(self, batch):\n        return {'loss': 1.0}\n"
+    module.write_text(source)
+    notebook = execute(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n%load_ext autoreload\n%autoreload 2\nfrom steps import Mine",
+        "from torch import nn\nfrom nbtrain import GradientClipAddon\n"
+        "kind = Mine.add_on(GradientClipAddon)\ntrainer = kind(nn.Linear(1, 1), device='cpu', mode='test')",
+        f"from pathlib import Path; import time; time.sleep(1.1)\nPath({str(module)!r}).write_text({source.replace('1.0', '2.0')!r})",
+        "assert isinstance(trainer, Mine) and isinstance(trainer, kind) and Mine.add_on(GradientClipAddon) is kind\n"
+        "print(trainer.test_step(None)['loss'])",
+    )
+    assert notebook.cells[3].outputs[0].get("text") == "2.0\n", notebook.cells[3].outputs
+
+
+def test_run_continues_from_one_cell_to_the_next() -> None:
     notebook = execute(SETUP, "trainer.run(1, loader[:5])", "trainer.run(1, loader[:5])", "print(len(trainer.history))")
     assert notebook.cells[3].outputs[0].text == "2\n"

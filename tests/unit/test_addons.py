@@ -78,6 +78,41 @@ def test_trainer_of_a_composed_class_is_pickled() -> None:
     assert type(pickle.loads(pickle.dumps(trainer))) is Regress.add_on(One)
 
 
+class Counter(AddOnBase):
+    """Has a command."""
+
+    commands = ("count",)
+    start: int = 10
+
+    def count(self, trainer: Any, by: int = 1) -> int:
+        """Count on."""
+        self.start += by
+        return self.start + trainer.counts.epoch
+
+
+def test_commands_become_methods_with_their_signature_and_help() -> None:
+    trainer = make_trainer(Regress.add_on(Counter), start=20)
+    trainer.run(1, make_loader())
+    assert trainer.count(by=5) == 26 and type(trainer).count.__doc__ == "Count on."
+    assert str(inspect.signature(trainer.count)) == "(by: 'int' = 1) -> 'int'"
+    assert not hasattr(make_trainer(), "count")
+
+
+def test_command_whose_name_is_taken_is_refused() -> None:
+    class Run(AddOnBase):
+        commands = ("run",)
+
+    class Count(AddOnBase):
+        commands = ("count",)
+
+        def count(self, trainer: Any) -> None: ...
+
+    with pytest.raises(AddonError, match="Run has a command 'run', and so has Regress"):
+        Regress.add_on(Run)
+    with pytest.raises(AddonError, match="has a command 'count', and so has another addon"):
+        Regress.add_on(Counter, Count)
+
+
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
 def test_clipping_as_an_addon_bounds_the_gradient(algorithm: str) -> None:
     kind = Regress.add_on(GradientClipAddon)

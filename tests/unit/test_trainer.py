@@ -319,6 +319,21 @@ def test_model_checkpoint_saves_the_best(tmp_path: Path) -> None:
     assert checkpoint.best_model_path.endswith(f"epoch={trainer.history.best['epoch'] - 1}.ckpt")
 
 
+def test_batch_size_finder_finds_and_the_run_uses_it() -> None:
+    sizes: list[int] = []
+
+    class Sizes(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            sizes.append(len(batch[0]))
+            return super().train_step(batch)
+
+    finder = C.BatchSizeFinder(steps_per_trial=1, init_val=4, max_trials=2)
+    trainer = make_trainer(Sizes, lightning={"callbacks": [finder]})
+    trainer.run(2, make_loader(), make_valid())
+    assert finder.optimal_batch_size == 8 and sizes[-9:] == [8] * 8 + [6]
+    assert len(trainer.history) == 2 and trainer.counts.step == 2 * (9 + 3)
+
+
 def test_gradient_accumulation_scheduler() -> None:
     trainer = make_trainer(lightning={"callbacks": [C.GradientAccumulationScheduler({0: 1, 1: 5})]})
     trainer.run(2, make_loader())
