@@ -259,17 +259,19 @@ class View(Protocol):
 
 
 class TerminalView:
-    """One rewritten line, and a row of the table for each epoch. `width` is the terminal's, in characters."""
+    """One line, rewritten every `every_s` seconds at most, and a row of the table for each epoch. `width` is in characters."""
 
-    def __init__(self, stream: TextIO | None = None, width: int = 80) -> None:
-        self.board, self.stream, self.width = Board(), stream or sys.stdout, width
+    def __init__(self, stream: TextIO | None = None, width: int = 80, every_s: float = 0.2) -> None:
+        self.board, self.stream, self.width, self.every_s = Board(), stream or sys.stdout, width, every_s
+        self._last_s = float("-inf")
         self._names: list[str] = []
 
     def update(self, event: Event) -> None:
         self.board.update(event)
         if event.kind == "start":
             self._line(header_line(event.data, event.progress.run))
-        elif event.kind == "steps":
+        elif event.kind == "steps" and event.time_s - self._last_s >= self.every_s:
+            self._last_s = event.time_s
             self._write("\r" + progress_line(self.board)[: self.width - 1] + "\x1b[K")
         elif event.kind in ("epoch", "test"):
             self._row(event.data["row"])

@@ -111,6 +111,14 @@ def test_terminal_rewrites_one_line_and_adds_a_row_an_epoch() -> None:
     )
 
 
+def test_terminal_is_rewritten_five_times_a_second_at_most() -> None:
+    view = text.TerminalView(io.StringIO())
+    for i in range(1000):
+        block = {"values": {"train_loss": [0.5]}, "n": 1, "samples": 1, "lr": 0.1}
+        view.update(Event("steps", Progress(phase="train", step=i, elapsed_s=i / 100), i / 100, block))
+    assert view.stream.getvalue().count("\r") <= 50
+
+
 def test_log_has_a_line_an_epoch_and_one_a_minute() -> None:
     view = text.LogView(io.StringIO(), every_s=1.2)
     for event in run_events((0.5, 0.4)):
