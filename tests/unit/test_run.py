@@ -37,7 +37,6 @@ def test_run_equals_plain_loop(own_generator: bool, clip: float, validate: bool)
 def test_two_runs_equal_one(n_workers: int) -> None:
     def train(*epochs: int) -> Any:
         trainer = make_trainer(model=make_model(), scheduler=lambda step: 1e-2 / (1 + step), gradient_clip=1.0)
-        trainer.scheduler = None
         loader, valid = make_loader(num_workers=n_workers), make_valid()
         for n_epoch in epochs:
             trainer.run(n_epoch, loader, valid)
