@@ -5,13 +5,17 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test readme names notebooks format check clean
+.PHONY: demo test lab readme names notebooks format check clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+# The demo as a notebook
+lab: .venv/installed-dev
+	$(BIN)/jupyter lab nbs/tutorials/first_run.ipynb
 
 # torch comes first: a bare `torch` in a dependency would choose another build
 .venv/installed: constraints.txt pyproject.toml

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -39,7 +40,8 @@ def _demo(arguments: argparse.Namespace) -> None:
 
     print("Training a small CNN on 1,437 images of handwritten digits, validating on 360.\n", flush=True)
     result = digits.run_demo(n_epoch=arguments.epochs, save_path=arguments.save_path, seed=arguments.seed)
-    print("\n" + digits.report(result))
+    command = "nbtrain" if shutil.which("nbtrain") else sys.argv[0]  # in an environment that is not activated: its path
+    print("\n" + digits.report(result, command))
 
 
 def _show(arguments: argparse.Namespace) -> None:

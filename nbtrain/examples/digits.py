@@ -92,8 +92,8 @@ def run_demo(n_epoch: int = 10, save_path: str | Path = "runs/digits", seed: int
     return make_trainer(save_path, seed).run(n_epoch, *digits_loaders(seed=seed))
 
 
-def report(result: RunResult) -> str:
-    """What came out, where it is, and what to try next."""
+def report(result: RunResult, command: str = "nbtrain") -> str:
+    """What came out, where it is, and what to try next; `command` is how nbtrain is called here."""
     folder = result.run_dir
     files = {
         "events.jsonl": "every event of the run, as it happened",
@@ -109,8 +109,8 @@ def report(result: RunResult) -> str:
             f"\nEverything is in {folder}:",
             *(f"  {name:18}{text}" for name, text in files.items() if folder and (folder / name).exists()),
             "\nNext:",
-            f"  nbtrain show {folder}",
-            "  nbtrain demo --epochs 20 --seed 1",
-            "  the same as a notebook: nbs/tutorials/first_run.ipynb",
+            f"  {command} show {folder}",
+            f"  {command} demo --epochs 20 --seed 1",
+            "  the same as a notebook: nbs/tutorials/first_run.ipynb (make lab opens it)",
         ]
     )
