@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from .errors import ConfigError, OptionError, nearest
 from .records import MonitorMode, known_mode
+from .steps import Mode
 
 # %% auto #0
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "resolve_device",
     "device_args",
     "check_lightning",
+    "check_mode",
     "resolve_monitor",
     "make_optimizer",
     "check_run",
@@ -89,6 +91,13 @@ def check_lightning(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # %% ../nbs/14_arguments.ipynb #a3aae1f1
+def check_mode(mode: str) -> Mode:
+    """`mode`, if there is such a mode."""
+    if mode not in ("train", "test"):
+        raise ConfigError(f"mode={mode!r} is unknown.", remedy='Give "train" or "test".')
+    return mode  # pyright: ignore[reportReturnType]
+
+
 def resolve_monitor(monitor: str, mode: str | None) -> MonitorMode:
     found = mode or known_mode(monitor)
     if found is None:

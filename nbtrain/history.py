@@ -69,6 +69,11 @@ class Row(dict[str, Any]):
 
     path: Path | None = None
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The measured values alone, without epoch, step, learning rate and time."""
+        return {name: value for name, value in self.items() if name not in ("epoch", "step", "lr", "time_s")}
+
 
 # %% ../nbs/07_history.ipynb #3475ce3b
 class History:

@@ -51,16 +51,18 @@ class BestWeights(L.Callback):
         if isinstance(pl_module, StepModule) and not pl_module.whole_epoch:
             return
         self._check_monitor(trainer)
-        if history.best is not None and history.best is history.last:
+        best = history.best  # looks at all rows
+        if best is not None and best is history.last:
             self.owner.best_weights = copy_weights(self.owner.model, self.owner.best_weights)
 
     def _check_monitor(self, trainer: L.Trainer) -> None:
         """Raise ConfigError for a `monitor` that this run never gives; one epoch is lost, not a night."""
-        monitor, row = self.owner.monitor, self.owner.history.last or {}
+        monitor, row = self.owner.monitor, self.owner.history.last or Row()
         to_come = monitor.startswith("val_") and trainer.enable_validation and not any(name.startswith("val_") for name in row)
         if monitor != "val_loss" and monitor not in row and not to_come:
-            names = ", ".join(name for name in row if name not in ("epoch", "step", "lr", "time_s"))
-            raise ConfigError(f"monitor={monitor!r} is none of this run's metrics: {names}.", remedy="Give monitor= one of these names.")
+            raise ConfigError(
+                f"monitor={monitor!r} is none of this run's metrics: {', '.join(row.metrics)}.", remedy="Give monitor= one of these names."
+            )
 
 
 # %% ../nbs/16_session.ipynb #70b86c4d
@@ -136,7 +138,6 @@ class Owner(Steps, Protocol):
     save_path: str | Path | None
     run_dir: Path | None
     log_bar: bool
-    precision: Any
     seed: int | None
     result: RunResult | None
     sinks: list[View]
@@ -315,8 +316,7 @@ def _finish(owner: Owner, status: Status, reason: str) -> RunResult:
         _save_weights(owner, owner.run_dir)
     owner.recorder.end(status, reason)
     last = history.tests[-1] if owner.mode == "test" and history.tests else history.last
-    metrics = {name: value for name, value in (last or {}).items() if name not in ("epoch", "step", "lr", "time_s")}
-    owner.result = RunResult(status, reason, history.best, last, metrics, history, owner.run_dir)
+    owner.result = RunResult(status, reason, history.best, last, last.metrics if last is not None else {}, history, owner.run_dir)
     return owner.result
 
 
@@ -353,7 +353,6 @@ def collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) -> 
     module = StepModule(owner)
     module.predict = lambda batch: call(batch)  # a function: a model would become a part of the module
     with _driving(owner, module), isolate_rng():
-        outputs = L.Trainer(**owner.lightning_args()).predict(
-            module, BatchList(loader)
-        )  # Lightning would keep a DataLoader from dropping its last batch
+        # In a BatchList, because Lightning would keep a DataLoader from dropping its last batch
+        outputs = L.Trainer(**owner.lightning_args()).predict(module, BatchList(loader))
     return [to_device(output, torch.device("cpu")) for output in outputs or []]

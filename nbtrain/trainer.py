@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from . import session
 from .addons.base import AddOnBase, options, ordered
 from .addons.optim import GradientClipAddon, SchedulerAddon
-from .arguments import Device, check_lightning, device_args, make_optimizer, resolve_device, resolve_monitor
+from .arguments import Device, check_lightning, check_mode, device_args, make_optimizer, resolve_device, resolve_monitor
 from .errors import AddonError, CheckpointError, ConfigError, OptionError, StepError, nearest
 from .history import History, RunResult
 from .recorder import Recorder
@@ -33,7 +33,7 @@ from .session import BestWeights
 from .steps import Counts, EpochLog, Meter, Mode, StepModule
 from .views.html import table_html
 from .weights import Weights, load_weights, read_weights, save_weights
-from .views.text import View, format_count, format_value
+from .views.text import View, best_words, format_count
 
 # %% auto #0
 __all__ = ["TrainerType", "ProgressChecker", "Trainer"]
@@ -159,9 +159,7 @@ class Trainer:
 
     @mode.setter
     def mode(self, mode: Mode) -> None:
-        if mode not in ("train", "test"):
-            raise ConfigError(f"mode={mode!r} is unknown.", remedy='Give "train" or "test".')
-        self._mode: Mode = mode
+        self._mode: Mode = check_mode(mode)
 
     def run(self, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None = None) -> RunResult:
         """Train `n_epoch` MORE epochs on `loader`, with a validation after each on `valid_loader`.
@@ -283,9 +281,7 @@ class Trainer:
 
     def get_loss_history(self, mode: Mode = "train") -> list[float]:
         """`loss_history_train` or `loss_history_test`."""
-        if mode not in ("train", "test"):
-            raise ConfigError(f"mode={mode!r} is unknown.", remedy='Give "train" or "test".')
-        return self.loss_history_train if mode == "train" else self.loss_history_test
+        return self.loss_history_train if check_mode(mode) == "train" else self.loss_history_test
 
     def _losses(self, phase: str, name: str) -> list[float]:
         table = self.history.steps[phase]
@@ -371,8 +367,7 @@ class Trainer:
         if self.counts.epoch:
             parts.append(f"{self.counts.epoch} epochs done")
         if (best := self.history.best) is not None:
-            monitor = self.monitor if self.monitor in best else "train_loss"
-            parts.append(f"best {monitor} {format_value(best[monitor])} at epoch {best['epoch']}")
+            parts.append(best_words(best, self.monitor))
         if self.run_dir is not None:
             parts.append(str(self.run_dir))
         return f"{self.title}({' · '.join(parts)})"

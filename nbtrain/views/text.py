@@ -25,6 +25,7 @@ __all__ = [
     "Board",
     "header_line",
     "progress_line",
+    "best_words",
     "summary_line",
     "column_names",
     "visible_rows",
@@ -186,6 +187,12 @@ def progress_line(board: Board) -> str:
     return " · ".join(parts)
 
 
+def best_words(best: Row, monitor: str) -> str:
+    """Which epoch is the best by what: `best val_loss 0.1 at epoch 4`; by `train_loss` where `monitor` was not measured."""
+    monitor = monitor if monitor in best else "train_loss"
+    return f"best {monitor} {format_value(best[monitor])} at epoch {best['epoch']}"
+
+
 def summary_line(board: Board) -> str:
     """How the run ended, and its best epoch: `✓ completed · 5 epochs · 00:12 · best val_loss 0.1 at epoch 4`."""
     p, best = board.progress, board.best
@@ -196,9 +203,7 @@ def summary_line(board: Board) -> str:
         parts.append(f"{p.epoch} epoch{'s' if p.epoch > 1 else ''}")
     parts.append(format_time(p.elapsed_s))
     if best is not None and "epoch" in best:
-        monitor = board.header.get("monitor", "val_loss")
-        monitor = monitor if monitor in best else "train_loss"
-        parts.append(f"best {monitor} {format_value(best[monitor])} at epoch {best['epoch']}")
+        parts.append(best_words(best, board.header.get("monitor", "val_loss")))
     return " · ".join(parts)
 
 
