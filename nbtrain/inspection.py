@@ -65,7 +65,7 @@ def check_steps(owner: Owner, batch: Any) -> str:
             try:
                 with torch.set_grad_enabled(training):
                     step = owner.train_step if training else owner.test_step
-                    output = check_output(step(batch), name, f"{owner.title}.{name}, one batch", owner.device)
+                    output = check_output(step(batch), name, f"{owner.title}.{name}, one batch".format, owner.device)
                     if training:
                         output["loss"].backward()
             finally:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning as L
+from torch import Tensor
+from torch.optim import Optimizer
 
 from .records import Event, EventKind, Phase, Progress
 from .steps import Mode, StepModule, Steps
@@ -46,11 +48,13 @@ class Recorder(L.Callback):
         self.owner, self.emit, self.every_s, self.clock, self.wall = owner, emit, every_s, clock, wall
         self.run = 0
         self.n_epochs = 0
-        self._start_s = self._flush_s = self._epoch_s = 0.0
+        self._start_s = self._due_s = self._epoch_s = 0.0
         self._phase: Phase = "idle"
         self._batch, self._n_batches = 0, None
         self._before: tuple[Phase, int, int | None] = ("idle", 0, None)  # the pass that a validation interrupts
-        self._lr: float | None = None
+        self._lr: float | Tensor | None = None
+        self._optimizer: Optimizer | None = None
+        self._updates: Any = None  # Lightning's count of them
         self._hinted = False
 
     # -- a run
@@ -58,7 +62,8 @@ class Recorder(L.Callback):
         """A run begins that is to end when `n_epochs` epochs are finished."""
         self.run += 1
         self.n_epochs = n_epochs
-        self._start_s = self._flush_s = self._epoch_s = self.clock()
+        self._start_s = self._epoch_s = self.clock()
+        self._due_s = self._start_s + self.every_s
         self._enter("idle", None)
         self.tell("start", header)
 
@@ -99,17 +104,20 @@ class Recorder(L.Callback):
     def _count(self) -> None:
         self._batch += 1
         self.owner.counts.step += 1
-        if self.clock() - self._flush_s >= self.every_s:
+        if self.clock() >= self._due_s:
             self._flush()
 
+    def _rate(self) -> float | None:
+        return None if self._lr is None else float(self._lr)
+
     def _flush(self) -> None:
-        self._flush_s = self.clock()
+        self._due_s = self.clock() + self.every_s
         if self._phase == "idle":
             return
         prefix = "val" if self._phase == "valid" else self._phase
         for values, samples in self.owner.meters[_MODE[self._phase]].take():
             named = {f"{prefix}_{name}": column for name, column in values.items()}
-            self.tell("steps", {"values": named, "n": len(samples), "samples": sum(samples), "lr": self._lr})
+            self.tell("steps", {"values": named, "n": len(samples), "samples": sum(samples), "lr": self._rate()})
         self._hint_at_memory()
 
     def _hint_at_memory(self) -> None:
@@ -124,11 +132,15 @@ class Recorder(L.Callback):
     # -- Lightning's hooks
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._epoch_s = self.clock()
+        self._optimizer = trainer.optimizers[0]
+        self._updates = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
         self._enter("train", _length(trainer.num_training_batches))
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.owner.counts.update = trainer.global_step
-        self._lr = float(trainer.optimizers[0].param_groups[0]["lr"])  # before a schedule steps: the rate that was used
+        assert self._optimizer is not None
+        self.owner.counts.update = self._updates.completed  # what trainer.global_step finds in 2 µs
+        lr = self._optimizer.param_groups[0]["lr"]  # before a schedule steps: the rate that was used
+        self._lr = lr.clone() if isinstance(lr, Tensor) else lr
         self._count()
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -139,7 +151,7 @@ class Recorder(L.Callback):
         self._enter("valid", _length(sum(trainer.num_val_batches)))
 
     def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        if not trainer.sanity_checking:
+        if self._phase == "valid":
             self._count()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -156,7 +168,7 @@ class Recorder(L.Callback):
             return
         self.owner.counts.epoch += 1
         row = {"epoch": self.owner.counts.epoch, "step": self.owner.counts.step}
-        row |= _metrics(trainer, pl_module) | {"lr": self._lr, "time_s": self.clock() - self._epoch_s}
+        row |= _metrics(trainer, pl_module) | {"lr": self._rate(), "time_s": self.clock() - self._epoch_s}
         self._enter("idle", None)
         self.tell("epoch", {"row": row})
 

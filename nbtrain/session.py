@@ -28,6 +28,7 @@ from .arguments import check_optimizer, check_run
 from .data import BatchList, as_loader, to_device, with_batch_size
 from .errors import ConfigError, NbtrainError, add_note
 from .history import History, Row, RunFolder, RunResult, open_run_folder
+from .loop import use_lean_loops
 from .recorder import Recorder
 from .records import MonitorMode, Status
 from .steps import Counts, StepModule, Steps
@@ -138,6 +139,7 @@ class Owner(Steps, Protocol):
     save_path: str | Path | None
     run_dir: Path | None
     log_bar: bool
+    lean_loops: bool
     seed: int | None
     result: RunResult | None
     sinks: list[View]
@@ -177,6 +179,7 @@ def _drive(
     finds_batch_size = any(isinstance(callback, BatchSizeFinder) for callback in arguments["callbacks"])
     with _driving(owner, LoaderModule(owner, loader, valid_loader) if finds_batch_size else StepModule(owner)) as module:
         trainer = L.Trainer(max_epochs=goal, **arguments)
+        use_lean_loops(trainer, lean=owner.lean_loops)
         if owner.mode == "test":
             for _ in range(n_epoch):
                 trainer.test(module, as_loader(loader), verbose=False)

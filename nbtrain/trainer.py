@@ -25,12 +25,13 @@ from .addons.optim import GradientClipAddon, SchedulerAddon
 from .arguments import Device, check_lightning, check_mode, device_args, make_optimizer, resolve_device, resolve_monitor
 from .errors import AddonError, CheckpointError, ConfigError, OptionError, StepError, nearest
 from .history import History, RunResult
+from .meters import EpochLog, Meter
 from .recorder import Recorder
 from .inspection import Summary, check_steps, summarize
 from .records import Event, MonitorMode
 from .schedulers import Scheduler
 from .session import BestWeights
-from .steps import Counts, EpochLog, Meter, Mode, StepModule
+from .steps import Counts, Mode, StepModule
 from .views.html import table_html
 from .weights import Weights, load_weights, read_weights, save_weights
 from .views.text import View, best_words, format_count
@@ -90,6 +91,7 @@ class Trainer:
     """
 
     addons: ClassVar[tuple[type[AddOnBase], ...]] = ()
+    lean_loops = True  # False: all epochs run on Lightning's own loops
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from samples import Regress, make_loader, make_model, make_trainer, make_valid, 
 
 from nbtrain import ConfigError, History, load_run
 from nbtrain.history import StepTable, open_run_folder
-from nbtrain.steps import Meter
+from nbtrain.meters import Meter
 
 
 def test_history_lives_across_runs(tmp_path: Path) -> None:
