@@ -469,7 +469,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'nbtrain.views.text.summary_line': ('views.text.html#summary_line', 'nbtrain/views/text.py'),
                                     'nbtrain.views.text.table_text': ('views.text.html#table_text', 'nbtrain/views/text.py'),
                                     'nbtrain.views.text.visible_rows': ('views.text.html#visible_rows', 'nbtrain/views/text.py')},
-            'nbtrain.weights': { 'nbtrain.weights.copy_weights': ('weights.html#copy_weights', 'nbtrain/weights.py'),
+            'nbtrain.weights': { 'nbtrain.weights._read_safetensors': ('weights.html#_read_safetensors', 'nbtrain/weights.py'),
+                                 'nbtrain.weights.copy_weights': ('weights.html#copy_weights', 'nbtrain/weights.py'),
                                  'nbtrain.weights.load_weights': ('weights.html#load_weights', 'nbtrain/weights.py'),
                                  'nbtrain.weights.read_weights': ('weights.html#read_weights', 'nbtrain/weights.py'),
                                  'nbtrain.weights.save_weights': ('weights.html#save_weights', 'nbtrain/weights.py')}}}

@@ -125,9 +125,10 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except CheckpointError as error:
         raise CheckpointError(str(error), where=str(path), remedy=remedy) from error.__cause__
+    except OSError as error:
+        raise CheckpointError(f"{path.name} can't be read: {error.strerror}.", where=str(path), remedy=remedy) from error
     except Exception as error:  # a file made by a stranger can make the readers raise anything, RecursionError and KeyError too
-        what = f"{path.name} can't be read as a checkpoint ({type(error).__name__})."
-        raise CheckpointError(what, where=str(path), remedy=remedy) from error
+        raise CheckpointError(f"{path.name} holds what no checkpoint holds.", where=str(path), remedy=remedy) from error
 
 
 def _check_version(name: str, header: Mapping[str, Any]) -> None:
@@ -155,7 +156,7 @@ def _read_file(path: Path) -> tuple[Any, Mapping[str, Any]]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # as above
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f"holds Python objects ({found[1]}), which are not unpickled" if found else f"is no checkpoint ({type(error).__name__})"
+        what = f"holds Python objects ({found[1]}), which are not unpickled" if found else "holds what no checkpoint holds"
         raise CheckpointError(f"{path.name} {what}.") from error
     ours = isinstance(state, dict) and state.pop(_HEADER, None)
     return state, ours or {"version": _VERSION, "views": []}
@@ -175,7 +176,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
             # a copy: the tensors of safe_open lie in the file, and follow whoever writes to it
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise CheckpointError(f"{path.name} is no safetensors file: {error}.") from error
+        raise CheckpointError(f"{path.name} is no whole safetensors file.") from error
 
 
 def _verified_content(folder: Path) -> Mapping[str, Any]:

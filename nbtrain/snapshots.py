@@ -107,8 +107,10 @@ class _Copier:
             return kind(self.copy(item, (*where, i)) for i, item in enumerate(value))
         if kind in (np.ndarray, bytes) or isinstance(value, np.generic):
             return self._copy_view(value, where)
-        if kind not in (Tensor, nn.Parameter) or value.layout is not torch.strided or value.is_meta or value.is_quantized:
-            _refuse(where, f"is a {kind.__name__}")
+        if kind not in (Tensor, nn.Parameter):
+            _refuse(where, f"is of type {kind.__name__}")
+        if value.layout is not torch.strided or value.is_meta or value.is_quantized:
+            _refuse(where, "is a sparse, quantized or meta tensor")
         return self._copy_tensor(value, where)
 
     def _copy_view(self, value: Any, where: _Where) -> Tensor:
@@ -138,7 +140,7 @@ class _Copier:
 def _checked_key(key: Any, where: _Where) -> Any:
     if type(key) is tuple:
         return tuple(_checked_key(part, where) for part in key)
-    return key if type(key) in (type(None), bool, int, float, str) else _refuse(where, f"has a key that is a {type(key).__name__}")
+    return key if type(key) in (type(None), bool, int, float, str) else _refuse(where, f"has a key of type {type(key).__name__}")
 
 
 def _refuse(where: _Where, what: str) -> NoReturn:
