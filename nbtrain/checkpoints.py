@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
 import threading
@@ -22,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from .durable import is_leftover, sync, written
 from .errors import CheckpointError
@@ -48,18 +48,27 @@ def write_checkpoint(taken: Snapshot, path: str | Path, save_format: SaveFormat 
         if save_format == "safetensor":
             _write_folder(taken, temp, config)
         else:
-            with open(temp, "wb") as file:
-                torch.save(taken.state | {_HEADER: {"version": _VERSION, "views": list(taken.views.items())}}, file)
-                file.flush()
-                os.fsync(file.fileno())
+            _write_file(taken, temp)
     return path
+
+
+def _write_file(taken: Snapshot, path: Path) -> None:
+    state = taken.state | {_HEADER: {"version": _VERSION, "views": list(taken.views.items())}}
+    checksums = get_crc32_options()
+    set_crc32_options(True)  # who has turned them off would get files that are refused as damaged
+    try:
+        with open(path, "wb") as file:  # given a path, torch names its records after the temporary file, and hides what the system said
+            torch.save(state, file)
+    finally:
+        set_crc32_options(checksums)
+    sync(path)
 
 
 def _write_folder(taken: Snapshot, folder: Path, config: Mapping[str, Any] | None) -> None:
     encoder = Encoder()
     content: State = {"version": _VERSION, "state": encoder.encode(taken.state), "views": encoder.encode(list(taken.views.items()))}
     folder.mkdir()
-    try:
+    try:  # straight from the tensors' memory: safetensors 0.8 does that, 0.7 made bytes of all of them first
         save_file(encoder.weights, folder / "model.safetensors", metadata={"format": "pt"} | encoder.tied)
         save_file(encoder.tensors, folder / "tensors.safetensors")
     except SafetensorError as error:
@@ -192,7 +201,7 @@ def _verified_content(folder: Path) -> Mapping[str, Any]:
     _check_version("state.json", content)
     files = content["files"]
     if not set(_TENSOR_FILES) <= files.keys() <= {*_TENSOR_FILES, "config.json"}:
-        raise CheckpointError(f"state.json lists files that no checkpoint has, or not all: {', '.join(sorted(files))}.")
+        raise CheckpointError(f"state.json lists files that no checkpoint has, or not all: {', '.join(map(repr, sorted(files)))}.")
     for name, wanted in files.items():
         _verify_file(folder / name, wanted["size"], wanted["crc32"])
     return content
@@ -224,16 +233,21 @@ class Newest:
 
 
 def newest_valid(folder: str | Path) -> Newest:
-    """Look for the newest checkpoint (by its time of writing) in `folder` that is whole. Links and leftovers are not looked at."""
+    """The newest checkpoint in `folder`, by its time of writing, that is whole: a folder or a file `*.ckpt`, no link and no leftover."""
     candidates = [path for path in Path(folder).iterdir() if _looks_like_checkpoint(path)] if Path(folder).is_dir() else []
     skipped = []
-    for path in sorted(candidates, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True):
+    for path in sorted(candidates, key=_when_written, reverse=True):
         try:
             verify_checkpoint(path)
             return Newest(path, tuple(skipped))
         except CheckpointError as error:
             skipped.append(error)
     return Newest(None, tuple(skipped))
+
+
+def _when_written(path: Path) -> tuple[int, str]:
+    state = path / "state.json"  # the last that is written into a folder, and what the folder's own time may not tell any more
+    return (state if state.exists() else path).stat().st_mtime_ns, path.name
 
 
 def _looks_like_checkpoint(path: Path) -> bool:

@@ -122,7 +122,8 @@ class _Copier:
             _refuse(where, f"is a numpy value of dtype {array.dtype}")
 
     def _copy_tensor(self, tensor: Tensor, where: _Where) -> Tensor:
-        same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad, tensor.is_conj())
+        bits = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg())
+        same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), *bits)
         if tensor.numel() and same in self._copies:
             return self._copies[same]
         layout = torch.contiguous_format if where[0] == "state_dict" else torch.preserve_format  # as safetensors stores weights

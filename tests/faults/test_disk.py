@@ -1,4 +1,4 @@
-"""A disk that is full and a folder that is read-only cost one save each, and no run."""
+"""A disk that is full and a folder that is read-only cost one save each, and no run; a save in flight outlives the training."""
 
 from __future__ import annotations
 
@@ -75,3 +75,12 @@ def test_read_only_folder_fails_one_save(tmp_path: Path) -> None:
         "a.ckpt could not be written: Permission denied.\n  closed/a.ckpt\n  Make room, or give another folder."
     ]
     assert list((tmp_path / "closed").iterdir()) == [] and read_checkpoint(tmp_path / "open" / "a.ckpt") == {"epoch": 1}
+
+
+def save_and_leave(folder: Path) -> None:
+    Writer().save({"w": torch.ones(1_000_000)}, folder / "a.ckpt")
+
+
+def test_process_that_ends_finishes_its_save(tmp_path: Path) -> None:
+    in_child(save_and_leave, tmp_path)
+    assert read_checkpoint(tmp_path / "a.ckpt")["w"].sum() == 1_000_000

@@ -519,15 +519,16 @@ FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a key twice": (_reseal(lambda c: b'{"version": 1, "version": 1}'), "state.json names a key twice."),
     "a path that leads out": (
         _reseal(lambda c: c["files"].update({"../outside": {"size": 1, "crc32": "00000000"}})),
-        "state.json lists files that no checkpoint has, or not all: ../outside, config.json, model.safetensors, tensors.safetensors.",
+        "state.json lists files that no checkpoint has, or not all: "
+        "'../outside', 'config.json', 'model.safetensors', 'tensors.safetensors'.",
     ),
     "an absolute path": (
         _reseal(lambda c: c["files"].update({"/etc/passwd": c["files"].pop(WEIGHTS)})),
-        "state.json lists files that no checkpoint has, or not all: /etc/passwd, config.json, tensors.safetensors.",
+        "state.json lists files that no checkpoint has, or not all: '/etc/passwd', 'config.json', 'tensors.safetensors'.",
     ),
     "a file that is not listed": (
         _reseal(lambda c: c["files"].pop(TENSORS)),
-        "state.json lists files that no checkpoint has, or not all: config.json, model.safetensors.",
+        "state.json lists files that no checkpoint has, or not all: 'config.json', 'model.safetensors'.",
     ),
     "a tensor that is not there": (_put("x", {"$tensor": "y"}), "state.json names the tensor 'y', which is in no file."),
     "a path for a tensor": (_put("x", {"$weight": "../y"}), "state.json names the tensor '../y', which is in no file."),
@@ -627,6 +628,15 @@ def test_checkpoint_is_replaced_whole(save_format: SaveFormat, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_file_has_checksums_where_a_user_has_turned_them_off(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        verify_checkpoint(store({"epoch": 1}, tmp_path / "c.ckpt", "ckpt"))
+        assert not torch.serialization.get_crc32_options()
+    finally:
+        torch.serialization.set_crc32_options(True)
+
+
 @both_formats
 def test_failed_save_leaves_the_old_one(save_format: SaveFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = store({"epoch": 1}, tmp_path / "c", save_format)
@@ -645,7 +655,7 @@ def test_newest_whole_checkpoint_is_found_and_the_others_are_told(tmp_path: Path
     assert newest_valid(tmp_path / "none").path is None and newest_valid(tmp_path).path is None
     paths = [store({"epoch": i}, tmp_path / f"c{i}.ckpt", "ckpt" if i % 2 else "safetensor") for i in range(4)]
     for time_s, path in enumerate(paths):
-        os.utime(path, (time_s, time_s))
+        os.utime(path / JSON if path.is_dir() else path, (time_s, time_s))
     assert newest_valid(tmp_path).path == paths[3] and newest_valid(tmp_path).skipped == ()
     paths[3].write_bytes(paths[3].read_bytes()[:-9])
     (paths[2] / JSON).unlink()
