@@ -117,7 +117,8 @@ def clean_leftovers(folder: str | Path) -> list[Path]:
 
     What a living process of this machine writes stays, and what another machine wrote less than a day ago. Returns what was found.
     """
-    found = [(path, match) for path in sorted(Path(folder).iterdir()) if (match := _LEFTOVER.fullmatch(path.name))]
+    paths = sorted(Path(folder).iterdir()) if Path(folder).is_dir() else []
+    found = [(path, match) for path in paths if (match := _LEFTOVER.fullmatch(path.name))]
     found = [(path, match) for path, match in found if not _in_use(path, match)]
     for path, match in found:
         target = path.with_name(match["name"])

@@ -723,7 +723,7 @@ def test_leftovers_of_killed_processes_are_removed_and_those_of_living_ones_stay
     os.utime(old, (0, 0))
     user = tmp_path / ".notes.tmp"
     user.touch()
-    assert clean_leftovers(tmp_path) == [killed, before, old]
+    assert clean_leftovers(tmp_path) == [killed, before, old] and clean_leftovers(tmp_path / "none") == []
     assert sorted(tmp_path.iterdir()) == sorted([mine, parents, elsewhere, user])
 
 
