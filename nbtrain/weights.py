@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .errors import CheckpointError
@@ -46,16 +46,18 @@ def save_weights(model: nn.Module, path: str | Path) -> Path:
 
 
 def read_weights(path: str | Path) -> Weights:
-    """The weights in a safetensors file, a torch file or a Lightning checkpoint; nothing but tensors and plain data is unpickled.
+    """The weights in a safetensors file, a checkpoint's folder, a torch file or a Lightning checkpoint; no Python object is unpickled.
 
     Raises CheckpointError where there is no such file, or where it can't be read that way.
     """
     path = Path(path)
+    if path.is_dir():
+        path = path / "model.safetensors"
     if not path.is_file():
         raise CheckpointError(f"There is no file {str(path)!r}.", remedy="Give the path of a file of weights.")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return _read_safetensors(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError) as error:
         raise CheckpointError(
@@ -64,6 +66,13 @@ def read_weights(path: str | Path) -> Weights:
             remedy="It is damaged, or it holds Python objects, which are not unpickled; save it again as .safetensors.",
         ) from error
     return found.get("state_dict", found) if isinstance(found, Mapping) else {}
+
+
+def _read_safetensors(path: Path) -> Weights:
+    with safe_open(path, framework="pt") as file:
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tied = file.metadata() or {}  # of tied weights one is stored, and the others' names are noted with it
+    return weights | {name: weights[stored] for name, stored in tied.items() if stored in weights and name != "format"}
 
 
 def load_weights(model: nn.Module, weights: Weights, strict: bool = True) -> None:
