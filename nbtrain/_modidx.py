@@ -239,6 +239,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'nbtrain.sources._Walk._read': ('sources.html#_walk._read', 'nbtrain/sources.py'),
                                  'nbtrain.sources._Walk._visit': ('sources.html#_walk._visit', 'nbtrain/sources.py'),
                                  'nbtrain.sources._compiled': ('sources.html#_compiled', 'nbtrain/sources.py'),
+                                 'nbtrain.sources._expressions': ('sources.html#_expressions', 'nbtrain/sources.py'),
                                  'nbtrain.sources._is_generated': ('sources.html#_is_generated', 'nbtrain/sources.py'),
                                  'nbtrain.sources._is_inside': ('sources.html#_is_inside', 'nbtrain/sources.py'),
                                  'nbtrain.sources._library_folders': ('sources.html#_library_folders', 'nbtrain/sources.py'),

@@ -20,7 +20,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from types import BuiltinFunctionType, CodeType, FunctionType, GetSetDescriptorType, MethodType, ModuleType
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 # %% auto #0
@@ -74,7 +75,7 @@ def state(item: Any) -> dict[str, Any]:
     for kind in mro(type(item)):
         slot = own(kind).get("__dict__")
         if slot is not None:
-            return slot.__get__(item) if type(slot) is GetSetDescriptorType else {}
+            return slot.__get__(item) if type(slot) in (GetSetDescriptorType, MemberDescriptorType) else {}
     return {}
 
 
@@ -101,14 +102,14 @@ def name_of(item: Any) -> str:
 @functools.cache
 def _library_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
-    return tuple(sorted({paths[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}))
+    return tuple(sorted({str(Path(paths[name]).resolve()) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}))
 
 
 @functools.cache
 def _own_folder() -> str:
     spec = importlib.util.find_spec("nbtrain")
     assert spec is not None and spec.origin is not None
-    return os.path.dirname(spec.origin) + os.sep
+    return str(Path(spec.origin).resolve().parent) + os.sep
 
 
 def _is_generated(file: str) -> bool:
@@ -119,7 +120,7 @@ def _is_generated(file: str) -> bool:
 @functools.cache
 def is_user_file(file: str) -> bool:
     """Is the file or cell `file` the user's own, and not installed?"""
-    file = file if file.startswith("<") else os.path.abspath(file)
+    file = file if file.startswith("<") else str(Path(file).resolve())
     if file.startswith(_own_folder()):
         return file.startswith(_own_folder() + "examples")
     installed = any(f"{os.sep}{name}{os.sep}" in file for name in ("site-packages", "dist-packages"))
@@ -205,7 +206,7 @@ def first_line(node: ast.AST) -> int:
 # %% ../nbs/21_sources.ipynb #e121d584
 def is_cell(file: str) -> bool:
     """Is `file` a cell of a notebook (or of another prompt), whose text is only in memory?"""
-    return not _is_generated(file) and file in linecache.cache and not os.path.exists(file)
+    return not _is_generated(file) and file in linecache.cache and not Path(file).exists()
 
 
 def execution_number(file: str) -> int:
@@ -278,6 +279,14 @@ def _compiled(nodes: list[ast.stmt]) -> CodeType | None:
         return None
 
 
+def _expressions(function: ast.AST) -> list[ast.stmt]:
+    """What is evaluated where a function is defined: its decorators and defaults."""
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        return []
+    defaults = [*function.args.defaults, *(default for default in function.args.kw_defaults if default)]
+    return [ast.copy_location(ast.Expr(e), e) for e in (*getattr(function, "decorator_list", ()), *defaults)]
+
+
 # %% ../nbs/21_sources.ipynb #561b08f6
 PLAIN = (int, float, str, bool, type(None), complex, bytes)
 _MAX_OBJECTS = 20_000  # a walk that goes astray ends
@@ -300,7 +309,7 @@ def parts(item: Any) -> Iterable[Any]:
             return islice(kind.__iter__(item), _MAX_ITEMS)
     for kind, names in _WRAPPERS.items():
         if is_kind(item, kind):
-            return [kind.__getattribute__(item, name) for name in names]
+            return [object.__getattribute__(item, name) for name in names]
     # The private parts of libraries lead to all of them; but a torch module keeps its layers in _modules
     private = is_user(type(item))
     return [value for name, value in state(item).items() if private or name[0] != "_" or name in ("_modules", "__wrapped__")]
@@ -378,7 +387,7 @@ class _Walk:
             node, statement = found[-1]
             self.definitions.append(file.definition(name_of(function), statement))
             self._read(_compiled(_expressions(node)), function.__globals__)
-        else:
+        elif not function.__name__.startswith("__"):  # a dataclass's __init__ has no source, and needs none
             self.no_source.add(name_of(function))
         self._read(function.__code__, function.__globals__)
 
@@ -387,8 +396,7 @@ class _Walk:
             return
         self._add(type(kind), *mro(kind)[1:])
         for name, item in own(kind).items():
-            written = is_kind(item, FunctionType) and not _is_generated(item.__code__.co_filename)
-            if written or not name.startswith("__"):  # a dataclass's __init__ has no source, and needs none
+            if is_kind(item, FunctionType) or not name.startswith("__"):
                 self._add(item)
         file, node = self._find_class(kind)
         if file and node:
@@ -399,7 +407,7 @@ class _Walk:
 
     def _find_class(self, kind: type) -> tuple[SourceFile | None, ast.ClassDef | None]:
         name = type.__getattribute__(kind, "__qualname__")
-        for method in _methods(kind):
+        for method in filter(is_user, _methods(kind)):
             file = self._file(method.__code__.co_filename, method.__globals__)
             if file and (node := file.find_class(name, method.__code__.co_firstlineno)):
                 return file, node
