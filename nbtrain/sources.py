@@ -347,6 +347,7 @@ class _Walk:
         self.values: dict[str, Any] = {}
         self.no_source: set[str] = set()
         self.packages: set[str] = set()
+        self.places: set[str] = set()
         self._seen: dict[int, Any] = {}  # holds what it has seen, so that no id is given twice
         self._queue: deque[Any] = deque()
         self._add(*roots)
@@ -425,6 +426,7 @@ class _Walk:
 
     def _read(self, code: CodeType | None, namespace: dict[str, Any]) -> None:
         """Go where the names lead that `code`, and the code within it, read in `namespace`."""
+        self._note_place(namespace)
         for part in _nested(code) if code is not None else ():
             for first, *attributes in names_read(part):
                 if first in namespace and not first.startswith("__"):
@@ -450,7 +452,13 @@ class _Walk:
     def _pass(self, item: Any) -> None:
         if package := package_of(item):
             self.packages.add(package)
+        elif is_kind(item, ModuleType) and is_user_module(module_of(item)):
+            self._note_place(state(item))
         self._add(item)
+
+    def _note_place(self, namespace: dict[str, Any]) -> None:
+        file = namespace.get("__file__")
+        self.places.update([file] if isinstance(file, str) else cells())
 
     def _end(self, path: str, item: Any) -> None:
         self._pass(item)
@@ -480,7 +488,7 @@ class Reached:
 
     `definitions` are in the order of reading: files first, then cells in order of execution. `files`: the text of each of these by name.
     `values`: the globals and closure variables that the code reads, apart from functions, classes and modules. `no_source`: names of
-    what has no text. `packages`: those of other people that the code names.
+    what has no text. `packages`: those of other people that the code names. `places`: files and cells that may have set the values.
     """
 
     definitions: list[Definition]
@@ -488,6 +496,7 @@ class Reached:
     values: dict[str, Any]
     no_source: list[str]
     packages: list[str]
+    places: list[str]
 
 
 def reach(roots: Iterable[Any]) -> Reached:
@@ -499,7 +508,7 @@ def reach(roots: Iterable[Any]) -> Reached:
     files = sorted(first_reached, key=lambda file: (is_cell(file), execution_number(file)))
     texts = {file: "".join(source.lines) for file in files if (source := walk.files[file])}
     outer.sort(key=lambda d: (files.index(d.file), d.first))
-    return Reached(outer, texts, dict(sorted(walk.values.items())), sorted(walk.no_source), sorted(walk.packages))
+    return Reached(outer, texts, dict(sorted(walk.values.items())), sorted(walk.no_source), sorted(walk.packages), sorted(walk.places))
 
 
 def _is_inside(inner: Definition, outer: Definition) -> bool:

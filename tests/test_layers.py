@@ -23,6 +23,8 @@ ORDER = [
     "steps",
     "recorder",
     "weights",
+    "sources",
+    "provenance",
     "addons.base",
     "addons.optim",
     "arguments",
@@ -32,7 +34,7 @@ ORDER = [
     "examples.digits",
     "cli",
 ]
-PLAIN = ORDER[: ORDER.index("history") + 1]
+PLAIN = [*ORDER[: ORDER.index("history") + 1], "sources", "provenance"]
 
 
 def _name(path: Path) -> str:
