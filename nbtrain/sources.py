@@ -148,7 +148,7 @@ def _methods(kind: type) -> list[FunctionType]:
     """The functions that were written in the body of a class."""
     functions = [item for item in own(kind).values() if is_kind(item, FunctionType)]
     prefix = type.__getattribute__(kind, "__qualname__") + "."
-    return [f for f in functions if f.__qualname__ == prefix + f.__name__ and f.__module__ == module_of(kind)]
+    return [function for function in functions if function.__qualname__ == prefix + function.__name__]
 
 
 # %% ../nbs/21_sources.ipynb #3df7a165
@@ -471,8 +471,10 @@ _CODE = (FunctionType, MethodType, BuiltinFunctionType, type, ModuleType, static
 
 def _namespace(kind: type) -> dict[str, Any]:
     """The globals of the module that a class is from."""
-    method = next(iter(_methods(kind)), None)
-    return method.__globals__ if method else state(sys.modules[module_of(kind)]) if module_of(kind) in sys.modules else {}
+    if module_of(kind) in sys.modules and module_of(kind) != "builtins":
+        return state(sys.modules[module_of(kind)])
+    methods = _methods(kind)  # of a class that exec made
+    return methods[0].__globals__ if methods else {}
 
 
 def _places(kind: type) -> list[str]:
@@ -502,9 +504,10 @@ class Reached:
 def reach(roots: Iterable[Any]) -> Reached:
     """All that the user wrote and `roots` (functions, classes, objects) can reach. It runs none of it, and never raises."""
     walk = _Walk(roots)
-    found = list(dict.fromkeys(walk.definitions))
+    lambdas_first = sorted(walk.definitions, key=lambda d: not d.name.endswith("<lambda>"))  # as a default it has the text of its function
+    found = list({(d.file, d.first, d.last): d for d in lambdas_first}.values())
     outer = [d for d in found if not any(_is_inside(d, other) for other in found)]
-    first_reached = list(dict.fromkeys(d.file for d in found))
+    first_reached = dict.fromkeys(d.file for d in walk.definitions)
     files = sorted(first_reached, key=lambda file: (is_cell(file), execution_number(file)))
     texts = {file: "".join(source.lines) for file in files if (source := walk.files[file])}
     outer.sort(key=lambda d: (files.index(d.file), d.first))
