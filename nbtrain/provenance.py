@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import json
 import linecache
@@ -38,6 +39,7 @@ _SECRET_NAME = r"(?:api_?key|key|token|secret|password|passwd|pwd|credentials?)"
 _HIDDEN, _FROM_ENVIRONMENT = "<redacted>", "<from the environment>"
 
 
+@functools.cache
 def is_secret(name: str) -> bool:
     """Does `name` sound like a key, a token, a secret or a password?"""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
@@ -52,7 +54,7 @@ def is_from_environment(value: Any) -> bool:
 def blot_out(text: str) -> str:
     """`text` without secrets."""
     for name, value in os.environ.items():
-        if is_secret(name) and len(value) >= 6:
+        if len(value) >= 6 and is_secret(name):
             text = text.replace(value, _HIDDEN)
     # A literal with a digit in it, and no blank: a key, and neither "[PAD]" nor a sentence
     literal = rf"""((?:\b|_){_SECRET_NAME}(?:_\w+)?["'\]]*\s*[:=]\s*)(["'])(?=[^"'\s]*\d)[^"'\s]{{8,}}\2"""
@@ -207,14 +209,14 @@ _ALWAYS = ("torch", "lightning", "torchmetrics", "numpy")
 
 def _versions(packages: Iterable[str]) -> dict[str, str]:
     found = {"nbtrain": __version__}
-    for name in (*_ALWAYS, *packages):
+    for name in dict.fromkeys((*_ALWAYS, *packages)).keys() - found.keys():
         try:
-            found.setdefault(name, metadata.version(name))
+            found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:  # sklearn is the module, scikit-learn the package
             version = state(sys.modules[name]).get("__version__") if name in sys.modules else None
             if isinstance(version, str):
-                found.setdefault(name, version)
-    return found
+                found[name] = version
+    return {name: found[name] for name in sorted(found)}
 
 
 def _command() -> list[str]:
