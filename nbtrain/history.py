@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = ["StepTable", "Row", "History", "RunResult", "open_run_folder", "RunFolder", "load_run"]
+__all__ = ["StepTable", "Row", "History", "RunResult", "open_run_folder", "RunFolder", "find_run", "read_events", "load_run"]
 
 
 # %% ../nbs/07_history.ipynb #df4b47df
@@ -230,23 +230,34 @@ class RunFolder:
             (self.path / "curves.png").write_bytes(plots.png(self.history.plot()))
 
 
+def find_run(path: str | Path) -> Path:
+    """The run folder `path`, or the newest `run-NNN` in a folder of them. Raises ConfigError where there is none."""
+    if (Path(path) / "events.jsonl").exists():
+        return Path(path)
+    runs = sorted((file.parent for file in Path(path).glob("run-*/events.jsonl")), key=_run_number)
+    if not runs:
+        raise ConfigError(f"No run was recorded in {str(path)!r}.", remedy="Give a run folder: it holds events.jsonl.")
+    return runs[-1]
+
+
+def read_events(folder: Path) -> Iterator[Event]:
+    """The events of a run folder, as far as they were written. Raises ConfigError where a line other than the last is damaged."""
+    file = folder / "events.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield Event.from_json(line)
+        except ValueError as error:
+            if number < len(lines):  # a kill cuts the last line off, and only that one
+                raise ConfigError(f"{file.name} is damaged at line {number} of {len(lines)}.", where=str(file)) from error
+
+
 def load_run(path: str | Path) -> History:
     """The history of a run folder, or of the newest `run-NNN` in a folder of them, as far as it was written.
 
     Raises ConfigError where there is none, or where a line other than the last is damaged.
     """
-    file = Path(path) / "events.jsonl"
-    if not file.exists():
-        runs = sorted(Path(path).glob("run-*/events.jsonl"), key=lambda file: _run_number(file.parent))
-        if not runs:
-            raise ConfigError(f"No run was recorded in {str(path)!r}.", remedy="Give a run folder: it holds events.jsonl.")
-        file = runs[-1]
     history = History()
-    lines = file.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            history.update(Event.from_json(line))
-        except ValueError as error:
-            if number < len(lines):  # a kill cuts the last line off, and only that one
-                raise ConfigError(f"{file.name} is damaged at line {number} of {len(lines)}.", where=str(file)) from error
+    for event in read_events(find_run(path)):
+        history.update(event)
     return history

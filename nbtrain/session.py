@@ -29,6 +29,7 @@ from .data import BatchList, as_loader, to_device, with_batch_size
 from .errors import ConfigError, NbtrainError, add_note
 from .history import History, Row, RunFolder, RunResult, open_run_folder
 from .loop import unknown_version, use_lean_loops
+from .provenance import record
 from .recorder import Recorder
 from .records import MonitorMode, Status
 from .steps import Counts, StepModule, Steps
@@ -138,6 +139,8 @@ class Owner(Steps, Protocol):
     monitor_mode: MonitorMode
     save_path: str | Path | None
     run_dir: Path | None
+    keep_source: bool
+    given: dict[str, Any]  # the arguments it was made with
     log_bar: bool
     lean_loops: bool
     seed: int | None
@@ -162,6 +165,7 @@ def run(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterabl
         _put_right(owner)
         if owner.recorder.run == 1 and (version := unknown_version()):
             owner.recorder.note(f"nbtrain's lean loops don't know Lightning {version}: its own run instead, about 1 ms a batch slower.")
+        _keep_source(owner, n_epoch, loader, valid_loader)
         try:
             status, reason = _drive(owner, n_epoch, arguments, loader, valid_loader)
         except BaseException as error:
@@ -242,6 +246,19 @@ def _prepare(owner: Owner) -> None:
         seed_all(owner.seed)
     if owner.save_path is not None and owner.run_dir is None:
         owner.run_dir = open_run_folder(owner.save_path)
+
+
+def _keep_source(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
+    """Write into the run folder what this run comes from. What can't be written is noted, and the run goes on."""
+    if owner.run_dir is None or not owner.keep_source:
+        return
+    arguments = {name: value for name, value in owner.given.items() if value is not None}
+    run = {"mode": owner.mode, "n_epoch": n_epoch, "loader": loader, "valid_loader": valid_loader}
+    roots = [owner, loader, valid_loader]
+    try:
+        record(owner.run_dir, roots, arguments=arguments, run=run, seed=owner.seed, device=str(owner.device))
+    except Exception as error:
+        owner.recorder.note(f"The source of this run was not kept: {type(error).__name__}: {error}")
 
 
 @contextmanager

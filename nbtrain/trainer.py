@@ -85,6 +85,7 @@ class Trainer:
         save_path: Where run folders go; without it nothing touches the disk.
         monitor: The metric that says which epoch is best. "val_loss" is "train_loss" where there is no validation.
         monitor_mode: "min" or "max"; inferred from well-known names.
+        keep_source: Keep in the run folder what a run came from: the source that it reaches, versions, git, arguments. False: none of it.
         lightning: More arguments for `lightning.Trainer`, such as `callbacks` and `logger`.
 
     Raises ConfigError for an argument that can't work, and OptionError (a TypeError) for one that nobody knows.
@@ -109,9 +110,11 @@ class Trainer:
         save_path: str | Path | None = None,
         monitor: str = "val_loss",
         monitor_mode: MonitorMode | None = None,
+        keep_source: bool = True,
         lightning: dict[str, Any] | None = None,
         **addon_options: Any,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "addon_options", "keep_source")} | addon_options
         _check_options(type(self), addon_options)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model={type(model).__name__} is no torch.nn.Module.", remedy="Give an instance, such as nn.Linear(2, 1).")
@@ -121,6 +124,7 @@ class Trainer:
         self.optimizer = make_optimizer(optimizer, model, mode)
         self.scheduler = scheduler
         self.log_bar, self.seed, self.save_path = log_bar, seed, save_path
+        self.keep_source, self.given = keep_source, given
         self.precision = _PRECISION.get(precision, precision) if isinstance(precision, str) else precision
         self.monitor = monitor
         self.monitor_mode: MonitorMode = resolve_monitor(monitor, monitor_mode)
@@ -360,7 +364,8 @@ class Trainer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         base = _written(type(self))
-        return _rebuild, (base, () if base is type(self) else type(self).addons), self.__dict__
+        state = {**self.__dict__, "given": {}}  # where a lambda may be, which can't be pickled
+        return _rebuild, (base, () if base is type(self) else type(self).addons), state
 
     # -- how it looks
     def __repr__(self) -> str:

@@ -28,6 +28,8 @@ ORDER = [
     "durable",
     "snapshots",
     "checkpoints",
+    "sources",
+    "provenance",
     "addons.base",
     "addons.optim",
     "arguments",
@@ -37,7 +39,7 @@ ORDER = [
     "examples.digits",
     "cli",
 ]
-PLAIN = ORDER[: ORDER.index("history") + 1]
+PLAIN = [*ORDER[: ORDER.index("history") + 1], "sources", "provenance"]
 
 
 def _name(path: Path) -> str:

@@ -97,4 +97,4 @@ def test_command_answers_with_exit_codes(tmp_path: Path) -> None:
     assert code("--help")[0] == 0
     assert code("dmeo")[0] == 2
     status, stderr = code("show", tmp_path)
-    assert status == 1 and stderr.startswith("nbtrain: No run was recorded in") and "Traceback" not in stderr
+    assert status == 2 and stderr.startswith("nbtrain: No run was recorded in") and "Traceback" not in stderr
