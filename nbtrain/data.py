@@ -13,7 +13,6 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
 
-from .batches import pin
 from .errors import CheckpointError, ConfigError
 
 # %% auto #0
@@ -170,7 +169,8 @@ class TensorLoader:
     ) -> None:
         self._names, self._tensors = _checked(tensors)
         self._cut = Cut(len(self._tensors[0]), batch_size, shuffle, drop_last)
-        self.generator, self.pin_memory = generator, pin_memory and torch.cuda.is_available()
+        self.generator = generator
+        self.pin_memory = pin_memory and torch.cuda.is_available() and self._tensors[0].device.type == "cpu"
         self.device = None if device is None else torch.device(device)
         self._pass = _Draws(generator)
         self._resumed: _Draws | None = None
@@ -187,8 +187,9 @@ class TensorLoader:
         for start, stop in cut.spans(draws.position):
             if stop - start < cut.batch_size and shuffle:
                 draws.end(cut.n_samples)
+            batch = self._batch(start, stop, order)
             draws.position += 1
-            yield self._batch(start, stop, order)
+            yield batch
         if (cut.drop_last or cut.n_samples % cut.batch_size == 0) and shuffle:
             draws.end(cut.n_samples)
 
@@ -199,7 +200,7 @@ class TensorLoader:
             index = order[start:stop]
             parts = [tensor.index_select(0, index) for tensor in self._tensors]
         if self.pin_memory:
-            parts = pin(parts)
+            parts = [part.pin_memory() for part in parts]
         if self.device is not None:
             parts = [part.to(self.device, non_blocking=True) for part in parts]
         return parts if self._names is None else dict(zip(self._names, parts))
