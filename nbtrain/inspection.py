@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
-from .data import describe, to_device
+from .batches import describe, to_device
 from .session import Owner
 from .steps import check_output
 from .views.html import table_html

@@ -25,7 +25,8 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
 from .arguments import check_optimizer, check_run
-from .data import BatchList, as_loader, to_device, with_batch_size
+from .batches import to_device
+from .data import BatchList, as_loader, with_batch_size
 from .errors import ConfigError, NbtrainError, add_note
 from .history import History, Row, RunFolder, RunResult, open_run_folder
 from .loop import unknown_version, use_lean_loops

@@ -19,7 +19,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .data import batch_size, describe, to_device
+from .batches import batch_size, describe, to_device
 from .errors import NbtrainError, StepError, add_note
 from .meters import Meter, Scalar, snapshot
 
