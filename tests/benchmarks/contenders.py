@@ -4,8 +4,8 @@ A tool is imported where it is used, so that a process holds only the tool that 
 
 - `plain` reads the two metrics with `.item()` in each step, because everybody does, and because on a CPU it is the cheapest way: a plain
   loop that sums tensors is slower, and would flatter everyone else. Both variants, and one that tracks nothing, are in the table.
-- Lightning keeps its progress bar, checkpoint and summary, and logs step and epoch values on the bar as its chapter on logging does. It gets the tqdm bar
-  and no logger: with `rich` or `tensorboard` installed its own choice would be slower.
+- Lightning keeps its progress bar, checkpoint and summary, and logs step and epoch values on the bar as its chapter on logging does.
+  It gets the tqdm bar and no logger: with `rich` or `tensorboard` installed its own choice would be slower.
 - The HF Trainer clips gradients and schedules the rate by default; here the rate is constant, and it clips.
 - Peers that draw their own order or initial weights can't end with the plain loop's weights; the table says which.
 """
@@ -33,10 +33,12 @@ class Work:
     accumulate: int = 1
     schedule: Callable[[int], float] | None = None
     fused: bool = False
-    on_batch: Callable[[Tensor], Any] | None = None  # plain: called with the loss after each batch
-    on_epoch: Callable[[nn.Module, Any, float], bool] | None = None  # plain: called with model, optimizer, loss; True to stop
-    callbacks: Callable[[], list[Any]] = list  # nbtrain: Lightning callbacks
-    addons: Callable[[], list[Any]] = list  # nbtrain: addon classes
+    # Made anew for each run, by the plain loop
+    on_batch: Callable[[], Callable[[Tensor], Any]] | None = None  # takes the loss after each batch
+    on_epoch: Callable[[], Callable[[nn.Module, Any, float], bool]] | None = None  # takes model, optimizer, mean loss; True to stop
+    # and by nbtrain
+    callbacks: Callable[[], list[Any]] = list  # Lightning callbacks
+    addons: Callable[[], list[Any]] = list  # addon classes
 
 
 def plain(job: Job, work: Work = Work()) -> Trained:
@@ -44,7 +46,8 @@ def plain(job: Job, work: Work = Work()) -> Trained:
     model = job.model()
     optimizer = torch.optim.Adam(model.parameters(), lr=LR, fused=work.fused)
     loader, valid_loader = job.loader(), job.ordered_loader(job.n_valid) if work.valid else None
-    n_update = 0
+    on_batch, on_epoch = work.on_batch and work.on_batch(), work.on_epoch and work.on_epoch()
+    n_update, n_batches = 0, len(loader)
     loss_mean = accuracy = 0.0
     for _ in range(job.n_epochs):
         model.train()
@@ -53,7 +56,7 @@ def plain(job: Job, work: Work = Work()) -> Trained:
             logits = model(x)
             loss = cross_entropy(logits, y)
             (loss / work.accumulate if work.accumulate > 1 else loss).backward()
-            if i % work.accumulate == 0 or i == len(loader):
+            if i % work.accumulate == 0 or i == n_batches:
                 if work.clip:
                     nn.utils.clip_grad_norm_(model.parameters(), work.clip)
                 if work.schedule:
@@ -64,12 +67,12 @@ def plain(job: Job, work: Work = Work()) -> Trained:
             loss_sum += loss.item() * len(y)
             n_right += (logits.argmax(1) == y).sum().item()
             n += len(y)
-            if work.on_batch:
-                work.on_batch(loss)
+            if on_batch:
+                on_batch(loss)
         loss_mean, accuracy = loss_sum / n, n_right / n
         if valid_loader is not None:
             plain_evaluation(model, valid_loader)
-        if work.on_epoch and work.on_epoch(model, optimizer, loss_mean):
+        if on_epoch and on_epoch(model, optimizer, loss_mean):
             break
     return Trained(model, loss_mean, accuracy)
 
@@ -116,7 +119,7 @@ def plain_untracked(job: Job) -> Trained:
 
 def plain_tqdm(job: Job) -> Trained:
     """The plain loop with tqdm's bar, which shows the metrics."""
-    from tqdm.auto import tqdm
+    from tqdm.autonotebook import tqdm  # tqdm.auto calls iter(loader) once too often, which shuffles once more
 
     model, loss_sum, n_right, n = job.model(), 0.0, 0, 0
     optimizer = adam(model.parameters())

@@ -73,31 +73,29 @@ class Table:
 DUEL_COLUMNS = ("tool", "µs a step", "base", "µs over", "ratio", "mean: µs over", "whole call, wall", "weights")
 
 
-def duel_row(outcome: Outcome, claims: Iterable[Claim] = ()) -> Row:
-    """The figures of a duel. One that could not be played misses what is claimed of it."""
-    name = outcome.duel.name
+def duel_row(outcome: Outcome, further: Iterable[Claim] = (), aim_ratio: float | None = None, aim_us: float | None = None) -> Row:
+    """The figures of a duel, its bounds, and what is claimed further. A duel that could not be played misses its bounds."""
+    name, duel = outcome.duel.name, outcome.duel
+    claims = [Claim("≤ {}×", outcome.ratio, duel.max_ratio, aim_ratio)] if duel.max_ratio is not None else []
+    claims += [Claim("≤ {} µs over", outcome.over_us, duel.max_over_us, aim_us)] if duel.max_over_us is not None else []
+    claims += further
     if not outcome.rounds:
-        return Row((name, f"not there: {outcome.error.splitlines()[-1] if outcome.error else 'no round'}"), tuple(claims))
+        return Row((name, outcome.error), tuple(claims))
     figures = f"{outcome.step_us:.0f}", f"{outcome.base_us:.0f}", f"{outcome.over_us:+.0f}", f"{outcome.ratio:.2f}"
     return Row((name, *figures, f"{outcome.mean_over_us:+.0f}", f"{outcome.wall_ratio:.2f}", outcome.weights), tuple(claims))
 
 
-def at_most(outcome: Outcome, *, ratio: float | None = None, over_us: float | None = None, aims: bool = False) -> list[Claim]:
-    """Bounds of the ratio to the base and of the µs over it; `aims` are those of the training step."""
-    claims = []
-    if ratio is not None:
-        claims.append(Claim("≤ {}×", outcome.ratio if outcome.rounds else float("nan"), ratio, 1.08 if aims else None))
-    if over_us is not None:
-        claims.append(Claim("≤ {} µs over", outcome.over_us if outcome.rounds else float("nan"), over_us, 30 if aims else None))
-    return claims
-
-
 def less_than(ours: Outcome, other: Outcome | None, factor: float) -> list[Claim]:
-    """`ours` is at least `factor` times less over the plain loop than `other`; nothing is claimed where that is not there."""
+    """`ours` is at least `factor` times less over the base than `other`; nothing is claimed where that is not there."""
     if other is None or not other.rounds:
         return []
-    value = other.over_us / max(ours.over_us, 1.0) if ours.rounds else float("nan")
+    value = other.over_us / max(ours.over_us, 1.0)
     return [Claim(f"{other.duel.name}'s overhead ≥ {{}}×", value, factor, at_least=True)]
+
+
+def duel_table(title: str, outcomes: Iterable[Outcome], note: str = "") -> Table:
+    """A table of duels without further claims."""
+    return Table(title, DUEL_COLUMNS, tuple(map(duel_row, outcomes)), note)
 
 
 def facts() -> str:
