@@ -1,4 +1,4 @@
-"""Run all benchmarks, each as a process of its own, and write docs/benchmarks.md: `python tests/benchmarks`, or `make bench`."""
+"""Run all benchmarks, each as a process of its own, and write docs/benchmarks.md: `make bench`; `--rounds` and `--only` go to each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> int:
     """The exit code is 1 where a bound is missed."""
     texts, facts, missed = [], "", False
     for part in PARTS:
-        done = subprocess.run([sys.executable, HERE / f"{part}.py"], stdout=subprocess.PIPE, text=True)
+        done = subprocess.run([sys.executable, HERE / f"{part}.py", *sys.argv[1:]], stdout=subprocess.PIPE, text=True)
         text, _, facts = done.stdout.strip().rpartition("\n\n")
         texts.append(text)
         missed |= done.returncode != 0
