@@ -69,9 +69,9 @@ class Kernel:
 
 
 def table(n_rounds: int, only: set[str]) -> Table:
-    ours, *peers = outcomes = play(chosen([OURS, *PEERS], only), n_rounds, Kernel)
-    lightning = next((peer for peer in peers if peer.duel.name == "Lightning"), None)
-    rows = (duel_row(ours, less_than(ours, lightning, 50) if ours.duel is OURS else []), *map(duel_row, outcomes[1:]))
+    outcomes = play(chosen([OURS, *PEERS], only), n_rounds, Kernel)
+    lightning = next((outcome for outcome in outcomes if outcome.duel.name == "Lightning"), None)
+    rows = tuple(duel_row(outcome, less_than(outcome, lightning, 50) if outcome.duel is OURS else ()) for outcome in outcomes)
     return Table("A training step in a Jupyter kernel, with the live view", DUEL_COLUMNS, rows)
 
 
