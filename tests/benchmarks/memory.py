@@ -52,7 +52,7 @@ def table(n_rounds: int, only: set[str]) -> Table:
         Row(("20,000 steps", f"{start:.0f}", "")),
         Row(("100,000 steps", f"{half:.0f}", f"{half - start:+.1f}")),
         Row(("200,000 steps", f"{end:.0f}", f"{end - half:+.1f}"), (Claim("≤ {} MB more", end - half, 4),)),
-        Row(("in all", "", f"{end - start:+.1f}"), (Claim("≤ {} MB more", end - start, 32),)),
+        Row(("in all", "", f"{end - start:+.1f}"), (Claim("≤ {} MB more", end - start, 16),)),
     )
     return Table("Memory over 200,000 steps", ("after", "MB", "more"), rows)
 

@@ -9,13 +9,14 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from statistics import median
 
 from tables import Claim, Row, Table, main
 
 SCRIPT = """
-import os, sys, tempfile, time, warnings
+import os, sys, warnings
 from pathlib import Path
 sys.path.insert(0, {here!r})
 import contenders, workload
@@ -27,8 +28,7 @@ class FirstStep(workload.Clock):
         if self.n == 2:  # the second forward: one step is done
             os._exit(0)
 
-with tempfile.TemporaryDirectory() as folder:
-    contenders.{tool}(workload.Job(Path(folder), clock=FirstStep()))
+contenders.{tool}(workload.Job(Path("."), clock=FirstStep()))
 """
 HELP = "import sys; sys.argv = ['nbtrain', '--help']; from nbtrain.cli import main; main()"  # what the command `nbtrain` does
 
@@ -37,7 +37,9 @@ def cpu_s(code: str) -> float:
     """CPU seconds of a new interpreter that runs `code`, its own start included."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+    with tempfile.TemporaryDirectory() as folder:
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=folder, env=environment, **streams)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
