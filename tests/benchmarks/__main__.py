@@ -13,7 +13,7 @@ HEAD = """# Benchmarks
 
 Made by `make bench` (`make bench-peers` installs the peers). How the figures come about, and what could make them unfair, is written in
 `tests/benchmarks/measure.py`; how each tool is used, in `tests/benchmarks/contenders.py`. The model is tiny on purpose: at 50 ms a
-step the slowest tool here adds 4 %.
+step the slowest tool here adds about a twentieth.
 """
 
 
