@@ -5,13 +5,22 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test lab readme names notebooks format check clean
+.PHONY: demo test bench bench-peers lab readme names notebooks format check clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+# The claims of speed, with the peers that are installed; docs/benchmarks.md is written
+bench: .venv/installed-dev
+	$(BIN)/python tests/benchmarks
+
+# fastai without its dependencies: tests/benchmarks/requirements.txt says why
+bench-peers: .venv/installed-dev
+	$(PIP) --requirement tests/benchmarks/requirements.txt
+	$(PIP) --no-deps fastai==2.8.12
 
 # The demo as a notebook
 lab: .venv/installed-dev

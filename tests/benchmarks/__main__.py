@@ -1,0 +1,35 @@
+"""Run all benchmarks, each as a process of its own, and write docs/benchmarks.md: `make bench`; `--rounds` and `--only` go to each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent.parent / "docs" / "benchmarks.md"
+PARTS = "steps", "features", "evaluation", "kernel", "loaders", "startup", "memory"
+HEAD = """# Benchmarks
+
+Made by `make bench` (`make bench-peers` installs the peers). How the figures come about, and what could make them unfair, is written in
+`tests/benchmarks/measure.py`; how each tool is used, in `tests/benchmarks/contenders.py`. The model is tiny on purpose: at 50 ms a
+step the slowest tool here adds about a twentieth.
+"""
+
+
+def main() -> int:
+    """The exit code is 1 where a bound is missed."""
+    texts, facts, missed = [], "", False
+    for part in PARTS:
+        done = subprocess.run([sys.executable, HERE / f"{part}.py", *sys.argv[1:]], stdout=subprocess.PIPE, text=True)
+        text, _, facts = done.stdout.strip().rpartition("\n\n")
+        texts.append(text)
+        missed |= done.returncode != 0
+        print(text, end="\n\n", flush=True)
+    print(facts)
+    PAGE.write_text("\n".join([HEAD, facts + ".\n", *(f"{text}\n" for text in texts)]), encoding="utf-8")
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""What a batch of an evaluation costs."""
+
+from __future__ import annotations
+
+import contenders
+from measure import Duel, chosen, play
+from tables import Table, duel_table, main
+
+DUELS = [
+    Duel("nbtrain", contenders.ours_evaluation, contenders.by_hand_evaluation, max_over_us=25),
+    Duel("Lightning", contenders.lightning_evaluation, contenders.by_hand_evaluation),
+]
+
+
+def table(n_rounds: int, only: set[str]) -> Table:
+    return duel_table("An evaluation's batch: 2,000 batches of 32, loss and accuracy", play(chosen(DUELS, only), n_rounds))
+
+
+if __name__ == "__main__":
+    main(table, 7)

@@ -1,0 +1,131 @@
+"""What nbtrain's features cost: each with a plain loop that does the same work; and two of its own, with nbtrain as the base."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import contenders
+from contenders import Work
+from measure import Duel, chosen, play
+from tables import Table, duel_table, main
+
+
+@dataclass
+class Count:
+    """What a user's callback does in the plain loop."""
+
+    n: int = 0
+
+    def __call__(self, loss: Any) -> None:
+        self.n += 1
+
+
+@dataclass
+class Patience:
+    """Early stopping for the plain loop: True after three epochs that were no better."""
+
+    losses: list[float] = field(default_factory=list)
+
+    def __call__(self, model: Any, optimizer: Any, loss: float) -> bool:
+        self.losses.append(loss)
+        return len(self.losses) > 3 and min(self.losses[-3:]) >= min(self.losses[:-3])
+
+
+def decay(step: int) -> float:
+    return 1e-3 * 0.9999**step
+
+
+def early_stopping() -> list[Any]:
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    return [EarlyStopping("train_loss")]
+
+
+def _callback(on_train_batch_end: Callable[..., None]) -> list[Any]:
+    import lightning as L
+
+    return [type("UserCallback", (L.Callback,), {"on_train_batch_end": on_train_batch_end, "n": 0})()]
+
+
+def counting_callback() -> list[Any]:
+    def on_train_batch_end(self: Any, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.n += 1
+
+    return _callback(on_train_batch_end)
+
+
+def looking_callback() -> list[Any]:
+    def on_train_batch_end(self: Any, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        outputs["loss"].detach()
+
+    return _callback(on_train_batch_end)
+
+
+def logging_callback() -> list[Any]:
+    def on_train_batch_end(self: Any, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        pl_module.log("mine", outputs["loss"].detach())
+
+    return _callback(on_train_batch_end)
+
+
+def five_addons() -> list[Any]:
+    """Addons that do nothing per batch, as most do."""
+    import lightning as L
+
+    from nbtrain import AddOnBase
+
+    class AtEpochEnd(L.Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            pass
+
+    def callbacks(self: Any, trainer: Any) -> list[L.Callback]:
+        return [AtEpochEnd()]
+
+    return [type(f"Addon{i}", (AddOnBase,), {"callbacks": callbacks}) for i in range(5)]
+
+
+WORKS = {
+    "validation each epoch": Work(valid=True),
+    "clipping by norm": Work(clip=1.0),
+    "accumulation of 4": Work(accumulate=4),
+    "a schedule by updates": Work(schedule=decay),
+    "early stopping": Work(on_epoch=Patience, callbacks=early_stopping),
+    "a user's callback each batch": Work(on_batch=Count, callbacks=counting_callback),
+    # A StateManager that saves each epoch is one more line: on_epoch saves model and optimizer with torch.save, addons gives the addon.
+}
+
+
+def _own(name: str, work: Work, base: Work, max_over_us: float) -> Duel:
+    return Duel(name, partial(contenders.ours, work=work), partial(contenders.ours, work=base), max_over_us=max_over_us)
+
+
+DUELS = [
+    Duel(
+        name,
+        partial(contenders.ours, work=work),
+        partial(contenders.plain, work=work),
+        max_ratio=1.20,
+        steady=False,
+        n_steps=500,
+        n_epochs=4,
+    )
+    for name, work in WORKS.items()
+] + [
+    _own("nbtrain + five idle addons", Work(addons=five_addons), Work(), 5),
+    _own("nbtrain + a user's self.log", Work(callbacks=logging_callback), Work(callbacks=looking_callback), 15),
+]
+NOTE = (
+    "Four epochs of 500 steps, and 100 batches where there is validation; the figures are means over the epochs and what is between them.\n"
+)
+NOTE += "The last two rows: one epoch of 2,000 steps, over nbtrain without them."
+
+
+def table(n_rounds: int, only: set[str]) -> Table:
+    return duel_table("Features, over a plain loop that does the same", play(chosen(DUELS, only), n_rounds), NOTE)
+
+
+if __name__ == "__main__":
+    main(table, 5)

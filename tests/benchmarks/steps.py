@@ -1,0 +1,52 @@
+"""What a training step costs: nbtrain and its peers over the plain loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import contenders
+from measure import Duel, Outcome, chosen, play
+from tables import DUEL_COLUMNS, Claim, Row, Table, duel_row, less_than, main
+
+OURS = Duel("nbtrain", contenders.ours, max_ratio=1.10, max_over_us=40)
+VARIANTS = [
+    Duel("plain loop again", contenders.plain),
+    Duel("plain loop (metrics as tensors)", contenders.plain_as_tensors, every=3),
+    Duel("plain loop (nothing tracked)", contenders.plain_untracked, every=3),
+    OURS,
+    replace(OURS, name="nbtrain (output to a file)", terminal=False),
+]
+PEERS = [
+    Duel("plain loop + tqdm", contenders.plain_tqdm, every=3),
+    Duel("Lightning", contenders.lightning, every=3),
+    Duel("Fabric", contenders.fabric, every=3),
+    Duel("accelerate", contenders.accelerate, every=3),
+    Duel("HF Trainer", contenders.hf_trainer, own_way="own order, clips", every=3),
+    Duel("fastai", contenders.fastai, every=3),
+    Duel("Keras 3 on torch", contenders.keras, own_way="own start", every=3),
+    Duel("ignite", contenders.ignite, every=3),
+    Duel("skorch", contenders.skorch, own_way="own order", every=3),
+]
+NOTE = "The bounds are for nbtrain; it must also be ahead of the nearest peer that was there. All peers here track loss and accuracy."
+
+
+def judged(outcomes: list[Outcome]) -> list[Row]:
+    """The rows; ours are held against the peers that were there, too."""
+    peers = {o.duel.name: o for o in outcomes if o.rounds and o.duel.name in {duel.name for duel in PEERS}}
+    rows = []
+    for outcome in outcomes:
+        claims: list[Claim] = []
+        if outcome.duel.tool is OURS.tool:
+            claims = less_than(outcome, peers.get("Lightning"), 35)
+            claims += less_than(outcome, min(peers.values(), key=lambda peer: peer.over_us, default=None), 1)
+        rows.append(duel_row(outcome, claims, aim_ratio=1.08, aim_us=30))
+    return rows
+
+
+def table(n_rounds: int, only: set[str]) -> Table:
+    title = "A training step: MLP 32→64→2, batch 32, 2,000 steps, Adam, loss and accuracy tracked, one CPU thread"
+    return Table(title, DUEL_COLUMNS, tuple(judged(play(chosen(VARIANTS + PEERS, only), n_rounds))), NOTE)
+
+
+if __name__ == "__main__":
+    main(table, 7)

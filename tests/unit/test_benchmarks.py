@@ -1,0 +1,117 @@
+"""The benchmarks without a stopwatch: contenders do the same work, and the tables judge given figures rightly."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import contenders
+import features
+import pytest
+from measure import Duel, Outcome, chosen, equal_weights, same_work
+from steps import OURS, PEERS, VARIANTS, judged
+from tables import Claim, Row, Table, duel_row, less_than
+from workload import Clock, Job, Sample
+
+INSTALLED = {"plain loop + tqdm", "Lightning", "Fabric"}
+STEPS = [*VARIANTS, *chosen(PEERS, INSTALLED)]
+
+
+def outcome(duel: Duel, *step_us: tuple[float, float]) -> Outcome:
+    return Outcome(duel, "equal", tuple((Sample(base, base + 1, 1, 2), Sample(tool, tool + 9, 1, 3)) for base, tool in step_us))
+
+
+def quiet_same_work(duel: Duel, folder: Path) -> str:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's about workers and intervals
+        return same_work(duel, Job(folder, n_epochs=duel.n_epochs))
+
+
+@pytest.mark.parametrize("duel", STEPS, ids=lambda duel: duel.name)
+def test_contender_ends_with_the_weights_of_the_plain_loop(duel: Duel, tmp_path: Path) -> None:
+    assert quiet_same_work(duel, tmp_path) == "equal"
+
+
+@pytest.mark.parametrize("duel", features.DUELS, ids=lambda duel: duel.name)
+def test_feature_does_the_work_of_its_plain_loop(duel: Duel, tmp_path: Path) -> None:
+    assert quiet_same_work(replace(duel, n_epochs=min(duel.n_epochs, 2)), tmp_path) == "equal"
+
+
+def test_work_of_a_feature_changes_the_weights(tmp_path: Path) -> None:
+    job = Job(tmp_path, n_epochs=2).short()
+    weights = contenders.plain(job)
+    for name in ("clipping by norm", "accumulation of 4", "a schedule by updates"):
+        work = replace(features.WORKS[name], clip=0.1) if name.startswith("clip") else features.WORKS[name]
+        assert not equal_weights(weights, contenders.plain(job, work)), name
+
+
+def test_other_work_is_refused(tmp_path: Path) -> None:
+    def two_epochs(job: Job) -> Any:
+        return contenders.plain(replace(job, n_epochs=2))
+
+    with pytest.raises(AssertionError, match="^twice ends with other weights than its base"):
+        same_work(Duel("twice", two_epochs), Job(tmp_path))
+    assert same_work(Duel("twice", two_epochs, own_way="trains twice"), Job(tmp_path)) == "trains twice"
+
+
+def test_patience_ends_after_three_epochs_that_are_no_better() -> None:
+    stop = features.Patience()
+    assert [stop(None, None, loss) for loss in (3.0, 2.0, 2.5, 2.0, 2.1)] == [False, False, False, False, True]
+
+
+def test_clock_leaves_out_the_first_steps_and_takes_the_20th_percentile() -> None:
+    clock = Clock()
+    clock.reads_s = [0.0, 9.0, 18.0, *(18.0 + 1e-4 * total for total in (5, 9, 12, 14, 15))]  # windows of 5, 4, 3, 2, 1 µs a step
+    assert clock.sample() == Sample(pytest.approx(2.0), pytest.approx(3.0))
+
+
+def test_figures_are_medians_of_what_each_round_gave() -> None:
+    row = duel_row(outcome(Duel("tool", contenders.plain), (100, 150), (200, 240), (100, 190)))
+    assert row.cells == ("tool", "190", "100", "+50", "1.50", "+58", "1.50", "equal")
+    whole = duel_row(outcome(Duel("tool", contenders.plain, steady=False), (100, 150)))
+    assert whole.cells[1:5] == ("159", "101", "+58", "1.57")
+
+
+def test_row_without_rounds_misses_its_bounds() -> None:
+    row = duel_row(Outcome(replace(OURS, name="ours"), error="ImportError: no"))
+    assert row.cells == ("ours", "ImportError: no") and not any(claim.met for claim in row.claims)
+    table = Table("T", ("a", "b", "c"), (row,))
+    assert str(table).splitlines()[-1] == "| ours | ImportError: no |  | ≤ 1.1×; ≤ 40 µs over | NO: nan; NO: nan |"
+
+
+def test_claims_know_bound_and_aim() -> None:
+    assert [Claim("≤ {}", value, 10, aim=8).verdict for value in (7.0, 9.0, 11.0, math.nan)] == [
+        "yes, aim too",
+        "yes, aim 8 not",
+        "NO: 11",
+        "NO: nan",
+    ]
+    assert Claim("≥ {}", 36, 35, at_least=True).met and not Claim("≥ {}", 34, 35, at_least=True).met
+
+
+def test_ours_is_held_against_lightning_and_the_nearest_peer_that_was_there() -> None:
+    lightning, fabric, keras = chosen(PEERS, {"Lightning", "Fabric", "Keras 3 on torch"})
+    rows = judged(
+        [outcome(OURS, (400, 430)), outcome(lightning, (400, 1900)), outcome(fabric, (400, 480)), Outcome(keras, error="no keras")]
+    )
+    assert [(str(claim), claim.verdict) for claim in rows[0].claims] == [
+        ("≤ 1.1×", "yes, aim too"),
+        ("≤ 40 µs over", "yes, aim too"),
+        ("Lightning's overhead ≥ 35×", "yes"),
+        ("Fabric's overhead ≥ 1×", "yes"),
+    ]
+    assert not any(row.claims for row in rows[1:])
+    assert less_than(outcome(OURS, (400, 450)), None, 35) == []
+
+
+def test_table_is_met_only_where_all_claims_are() -> None:
+    rows = Row(("x", "1"), (Claim("≤ {}", 1, 2),)), Row(("y", "3"), (Claim("≤ {}", 3, 2),))
+    assert Table("T", ("what", "n"), rows[:1]).met and not Table("T", ("what", "n"), rows).met
+    assert str(Table("T", ("what", "n"), rows, "A note.")) == (
+        "## T\n\n| what | n | bound | met |\n| --- | ---: | --- | --- |\n| x | 1 | ≤ 2 | yes |\n| y | 3 | ≤ 2 | NO: 3 |\n\nA note."
+    )
