@@ -146,6 +146,21 @@ class Meter:
         blocks, self._flushed = self._flushed, []
         return blocks
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything this pass has gathered, as floats, and as tensors where they are kept."""
+        self.flush()
+        names = ("keep_tensors", "n_batches", "kept_bytes", "_sums", "_weights", "_flushed")
+        return {name: getattr(self, name) for name in names} | {"_keys": sorted(self._keys or ()), "_log": dict(self._log)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was made."""
+        self.reset()
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._keys = frozenset(state["_keys"]) if state["_keys"] else None
+        self._log = EpochLog(state["_log"])
+        self._flushed = [(block, samples) for block, samples in state["_flushed"]]
+
     @property
     def log(self) -> EpochLog:
         """This pass's values by key, up to the newest batch."""

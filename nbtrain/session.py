@@ -39,7 +39,7 @@ from .views.notebook import open_view
 from .views.text import View
 
 # %% auto #0
-__all__ = ["BestWeights", "seed_all", "Owner", "run", "LoaderModule", "run_batch", "collect"]
+__all__ = ["BestWeights", "seed_all", "Owner", "run", "LoaderModule", "conclude", "run_batch", "collect"]
 
 
 # %% ../nbs/28_session.ipynb #a1f1785a
@@ -144,6 +144,9 @@ class Owner(Steps, Protocol):
     given: dict[str, Any]  # the arguments it was made with
     log_bar: bool
     lean_loops: bool
+    first_epoch: int  # the finished epochs when the run at hand began
+    resumed: bool  # a state was loaded since the last run
+    continues_run: bool  # and the run to come is the very run that was saved
     seed: int | None
     result: RunResult | None
     sinks: list[View]
@@ -151,6 +154,7 @@ class Owner(Steps, Protocol):
     @property
     def title(self) -> str: ...
     def lightning_args(self) -> dict[str, Any]: ...
+    def read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]: ...
 
 
 def run(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None = None) -> RunResult:
@@ -162,6 +166,8 @@ def run(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterabl
     with _sinks(owner):
         arguments = owner.lightning_args()
         goal = owner.counts.epoch + (n_epoch if owner.mode == "train" else 0)
+        if not owner.continues_run:
+            owner.first_epoch = owner.counts.epoch
         owner.recorder.start(goal, _header(owner, arguments, loader, valid_loader))
         _put_right(owner)
         if owner.recorder.run == 1 and (version := unknown_version()):
@@ -175,6 +181,8 @@ def run(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterabl
                 _name_place(error, owner.recorder.place)
             _finish(owner, "interrupted" if interrupted else "failed", _reason(error, owner.recorder.place))
             raise
+        finally:
+            owner.resumed = owner.continues_run = False
         return _finish(owner, status, reason)
 
 
@@ -189,13 +197,14 @@ def _drive(
         use_lean_loops(trainer, lean=owner.lean_loops)
         if owner.mode == "test":
             for _ in range(n_epoch):
-                trainer.test(module, as_loader(loader), verbose=False)
+                trainer.test(module, owner.read_loader(as_loader(loader), training=False), verbose=False)
         else:
             _go_on(trainer, owner.counts)
             if finds_batch_size:
                 trainer.fit(module)
             else:
-                trainer.fit(module, as_loader(loader), None if valid_loader is None else as_loader(valid_loader))
+                valid = None if valid_loader is None else owner.read_loader(as_loader(valid_loader), training=False)
+                trainer.fit(module, owner.read_loader(as_loader(loader), training=True), valid)
     if owner.mode == "train" and owner.counts.epoch < goal:
         return "stopped", _why_stopped(trainer)
     return "completed", ""
@@ -206,16 +215,17 @@ class LoaderModule(StepModule):
 
     def __init__(self, owner: Owner, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
         super().__init__(owner)
+        self.owner: Owner = owner
         if not isinstance(loader, DataLoader) or loader.batch_size is None:
             raise ConfigError(
                 "BatchSizeFinder needs a DataLoader with a batch_size.", remedy="Leave the callback out, or give a DataLoader."
             )
         self.batch_size, self._loader = loader.batch_size, loader
         if valid_loader is not None:  # a val_dataloader that gave nothing would be a warning
-            self.val_dataloader = lambda: as_loader(valid_loader)
+            self.val_dataloader = lambda: owner.read_loader(as_loader(valid_loader), training=False)
 
     def train_dataloader(self) -> Any:
-        return with_batch_size(self._loader, self.batch_size)
+        return self.owner.read_loader(with_batch_size(self._loader, self.batch_size), training=True)
 
 
 @contextmanager
@@ -293,6 +303,7 @@ def _header(owner: Owner, arguments: dict[str, Any], loader: Iterable[Any], vali
         "monitor": owner.monitor,
         "monitor_mode": owner.monitor_mode,
         "best": owner.history.best,
+        "resumed": owner.resumed,
         "n_train_batches": _n_batches(loader, arguments.get("limit_train_batches")),
         "n_valid_batches": _n_batches(valid_loader, arguments.get("limit_val_batches")),
     }
@@ -335,9 +346,15 @@ def _reason(error: BaseException, place: str) -> str:
 def _finish(owner: Owner, status: Status, reason: str) -> RunResult:
     """Write the weights, tell the end, and make the result."""
     history = owner.history
-    if owner.run_dir is not None and history.epochs:
+    if owner.run_dir is not None and history.epochs and history.epochs[-1].path is None:
         _save_weights(owner, owner.run_dir)
     owner.recorder.end(status, reason)
+    return conclude(owner, status, reason)
+
+
+def conclude(owner: Owner, status: Status, reason: str = "") -> RunResult:
+    """Set and return the result of what was measured so far."""
+    history = owner.history
     last = history.tests[-1] if owner.mode == "test" and history.tests else history.last
     owner.result = RunResult(status, reason, history.best, last, last.metrics if last is not None else {}, history, owner.run_dir)
     return owner.result
