@@ -102,6 +102,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'nbtrain.addons.state._checked': ('addons.state.html#_checked', 'nbtrain/addons/state.py'),
                                       'nbtrain.addons.state._config': ('addons.state.html#_config', 'nbtrain/addons/state.py'),
                                       'nbtrain.addons.state._delete': ('addons.state.html#_delete', 'nbtrain/addons/state.py'),
+                                      'nbtrain.addons.state._first_line': ('addons.state.html#_first_line', 'nbtrain/addons/state.py'),
                                       'nbtrain.addons.state._from_outside': ('addons.state.html#_from_outside', 'nbtrain/addons/state.py'),
                                       'nbtrain.addons.state._is_whole': ('addons.state.html#_is_whole', 'nbtrain/addons/state.py'),
                                       'nbtrain.addons.state._own_part': ('addons.state.html#_own_part', 'nbtrain/addons/state.py'),

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 
 from .data import StatefulLoader
@@ -114,7 +115,7 @@ class ResumableLoader:
         self._next = state, random
 
     def _length(self) -> int | None:
-        return len(self.loader) if isinstance(self.loader, Sized) else None
+        return sized_len(self.loader)
 
     def _place(self) -> dict[str, Any]:
         """Where the loader is by itself: its own state, or that of its generators."""

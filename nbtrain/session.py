@@ -11,13 +11,14 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
 from lightning.pytorch.callbacks import BatchSizeFinder
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -288,9 +289,10 @@ def _n_batches(loader: Iterable[Any] | None, limit: Any) -> int | None:
     """How many batches a pass will have under Lightning's `limit`; None where nobody knows."""
     if loader is None:
         return 0
-    if not isinstance(loader, Sized):
+    n = sized_len(loader)
+    if n is None:
         return limit if type(limit) is int else None
-    return len(loader) if limit is None else min(limit, len(loader)) if type(limit) is int else int(len(loader) * limit)
+    return n if limit is None else min(limit, n) if type(limit) is int else int(n * limit)
 
 
 def _header(owner: Owner, arguments: dict[str, Any], loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> dict[str, Any]:

@@ -180,8 +180,11 @@ class _StateKeeper(Checkpoint):
         for error in errors:
             if self.addon.stop_on_save_error:
                 raise error
-            first_line = str(error).partition("\n")[0]
-            self.owner.recorder.note(f"a state was not saved: {first_line}")
+            self.owner.recorder.note(f"a state was not saved: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _is_whole(module: L.LightningModule) -> bool:
@@ -278,6 +281,7 @@ class StateManagerAddon(AddOnBase):
 
     def save_state(self, trainer: Any) -> Path:
         """Save the state now. Returns the path of the checkpoint. Raises CheckpointError where it can't be written."""
+        self.folder(trainer)
         state = _from_outside(trainer, self.rest)
         state["nbtrain"] = _own_part(trainer, None, None, random_state(), self.open_loader)
         writer = Writer()
@@ -291,7 +295,7 @@ class StateManagerAddon(AddOnBase):
         """Hand `state` to the writer. Links are set, and old checkpoints go, when it is on the disk."""
         counts = trainer.counts
         suffix = ".ckpt" if self.save_format == "ckpt" else ""
-        path = self.folder(trainer) / f"epoch={counts.epoch}-step={counts.update}{suffix}"
+        path = trainer.run_dir / _FOLDER / f"epoch={counts.epoch}-step={counts.update}{suffix}"
         names = [name for name, wanted in (("last", self.save_last), ("best", is_best)) if wanted]
 
         def settle(path: Path) -> None:
@@ -330,7 +334,7 @@ class StateManagerAddon(AddOnBase):
         for run in run_folders(trainer.save_path):
             newest = newest_valid(run / _FOLDER)
             for error in newest.skipped:
-                trainer.recorder.note(f"skipped: {str(error).partition(chr(10))[0]}")
+                trainer.recorder.note(f"skipped: {_first_line(error)}")
             if newest.path is not None:
                 return newest.path
         return None
@@ -366,9 +370,13 @@ class StateManagerAddon(AddOnBase):
         if own["finished"] is None and trainer.history.epochs:
             trainer.history.epochs[-1].path = path
         best = next((link.resolve() for link in (path.with_name("best.ckpt"), path.with_name("best")) if link.exists()), None)
-        trainer.best_weights = _weights(read_checkpoint(best)) if best is not None else None
+        trainer.best_weights = None
         if best is not None and trainer.history.best is not None:
-            trainer.history.best.path = best
+            try:
+                trainer.best_weights = _weights(read_checkpoint(best))
+                trainer.history.best.path = best
+            except CheckpointError as error:
+                trainer.recorder.note(f"the best weights are lost: {_first_line(error)}")
 
 
 def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
