@@ -140,11 +140,14 @@ class Meter:
         self._sums[name] = self._sums.get(name, 0.0) + sum(value * n for value, n in zip(values, samples))
         self._weights[name] = self._weights.get(name, 0.0) + sum(samples)
 
-    def take(self) -> list[tuple[dict[str, list[float]], list[int]]]:
-        """The blocks since the last `take`: values by name, and the samples of each batch."""
+    def take(self) -> tuple[dict[str, list[float]], list[int]]:
+        """What was gathered since the last `take`: values by name, NaN where a batch had none, and the samples of each batch."""
         self.flush()
         blocks, self._flushed = self._flushed, []
-        return blocks
+        names = dict.fromkeys(name for block, _ in blocks for name in block)
+        empty = [[math.nan] * len(samples) for _, samples in blocks]
+        values = {name: [v for (block, _), nans in zip(blocks, empty) for v in block.get(name, nans)] for name in names}
+        return values, [n for _, samples in blocks for n in samples]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything this pass has gathered, as floats, and as tensors where they are kept."""

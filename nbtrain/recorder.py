@@ -124,7 +124,8 @@ class Recorder(L.Callback):
         if self._phase == "idle":
             return
         prefix = "val" if self._phase == "valid" else self._phase
-        for values, samples in self.owner.meters[_MODE[self._phase]].take():
+        values, samples = self.owner.meters[_MODE[self._phase]].take()
+        if samples:
             named = {f"{prefix}_{name}": column for name, column in values.items()}
             self.tell("steps", {"values": named, "n": len(samples), "samples": sum(samples), "lr": self._rate()})
         self._hint_at_memory()

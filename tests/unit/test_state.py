@@ -125,7 +125,7 @@ def outcome(trainer: Any) -> dict[str, Any]:
         "epochs": without_times(history.epochs),
         "best": without_times([history.best]),
         "best weights": {name: value.tolist() for name, value in trainer.best_weights.items()},
-        "steps": {phase: (list(table.steps), {n: list(c) for n, c in table.columns.items()}) for phase, table in history.steps.items()},
+        "steps": str({phase: table.state_dict() for phase, table in history.steps.items()}),
         "counts": str(trainer.counts),
         "metrics": (trainer.train_metrics, trainer.test_metrics, dict(trainer.log_train)["loss"]),
         "random": (torch.rand(3).tolist(), random.random(), np.random.rand()),
@@ -294,7 +294,8 @@ def test_a_damaged_newest_state_is_skipped_and_said(tmp_path: Path) -> None:
     two = make_trainer(Saving, save_path=tmp_path, keep_source=False)
     two.run(3, make_loader(), resume="auto")
     notes = [line for line in (two.run_dir / "events.jsonl").read_text().splitlines() if '"kind":"note"' in line]
-    assert "skipped: " in notes[-2] and "resumed from epoch=1-step=5.ckpt" in notes[-1]
+    texts = ("skipped: ", "the best weights are lost: ", "resumed from epoch=1-step=5.ckpt")
+    assert [text in note for text, note in zip(texts, notes, strict=True)] == [True, True, True]
     assert same_weights(one.model, two.model) is False and two.counts.epoch == 3
 
 
@@ -329,9 +330,7 @@ def test_a_missing_path_is_an_error(tmp_path: Path) -> None:
 def test_another_model_is_named(tmp_path: Path) -> None:
     one = make_trainer(Saving, save_path=tmp_path)
     one.run(1, make_loader())
-    with pytest.raises(
-        CheckpointError, match="weights of another model than Linear: weight is missing, bias is missing, 0.weight is unknown"
-    ):
+    with pytest.raises(CheckpointError, match="weights of another model than Linear: weight is missing, bias is missing"):
         make_trainer(Saving, save_path=tmp_path, model=nn.Linear(8, 1)).load_state()
 
 
@@ -370,6 +369,8 @@ class FolderGone(Callback):
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.current_epoch == 1:
+            keeper: Any = next(callback for callback in trainer.checkpoint_callbacks)
+            keeper.writer.wait()
             folder = self.root / "run-001" / "checkpoints"
             folder.rename(self.root / "gone")
             folder.touch()
