@@ -151,6 +151,7 @@ class Owner(Steps, Protocol):
     @property
     def title(self) -> str: ...
     def lightning_args(self) -> dict[str, Any]: ...
+    def as_read(self, loader: Iterable[Any]) -> Iterable[Any]: ...
 
 
 def run(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None = None) -> RunResult:
@@ -189,13 +190,14 @@ def _drive(
         use_lean_loops(trainer, lean=owner.lean_loops)
         if owner.mode == "test":
             for _ in range(n_epoch):
-                trainer.test(module, as_loader(loader), verbose=False)
+                trainer.test(module, owner.as_read(as_loader(loader)), verbose=False)
         else:
             _go_on(trainer, owner.counts)
             if finds_batch_size:
                 trainer.fit(module)
             else:
-                trainer.fit(module, as_loader(loader), None if valid_loader is None else as_loader(valid_loader))
+                valid = None if valid_loader is None else owner.as_read(as_loader(valid_loader))
+                trainer.fit(module, owner.as_read(as_loader(loader)), valid)
     if owner.mode == "train" and owner.counts.epoch < goal:
         return "stopped", _why_stopped(trainer)
     return "completed", ""

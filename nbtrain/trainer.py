@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from . import session
 from .addons.base import AddOnBase, options, ordered
 from .addons.optim import GradientClipAddon, SchedulerAddon
+from .addons.speed import CompileAddon
 from .arguments import Device, check_lightning, check_mode, device_args, make_optimizer, resolve_device, resolve_monitor
 from .errors import AddonError, CheckpointError, ConfigError, OptionError, StepError, nearest
 from .history import History, RunResult
@@ -80,6 +81,7 @@ class Trainer:
         log_bar: Show the progress.
         scheduler_step_on_batch: A scheduler instance steps per batch instead.
         gradient_clip: The largest global gradient norm; 0 for no clipping.
+        compile: Compile the model with `torch.compile`: True, a mode such as "max-autotune", or a dict of its keywords.
         precision: "fp32", "bf16", "fp16", or what Lightning calls a precision.
         seed: Seeds all random numbers when the first run begins.
         save_path: Where run folders go; without it nothing touches the disk.
@@ -105,6 +107,7 @@ class Trainer:
         log_bar: bool = True,
         scheduler_step_on_batch: bool = False,
         gradient_clip: float = 0.0,
+        compile: bool | str | dict[str, Any] | None = None,
         precision: Any = None,
         seed: int | None = None,
         save_path: str | Path | None = None,
@@ -130,6 +133,7 @@ class Trainer:
         self.monitor_mode: MonitorMode = resolve_monitor(monitor, monitor_mode)
         self._lightning = check_lightning(lightning or {})
         shared = {"scheduler": scheduler, "scheduler_step_on_batch": scheduler_step_on_batch, "gradient_clip": gradient_clip}
+        shared |= {"compile": compile} if compile is not None else {}
         self._addons = _make_addons(type(self), addon_options, shared)
 
         self.counts = Counts()
@@ -339,6 +343,12 @@ class Trainer:
             args["enable_model_summary"] = True
         return args
 
+    def as_read(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """`loader` as a run reads it: an addon may put something of its own around it."""
+        for addon in self._addons.values():
+            loader = addon.loader(self, loader)
+        return loader
+
     def _emit(self, event: Event) -> None:
         for sink in self.sinks:
             sink.update(event)
@@ -408,7 +418,9 @@ def _check_options(kind: type[Trainer], given: Iterable[str]) -> None:
 def _make_addons(kind: type[Trainer], given: dict[str, Any], shared: dict[str, Any]) -> dict[type[AddOnBase], AddOnBase]:
     """The addons of a class with their options. `shared` are options that the trainer itself takes for its shorthands."""
     shorthands = [
-        addon for addon, wanted in ((GradientClipAddon, shared["gradient_clip"]), (SchedulerAddon, shared["scheduler"])) if wanted
+        addon
+        for addon, option in ((GradientClipAddon, "gradient_clip"), (SchedulerAddon, "scheduler"), (CompileAddon, "compile"))
+        if shared.get(option)
     ]
     kinds = ordered((*kind.addons, *shorthands))
     return {addon: addon(**{n: v for n, v in {**shared, **given}.items() if n in options(addon)}) for addon in kinds}

@@ -35,6 +35,7 @@ ORDER = [
     "provenance",
     "addons.base",
     "addons.optim",
+    "addons.speed",
     "arguments",
     "session",
     "inspection",

@@ -48,6 +48,10 @@ class AddOnBase:
         """Arguments for `lightning.Trainer`."""
         return {}
 
+    def loader(self, trainer: Any, loader: Iterable[Any]) -> Iterable[Any]:
+        """The loader as the runs read it."""
+        return loader
+
 
 # %% ../../nbs/23_addons.base.ipynb #71469797
 def options(addon: type[AddOnBase]) -> dict[str, Field[Any]]:
