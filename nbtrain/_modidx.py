@@ -108,6 +108,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'nbtrain.addons.speed._Graphed.on_train_epoch_start': ( 'addons.speed.html#_graphed.on_train_epoch_start',
                                                                                               'nbtrain/addons/speed.py'),
                                       'nbtrain.addons.speed._constants': ('addons.speed.html#_constants', 'nbtrain/addons/speed.py'),
+                                      'nbtrain.addons.speed._each': ('addons.speed.html#_each', 'nbtrain/addons/speed.py'),
                                       'nbtrain.addons.speed._is_capturable': ( 'addons.speed.html#_is_capturable',
                                                                                'nbtrain/addons/speed.py'),
                                       'nbtrain.addons.speed._items': ('addons.speed.html#_items', 'nbtrain/addons/speed.py'),

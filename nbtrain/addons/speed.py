@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import lightning as L
 import torch
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -200,7 +201,12 @@ class GraphedStep:
         if parameter.grad is not gradient:  # an eager step was in between
             for parameter, gradient in self._gradients:
                 parameter.grad = gradient
-        return {name: value.clone() if isinstance(value, Tensor) else value for name, value in self._output.items()}
+        return _each(self._output, Tensor.clone)
+
+
+def _each(output: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """`output` with `change` of its tensors; for what is a tensor itself this is the short way."""
+    return {name: change(value) if type(value) is Tensor else apply_to_collection(value, Tensor, change) for name, value in output.items()}
 
 
 # %% ../../nbs/26_addons.speed.ipynb #f61d614e
@@ -232,9 +238,15 @@ def _is_capturable(optimizer: Optimizer) -> bool:
 
 # %% ../../nbs/26_addons.speed.ipynb #439603ef
 def _constants(optimizer: Optimizer) -> list[Any]:
-    """What of the optimizer's options is no content of a tensor."""
-    named = [item for group in optimizer.param_groups for item in group.items()]
-    return [id(value) if isinstance(value, Tensor) else value for name, value in named if name != "params"]
+    """What of the optimizer's options is no content of a tensor on the device of its parameters."""
+    device = optimizer.param_groups[0]["params"][0].device
+
+    def constant(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return id(value) if value.device == device else value.tolist()  # what is on the host is read in the capture
+
+    return [constant(value) for group in optimizer.param_groups for name, value in group.items() if name != "params"]
 
 
 def _places(module: L.LightningModule, optimizer: Optimizer) -> list[Any]:
@@ -288,10 +300,7 @@ class GraphedTraining:
 
     def _holds(self) -> bool:
         if self._constants != _constants(self.optimizer):
-            self.step, self.broken = (
-                None,
-                "an option of the optimizer has changed (a rate that changes must be a tensor: lr=torch.tensor(1e-3))",
-            )
+            self.step, self.broken = None, "an option of the optimizer has changed (a rate that changes must be a tensor on the device)"
         return self.step is not None
 
     def _capture(self, batch: Any) -> None:
@@ -313,7 +322,7 @@ class GraphedTraining:
         self.optimizer.zero_grad()
         output["loss"].backward()
         self.optimizer.step()
-        return {name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()}
+        return _each(output, Tensor.detach)
 
 
 # %% ../../nbs/26_addons.speed.ipynb #976889c8
@@ -365,7 +374,7 @@ class CudaGraphAddon(AddOnBase):
 
     Your `train_step` runs in Python for the eager batches and for the capture only: what it computes from anything but the batch
     and the weights is frozen. It must not wait for the device. The optimizer must be made with `capturable=True`, and with `lr` as a
-    tensor where a schedule changes it. Where a graph can't be right, the run says why, once, and goes on eagerly.
+    tensor on the device where a schedule changes it. Where a graph can't be right, the run says why, once, and goes on eagerly.
     Not together with `compile="reduce-overhead"`, which makes graphs of its own.
     """
 

@@ -19,7 +19,8 @@ from samples import Regress, make_data, make_loader, make_model, make_trainer, m
 from torch import nn
 
 from nbtrain import AddOnBase, ConfigError, OptionError, StepError, Trainer
-from nbtrain.addons.speed import CompileAddon, CudaGraphAddon, CudaGraphs, Graphs, PrefetchAddon, compile_in_place, form_of
+from nbtrain.addons.speed import CompileAddon, CudaGraphAddon, CudaGraphs, Graphs, PrefetchAddon, _constants, compile_in_place, form_of
+from nbtrain.batches import tensors
 from nbtrain.prefetching import Prefetcher
 
 # -- compilation
@@ -120,14 +121,17 @@ def test_lightning_checkpoint_goes_from_compiled_to_plain_and_back(tmp_path: Pat
         assert torch.equal(loaded.predict(torch.ones(4, 8)), trainer.predict(torch.ones(4, 8)))
 
 
-def test_summary_and_check_see_the_layers_of_a_compiled_model() -> None:
-    plain, compiled = make_trainer(), make_trainer(compile=EAGER)
+@pytest.mark.parametrize("make", [Own, make_model])
+def test_summary_and_check_see_the_layers_of_a_compiled_model(make: Callable[[], nn.Module]) -> None:
+    plain, compiled = make_trainer(model=make()), make_trainer(model=make(), compile=EAGER)
+    loader = make_loader(64, shuffle=False)
     for trainer in (plain, compiled):
-        torch.manual_seed(5)
-        trainer.run(1, make_loader())
-    batch = next(iter(make_loader(own_generator=True)))
-    assert compiled.summary(batch).rows == plain.summary(batch).rows
+        trainer.run(1, loader, loader)
+    batch = next(iter(loader))
+    rows = compiled.summary(batch).rows
     compiled.check(batch)
+    compiled.evaluate(loader)
+    assert rows == plain.summary(batch).rows and len(rows) == 4
 
 
 def test_model_that_is_compiled_already_stays_as_it_is() -> None:
@@ -217,7 +221,7 @@ class OnCpu:
         with torch.no_grad():
             for tensor, value in zip(held, before):
                 tensor.copy_(value)
-            for value in (*static.values(), *(p.grad for p in parameters)):
+            for value in (*tensors(static), *(p.grad for p in parameters)):
                 value.fill_(torch.nan)  # nothing has been computed yet
         torch.set_rng_state(random_state)
         gradients = [parameter.grad for parameter in parameters]
@@ -229,8 +233,8 @@ class OnCpu:
             for parameter, gradient, shown in zip(parameters, gradients, seen):
                 gradient.copy_(parameter.grad)
                 parameter.grad = shown  # a replay changes no attribute
-            for name, value in computed.items():
-                static[name].copy_(value)
+            for old, new in zip(tensors(static), tensors(computed)):
+                old.copy_(new)
 
         return static, replay
 
@@ -338,8 +342,37 @@ def test_a_rate_that_changes_as_a_number_ends_the_replays() -> None:
         torch.manual_seed(5)
         trainer.run(2, make_loader(own_generator=True))
     assert calls.count("replay") == 2 and calls.count("capture") == 1 and same_weights(ours.model, theirs.model)
-    reason = "an option of the optimizer has changed (a rate that changes must be a tensor: lr=torch.tensor(1e-3))"
+    reason = "an option of the optimizer has changed (a rate that changes must be a tensor on the device)"
     assert notes == [f"No CUDA graph: {reason}. The steps run eagerly."]
+
+
+def test_a_rate_in_a_tensor_of_the_host_is_a_number_to_the_graph() -> None:
+    def told(device: str) -> list[Any]:
+        rate = torch.tensor(1e-2)
+        optimizer = torch.optim.Adam([torch.zeros(2, device=device)], lr=rate)
+        before = _constants(optimizer)
+        rate.fill_(0.5)
+        return [before == _constants(optimizer), _constants(optimizer)[0] == 0.5]
+
+    assert told("cpu") == [True, False] and told("meta") == [False, True]
+
+
+def test_tensors_in_lists_and_dicts_of_an_output_are_copied_too() -> None:
+    class Rich(Reads):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            output = super().train_step(batch)
+            return output | {"parts": {"x": [batch[0] * 2], "n": 3}, "share": 0.5}
+
+        def metric_on_epoch_end(self) -> dict[str, Any]:
+            self.kept = self.log_train["parts"]
+            return {}
+
+    (ours, calls, _), theirs = graphed(Rich), plain(Rich)
+    for trainer in (ours, theirs):
+        torch.manual_seed(5)
+        trainer.run(2, make_loader(own_generator=True))
+    assert calls.count("replay") == 5
+    assert all(torch.equal(a["x"][0], b["x"][0]) and a["n"] == b["n"] == 3 for a, b in zip(ours.kept, theirs.kept))
 
 
 def test_layers_that_are_frozen_in_mid_run_make_a_new_graph() -> None:
