@@ -420,7 +420,7 @@ def _make_addons(kind: type[Trainer], given: dict[str, Any], shared: dict[str, A
     shorthands = [
         addon
         for addon, option in ((GradientClipAddon, "gradient_clip"), (SchedulerAddon, "scheduler"), (CompileAddon, "compile"))
-        if shared.get(option)
+        if shared.get(option) not in (None, False)
     ]
     kinds = ordered((*kind.addons, *shorthands))
     return {addon: addon(**{n: v for n, v in {**shared, **given}.items() if n in options(addon)}) for addon in kinds}

@@ -146,6 +146,7 @@ def test_compile_false_switches_the_addon_off() -> None:
     trainer = make_trainer(Regress.add_on(CompileAddon), compile=False)
     trainer.run(1, make_loader())
     assert trainer.model._compiled_call_impl is None and make_trainer(Regress.add_on(CompileAddon))[CompileAddon].compile is True
+    assert make_trainer(compile={})[CompileAddon].compile == {}
 
 
 @pytest.mark.parametrize(
