@@ -24,7 +24,10 @@ _PUBLIC = {
     "ProgressChecker": "trainer",
     "RunResult": "history",
     "SchedulerAddon": "addons.optim",
+    "SeededLoader": "seeded",
+    "StateManagerAddon": "addons.state",
     "StepError": "errors",
+    "TensorLoader": "data",
     "Trainer": "trainer",
     "load_run": "history",
 }
@@ -46,6 +49,9 @@ if TYPE_CHECKING:
     from nbtrain.records import Event as Event
     from nbtrain.records import Plan as Plan
     from nbtrain.records import Progress as Progress
+    from nbtrain.seeded import SeededLoader as SeededLoader
+    from nbtrain.addons.state import StateManagerAddon as StateManagerAddon
+    from nbtrain.data import TensorLoader as TensorLoader
     from nbtrain.trainer import ProgressChecker as ProgressChecker
     from nbtrain.trainer import Trainer as Trainer
 

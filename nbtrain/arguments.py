@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.data import sized_len
 from torch import nn
 from torch.optim import Optimizer
 
@@ -132,7 +133,7 @@ def check_run(mode: str, n_epoch: int, loader: Iterable[Any], valid_loader: Iter
             continue
         if not isinstance(given, Iterable):
             raise ConfigError(f"{name}={given!r} can't be iterated.", remedy="Give a DataLoader, or any iterable of batches.")
-        if isinstance(given, Sized) and len(given) == 0:
+        if sized_len(given) == 0:
             raise ConfigError(f"The {name} is empty: it has no batch.", remedy="Look at the dataset's length, and at drop_last=True.")
 
 

@@ -9,7 +9,7 @@ import csv
 import importlib.util
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = ["StepTable", "Row", "History", "RunResult", "open_run_folder", "RunFolder", "find_run", "read_events", "load_run"]
+__all__ = ["StepTable", "Row", "History", "RunResult", "run_folders", "open_run_folder", "RunFolder", "find_run", "read_events", "load_run"]
 
 
 # %% ../nbs/07_history.ipynb #df4b47df
@@ -53,6 +53,23 @@ class StepTable:
             self._stride *= 2
             self.steps = self.steps[::2]
             self.columns = {name: column[::2] for name, column in self.columns.items()}
+
+    def drop_after(self, step: int) -> None:
+        """Forget the rows past `step`: a run that was taken up again goes through them once more."""
+        n = sum(s <= step for s in self.steps)
+        self.steps = self.steps[:n]
+        self.columns = {name: column[:n] for name, column in self.columns.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain lists of numbers."""
+        columns = {name: list(column) for name, column in self.columns.items()}
+        return {"steps": list(self.steps), "columns": columns, "stride": self._stride, "seen": self._seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become the table that `state_dict` was made of."""
+        self.steps = array("q", state["steps"])
+        self.columns = {name: array("d", column) for name, column in state["columns"].items()}
+        self._stride, self._seen = state["stride"], state["seen"]
 
     def __getitem__(self, name: str) -> list[float]:
         """The values of one metric."""
@@ -94,6 +111,8 @@ class History:
         """Take `event` in."""
         if event.kind == "start":
             self.monitor, self.monitor_mode = event.data["monitor"], event.data["monitor_mode"]
+            if event.data.get("resumed"):
+                self._drop_after(event.progress.step)
         elif event.kind == "steps":
             n = event.data["n"]
             self.steps[event.progress.phase].add(event.progress.step - n + 1, n, event.data["values"])
@@ -101,6 +120,24 @@ class History:
             self.epochs.append(Row(event.data["row"]))
         elif event.kind == "test":
             self.tests.append(Row(event.data["row"]))
+
+    def _drop_after(self, step: int) -> None:
+        self.epochs = [row for row in self.epochs if row["step"] <= step]
+        self.tests = [row for row in self.tests if row["step"] <= step]
+        for table in self.steps.values():
+            table.drop_after(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything measured, as plain data."""
+        rows = {"epochs": [dict(row) for row in self.epochs], "tests": [dict(row) for row in self.tests]}
+        return {"monitor": self.monitor, "mode": self.monitor_mode, **rows, "steps": {p: t.state_dict() for p, t in self.steps.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become the history that `state_dict` was made of."""
+        self.monitor, self.monitor_mode = state["monitor"], state["mode"]
+        self.epochs, self.tests = [Row(row) for row in state["epochs"]], [Row(row) for row in state["tests"]]
+        for phase, table in state["steps"].items():
+            self.steps[phase].load_state_dict(table)
 
     @property
     def last(self) -> Row | None:
@@ -185,12 +222,17 @@ def _run_number(path: Path) -> int:
     return int(number) if number.isdecimal() else 0
 
 
+def run_folders(save_path: str | Path) -> list[Path]:
+    """The run folders in `save_path`, the newest first."""
+    return sorted(Path(save_path).glob("run-*"), key=_run_number, reverse=True)
+
+
 def open_run_folder(save_path: str | Path) -> Path:
     """Make and return the next free `run-NNN` in `save_path`. Raises ConfigError where it can't be made."""
     root = Path(save_path)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        number = max(map(_run_number, root.glob("run-*")), default=0)
+        number = max(map(_run_number, run_folders(root)), default=0)
         while True:
             number += 1
             folder = root / f"run-{number:03}"
@@ -215,6 +257,7 @@ class RunFolder:
 
     def update(self, event: Event) -> None:
         if self._file is None:
+            _drop_cut_line(self.path / "events.jsonl")
             self._file = open(self.path / "events.jsonl", "a", encoding="utf-8")
         self._file.write(event.to_json() + "\n")
         self._file.flush()
@@ -228,6 +271,13 @@ class RunFolder:
             self.history.to_csv(self.path / "history.csv")
         if self.history.epochs:
             (self.path / "curves.png").write_bytes(plots.png(self.history.plot()))
+
+
+def _drop_cut_line(file: Path) -> None:
+    """A kill may have cut the last line off; what is appended must not become a part of it."""
+    if file.exists() and not (content := file.read_bytes()).endswith(b"\n"):
+        with open(file, "r+b") as stream:
+            stream.truncate(content.rfind(b"\n") + 1)
 
 
 def find_run(path: str | Path) -> Path:

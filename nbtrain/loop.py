@@ -275,7 +275,7 @@ class _TrainingPass(_Pass):
         """After the batch: Lightning's logs and validation, where there is something to log or to validate."""
         loop, trainer = self.loop, self.trainer
         n = self.total.ready if trainer.check_val_every_n_epoch is None else self.current.ready
-        validates = self.validates and n % (trainer.val_check_batch or 1) == 0
+        validates = loop.validate_next or (self.validates and n % (trainer.val_check_batch or 1) == 0)
         if validates or self.is_last() or trainer.should_stop or self.signals.received_sigterm or self.has_schedulers:
             if self.logs_anything():
                 self.connector.on_batch_end()
@@ -394,7 +394,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop; a short one where `why_not_lean` has no objection.
 
     `stood_aside` says why the newest epoch ran on Lightning's own: empty where it ran on the short one, None before the first.
-    `start_at`: how many batches of the first epoch are finished already.
+    `start_at`: how many batches of the first epoch are finished already. `validate_next`: validate after this batch, once.
     `whole_step`: does forward, backward and the optimizer's step of a batch in one, where it is set when an epoch begins. It is
     given the batch and a function that does them in the usual way; it returns what the step returned, its loss without a gradient,
     or None where it has called that function.
@@ -402,6 +402,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     lean = True
     start_at = 0
+    validate_next = False
     stood_aside: str | None = None
     whole_step: WholeStep | None = None
 
@@ -416,7 +417,14 @@ class LeanEpochLoop(_TrainingEpochLoop):
         self.stood_aside = self._objection(data_fetcher)
         if self.stood_aside:
             super().run(data_fetcher)
-            return
+        else:
+            self._run_lean(data_fetcher)
+        batches = _only_iterator(data_fetcher)
+        if batches is not None and data_fetcher.fetched == len(data_fetcher.combined_loader.flattened[0]):
+            # A plain loop asks until there is no more, and a RandomSampler with a generator of its own draws from it then
+            next(batches, None)
+
+    def _run_lean(self, data_fetcher: _DataFetcher) -> None:
         self.reset()
         self.on_run_start(data_fetcher)
         data_fetcher._start_profiler = data_fetcher._stop_profiler = _nothing
@@ -424,6 +432,13 @@ class LeanEpochLoop(_TrainingEpochLoop):
             _TrainingPass(self, data_fetcher).run()
         finally:
             self.on_iteration_done()
+
+    def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
+        return (self.validate_next and self.trainer.enable_validation) or super()._should_check_val_fx(data_fetcher)
+
+    def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
+        super().on_advance_end(data_fetcher)
+        self.validate_next = False
 
     def _objection(self, data_fetcher: _DataFetcher) -> str:
         if not self.lean:

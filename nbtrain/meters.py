@@ -140,11 +140,29 @@ class Meter:
         self._sums[name] = self._sums.get(name, 0.0) + sum(value * n for value, n in zip(values, samples))
         self._weights[name] = self._weights.get(name, 0.0) + sum(samples)
 
-    def take(self) -> list[tuple[dict[str, list[float]], list[int]]]:
-        """The blocks since the last `take`: values by name, and the samples of each batch."""
+    def take(self) -> tuple[dict[str, list[float]], list[int]]:
+        """What was gathered since the last `take`: values by name, NaN where a batch had none, and the samples of each batch."""
         self.flush()
         blocks, self._flushed = self._flushed, []
-        return blocks
+        names = dict.fromkeys(name for block, _ in blocks for name in block)
+        empty = [[math.nan] * len(samples) for _, samples in blocks]
+        values = {name: [v for (block, _), nans in zip(blocks, empty) for v in block.get(name, nans)] for name in names}
+        return values, [n for _, samples in blocks for n in samples]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything this pass has gathered, as floats, and as tensors where they are kept."""
+        self.flush()
+        names = ("keep_tensors", "n_batches", "kept_bytes", "_sums", "_weights", "_flushed")
+        return {name: getattr(self, name) for name in names} | {"_keys": sorted(self._keys or ()), "_log": dict(self._log)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was made."""
+        self.reset()
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._keys = frozenset(state["_keys"]) if state["_keys"] else None
+        self._log = EpochLog(state["_log"])
+        self._flushed = [(block, samples) for block, samples in state["_flushed"]]
 
     @property
     def log(self) -> EpochLog:

@@ -56,6 +56,8 @@ class Recorder(L.Callback):
         self._optimizer: Optimizer | None = None
         self._updates: Any = None  # Lightning's count of them
         self._hinted = False
+        self._is_on = False
+        self._held: list[str] = []  # notes for the run to come
 
     # -- a run
     def start(self, n_epochs: int, header: Mapping[str, Any]) -> None:
@@ -66,15 +68,22 @@ class Recorder(L.Callback):
         self._due_s = self._start_s + self.every_s
         self._enter("idle", None)
         self.tell("start", header)
+        self._is_on, held, self._held = True, self._held, []
+        for text in held:
+            self.note(text)
 
     def note(self, text: str) -> None:
-        """Something a person should know."""
-        self.tell("note", {"text": text})
+        """Something a person should know. Between two runs it waits for the next one to begin."""
+        if self._is_on:
+            self.tell("note", {"text": text})
+        else:
+            self._held.append(text)
 
     def end(self, status: str, reason: str = "") -> None:
         """The run is over; what was not emitted yet goes first."""
         self._flush()
         self.tell("end", {"status": status, "reason": reason})
+        self._is_on = False
 
     @property
     def place(self) -> str:
@@ -115,7 +124,8 @@ class Recorder(L.Callback):
         if self._phase == "idle":
             return
         prefix = "val" if self._phase == "valid" else self._phase
-        for values, samples in self.owner.meters[_MODE[self._phase]].take():
+        values, samples = self.owner.meters[_MODE[self._phase]].take()
+        if samples:
             named = {f"{prefix}_{name}": column for name, column in values.items()}
             self.tell("steps", {"values": named, "n": len(samples), "samples": sum(samples), "lr": self._rate()})
         self._hint_at_memory()
@@ -129,11 +139,17 @@ class Recorder(L.Callback):
                 f"the logs hold {kept / 1e9:.1f} GB of tensors for metric_on_epoch_end; return from the steps only those that it reads."
             )
 
+    def take_up(self, batch: int) -> None:
+        """The pass at hand goes on after `batch` finished batches."""
+        self._batch = batch
+
     # -- Lightning's hooks
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._epoch_s = self.clock()
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._optimizer = trainer.optimizers[0]
         self._updates = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._epoch_s = self.clock()
         self._enter("train", _length(trainer.num_training_batches))
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:

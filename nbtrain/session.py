@@ -11,13 +11,14 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
 from lightning.pytorch.callbacks import BatchSizeFinder
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -39,7 +40,7 @@ from .views.notebook import open_view
 from .views.text import View
 
 # %% auto #0
-__all__ = ["BestWeights", "seed_all", "Owner", "run", "LoaderModule", "run_batch", "collect"]
+__all__ = ["BestWeights", "seed_all", "Owner", "run", "LoaderModule", "conclude", "run_batch", "collect"]
 
 
 # %% ../nbs/28_session.ipynb #a1f1785a
@@ -144,6 +145,9 @@ class Owner(Steps, Protocol):
     given: dict[str, Any]  # the arguments it was made with
     log_bar: bool
     lean_loops: bool
+    first_epoch: int  # the finished epochs when the run at hand began
+    resumed: bool  # a state was loaded since the last run
+    continues_run: bool  # and the run to come is the very run that was saved
     seed: int | None
     result: RunResult | None
     sinks: list[View]
@@ -151,7 +155,7 @@ class Owner(Steps, Protocol):
     @property
     def title(self) -> str: ...
     def lightning_args(self) -> dict[str, Any]: ...
-    def as_read(self, loader: Iterable[Any]) -> Iterable[Any]: ...
+    def read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]: ...
 
 
 def run(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None = None) -> RunResult:
@@ -163,6 +167,8 @@ def run(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterabl
     with _sinks(owner):
         arguments = owner.lightning_args()
         goal = owner.counts.epoch + (n_epoch if owner.mode == "train" else 0)
+        if not owner.continues_run:
+            owner.first_epoch = owner.counts.epoch
         owner.recorder.start(goal, _header(owner, arguments, loader, valid_loader))
         _put_right(owner)
         if owner.recorder.run == 1 and (version := unknown_version()):
@@ -176,6 +182,8 @@ def run(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterabl
                 _name_place(error, owner.recorder.place)
             _finish(owner, "interrupted" if interrupted else "failed", _reason(error, owner.recorder.place))
             raise
+        finally:
+            owner.resumed = owner.continues_run = False
         return _finish(owner, status, reason)
 
 
@@ -190,14 +198,14 @@ def _drive(
         use_lean_loops(trainer, lean=owner.lean_loops)
         if owner.mode == "test":
             for _ in range(n_epoch):
-                trainer.test(module, owner.as_read(as_loader(loader)), verbose=False)
+                trainer.test(module, owner.read_loader(as_loader(loader), training=False), verbose=False)
         else:
             _go_on(trainer, owner.counts)
             if finds_batch_size:
                 trainer.fit(module)
             else:
-                valid = None if valid_loader is None else owner.as_read(as_loader(valid_loader))
-                trainer.fit(module, owner.as_read(as_loader(loader)), valid)
+                valid = None if valid_loader is None else owner.read_loader(as_loader(valid_loader), training=False)
+                trainer.fit(module, owner.read_loader(as_loader(loader), training=True), valid)
     if owner.mode == "train" and owner.counts.epoch < goal:
         return "stopped", _why_stopped(trainer)
     return "completed", ""
@@ -208,16 +216,17 @@ class LoaderModule(StepModule):
 
     def __init__(self, owner: Owner, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
         super().__init__(owner)
+        self.owner: Owner = owner
         if not isinstance(loader, DataLoader) or loader.batch_size is None:
             raise ConfigError(
                 "BatchSizeFinder needs a DataLoader with a batch_size.", remedy="Leave the callback out, or give a DataLoader."
             )
         self.batch_size, self._loader = loader.batch_size, loader
         if valid_loader is not None:  # a val_dataloader that gave nothing would be a warning
-            self.val_dataloader = lambda: as_loader(valid_loader)
+            self.val_dataloader = lambda: owner.read_loader(as_loader(valid_loader), training=False)
 
     def train_dataloader(self) -> Any:
-        return with_batch_size(self._loader, self.batch_size)
+        return self.owner.read_loader(with_batch_size(self._loader, self.batch_size), training=True)
 
 
 @contextmanager
@@ -280,9 +289,10 @@ def _n_batches(loader: Iterable[Any] | None, limit: Any) -> int | None:
     """How many batches a pass will have under Lightning's `limit`; None where nobody knows."""
     if loader is None:
         return 0
-    if not isinstance(loader, Sized):
+    n = sized_len(loader)
+    if n is None:
         return limit if type(limit) is int else None
-    return len(loader) if limit is None else min(limit, len(loader)) if type(limit) is int else int(len(loader) * limit)
+    return n if limit is None else min(limit, n) if type(limit) is int else int(n * limit)
 
 
 def _header(owner: Owner, arguments: dict[str, Any], loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> dict[str, Any]:
@@ -295,6 +305,7 @@ def _header(owner: Owner, arguments: dict[str, Any], loader: Iterable[Any], vali
         "monitor": owner.monitor,
         "monitor_mode": owner.monitor_mode,
         "best": owner.history.best,
+        "resumed": owner.resumed,
         "n_train_batches": _n_batches(loader, arguments.get("limit_train_batches")),
         "n_valid_batches": _n_batches(valid_loader, arguments.get("limit_val_batches")),
     }
@@ -337,9 +348,15 @@ def _reason(error: BaseException, place: str) -> str:
 def _finish(owner: Owner, status: Status, reason: str) -> RunResult:
     """Write the weights, tell the end, and make the result."""
     history = owner.history
-    if owner.run_dir is not None and history.epochs:
+    if owner.run_dir is not None and history.epochs and history.epochs[-1].path is None:
         _save_weights(owner, owner.run_dir)
     owner.recorder.end(status, reason)
+    return conclude(owner, status, reason)
+
+
+def conclude(owner: Owner, status: Status, reason: str = "") -> RunResult:
+    """Set and return the result of what was measured so far."""
+    history = owner.history
     last = history.tests[-1] if owner.mode == "test" and history.tests else history.last
     owner.result = RunResult(status, reason, history.best, last, last.metrics if last is not None else {}, history, owner.run_dir)
     return owner.result

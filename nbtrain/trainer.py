@@ -23,7 +23,8 @@ from . import session
 from .addons.base import AddOnBase, options, ordered
 from .addons.optim import GradientClipAddon, SchedulerAddon
 from .addons.speed import CompileAddon
-from .arguments import Device, check_lightning, check_mode, device_args, make_optimizer, resolve_device, resolve_monitor
+from .addons.state import StateManagerAddon
+from .arguments import Device, check_lightning, check_mode, check_run, device_args, make_optimizer, resolve_device, resolve_monitor
 from .errors import AddonError, CheckpointError, ConfigError, OptionError, StepError, nearest
 from .history import History, RunResult
 from .meters import EpochLog, Meter
@@ -134,6 +135,7 @@ class Trainer:
         self._lightning = check_lightning(lightning or {})
         shared = {"scheduler": scheduler, "scheduler_step_on_batch": scheduler_step_on_batch, "gradient_clip": gradient_clip}
         shared |= {"compile": compile} if compile is not None else {}
+        shared["save_path"] = save_path
         self._addons = _make_addons(type(self), addon_options, shared)
 
         self.counts = Counts()
@@ -145,6 +147,8 @@ class Trainer:
         self.best_weights: Weights | None = None
         self.result: RunResult | None = None
         self.run_dir: Path | None = None
+        self.first_epoch = 0
+        self.resumed = self.continues_run = False
         self.sinks: list[View] = [self.history]
         self.recorder = Recorder(self, self._emit)
 
@@ -171,13 +175,42 @@ class Trainer:
     def mode(self, mode: Mode) -> None:
         self._mode: Mode = check_mode(mode)
 
-    def run(self, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None = None) -> RunResult:
+    def run(
+        self, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None = None, *, resume: str | Path | None = None
+    ) -> RunResult:
         """Train `n_epoch` MORE epochs on `loader`, with a validation after each on `valid_loader`.
 
         Optimizer, schedule, numbering and history go on from the run before. In mode "test" it evaluates `loader` `n_epoch` times.
-        Raises ConfigError before anything has happened, StepError for what a step returned, and whatever a step raises.
+
+        `resume` (with StateManagerAddon) goes on where a run was broken off: "auto" at the newest state that is whole, "last" or "best",
+        or at the path of a checkpoint. `n_epoch` then counts from where that run began, so that the same line starts it, takes it up
+        after a crash, and does nothing once it is finished. Where nothing was saved yet, all but a path start afresh.
+
+        Raises ConfigError before anything has happened, StepError for what a step returned, CheckpointError for a state that can't be
+        taken up, and whatever a step raises.
         """
+        if resume is not None:
+            check_run(self.mode, n_epoch, loader, valid_loader)
+            n_epoch = self._resume(n_epoch, resume)
+            if n_epoch == 0:
+                return session.conclude(self, "completed", "finished before")
         return session.run(self, n_epoch, loader, valid_loader)
+
+    def _resume(self, n_epoch: int, resume: str | Path) -> int:
+        """Put the state back. Returns how many epochs are left of the `n_epoch` that the saved run was to have."""
+        if self.mode == "test":
+            raise ConfigError("In mode 'test' there is no run to resume.", remedy="Load the state with load_state(path).")
+        manager = self[StateManagerAddon]
+        path = manager.find(self, resume)
+        if path is None:
+            self.recorder.note(f"resume={resume!r}: nothing was saved in {str(self.save_path)!r} yet, so this is a fresh run.")
+            return n_epoch
+        manager.restore(self, path)
+        left = max(self.first_epoch + n_epoch - self.counts.epoch, 0)
+        self.resumed = self.continues_run = left > 0
+        if left:
+            self.recorder.note(f"resumed from {path.name}")
+        return left
 
     def run_epoch(self, loader: Iterable[Any]) -> RunResult:
         """One epoch on `loader`, or in mode "test" one evaluation: `run(1, loader)`."""
@@ -317,6 +350,12 @@ class Trainer:
         """The steps as a LightningModule, for a `lightning.Trainer` of your own. The addons' callbacks come with it."""
         return StepModule(self)
 
+    def read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
+        """`loader` as the runs read it: with what the addons put around it."""
+        for addon in self._addons.values():
+            loader = addon.loader(self, loader, training=training)
+        return loader
+
     def lightning_args(self) -> dict[str, Any]:
         """Arguments for a `lightning.Trainer`: device, precision, loggers, and what the addons and `lightning=` add."""
         args: dict[str, Any] = {
@@ -342,12 +381,6 @@ class Trainer:
         if any(isinstance(callback, ModelSummary) for callback in callbacks):
             args["enable_model_summary"] = True
         return args
-
-    def as_read(self, loader: Iterable[Any]) -> Iterable[Any]:
-        """`loader` as a run reads it: an addon may put something of its own around it."""
-        for addon in self._addons.values():
-            loader = addon.loader(self, loader)
-        return loader
 
     def _emit(self, event: Event) -> None:
         for sink in self.sinks:

@@ -44,13 +44,13 @@ class AddOnBase:
         """Lightning loggers for each run."""
         return []
 
+    def loader(self, trainer: Any, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
+        """The loader as the runs read it: `loader` itself, or something around it."""
+        return loader
+
     def lightning_args(self, trainer: Any) -> dict[str, Any]:
         """Arguments for `lightning.Trainer`."""
         return {}
-
-    def loader(self, trainer: Any, loader: Iterable[Any]) -> Iterable[Any]:
-        """The loader as the runs read it."""
-        return loader
 
 
 # %% ../../nbs/23_addons.base.ipynb #71469797

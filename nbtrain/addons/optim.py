@@ -68,16 +68,30 @@ class _Step(L.Callback):
         self.owner, self.scheduler, self.on_batch = owner, scheduler, on_batch
         self._schedule: Schedule | None = None
         self._update = 0
+        self._saved: dict[str, Any] | None = None  # of the scheduler, when a state was loaded
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         n_batches = trainer.num_training_batches
         plan = Plan(
-            n_epochs=(trainer.max_epochs or 0) - trainer.current_epoch,
+            n_epochs=(trainer.max_epochs or 0) - (self.owner.first_epoch if self.owner.continues_run else trainer.current_epoch),
             batches_per_epoch=int(n_batches) if n_batches != float("inf") else None,
             accumulate=trainer.accumulate_grad_batches,
         )
         self._update = trainer.global_step
-        self._schedule = resolve_schedule(self.scheduler, self.owner.optimizer, plan, on_batch=self.on_batch, update=self._update)
+        optimizer: Optimizer = self.owner.optimizer
+        groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+        self._schedule = resolve_schedule(self.scheduler, optimizer, plan, on_batch=self.on_batch, update=self._update)
+        if self._saved is not None and (self.owner.continues_run or self._schedule.scheduler is self.scheduler):
+            self._schedule.scheduler.load_state_dict(self._saved)
+            for group, values in zip(optimizer.param_groups, groups):  # making a scheduler has set its first rate
+                group.update(values)
+
+    def state_dict(self) -> dict[str, Any]:
+        scheduler = self._schedule.scheduler if self._schedule is not None else None
+        return {"scheduler": scheduler.state_dict()} if scheduler is not None and hasattr(scheduler, "state_dict") else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._saved = state_dict.get("scheduler")
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self._schedule is not None

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .base import AddOnBase
+from .state import StateManagerAddon
 from ..errors import ConfigError, OptionError, StepError, nearest
 from ..loop import LeanEpochLoop, heard, why_not_lean
 from ..prefetching import prefetch
@@ -111,9 +112,10 @@ class PrefetchAddon(AddOnBase):
     Several loaders at once (a list or a dict of them) are left as they are.
     """
 
+    after = (StateManagerAddon,)  # which must see the loader itself: a resumed pass goes on behind the batches that are finished
     prefetch: bool = True
 
-    def loader(self, trainer: Any, loader: Iterable[Any]) -> Iterable[Any]:
+    def loader(self, trainer: Any, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         several = isinstance(loader, (list, tuple, Mapping, CombinedLoader))
         return prefetch(loader, trainer.device) if self.prefetch and not several else loader
 

@@ -97,7 +97,7 @@ def test_meter_counts_only_batches_that_have_a_metric() -> None:
         if i % 2:
             meter.amend("norm", torch.tensor(10.0))
     assert meter.means() == {"loss": 1.5, "norm": 10.0}
-    ((block, samples),) = meter.take()
+    block, samples = meter.take()
     assert samples == [1, 1, 1, 1] and [math.isnan(v) for v in block["norm"]] == [True, False, True, False]
 
 
@@ -106,7 +106,18 @@ def test_meter_amends_a_batch_that_a_reader_has_flushed() -> None:
     meter.add({"loss": 1.0}, 1)
     assert meter.log == {"loss": [1.0]}
     meter.amend("norm", 2.0)
-    assert meter.means() == {"loss": 1.0, "norm": 2.0} and meter.take() == [({"loss": [1.0], "norm": [2.0]}, [1])]
+    assert meter.means() == {"loss": 1.0, "norm": 2.0} and meter.take() == ({"loss": [1.0], "norm": [2.0]}, [1])
+
+
+def test_blocks_that_were_flushed_by_a_look_at_the_log_are_taken_as_one() -> None:
+    """Else each would be counted from the newest step."""
+    meter = Meter()
+    for loss in (1.0, 2.0):
+        meter.add({"loss": loss}, 4)
+        assert meter.log["loss"][-1] == loss
+    meter.amend("norm", 3.0)
+    values, samples = meter.take()
+    assert (str(values), samples) == ("{'loss': [1.0, 2.0], 'norm': [nan, 3.0]}", [4, 4])
 
 
 def test_meter_mixes_dtypes_and_keeps_float64() -> None:

@@ -193,10 +193,13 @@ def test_both_loaders_are_read_ahead_and_the_weights_stay_the_same(monkeypatch: 
 
 def test_prefetching_leaves_alone_what_it_is_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, loader = make_trainer(Regress.add_on(PrefetchAddon)), make_loader()
-    assert trainer.as_read(loader) is loader  # on the CPU
+    assert trainer.read_loader(loader, training=True) is loader  # on the CPU
     monkeypatch.setattr("nbtrain.addons.speed.prefetch", lambda loader, device: "ahead")
-    assert trainer.as_read(loader) == "ahead" and trainer.as_read([loader, loader]) == [loader, loader]
-    assert make_trainer(Regress.add_on(PrefetchAddon), prefetch=False).as_read(loader) is loader
+    assert trainer.read_loader(loader, training=True) == "ahead" and trainer.read_loader([loader, loader], training=True) == [
+        loader,
+        loader,
+    ]
+    assert make_trainer(Regress.add_on(PrefetchAddon), prefetch=False).read_loader(loader, training=True) is loader
 
 
 # -- CUDA graphs
