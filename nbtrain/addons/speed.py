@@ -109,7 +109,8 @@ class CompileAddon(AddOnBase):
 class PrefetchAddon(AddOnBase):
     """Copy the next batch to a CUDA device, on a stream of its own, while the current one is in use. On other devices nothing changes.
 
-    Several loaders at once (a list or a dict of them) are left as they are.
+    Several loaders at once (a list or a dict of them) are left as they are. A run resumed in mid-epoch is exact, unless both the
+    loader in this process and the steps draw from the CPU's global random numbers.
     """
 
     after = (StateManagerAddon,)  # which must see the loader itself: a resumed pass goes on behind the batches that are finished

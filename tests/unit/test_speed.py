@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch import nn
 
-from nbtrain import AddOnBase, ConfigError, OptionError, StepError, Trainer
+from nbtrain import AddOnBase, ConfigError, OptionError, StateManagerAddon, StepError, Trainer
 from nbtrain.addons.speed import CompileAddon, CudaGraphAddon, CudaGraphs, Graphs, PrefetchAddon, _constants, compile_in_place, form_of
 from nbtrain.batches import tensors
 from nbtrain.prefetching import Prefetcher
@@ -200,6 +200,21 @@ def test_prefetching_leaves_alone_what_it_is_not_for(monkeypatch: pytest.MonkeyP
         loader,
     ]
     assert make_trainer(Regress.add_on(PrefetchAddon), prefetch=False).read_loader(loader, training=True) is loader
+
+
+def test_a_run_resumed_in_mid_epoch_is_exact_with_batches_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("nbtrain.addons.speed.prefetch", lambda loader, device: Prefetcher(loader, Copies()))
+    kind = Regress.add_on(PrefetchAddon, StateManagerAddon)
+
+    def trained(folder: str, **options: Any) -> Any:
+        trainer = make_trainer(kind, save_path=tmp_path / folder, every_n_steps=2, keep_source=False)
+        torch.manual_seed(5)
+        trainer.run(2, make_loader(), **options)
+        return trainer
+
+    whole = trained("whole")
+    saves = [path for path in (whole.run_dir / "checkpoints").glob("epoch=*") if not path.is_symlink()]
+    assert len(saves) == 5 and all(same_weights(trained("again", resume=path).model, whole.model) for path in saves)
 
 
 # -- CUDA graphs
