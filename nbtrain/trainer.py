@@ -134,8 +134,7 @@ class Trainer:
         self.monitor_mode: MonitorMode = resolve_monitor(monitor, monitor_mode)
         self._lightning = check_lightning(lightning or {})
         shared = {"scheduler": scheduler, "scheduler_step_on_batch": scheduler_step_on_batch, "gradient_clip": gradient_clip}
-        shared |= {"compile": compile} if compile is not None else {}
-        shared["save_path"] = save_path
+        shared |= {"save_path": save_path} | ({} if compile is None else {"compile": compile})
         self._addons = _make_addons(type(self), addon_options, shared)
 
         self.counts = Counts()

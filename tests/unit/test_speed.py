@@ -214,7 +214,7 @@ def test_a_run_resumed_in_mid_epoch_is_exact_with_batches_ahead(monkeypatch: pyt
 
     whole = trained("whole")
     saves = [path for path in (whole.run_dir / "checkpoints").glob("epoch=*") if not path.is_symlink()]
-    assert len(saves) == 5 and all(same_weights(trained("again", resume=path).model, whole.model) for path in saves)
+    assert len(saves) > 4 and all(same_weights(trained("again", resume=path).model, whole.model) for path in saves)
 
 
 # -- CUDA graphs
