@@ -191,7 +191,7 @@ class GraphedStep:
         self._inputs = [item.clone() for item in _items(batch)]
         static = _like(batch, self._inputs)
         self._output, self._launch = graphs.capture(lambda: step(static))
-        self._gradients = [(parameter, parameter.grad) for parameter in parameters]
+        self._gradients = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
 
     def replay(self, batch: Any) -> dict[str, Any]:
         """The step on `batch`; returns copies of what it returned."""
@@ -200,8 +200,7 @@ class GraphedStep:
                 static.copy_(item, non_blocking=True)
         self._launch()
         self.n_replays += 1
-        parameter, gradient = self._gradients[0]
-        if parameter.grad is not gradient:  # an eager step was in between
+        if self._gradients and self._gradients[0][0].grad is not self._gradients[0][1]:  # an eager step was in between
             for parameter, gradient in self._gradients:
                 parameter.grad = gradient
         return _each(self._output, Tensor.clone)
