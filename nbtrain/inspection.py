@@ -112,7 +112,8 @@ def summarize(owner: Owner, batch: Any) -> Summary:
     layers = [(name, layer) for name, layer in owner.model.named_modules() if not any(layer.children())]
     handles = [layer.register_forward_hook(row(name or "(model)")) for name, layer in layers]
     try:
-        with unchanged(owner.model), torch.no_grad():
+        # compiled code would not call the hooks
+        with unchanged(owner.model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
             owner.model.eval()
             owner.test_step(to_device(batch, owner.device))
     finally:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning as L
@@ -29,7 +29,16 @@ from torch.optim import Optimizer
 from .steps import StepModule
 
 # %% auto #0
-__all__ = ["KNOWN_VERSIONS", "unknown_version", "why_not_lean", "LeanEpochLoop", "LeanEvaluationLoop", "use_lean_loops"]
+__all__ = [
+    "KNOWN_VERSIONS",
+    "WholeStep",
+    "unknown_version",
+    "why_not_lean",
+    "heard",
+    "LeanEpochLoop",
+    "LeanEvaluationLoop",
+    "use_lean_loops",
+]
 
 # %% ../nbs/16_loop.ipynb #9d9f4be0
 KNOWN_VERSIONS = ("2.6",)  # of Lightning, whose private parts are used here
@@ -90,6 +99,11 @@ class _Hook:
         hook = getattr(module, name, None)
         self.of_module = hook if callable(hook) and getattr(hook, "__func__", None) is not plain_of_module else None
         self.used = bool(self.of_callbacks) or self.of_module is not None
+
+
+def heard(trainer: L.Trainer, hooks: tuple[str, ...]) -> str:
+    """The first of `hooks` that a callback or the module overrides; an empty text for none."""
+    return next((name for name in hooks if _Hook(name, trainer, trainer.lightning_module).used), "")
 
 
 class _Pass:
@@ -194,6 +208,7 @@ class _TrainingPass(_Pass):
         self.log_every: int = self.trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
         self.step = self.module.training_step
         self.takes_index = len(inspect.signature(self.step).parameters) > 1
+        self.whole_step = loop.whole_step
         self.index = 0
         self.batches = _only_iterator(fetcher)
         self.batch: Any = None
@@ -295,9 +310,17 @@ class _TrainingPass(_Pass):
         total, current = self.updates.total, self.updates.current
         total.ready += 1
         current.ready += 1
-        self.optimizer.step(closure=self.closure)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        if self.whole_step is None or self.trainer.accumulate_grad_batches > 1:
+            self.update()
+        elif (output := self.whole_step(self.batch, self.update)) is not None:
+            self.output, self.loss = output, output["loss"]
+            self.count_zero_grad()
         total.completed += 1
         current.completed += 1
+
+    def update(self) -> None:
+        """Forward, backward and the optimizer's step."""
+        self.optimizer.step(closure=self.closure)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def closure(self) -> Tensor | None:
         """What the optimizer calls for its gradients."""
@@ -341,6 +364,12 @@ class _TrainingPass(_Pass):
         rest = {} if type(self.output) is Tensor else {name: value for name, value in self.output.items() if name != "loss"}
         return {"loss": self.loss.detach(), **rest}
 
+    def count_zero_grad(self) -> None:
+        for counts in (self.zeroed.total, self.zeroed.current):
+            counts.ready += 1
+            counts.started += 1
+            counts.completed += 1
+
     def zero_grad(self) -> None:
         total, current = self.zeroed.total, self.zeroed.current
         total.ready += 1
@@ -359,17 +388,24 @@ class _TrainingPass(_Pass):
         current.completed += 1
 
 
+WholeStep = Callable[[Any, Callable[[], None]], dict[str, Any] | None]
+
+
 class LeanEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop; a short one where `why_not_lean` has no objection.
 
     `stood_aside` says why the newest epoch ran on Lightning's own: empty where it ran on the short one, None before the first.
     `start_at`: how many batches of the first epoch are finished already. `validate_next`: validate after this batch, once.
+    `whole_step`: does forward, backward and the optimizer's step of a batch in one, where it is set when an epoch begins. It is
+    given the batch and a function that does them in the usual way; it returns what the step returned, its loss without a gradient,
+    or None where it has called that function.
     """
 
     lean = True
     start_at = 0
     validate_next = False
     stood_aside: str | None = None
+    whole_step: WholeStep | None = None
 
     def reset(self) -> None:
         super().reset()

@@ -170,13 +170,13 @@ class StepModule(L.LightningModule):
     # -- steps
     def training_step(self, batch: Any, batch_idx: int) -> Mapping[str, Any]:
         output = self._run_step("train_step", batch, batch_idx)
-        self._add("train", output, batch)
+        self.add_output("train", output, batch)
         return output
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Mapping[str, Any]:
         output = self._run_step("test_step", batch, batch_idx)
         if not self._sanity_check:
-            self._add("test", output, batch)
+            self.add_output("test", output, batch)
         return output
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Mapping[str, Any]:
@@ -197,7 +197,8 @@ class StepModule(L.LightningModule):
             raise
         return check_output(output, name, lambda: self._where(name, batch_idx), self.device)
 
-    def _add(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
+    def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
+        """Count what a step has returned for `batch`, in the pass of `mode` that is on."""
         self.owner.meters[mode].add(output, batch_size(batch))
         if not self.whole_epoch:
             self.output = apply_to_collection(dict(output), Tensor, Tensor.detach)

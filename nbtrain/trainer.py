@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from . import session
 from .addons.base import AddOnBase, options, ordered
 from .addons.optim import GradientClipAddon, SchedulerAddon
+from .addons.speed import CompileAddon
 from .addons.state import StateManagerAddon
 from .arguments import Device, check_lightning, check_mode, check_run, device_args, make_optimizer, resolve_device, resolve_monitor
 from .errors import AddonError, CheckpointError, ConfigError, OptionError, StepError, nearest
@@ -81,6 +82,7 @@ class Trainer:
         log_bar: Show the progress.
         scheduler_step_on_batch: A scheduler instance steps per batch instead.
         gradient_clip: The largest global gradient norm; 0 for no clipping.
+        compile: Compile the model with `torch.compile`: True, a mode such as "max-autotune", or a dict of its keywords.
         precision: "fp32", "bf16", "fp16", or what Lightning calls a precision.
         seed: Seeds all random numbers when the first run begins.
         save_path: Where run folders go; without it nothing touches the disk.
@@ -106,6 +108,7 @@ class Trainer:
         log_bar: bool = True,
         scheduler_step_on_batch: bool = False,
         gradient_clip: float = 0.0,
+        compile: bool | str | dict[str, Any] | None = None,
         precision: Any = None,
         seed: int | None = None,
         save_path: str | Path | None = None,
@@ -131,7 +134,7 @@ class Trainer:
         self.monitor_mode: MonitorMode = resolve_monitor(monitor, monitor_mode)
         self._lightning = check_lightning(lightning or {})
         shared = {"scheduler": scheduler, "scheduler_step_on_batch": scheduler_step_on_batch, "gradient_clip": gradient_clip}
-        shared["save_path"] = save_path
+        shared |= {"save_path": save_path} | ({} if compile is None else {"compile": compile})
         self._addons = _make_addons(type(self), addon_options, shared)
 
         self.counts = Counts()
@@ -454,7 +457,9 @@ def _check_options(kind: type[Trainer], given: Iterable[str]) -> None:
 def _make_addons(kind: type[Trainer], given: dict[str, Any], shared: dict[str, Any]) -> dict[type[AddOnBase], AddOnBase]:
     """The addons of a class with their options. `shared` are options that the trainer itself takes for its shorthands."""
     shorthands = [
-        addon for addon, wanted in ((GradientClipAddon, shared["gradient_clip"]), (SchedulerAddon, shared["scheduler"])) if wanted
+        addon
+        for addon, option in ((GradientClipAddon, "gradient_clip"), (SchedulerAddon, "scheduler"), (CompileAddon, "compile"))
+        if shared.get(option) not in (None, False)
     ]
     kinds = ordered((*kind.addons, *shorthands))
     return {addon: addon(**{n: v for n, v in {**shared, **given}.items() if n in options(addon)}) for addon in kinds}

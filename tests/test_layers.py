@@ -37,6 +37,7 @@ ORDER = [
     "addons.base",
     "addons.optim",
     "addons.state",
+    "addons.speed",
     "arguments",
     "session",
     "inspection",

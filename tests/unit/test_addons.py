@@ -13,6 +13,7 @@ import torch
 from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
 
 from nbtrain import AddOnBase, AddonError, GradientClipAddon, SchedulerAddon, Trainer
+from nbtrain.addons.speed import CompileAddon, CudaGraphAddon, PrefetchAddon
 
 
 class Shared(AddOnBase):
@@ -127,6 +128,9 @@ def test_clipping_as_an_addon_bounds_the_gradient(algorithm: str) -> None:
 ADDONS: dict[type[AddOnBase], dict[str, Any]] = {
     GradientClipAddon: {"gradient_clip": 0.5},
     SchedulerAddon: {"scheduler": lambda step: 1e-2 / (step + 1)},
+    CompileAddon: {"compile": {"backend": "eager"}},
+    PrefetchAddon: {},
+    CudaGraphAddon: {},
 }
 
 
