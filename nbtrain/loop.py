@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
@@ -384,7 +385,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
         else:
             self._run_lean(data_fetcher)
         batches = _only_iterator(data_fetcher)
-        if batches is not None and data_fetcher.fetched == len(data_fetcher.combined_loader.flattened[0]):
+        if batches is not None and data_fetcher.fetched == sized_len(data_fetcher.combined_loader.flattened[0]):
             # A plain loop asks until there is no more, and a RandomSampler with a generator of its own draws from it then
             next(batches, None)
 
