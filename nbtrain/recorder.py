@@ -81,7 +81,7 @@ class Recorder(L.Callback):
 
     def end(self, status: str, reason: str = "") -> None:
         """The run is over; what was not emitted yet goes first."""
-        self._flush()
+        self.flush()
         self.tell("end", {"status": status, "reason": reason})
         self._is_on = False
 
@@ -114,12 +114,13 @@ class Recorder(L.Callback):
         self._batch += 1
         self.owner.counts.step += 1
         if self.clock() >= self._due_s:
-            self._flush()
+            self.flush()
 
     def _rate(self) -> float | None:
         return None if self._lr is None else float(self._lr)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Emit what was gathered since the last flush."""
         self._due_s = self.clock() + self.every_s
         if self._phase == "idle":
             return
@@ -162,7 +163,7 @@ class Recorder(L.Callback):
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        self._flush()
+        self.flush()
         self._before = (self._phase, self._batch, self._n_batches)
         self._enter("valid", _length(sum(trainer.num_val_batches)))
 
@@ -172,13 +173,13 @@ class Recorder(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.sanity_checking:
-            self._flush()
+            self.flush()
             self._phase, self._batch, self._n_batches = self._before
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepModule)
         pl_module.on_train_epoch_end()  # closes a pass that was stopped early; does nothing after a whole one
-        self._flush()
+        self.flush()
         if not pl_module.whole_epoch:
             self._enter("idle", None)
             return
@@ -197,7 +198,7 @@ class Recorder(L.Callback):
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepModule)
-        self._flush()
+        self.flush()
         if not pl_module.whole_epoch:
             self._enter("idle", None)
             return

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 from .arguments import check_optimizer, check_run
 from .batches import to_device
-from .data import BatchList, as_loader, with_batch_size
+from .data import BatchList, as_loader, suggest_loader, with_batch_size
 from .errors import ConfigError, NbtrainError, add_note
 from .history import History, Row, RunFolder, RunResult, open_run_folder
 from .loop import unknown_version, use_lean_loops
@@ -171,8 +171,8 @@ def run(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterabl
             owner.first_epoch = owner.counts.epoch
         owner.recorder.start(goal, _header(owner, arguments, loader, valid_loader))
         _put_right(owner)
-        if owner.recorder.run == 1 and (version := unknown_version()):
-            owner.recorder.note(f"nbtrain's lean loops don't know Lightning {version}: its own run instead, about 1 ms a batch slower.")
+        if owner.recorder.run == 1:
+            _advise(owner, loader)
         _keep_source(owner, n_epoch, loader, valid_loader)
         try:
             status, reason = _drive(owner, n_epoch, arguments, loader, valid_loader)
@@ -311,6 +311,9 @@ def _header(owner: Owner, arguments: dict[str, Any], loader: Iterable[Any], vali
     }
 
 
+_LONG_EPOCH = 1000  # batches
+
+
 def _put_right(owner: Owner) -> None:
     """A model that was left in eval mode or on another device is put right, and that is said."""
     if owner.mode == "train" and not owner.model.training:
@@ -320,6 +323,14 @@ def _put_right(owner: Owner) -> None:
     if elsewhere:
         owner.recorder.note(f"{type(owner.model).__name__} was on {', '.join(sorted(elsewhere))}; it is on {owner.device} now.")
         owner.model.to(owner.device)
+
+
+def _advise(owner: Owner, loader: Iterable[Any]) -> None:
+    """Say once what would make the runs faster. In a short epoch nobody would notice."""
+    if version := unknown_version():
+        owner.recorder.note(f"nbtrain's lean loops don't know Lightning {version}: its own run instead, about 1 ms a batch slower.")
+    if (sized_len(loader) or 0) >= _LONG_EPOCH and (advice := suggest_loader(loader)) is not None:
+        owner.recorder.note(advice)
 
 
 def _bring_back(owner: Owner) -> None:

@@ -49,6 +49,8 @@ class Steps(Protocol):
     train_metrics: dict[str, float]
     test_metrics: dict[str, float]
 
+    module: StepModule | None  # while Lightning is at work
+
     @property
     def mode(self) -> Mode: ...
     @mode.setter
@@ -262,9 +264,16 @@ class StepModule(L.LightningModule):
     def on_test_end(self) -> None:
         self._validation.close()
 
+    def setup(self, stage: str) -> None:
+        self.owner.module = self
+
+    def teardown(self, stage: str) -> None:
+        self.owner.module = None
+
     def close(self) -> None:
         """Give back what a validation borrowed, if an error broke it off."""
         self._validation.close()
+        self.owner.module = None
 
     def _enter_test_mode(self) -> None:
         self._sanity_check = self.trainer.sanity_checking

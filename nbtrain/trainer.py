@@ -143,6 +143,7 @@ class Trainer:
         self.best_weights: Weights | None = None
         self.result: RunResult | None = None
         self.run_dir: Path | None = None
+        self.module: StepModule | None = None
         self.first_epoch = 0
         self.resumed = self.continues_run = False
         self.sinks: list[View] = [self.history]
@@ -160,6 +161,12 @@ class Trainer:
     def metric_on_epoch_end(self) -> dict[str, Any] | None:
         """Your metrics of a whole pass, from `log_train` or `log_test`; `self.mode` says which pass has ended. None for none."""
         return None
+
+    def log(self, name: str, value: Any, **options: Any) -> None:
+        """Lightning's `self.log`, for steps that come from a LightningModule: under the name as it is, beside what a step returns."""
+        if self.module is None:
+            raise StepError(f"log({name!r}) was called outside of a run.", remedy="Call it in train_step or test_step.")
+        self.module.log(name, value, **options)
 
     # -- running
     @property

@@ -167,6 +167,7 @@ class _StateKeeper(Checkpoint):
     def _save(self, trainer: L.Trainer, finished: int | None, random: dict[str, Any], *, is_best: bool = False) -> None:
         assert self.writer is not None
         module: Any = trainer.lightning_module
+        self.owner.recorder.flush()  # what is in the saved history is in the events too, once
         state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         state["nbtrain"] = _own_part(self.owner, module, finished, random, self.addon.open_loader)
         self.addon.rest = {name: value for name, value in state.items() if name not in ("state_dict", "optimizer_states", "nbtrain")}

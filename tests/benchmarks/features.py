@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import contenders
@@ -32,6 +34,28 @@ class Patience:
     def __call__(self, model: Any, optimizer: Any, loss: float) -> bool:
         self.losses.append(loss)
         return len(self.losses) > 3 and min(self.losses[-3:]) >= min(self.losses[:-3])
+
+
+class Saver:
+    """Saves model and optimizer for the plain loop, as torch's documentation does."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+
+    def __call__(self, model: Any, optimizer: Any, loss: float) -> bool:
+        import torch
+
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, Path(self.folder.name) / "last.pt")
+        return False
+
+
+class SavingPatience:
+    def __init__(self) -> None:
+        self.save, self.patience = Saver(), Patience()
+
+    def __call__(self, model: Any, optimizer: Any, loss: float) -> bool:
+        self.save(model, optimizer, loss)
+        return self.patience(model, optimizer, loss)
 
 
 def decay(step: int) -> float:
@@ -71,6 +95,16 @@ def logging_callback() -> list[Any]:
     return _callback(on_train_batch_end)
 
 
+def everything() -> list[Any]:
+    return [*early_stopping(), *counting_callback()]
+
+
+def state_manager() -> list[Any]:
+    from nbtrain import StateManagerAddon
+
+    return [StateManagerAddon]
+
+
 def five_addons() -> list[Any]:
     """Addons that do nothing per batch, as most do."""
     import lightning as L
@@ -94,7 +128,8 @@ WORKS = {
     "a schedule by updates": Work(schedule=decay),
     "early stopping": Work(on_epoch=Patience, callbacks=early_stopping),
     "a user's callback each batch": Work(on_batch=Count, callbacks=counting_callback),
-    # A StateManager that saves each epoch is one more line: on_epoch saves model and optimizer with torch.save, addons gives the addon.
+    "a state saved each epoch": Work(on_epoch=Saver, addons=state_manager),
+    "all of these": Work(True, 1.0, 4, decay, on_batch=Count, on_epoch=SavingPatience, callbacks=everything, addons=state_manager),
 }
 
 
