@@ -5,13 +5,17 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test bench bench-peers lab readme names notebooks format check clean
+.PHONY: demo test faults bench bench-peers lab readme names notebooks format check clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+# 100 kills of a process that saves and 100 of whole runs, on two file systems
+faults: .venv/installed-dev
+	NBTRAIN_KILLS=100 $(BIN)/python -m pytest tests/faults $(TEST_ARGS)
 
 # The claims of speed, with the peers that are installed; docs/benchmarks.md is written
 bench: .venv/installed-dev
@@ -33,9 +37,13 @@ lab: .venv/installed-dev
 	$(PIP) --editable '.[examples]'
 	touch $@
 
-.venv/installed-dev: .venv/installed
+.venv/installed-dev: .venv/installed | .venv/lowest
 	$(PIP) --editable '.[examples,dev]'
 	touch $@
+
+# The lowest Lightning that is supported, for a test that puts it before the installed one
+.venv/lowest: | .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ lightning==2.6.4
 
 # README.md is nbs/index.ipynb as Markdown
 readme: .venv/installed-dev

@@ -13,13 +13,16 @@ _PUBLIC = {
     "AddOnBase": "addons.base",
     "AddonError": "errors",
     "CheckpointError": "errors",
+    "CompileAddon": "addons.speed",
     "ConfigError": "errors",
+    "CudaGraphAddon": "addons.speed",
     "Event": "records",
     "GradientClipAddon": "addons.optim",
     "History": "history",
     "NbtrainError": "errors",
     "OptionError": "errors",
     "Plan": "records",
+    "PrefetchAddon": "addons.speed",
     "Progress": "records",
     "ProgressChecker": "trainer",
     "RunResult": "history",
@@ -37,6 +40,11 @@ if TYPE_CHECKING:
     from nbtrain.addons.base import AddOnBase as AddOnBase
     from nbtrain.addons.optim import GradientClipAddon as GradientClipAddon
     from nbtrain.addons.optim import SchedulerAddon as SchedulerAddon
+    from nbtrain.addons.speed import CompileAddon as CompileAddon
+    from nbtrain.addons.speed import CudaGraphAddon as CudaGraphAddon
+    from nbtrain.addons.speed import PrefetchAddon as PrefetchAddon
+    from nbtrain.addons.state import StateManagerAddon as StateManagerAddon
+    from nbtrain.data import TensorLoader as TensorLoader
     from nbtrain.errors import AddonError as AddonError
     from nbtrain.errors import CheckpointError as CheckpointError
     from nbtrain.errors import ConfigError as ConfigError
@@ -50,8 +58,6 @@ if TYPE_CHECKING:
     from nbtrain.records import Plan as Plan
     from nbtrain.records import Progress as Progress
     from nbtrain.seeded import SeededLoader as SeededLoader
-    from nbtrain.addons.state import StateManagerAddon as StateManagerAddon
-    from nbtrain.data import TensorLoader as TensorLoader
     from nbtrain.trainer import ProgressChecker as ProgressChecker
     from nbtrain.trainer import Trainer as Trainer
 

@@ -40,7 +40,9 @@ class StepTable:
         return len(self.steps)
 
     def add(self, first_step: int, n: int, values: dict[str, list[float]]) -> None:
-        """Append `n` rows whose steps begin at `first_step`; a metric missing from a row is NaN there."""
+        """Append `n` rows whose steps begin at `first_step`, in place of rows from there on; a metric missing from a row is NaN there."""
+        if self.steps and self.steps[-1] >= first_step:  # a resumed run gives once more what was not given yet when it was saved
+            self.drop_after(first_step - 1)
         keep = [i for i in range(n) if (self._seen + i) % self._stride == 0]
         for name in values.keys() - self.columns.keys():
             self.columns[name] = array("d", [math.nan]) * len(self)

@@ -219,10 +219,15 @@ class _TrainingPass(_Pass):
         while not self.is_done():
             try:
                 self.advance(self.fetch())
+                self.let_go()  # of the graph, before a validation that needs the memory
+                self.settle()
             except StopIteration:
                 break
             finally:
-                self.batch = self.loss = self.output = None
+                self.let_go()
+
+    def let_go(self) -> None:
+        self.batch = self.loss = self.output = None
 
     def fetch(self) -> Any:
         """The next batch: from the loader itself, where there is one only; Lightning's way to it costs 10 µs."""
@@ -270,7 +275,6 @@ class _TrainingPass(_Pass):
         if end.used:
             self.fire(end, self.output_for_hooks(), batch, self.index)
         self.end_batch()
-        self.settle()
 
     def settle(self) -> None:
         """After the batch: Lightning's logs and validation, where there is something to log or to validate."""

@@ -66,9 +66,11 @@ class ResumableLoader:
     def __iter__(self) -> Iterator[Any]:
         taken, self._next = self._next, None
         batches = self._begin_pass() if taken is None else self._take_up(*taken)
-        for batch in batches:
-            self._handed += 1
-            yield batch
+        yield from map(self._hand_out, batches)  # a loop would hold the batch until the next is asked for
+
+    def _hand_out(self, batch: Any) -> Any:
+        self._handed += 1
+        return batch
 
     def _begin_pass(self) -> Iterator[Any]:
         self._handed = 0

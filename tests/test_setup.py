@@ -98,3 +98,15 @@ def test_command_answers_with_exit_codes(tmp_path: Path) -> None:
     assert code("dmeo")[0] == 2
     status, stderr = code("show", tmp_path)
     assert status == 2 and stderr.startswith("nbtrain: No run was recorded in") and "Traceback" not in stderr
+
+
+def test_the_comparison_holds_on_the_lowest_lightning() -> None:
+    lowest = Path(sys.prefix) / "lowest"
+    assert lowest.is_dir(), f"{lowest} is missing: make .venv/installed-dev"
+    requirement = re.search(r"lightning>=([\d.]+)", (ROOT / "pyproject.toml").read_text())
+    assert requirement is not None and f"lightning=={requirement[1]}\n" in (ROOT / "Makefile").read_text()
+    code = "import lightning, pytest, sys; print(lightning.__version__); sys.exit(pytest.main(sys.argv[1:]))"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(lowest), str(ROOT)])
+    stdout = _run(BIN / "python", "-c", code, "tests/unit/test_loop.py", "-n", "0", "-q", cwd=ROOT, env=environment)
+    assert stdout.splitlines()[0] == requirement[1] == "2.6.4"

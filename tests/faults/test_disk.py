@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import resource
 import signal
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from children import CONTEXT
 
 from nbtrain.checkpoints import SaveFormat, Writer, read_checkpoint
 
@@ -21,10 +21,8 @@ NOBODY = 65534
 
 def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
     """What `function` returns in a process of its own, whose limits and user it may change."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "nbtrain.checkpoints"])
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(theirs, function, arguments))
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=_send, args=(theirs, function, arguments))
     process.start()
     theirs.close()
     found = ours.recv()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import shutil
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from children import CONTEXT
 
 from nbtrain.checkpoints import newest_valid, read_checkpoint, write_checkpoint
 from nbtrain.durable import clean_leftovers, point_to
@@ -53,10 +53,8 @@ def is_whole(path: Path) -> bool:
 
 def kill_while_saving(folder: Path, step: int, after_s: float) -> int:
     """Let a process save from `step` on, and kill it some time after its first save. Returns the last step that it finished."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "nbtrain.checkpoints"])
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=save_forever, args=(folder, step, theirs))
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=save_forever, args=(folder, step, theirs))
     process.start()
     theirs.close()
     step = ours.recv()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import pickle
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -12,8 +14,18 @@ import pytest
 import torch
 from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
 
-from nbtrain import AddOnBase, AddonError, GradientClipAddon, SchedulerAddon, Trainer
-from nbtrain.addons.speed import CompileAddon, CudaGraphAddon, PrefetchAddon
+import nbtrain
+from nbtrain import (
+    AddOnBase,
+    AddonError,
+    CompileAddon,
+    CudaGraphAddon,
+    GradientClipAddon,
+    PrefetchAddon,
+    SchedulerAddon,
+    StateManagerAddon,
+    Trainer,
+)
 
 
 class Shared(AddOnBase):
@@ -125,32 +137,40 @@ def test_clipping_as_an_addon_bounds_the_gradient(algorithm: str) -> None:
 
 
 # -- one contract for all addons
-ADDONS: dict[type[AddOnBase], dict[str, Any]] = {
-    GradientClipAddon: {"gradient_clip": 0.5},
-    SchedulerAddon: {"scheduler": lambda step: 1e-2 / (step + 1)},
-    CompileAddon: {"compile": {"backend": "eager"}},
-    PrefetchAddon: {},
-    CudaGraphAddon: {},
+ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their options; the folder is one to write in
+    GradientClipAddon: lambda folder: {"gradient_clip": 0.5},
+    SchedulerAddon: lambda folder: {"scheduler": lambda step: 1e-2 / (step + 1)},
+    StateManagerAddon: lambda folder: {"save_path": folder, "every_n_steps": 2},
+    CompileAddon: lambda folder: {"compile": {"backend": "eager"}},
+    PrefetchAddon: lambda folder: {},
+    CudaGraphAddon: lambda folder: {},
 }
 
 
+def test_the_contract_is_tested_of_every_addon() -> None:
+    public = [getattr(nbtrain, name) for name in nbtrain.__all__]
+    assert {kind for kind in public if isinstance(kind, type) and issubclass(kind, AddOnBase)} == {AddOnBase, *ADDONS}
+
+
 @pytest.mark.parametrize("addon", ADDONS, ids=lambda a: a.__name__)
-def test_addon_trains_under_lightnings_own_trainer_as_under_ours(addon: type[AddOnBase]) -> None:
+def test_addon_trains_under_lightnings_own_trainer_as_under_ours(addon: type[AddOnBase], tmp_path: Path) -> None:
     def trainer() -> Trainer:
-        return make_trainer(Regress.add_on(addon), model=make_model(), **ADDONS[addon])
+        return make_trainer(Regress.add_on(addon), model=make_model(), **ADDONS[addon](tmp_path))
 
     ours = trainer()
     ours.run(3, make_loader(), make_valid())
     theirs = trainer()
-    L.Trainer(**theirs.lightning_args(), max_epochs=3).fit(theirs.as_lightning_module(), make_loader(), make_valid())
+    L.Trainer(**{"default_root_dir": tmp_path, **theirs.lightning_args()}, max_epochs=3).fit(
+        theirs.as_lightning_module(), make_loader(), make_valid()
+    )
     assert same_weights(ours.model, theirs.model)
     assert [r["val_loss"] for r in theirs.history.epochs] == [r["val_loss"] for r in ours.history.epochs]
 
 
 @pytest.mark.parametrize("addon", ADDONS, ids=lambda a: a.__name__)
-def test_addon_has_documentation_and_stands_alone(addon: type[AddOnBase]) -> None:
+def test_addon_has_documentation_and_stands_alone(addon: type[AddOnBase], tmp_path: Path) -> None:
     assert addon.__doc__ and not addon.__doc__.startswith(addon.__name__ + "(")
-    assert all(isinstance(c, L.Callback) for c in addon(**ADDONS[addon]).callbacks(None))
+    assert all(isinstance(c, L.Callback) for c in addon(**ADDONS[addon](tmp_path)).callbacks(None))
 
 
 def test_users_own_log_lands_in_the_history() -> None:
