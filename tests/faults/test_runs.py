@@ -150,6 +150,7 @@ def kill_until_finished(script: Path, folder: Path, arguments: tuple[object, ...
         started.kill()
         if started.process.exitcode == 0:
             return killed
+        assert started.process.exitcode == -signal.SIGKILL
         killed += 1
     assert Script(script, folder, *arguments, "", 0).wait() == 0
     return killed
