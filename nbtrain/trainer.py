@@ -67,6 +67,7 @@ class ProgressChecker:
 # %% ../nbs/31_trainer.ipynb #9aa4d59f
 TrainerType = TypeVar("TrainerType", bound="Trainer")
 _composed: dict[tuple[type, tuple[type[AddOnBase], ...]], type] = {}  # so that the same addons give the same class
+_SHARED = ("scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "save_path")  # arguments that addons take too
 _PRECISION = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 
 
@@ -133,9 +134,7 @@ class Trainer:
         self.monitor = monitor
         self.monitor_mode: MonitorMode = resolve_monitor(monitor, monitor_mode)
         self._lightning = check_lightning(lightning or {})
-        shared = {"scheduler": scheduler, "scheduler_step_on_batch": scheduler_step_on_batch, "gradient_clip": gradient_clip}
-        shared |= {"save_path": save_path} | ({} if compile is None else {"compile": compile})
-        self._addons = _make_addons(type(self), addon_options, shared)
+        self._addons = _make_addons(type(self), addon_options, {name: given[name] for name in _SHARED if given[name] is not None})
 
         self.counts = Counts()
         self.progress_checker = ProgressChecker(self.counts)
@@ -147,8 +146,7 @@ class Trainer:
         self.result: RunResult | None = None
         self.run_dir: Path | None = None
         self.module: StepModule | None = None
-        self.first_epoch = 0
-        self.resumed = self.continues_run = False
+        self.first_epoch, self.resumed, self.continues_run = 0, False, False
         self.sinks: list[View] = [self.history]
         self.recorder = Recorder(self, self._emit)
 
