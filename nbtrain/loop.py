@@ -20,7 +20,7 @@ from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, P
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
+from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle, _Sequential
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -160,9 +160,40 @@ class _Pass:
 def _only_iterator(fetcher: _DataFetcher) -> Iterator[Any] | None:
     """The iterator of the one loader behind `fetcher`; None where there are several, or where its end is not known beforehand."""
     loaders, mode = fetcher.combined_loader, fetcher.combined_loader._iterator
-    if fetcher.length is None or not isinstance(mode, _MaxSizeCycle) or loaders._iterables is not loaders.flattened[0]:
+    if not isinstance(mode, (_MaxSizeCycle, _Sequential)) or len(mode.iterators) != 1 or loaders._iterables is not loaders.flattened[0]:
         return None
-    return mode.iterators[0]
+    return mode.iterators[0] if fetcher.length is not None else None
+
+
+class _DirectFetcher:
+    """Lightning's fetcher of one loader, whose batches come from the loader itself: its way to them costs 10 µs each."""
+
+    def __init__(self, fetcher: _DataFetcher, batches: Iterator[Any]) -> None:
+        self.fetcher, self.batches = fetcher, batches
+        self.done = fetcher.done
+
+    def __next__(self) -> tuple[Any, int, int]:
+        fetcher = self.fetcher
+        if self.done:
+            raise StopIteration
+        try:
+            batch = next(self.batches)
+        except StopIteration:
+            self.done = fetcher.done = True
+            raise
+        index = fetcher.fetched
+        fetcher.fetched = index + 1
+        self.done = fetcher.done = fetcher.fetched >= (fetcher.length or 0)
+        return batch, index, 0
+
+    def teardown(self) -> None:
+        self.fetcher.teardown()
+
+
+def _direct(fetcher: _DataFetcher) -> Any:
+    """`fetcher`, in its direct form where there is one."""
+    batches = _only_iterator(fetcher)
+    return fetcher if batches is None else _DirectFetcher(fetcher, batches)
 
 
 def _is_there(batch: Any, device: torch.device) -> bool:
@@ -196,6 +227,7 @@ class _TrainingPass(_Pass):
     def __init__(self, loop: LeanEpochLoop, fetcher: _DataFetcher) -> None:
         super().__init__(loop.trainer, loop._results, loop.batch_progress)
         self.loop, self.fetcher, self.progress = loop, fetcher, loop.batch_progress
+        self.batches = _direct(fetcher)
         self.optimizer: Optimizer = self.trainer.optimizers[0]
         counts = loop.automatic_optimization.optim_progress.optimizer
         self.updates: Any = counts.step
@@ -210,7 +242,6 @@ class _TrainingPass(_Pass):
         self.takes_index = len(inspect.signature(self.step).parameters) > 1
         self.whole_step = loop.whole_step
         self.index = 0
-        self.batches = _only_iterator(fetcher)
         self.batch: Any = None
         self.output: Any = None
         self.loss: Tensor | None = None
@@ -218,7 +249,7 @@ class _TrainingPass(_Pass):
     def run(self) -> None:
         while not self.is_done():
             try:
-                self.advance(self.fetch())
+                self.advance(next(self.batches)[0])
                 self.let_go()  # of the graph, before a validation that needs the memory
                 self.settle()
             except StopIteration:
@@ -228,20 +259,6 @@ class _TrainingPass(_Pass):
 
     def let_go(self) -> None:
         self.batch = self.loss = self.output = None
-
-    def fetch(self) -> Any:
-        """The next batch: from the loader itself, where there is one only; Lightning's way to it costs 10 µs."""
-        fetcher = self.fetcher
-        if self.batches is None:
-            return next(fetcher)[0]
-        try:
-            batch = next(self.batches)
-        except StopIteration:
-            fetcher.done = True
-            raise
-        fetcher.fetched += 1
-        fetcher.done = fetcher.fetched >= (fetcher.length or 0)
-        return batch
 
     def is_done(self) -> bool:
         return self.is_last() or (self.trainer.should_stop and self.loop.done)
@@ -471,6 +488,7 @@ class _EvaluationPass(_Pass):
         self.step_name = f"{stage}_step"
         self.step = getattr(self.module, self.step_name)
         self.takes_index = len(inspect.signature(self.step).parameters) > 1
+        self.is_check = loop.trainer.sanity_checking
 
     def advance(self, batch: Any, index: int) -> None:
         """One batch, in the order of `_EvaluationLoop._evaluation_step`."""
@@ -494,11 +512,11 @@ class _EvaluationPass(_Pass):
         self.settle()
 
     def settle(self) -> None:
-        loop, trainer = self.loop, self.trainer
-        logs_anything = self.logs_anything()
+        loop = self.loop
+        logs_anything = bool(self.results) and self.logs_anything()
         if logs_anything:
             self.connector.on_batch_end()
-        if not trainer.sanity_checking:
+        if not self.is_check:
             loop._has_run = True
             if logs_anything:
                 self.connector.update_eval_step_metrics(loop._seen_batches_per_dataloader[0])
@@ -520,6 +538,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
         self._pass = None if self.stood_aside else _EvaluationPass(self)
         if self._pass is not None and self._data_fetcher is not None:
             self._data_fetcher._start_profiler = self._data_fetcher._stop_profiler = _nothing
+            self._data_fetcher = _direct(self._data_fetcher)
 
     def _objection(self) -> str:
         if not self.lean:

@@ -38,8 +38,10 @@ def snapshot(value: Scalar) -> Scalar:
     """A scalar that later changes can't reach: what is no fresh result of the graph may be a parameter or a buffer."""
     if not isinstance(value, Tensor):
         return value
-    may_be_held = value.is_leaf or value._is_view()
-    value = value.detach().clone() if may_be_held else value.detach()
+    if not value.requires_grad:
+        value = value.clone()
+    else:
+        value = value.detach().clone() if value.is_leaf or value._is_view() else value.detach()
     return value if value.ndim == 0 else value.reshape(())
 
 

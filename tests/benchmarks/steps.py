@@ -11,7 +11,7 @@ from tables import DUEL_COLUMNS, Claim, Row, Table, duel_row, less_than, main
 OURS = Duel("nbtrain", contenders.ours, max_ratio=1.10, max_over_us=40)
 VARIANTS = [
     Duel("plain loop again", contenders.plain),
-    Duel("plain loop (metrics as tensors)", contenders.plain_as_tensors, every=3),
+    Duel("plain loop (.item() in each step)", contenders.plain_item, every=3),
     Duel("plain loop (nothing tracked)", contenders.plain_untracked, every=3),
     OURS,
     replace(OURS, name="nbtrain (output to a file)", terminal=False),
