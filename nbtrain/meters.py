@@ -38,10 +38,9 @@ def snapshot(value: Scalar) -> Scalar:
     """A scalar that later changes can't reach: what is no fresh result of the graph may be a parameter or a buffer."""
     if not isinstance(value, Tensor):
         return value
-    if not value.requires_grad:
-        value = value.clone()
-    else:
-        value = value.detach().clone() if value.is_leaf or value._is_view() else value.detach()
+    may_be_held = value.is_leaf or value._is_view()
+    fresh = value.detach() if value.requires_grad else value  # which costs 2 µs
+    value = fresh.clone() if may_be_held else fresh
     return value if value.ndim == 0 else value.reshape(())
 
 
