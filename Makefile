@@ -19,6 +19,7 @@ faults: .venv/installed-dev
 
 # The claims of speed, with the peers that are installed; docs/benchmarks.md is written
 bench: .venv/installed-dev
+	$(BIN)/python tests/benchmarks/saving.py
 	$(BIN)/python tests/benchmarks
 
 # fastai without its dependencies: tests/benchmarks/requirements.txt says why

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer import call
 
@@ -42,6 +43,7 @@ def _own_part(
     return {
         "version": _VERSION,
         "model": type(owner.model).__name__,
+        "world_size": _world_size(),
         "run": owner.recorder.run,
         "first_epoch": owner.first_epoch,
         "counts": asdict(owner.counts),
@@ -53,6 +55,10 @@ def _own_part(
         "metrics": {"train": owner.train_metrics, "test": owner.test_metrics, "epoch": module.epoch_metrics if module is not None else {}},
         "loss": last.get("val_loss", last.get("train_loss")),
     }
+
+
+def _world_size() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
 
 
 def _from_outside(owner: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
@@ -395,6 +401,12 @@ def _checked(state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
         )
     if own["version"] != _VERSION:
         raise CheckpointError(f"{path.name} is a state of version {own['version']}, and this nbtrain reads {_VERSION}.", where=str(path))
+    if own["finished"] is not None and own["world_size"] != _world_size():
+        raise CheckpointError(
+            f"{path.name} was saved in mid-epoch by {own['world_size']} processes, and {_world_size()} would go on.",
+            where=str(path),
+            remedy="Resume with as many processes, or from a state that was saved at the end of an epoch.",
+        )
     return own
 
 

@@ -355,6 +355,16 @@ def test_another_length_of_the_loader_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_another_number_of_processes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = make_trainer(Saving, save_path=tmp_path, every_n_steps=2)
+    one.run(1, make_loader())
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(CheckpointError) as error:
+        make_trainer(Saving, save_path=tmp_path / "x").load_state(one.run_dir / "checkpoints" / "epoch=0-step=2.ckpt")
+    assert str(error.value).splitlines()[0] == "epoch=0-step=2.ckpt was saved in mid-epoch by 1 processes, and 2 would go on."
+
+
 def test_weights_alone_are_no_state(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "weights.ckpt")
     with pytest.raises(CheckpointError, match="weights.ckpt holds weights, and no state of an nbtrain run"):
