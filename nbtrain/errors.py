@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 # %% auto #0
-__all__ = ["NbtrainError", "ConfigError", "OptionError", "AddonError", "CheckpointError", "StepError", "nearest", "add_note"]
+__all__ = ["NbtrainError", "ConfigError", "OptionError", "AddonError", "CheckpointError", "StepError", "RunPaused", "nearest", "add_note"]
 
 
 # %% ../nbs/01_errors.ipynb #5ae921b1
@@ -41,6 +41,13 @@ class CheckpointError(NbtrainError):
 
 class StepError(NbtrainError):
     """A user's `train_step`, `test_step` or `metric_on_epoch_end` returned what can't be used, or a loader gave nothing."""
+
+
+class RunPaused(KeyboardInterrupt):
+    """A run waits between two batches; `trainer.resume()` lets it go on. It ends the cell, and what "Run all" has queued behind it."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"‖ {self}"]  # IPython shows this line, and no traceback
 
 
 # %% ../nbs/01_errors.ipynb #4c0f0759

@@ -10,12 +10,12 @@ import importlib.util
 import math
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .errors import ConfigError
-from .records import Event, MonitorMode, Status
+from .records import Event, MonitorMode, Progress, Status
 from .views import html, plots, text
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ class History:
     """What a trainer has measured over all its runs.
 
     `epochs`: a row for each finished training epoch; `tests`: a row for each pass in mode "test"; `steps["train"]`,
-    `steps["valid"]`, `steps["test"]`: metric values by step. `monitor` and `monitor_mode` say what `best` means.
+    `steps["valid"]`, `steps["test"]`: metric values by step; `marks`: where somebody changed what while it ran. `monitor` and
+    `monitor_mode` say what `best` means.
     """
 
     def __init__(self, monitor: str = "val_loss", monitor_mode: MonitorMode = "min") -> None:
@@ -107,6 +108,7 @@ class History:
         self.monitor_mode: MonitorMode = monitor_mode
         self.epochs: list[Row] = []
         self.tests: list[Row] = []
+        self.marks: list[tuple[Progress, str]] = []
         self.steps = {phase: StepTable() for phase in ("train", "valid", "test")}
 
     def update(self, event: Event) -> None:
@@ -122,22 +124,27 @@ class History:
             self.epochs.append(Row(event.data["row"]))
         elif event.kind == "test":
             self.tests.append(Row(event.data["row"]))
+        elif event.kind == "mark":
+            self.marks.append((event.progress, event.data["text"]))
 
     def _drop_after(self, step: int) -> None:
         self.epochs = [row for row in self.epochs if row["step"] <= step]
         self.tests = [row for row in self.tests if row["step"] <= step]
+        self.marks = [(progress, text) for progress, text in self.marks if progress.step <= step]
         for table in self.steps.values():
             table.drop_after(step)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything measured, as plain data."""
-        rows = {"epochs": [dict(row) for row in self.epochs], "tests": [dict(row) for row in self.tests]}
+        rows: dict[str, Any] = {"epochs": [dict(row) for row in self.epochs], "tests": [dict(row) for row in self.tests]}
+        rows["marks"] = [[asdict(progress), text] for progress, text in self.marks]
         return {"monitor": self.monitor, "mode": self.monitor_mode, **rows, "steps": {p: t.state_dict() for p, t in self.steps.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Become the history that `state_dict` was made of."""
         self.monitor, self.monitor_mode = state["monitor"], state["mode"]
         self.epochs, self.tests = [Row(row) for row in state["epochs"]], [Row(row) for row in state["tests"]]
+        self.marks = [(Progress(**progress), text) for progress, text in state["marks"]]
         for phase, table in state["steps"].items():
             self.steps[phase].load_state_dict(table)
 
@@ -155,7 +162,7 @@ class History:
 
     def plot(self) -> Figure:
         """The curves by epoch as a matplotlib figure."""
-        return plots.curves(self.epochs, self.best)
+        return plots.curves(self.epochs, self.best, self.marks)
 
     def to_csv(self, path: str | Path) -> Path:
         """Write the epochs' rows to `path`; an empty cell where an epoch lacks a metric."""

@@ -26,6 +26,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .control import Boundary, Control, Leaving
 from .steps import StepModule
 
 # %% auto #0
@@ -303,12 +304,15 @@ class _TrainingPass(_Pass):
                 self.connector.on_batch_end()
                 self.connector.update_train_step_metrics()
             loop.on_advance_end(self.fetcher)
-        elif trainer.accumulate_grad_batches == 1 or not loop._should_accumulate():
+            return
+        if trainer.accumulate_grad_batches == 1 or not loop._should_accumulate():
             loop._batches_that_stepped += 1
             if trainer.loggers and loop._batches_that_stepped % self.log_every == 0 and self.logs_anything():
                 loop._batches_that_stepped -= 1  # the loggers' step is that of the batch
                 self.connector.update_train_step_metrics()
                 loop._batches_that_stepped += 1
+        if loop.control.asked:
+            loop.attend()
 
     def skip_rest(self) -> None:
         """`on_train_batch_start` returned -1: the epoch ends here."""
@@ -419,10 +423,11 @@ class LeanEpochLoop(_TrainingEpochLoop):
     `start_at`: how many batches of the first epoch are finished already. `validate_next`: validate after this batch, once.
     `whole_step`: does forward, backward and the optimizer's step of a batch in one, where it is set when an epoch begins. It is
     given the batch and a function that does them in the usual way; it returns what the step returned, its loss without a gradient,
-    or None where it has called that function.
+    or None where it has called that function. `control`: what is asked of the run between two batches.
     """
 
     lean = True
+    control = Control()  # of no run: nobody asks it for anything
     start_at = 0
     validate_next = False
     stood_aside: str | None = None
@@ -458,9 +463,34 @@ class LeanEpochLoop(_TrainingEpochLoop):
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
         return (self.validate_next and self.trainer.enable_validation) or super()._should_check_val_fx(data_fetcher)
 
+    def on_run_start(self, data_fetcher: _DataFetcher) -> None:
+        super().on_run_start(data_fetcher)
+        if self.control.asked:
+            self.attend()
+
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
         super().on_advance_end(data_fetcher)
         self.validate_next = False
+        if self.control.asked:
+            self.attend()
+
+    def attend(self) -> None:
+        """Do what was asked of the run, between two batches. An open window is finished before the run is left, and so is an epoch."""
+        self.control.attend(Boundary(self.trainer, "train", may_leave=not (self._should_accumulate() or self.done)))
+
+    def validate(self) -> None:
+        """Validate now, between two batches."""
+        trainer, module = self.trainer, self.trainer.lightning_module
+        assert isinstance(module, StepModule)
+        first_loop_iter = trainer._logger_connector._first_loop_iter
+        module.isolate_validation()
+        trainer.validating = True
+        try:
+            self.val_loop.run()
+        finally:
+            module.on_validation_end()
+            trainer.training = True
+            trainer._logger_connector._first_loop_iter = first_loop_iter
 
     def _objection(self, data_fetcher: _DataFetcher) -> str:
         if not self.lean:
@@ -529,6 +559,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
     """Lightning's evaluation loop, with a short way through a batch where `why_not_lean` has no objection."""
 
     lean = True
+    control = Control()
     stood_aside: str | None = None
     _pass: _EvaluationPass | None = None
 
@@ -554,6 +585,14 @@ class LeanEvaluationLoop(_EvaluationLoop):
             super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
         else:
             self._pass.advance(batch, batch_idx)
+        if self.control.asked:
+            self._attend()
+
+    def _attend(self) -> None:
+        """Do what was asked of the run. A validation is finished where a callback can save the state after it."""
+        trainer: Any = self.trainer
+        may_leave = trainer.testing or not any(isinstance(callback, Leaving) for callback in trainer.callbacks)
+        self.control.attend(Boundary(trainer, "test" if trainer.testing else "valid", may_leave))
 
     def on_run_end(self) -> list[Any]:
         self._pass = None
@@ -561,8 +600,11 @@ class LeanEvaluationLoop(_EvaluationLoop):
 
 
 # %% ../nbs/17_loop.ipynb #38a5296d
-def use_lean_loops(trainer: L.Trainer, *, lean: bool = True) -> LeanEpochLoop:
-    """Give `trainer` the loops of this module, which with `lean=False` do nothing but what Lightning's do. Returns the epoch loop."""
+def use_lean_loops(trainer: L.Trainer, *, lean: bool = True, control: Control | None = None) -> LeanEpochLoop:
+    """Give `trainer` the loops of this module, which attend to `control`. Returns the epoch loop.
+
+    With `lean=False` they do else nothing but what Lightning's do.
+    """
     stock = trainer.fit_loop.epoch_loop
     loop = LeanEpochLoop(trainer, min_steps=stock.min_steps, max_steps=stock.max_steps)
     loop.val_loop = LeanEvaluationLoop(trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False)
@@ -571,6 +613,7 @@ def use_lean_loops(trainer: L.Trainer, *, lean: bool = True) -> LeanEpochLoop:
         old = getattr(trainer, name)
         new = LeanEvaluationLoop(trainer, old._trainer_fn, old._stage, verbose=old.verbose, inference_mode=old.inference_mode)
         setattr(trainer, name, new)
-        new.lean = lean
+        new.lean, new.control = lean, control or new.control
     loop.lean = loop.val_loop.lean = lean
+    loop.control = loop.val_loop.control = control or loop.control
     return loop

@@ -102,6 +102,11 @@ class Meter:
         self._samples.append(n)
         self.n_batches += 1
 
+    def expect_other_names(self) -> None:
+        """The scalars of the next batch may have other names: the step is another one."""
+        self.flush()
+        self._keys = None
+
     def amend(self, name: str, value: Scalar) -> None:
         """Add a scalar that belongs to the newest batch, such as its gradient norm. Batches without it are not in its mean."""
         if self._rows:

@@ -57,7 +57,8 @@ class Recorder(L.Callback):
         self._updates: Any = None  # Lightning's count of them
         self._hinted = False
         self._is_on = False
-        self._held: list[str] = []  # notes for the run to come
+        self._held: list[tuple[EventKind, str]] = []  # notes and marks for the run to come
+        self._paused_s: float | None = None
 
     # -- a run
     def start(self, n_epochs: int, header: Mapping[str, Any]) -> None:
@@ -69,15 +70,33 @@ class Recorder(L.Callback):
         self._enter("idle", None)
         self.tell("start", header)
         self._is_on, held, self._held = True, self._held, []
-        for text in held:
-            self.note(text)
+        for kind, text in held:
+            self._say(kind, text)
 
     def note(self, text: str) -> None:
         """Something a person should know. Between two runs it waits for the next one to begin."""
+        self._say("note", text)
+
+    def mark(self, text: str) -> None:
+        """Somebody changed something by hand. Between two runs it waits for the next one to begin."""
+        self._say("mark", text)
+
+    def _say(self, kind: EventKind, text: str) -> None:
         if self._is_on:
-            self.tell("note", {"text": text})
+            self.tell(kind, {"text": text})
         else:
-            self._held.append(text)
+            self._held.append((kind, text))
+
+    def change(self, state: str) -> None:
+        """The run is "pausing", "paused", "running" again or "stopping". The time of a pause does not count."""
+        if state == "paused":
+            self.flush()
+            self._paused_s = self.clock()
+        elif self._paused_s is not None:
+            pause_s, self._paused_s = self.clock() - self._paused_s, None
+            self._start_s += pause_s
+            self._epoch_s += pause_s
+        self.tell("state", {"state": state})
 
     def end(self, status: str, reason: str = "") -> None:
         """The run is over; what was not emitted yet goes first."""
@@ -88,12 +107,13 @@ class Recorder(L.Callback):
     @property
     def place(self) -> str:
         """Where the run is, for people: `epoch 3, batch 251`."""
-        return f"epoch {self.owner.counts.epoch + 1}, batch {self._batch + 1}"
+        return self.progress.place
 
-    def tell(self, kind: EventKind, data: Mapping[str, Any]) -> None:
-        """Emit an event with the progress of this moment."""
+    @property
+    def progress(self) -> Progress:
+        """Where the run is."""
         counts = self.owner.counts
-        progress = Progress(
+        return Progress(
             run=self.run,
             phase=self._phase,
             epoch=counts.epoch,
@@ -102,9 +122,12 @@ class Recorder(L.Callback):
             n_batches=self._n_batches,
             step=counts.step,
             update=counts.update,
-            elapsed_s=self.clock() - self._start_s,
+            elapsed_s=(self.clock() if self._paused_s is None else self._paused_s) - self._start_s,
         )
-        self.emit(Event(kind, progress, self.wall(), data))
+
+    def tell(self, kind: EventKind, data: Mapping[str, Any]) -> None:
+        """Emit an event with the progress of this moment."""
+        self.emit(Event(kind, self.progress, self.wall(), data))
 
     # -- passes
     def _enter(self, phase: Phase, n_batches: int | None) -> None:

@@ -17,7 +17,7 @@ __all__ = ["Phase", "EventKind", "Status", "MonitorMode", "Progress", "Event", "
 
 # %% ../nbs/02_records.ipynb #855a0950
 Phase = Literal["idle", "train", "valid", "test"]
-EventKind = Literal["start", "steps", "epoch", "test", "note", "end"]
+EventKind = Literal["start", "steps", "epoch", "test", "note", "mark", "state", "end"]
 Status = Literal["completed", "stopped", "paused", "interrupted", "failed"]
 MonitorMode = Literal["min", "max"]
 
@@ -35,7 +35,14 @@ class Progress:
     n_batches: int | None = None  # in this pass; None: the loader has no length
     step: int = 0  # processed batches, validation included
     update: int = 0  # optimizer updates
-    elapsed_s: float = 0.0  # since this run began
+    elapsed_s: float = 0.0  # since this run began, pauses apart
+
+    @property
+    def place(self) -> str:
+        """The batch at hand, for people: `epoch 3, batch 251`."""
+        if self.phase == "test":
+            return f"test batch {self.batch + 1}"
+        return f"epoch {self.epoch + 1}, {'validation ' if self.phase == 'valid' else ''}batch {self.batch + 1}"
 
 
 # %% ../nbs/02_records.ipynb #efc92c2a

@@ -18,7 +18,7 @@ from .errors import ConfigError
 from .records import Plan
 
 # %% auto #0
-__all__ = ["Scheduler", "set_lr", "FunctionSchedule", "Schedule", "resolve_schedule"]
+__all__ = ["Scheduler", "set_lr", "scale_lr", "FunctionSchedule", "Schedule", "resolve_schedule"]
 
 # %% ../nbs/13_schedulers.ipynb #b702dbaf
 Scheduler = LRScheduler | ReduceLROnPlateau | Callable[..., Any]
@@ -31,6 +31,12 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
             group["lr"].fill_(lr)
         else:
             group["lr"] = lr
+
+
+def scale_lr(optimizer: Optimizer, factor: float) -> None:
+    """Multiply the learning rate of each parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] *= factor  # a tensor keeps its place
 
 
 class FunctionSchedule:
@@ -62,9 +68,18 @@ class Schedule:
 
     scheduler: Any
     interval: Literal["epoch", "batch", "update"]
+    factor: float = 1.0  # of all its rates: somebody has set another one by hand
 
     def step(self, monitored: float | None = None) -> None:
         """One step; `monitored` is what a ReduceLROnPlateau looks at."""
+        if self.factor == 1.0:
+            self._step(monitored)
+        else:  # most schedulers make the next rate from the one at hand, which must be theirs
+            scale_lr(self.scheduler.optimizer, 1 / self.factor)
+            self._step(monitored)
+            scale_lr(self.scheduler.optimizer, self.factor)
+
+    def _step(self, monitored: float | None) -> None:
         if isinstance(self.scheduler, ReduceLROnPlateau):
             if monitored is not None:
                 self.scheduler.step(monitored)

@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ from torch.utils.data import DataLoader
 
 from .arguments import check_optimizer, check_run
 from .batches import to_device
+from .control import Control, Leave, RunHandle, State, refuse_while_on, signals_stop, workers_ignore_interrupts
 from .data import BatchList, as_loader, suggest_loader, with_batch_size
 from .errors import ConfigError, NbtrainError, add_note
 from .history import History, Row, RunFolder, RunResult, open_run_folder
@@ -36,11 +38,11 @@ from .recorder import Recorder
 from .records import MonitorMode, Status
 from .steps import Counts, StepModule, Steps
 from .weights import Weights, copy_weights
-from .views.notebook import open_view
+from .views.notebook import Controls, in_shell, open_view
 from .views.text import View
 
 # %% auto #0
-__all__ = ["BestWeights", "seed_all", "Owner", "run", "LoaderModule", "conclude", "run_batch", "collect"]
+__all__ = ["BestWeights", "seed_all", "Owner", "run", "LoaderModule", "keep_source", "conclude", "run_batch", "collect"]
 
 
 # %% ../nbs/29_session.ipynb #a1f1785a
@@ -100,7 +102,7 @@ def _interruptible() -> Iterator[None]:
     handler = signal.getsignal(signal.SIGINT) if in_main else None
     try:
         yield
-    except SystemExit as error:
+    except (SystemExit, ValueError) as error:  # a ValueError, because no other thread may change a signal's handler
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise
@@ -151,40 +153,102 @@ class Owner(Steps, Protocol):
     seed: int | None
     result: RunResult | None
     sinks: list[View]
+    view: View | None  # the newest run's
+    control: Control
+    handle: RunHandle | None  # of the newest run that had a thread of its own
+    own_thread: bool
 
     @property
     def title(self) -> str: ...
     def lightning_args(self) -> dict[str, Any]: ...
+    def validate_now(self) -> Any: ...
     def read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]: ...
 
 
-def run(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None = None) -> RunResult:
-    """Train `n_epoch` more epochs, or in mode "test" evaluate `n_epoch` times. Sets and returns `owner.result`."""
+def run(
+    owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None = None, *, background: bool = False
+) -> RunResult | RunHandle:
+    """Train `n_epoch` more epochs, or in mode "test" evaluate `n_epoch` times. Sets and returns `owner.result`.
+
+    In a notebook it has a thread of its own, for which this one waits; with `background` the thread's handle is returned at once.
+    """
+    refuse_while_on(owner.control, owner.recorder.place)
     check_run(owner.mode, n_epoch, loader, valid_loader)
     if owner.mode == "train":
         check_optimizer(owner.optimizer, owner.model)
     _prepare(owner)
-    with _sinks(owner):
-        arguments = owner.lightning_args()
-        goal = owner.counts.epoch + (n_epoch if owner.mode == "train" else 0)
-        if not owner.continues_run:
-            owner.first_epoch = owner.counts.epoch
-        owner.recorder.start(goal, _header(owner, arguments, loader, valid_loader))
-        _put_right(owner)
-        if owner.recorder.run == 1:
-            _advise(owner, loader)
-        _keep_source(owner, n_epoch, loader, valid_loader)
-        try:
+    owner.control.begin(partial(_changed, owner))
+    sinks = _open_sinks(owner, valid_loader is not None)
+    try:
+        arguments = _begin(owner, n_epoch, loader, valid_loader)
+    except BaseException:
+        _close_sinks(owner, sinks)
+        owner.control.end()
+        raise
+    work = partial(_work, owner, sinks, n_epoch, arguments, loader, valid_loader)
+    if background or (in_shell() and owner.own_thread and threading.current_thread() is threading.main_thread()):
+        owner.handle = RunHandle(owner.control, work, lambda: owner.recorder.place)
+        owner.handle.start()
+        return owner.handle if background else owner.handle.wait()
+    try:
+        owner.control.thread = threading.current_thread()
+        return work()
+    finally:
+        owner.control.end()
+        if owner.control.signum == signal.SIGTERM:
+            sys.exit(128 + signal.SIGTERM)
+
+
+def _changed(owner: Owner, state: State) -> None:
+    """The run pauses, goes on, or is about to stop."""
+    if state == "paused":
+        conclude(owner, "paused", owner.recorder.place)
+    owner.recorder.change(state)
+
+
+def _begin(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> dict[str, Any]:
+    """Tell that a run begins, and what a person should know of it. Returns the arguments for Lightning's trainer."""
+    arguments = owner.lightning_args()
+    goal = owner.counts.epoch + (n_epoch if owner.mode == "train" else 0)
+    if not owner.continues_run:
+        owner.first_epoch = owner.counts.epoch
+    owner.recorder.start(goal, _header(owner, arguments, loader, valid_loader))
+    _put_right(owner)
+    if owner.recorder.run == 1:
+        _advise(owner, loader)
+    keep_source(owner, n_epoch, loader, valid_loader)
+    return arguments
+
+
+def _work(
+    owner: Owner,
+    sinks: list[View],
+    n_epoch: int,
+    arguments: dict[str, Any],
+    loader: Iterable[Any],
+    valid_loader: Iterable[Any] | None,
+) -> RunResult:
+    """The run, in whatever thread it has, from its beginning to its end."""
+    try:
+        with workers_ignore_interrupts(loader, valid_loader), _failing(owner):
             status, reason = _drive(owner, n_epoch, arguments, loader, valid_loader)
-        except BaseException as error:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            if not interrupted:
-                _name_place(error, owner.recorder.place)
-            _finish(owner, "interrupted" if interrupted else "failed", _reason(error, owner.recorder.place))
-            raise
-        finally:
-            owner.resumed = owner.continues_run = False
         return _finish(owner, status, reason)
+    finally:
+        owner.resumed = owner.continues_run = False
+        _close_sinks(owner, sinks)
+
+
+@contextmanager
+def _failing(owner: Owner) -> Iterator[None]:
+    """What goes wrong inside is told, with its place, and what was reached is kept."""
+    try:
+        yield
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if not interrupted:
+            _name_place(error, owner.recorder.place)
+        _finish(owner, "interrupted" if interrupted else "failed", _reason(error, owner.recorder.place))
+        raise
 
 
 def _drive(
@@ -195,20 +259,33 @@ def _drive(
     finds_batch_size = any(isinstance(callback, BatchSizeFinder) for callback in arguments["callbacks"])
     with _driving(owner, LoaderModule(owner, loader, valid_loader) if finds_batch_size else StepModule(owner)) as module:
         trainer = L.Trainer(max_epochs=goal, **arguments)
-        use_lean_loops(trainer, lean=owner.lean_loops)
-        if owner.mode == "test":
-            for _ in range(n_epoch):
-                trainer.test(module, owner.read_loader(as_loader(loader), training=False), verbose=False)
-        else:
-            _go_on(trainer, owner.counts)
-            if finds_batch_size:
-                trainer.fit(module)
-            else:
-                valid = None if valid_loader is None else owner.read_loader(as_loader(valid_loader), training=False)
-                trainer.fit(module, owner.read_loader(as_loader(loader), training=True), valid)
+        use_lean_loops(trainer, lean=owner.lean_loops, control=owner.control)
+        try:
+            with signals_stop(owner.control, trainer):
+                if owner.mode == "test":
+                    for _ in range(n_epoch):
+                        trainer.test(module, owner.read_loader(as_loader(loader), training=False), verbose=False)
+                elif finds_batch_size:
+                    _go_on(trainer, owner.counts)
+                    trainer.fit(module)
+                else:
+                    _go_on(trainer, owner.counts)
+                    valid = None if valid_loader is None else owner.read_loader(as_loader(valid_loader), training=False)
+                    trainer.fit(module, owner.read_loader(as_loader(loader), training=True), valid)
+        except Leave:
+            return _left(owner)
     if owner.mode == "train" and owner.counts.epoch < goal:
         return "stopped", _why_stopped(trainer)
     return "completed", ""
+
+
+def _left(owner: Owner) -> tuple[Status, str]:
+    """The run was left because somebody asked for its end: status and reason. Nothing of the open batch stays."""
+    if owner.optimizer is not None:
+        owner.optimizer.zero_grad()
+    signum = owner.control.signum
+    by = "SIGTERM at " if signum == signal.SIGTERM else ""
+    return "stopped" if signum is None else "interrupted", by + owner.recorder.place
 
 
 class LoaderModule(StepModule):
@@ -232,13 +309,13 @@ class LoaderModule(StepModule):
 @contextmanager
 def _driving(owner: Owner, module: StepModule) -> Iterator[StepModule]:
     """Around each use of Lightning: what it borrows or leaves changed is put back, on every way out."""
-    mode, training = owner.mode, [(part, part.training) for part in owner.model.modules()]
+    outer, mode, training = owner.module, owner.mode, [(part, part.training) for part in owner.model.modules()]
     try:
         with _quiet(), _interruptible():
             yield module
     finally:
         module.close()
-        owner.mode = mode
+        owner.module, owner.mode = outer, mode
         for part, was_training in training:  # an error in a validation leaves the model in eval mode
             part.training = was_training
         _bring_back(owner)
@@ -260,7 +337,7 @@ def _prepare(owner: Owner) -> None:
         owner.run_dir = open_run_folder(owner.save_path)
 
 
-def _keep_source(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
+def keep_source(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
     """Write into the run folder what this run comes from. What can't be written is noted, and the run goes on."""
     if owner.run_dir is None or not owner.keep_source:
         return
@@ -273,16 +350,37 @@ def _keep_source(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader
         owner.recorder.note(f"The source of this run was not kept: {type(error).__name__}: {error}")
 
 
-@contextmanager
-def _sinks(owner: Owner) -> Iterator[None]:
-    """While a run is on, its events also go to the run folder and to the view."""
-    extra: list[View] = [RunFolder(owner.run_dir, owner.history)] if owner.run_dir is not None else []
-    extra += [open_view()] if owner.log_bar else []
-    owner.sinks += extra
+def _open_sinks(owner: Owner, validates: bool) -> list[View]:
+    """While a run is on, its events also go to the run folder and to a view."""
+    owner.view = open_view(_controls(owner, validates)) if owner.log_bar else None
+    sinks: list[View] = [RunFolder(owner.run_dir, owner.history)] if owner.run_dir is not None else []
+    sinks += [owner.view] if owner.view is not None else []
+    owner.sinks += sinks
+    return sinks
+
+
+def _controls(owner: Owner, validates: bool) -> Controls:
+    """What the buttons of a live view do. They only ask: whoever presses one must not wait."""
+    control = owner.control
+    actions: dict[str, Callable[[], Any]] = {"pause": control.pause, "continue": control.proceed, "stop": control.stop}
+    save: Callable[[], Any] | None = getattr(owner, "save_state", None)  # of an addon that the trainer may have
+    if save is not None:
+        actions["save"] = lambda: control.leave(lambda at: _noted(owner, save), whole=True)
+    if validates:
+        actions["validate"] = lambda: control.leave(lambda at: _noted(owner, owner.validate_now), whole=True)
+    return Controls(actions, lambda: owner.handle is not None and owner.handle.is_waited_for)
+
+
+def _noted(owner: Owner, action: Callable[[], Any]) -> None:
+    """Nobody waits for what a button has asked, so an error becomes a note."""
     try:
-        yield
-    finally:
-        owner.sinks[:] = [sink for sink in owner.sinks if sink not in extra]
+        action()
+    except NbtrainError as error:
+        owner.recorder.note(str(error).partition("\n")[0])
+
+
+def _close_sinks(owner: Owner, sinks: list[View]) -> None:
+    owner.sinks[:] = [sink for sink in owner.sinks if sink not in sinks]
 
 
 def _n_batches(loader: Iterable[Any] | None, limit: Any) -> int | None:
@@ -389,6 +487,7 @@ def _save_weights(owner: Owner, folder: Path) -> None:
 # %% ../nbs/29_session.ipynb #027c6650
 def run_batch(owner: Owner, batch: Any) -> dict[str, Any]:
     """Train or evaluate on one batch, which counts as a step and as no epoch. Returns what the step returned, without gradients."""
+    refuse_while_on(owner.control, owner.recorder.place)
     if owner.mode == "train":
         check_optimizer(owner.optimizer, owner.model)
     with _driving(owner, StepModule(owner, whole_epoch=False)) as module:
@@ -403,9 +502,17 @@ def run_batch(owner: Owner, batch: Any) -> dict[str, Any]:
 
 
 def collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) -> list[Any]:
-    """What `call` returns for each batch of `loader`, on the CPU; batches are on the device, the model in eval mode."""
+    """What `call` returns for each batch of `loader`, on the CPU; batches are on the device, the model in eval mode.
+
+    While a run is on, it is done between two of its batches.
+    """
+    return owner.control.do(lambda at: _collect(owner, loader, call))
+
+
+def _collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) -> list[Any]:
     module = StepModule(owner)
     module.predict = lambda batch: call(batch)  # a function: a model would become a part of the module
+    module.cpu = lambda: module  # Lightning would move the model away from a run that is on
     with _driving(owner, module), isolate_rng():
         # In a BatchList, because Lightning would keep a DataLoader from dropping its last batch
         outputs = L.Trainer(**owner.lightning_args()).predict(module, BatchList(loader))

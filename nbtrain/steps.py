@@ -233,7 +233,7 @@ class StepModule(L.LightningModule):
         if fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._end_training_pass()
         if self._accumulates and fit_loop.epoch_loop._should_check_val_fx(fit_loop._data_fetcher):  # pyright: ignore[reportArgumentType]
-            self._isolate_validation()  # inside a window on_validation_model_zero_grad is not called
+            self.isolate_validation()  # inside a window on_validation_model_zero_grad is not called
 
     def on_train_epoch_end(self) -> None:
         self._end_training_pass()  # an epoch that was stopped early has no last batch
@@ -241,9 +241,10 @@ class StepModule(L.LightningModule):
     def on_validation_model_zero_grad(self) -> None:
         super().on_validation_model_zero_grad()
         # Lightning draws the loader's seed before on_validation_start, so that hook would be too late
-        self._isolate_validation()
+        self.isolate_validation()
 
-    def _isolate_validation(self) -> None:
+    def isolate_validation(self) -> None:
+        """Until the validation ends, random numbers are its own."""
         self._validation.enter_context(isolate_rng())
 
     def on_validation_start(self) -> None:

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, overload
 
 import lightning as L
 import torch
@@ -25,6 +26,8 @@ from .addons.optim import GradientClipAddon, SchedulerAddon
 from .addons.speed import CompileAddon
 from .addons.state import StateManagerAddon
 from .arguments import Device, check_lightning, check_mode, check_run, device_args, make_optimizer, resolve_device, resolve_monitor
+from .control import Control, RunHandle, free_last_error, refuse_while_on
+from .edits import change_class, set_options, validate_now
 from .errors import AddonError, CheckpointError, ConfigError, OptionError, StepError, nearest
 from .history import History, RunResult
 from .meters import EpochLog, Meter
@@ -35,6 +38,7 @@ from .schedulers import Scheduler
 from .session import BestWeights
 from .steps import Counts, Mode, StepModule
 from .views.html import table_html
+from .views.notebook import NotebookView
 from .weights import Weights, load_weights, read_weights, save_weights
 from .views.text import View, best_words, format_count
 
@@ -97,6 +101,9 @@ class Trainer:
 
     addons: ClassVar[tuple[type[AddOnBase], ...]] = ()
     lean_loops = True  # False: all epochs run on Lightning's own loops
+    own_thread = True  # False: a run in a notebook keeps the main thread, and can't be paused
+    handle: RunHandle | None
+    view: View | None
 
     def __init__(
         self,
@@ -147,6 +154,7 @@ class Trainer:
         self.run_dir: Path | None = None
         self.module: StepModule | None = None
         self.first_epoch, self.resumed, self.continues_run = 0, False, False
+        self.control, self.handle, self.view = Control(), None, None
         self.sinks: list[View] = [self.history]
         self.recorder = Recorder(self, self._emit)
 
@@ -179,12 +187,42 @@ class Trainer:
     def mode(self, mode: Mode) -> None:
         self._mode: Mode = check_mode(mode)
 
+    @overload
     def run(
-        self, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None = None, *, resume: str | Path | None = None
-    ) -> RunResult:
+        self,
+        n_epoch: int,
+        loader: Iterable[Any],
+        valid_loader: Iterable[Any] | None = None,
+        *,
+        resume: str | Path | None = None,
+        background: Literal[False] = False,
+    ) -> RunResult: ...
+    @overload
+    def run(
+        self,
+        n_epoch: int,
+        loader: Iterable[Any],
+        valid_loader: Iterable[Any] | None = None,
+        *,
+        resume: str | Path | None = None,
+        background: bool,
+    ) -> RunResult | RunHandle: ...
+    def run(
+        self,
+        n_epoch: int,
+        loader: Iterable[Any],
+        valid_loader: Iterable[Any] | None = None,
+        *,
+        resume: str | Path | None = None,
+        background: bool = False,
+    ) -> RunResult | RunHandle:
         """Train `n_epoch` MORE epochs on `loader`, with a validation after each on `valid_loader`.
 
         Optimizer, schedule, numbering and history go on from the run before. In mode "test" it evaluates `loader` `n_epoch` times.
+
+        In a notebook an interrupt (■) pauses it between two batches, and ends the cell with RunPaused; `resume()` goes on at the same
+        batch. With `background` it returns a RunHandle at once, and the kernel answers while it trains. In a script Ctrl-C ends it after the
+        batch at hand.
 
         `resume` (with StateManagerAddon) goes on where a run was broken off: "auto" at the newest state that is whole, "last" or "best",
         or at the path of a checkpoint. `n_epoch` then counts from where that run began, so that the same line starts it, takes it up
@@ -195,10 +233,85 @@ class Trainer:
         """
         if resume is not None:
             check_run(self.mode, n_epoch, loader, valid_loader)
+            refuse_while_on(self.control, self.recorder.place)
             n_epoch = self._resume(n_epoch, resume)
             if n_epoch == 0:
                 return session.conclude(self, "completed", "finished before")
-        return session.run(self, n_epoch, loader, valid_loader)
+        return session.run(self, n_epoch, loader, valid_loader, background=background)
+
+    # -- while it runs
+    def pause(self) -> None:
+        """Pause the run between two batches, and wait until it has. Called in a step or in a callback it only asks."""
+        self._need_run()
+        self.control.pause()
+        if threading.current_thread() is not self.control.thread:
+            self.control.wait_settled()
+
+    def resume(self, steps: type[Trainer] | None = None, *, background: bool = False) -> RunResult | RunHandle:
+        """Let a paused run go on at its next batch, as if it had never been paused, and wait for it unless `background`.
+
+        `steps` is a class that was written anew, such as `Digits` after its cell was run again: its steps are used from the next batch on.
+        """
+        self._need_run()
+        if steps is not None:
+            self.control.do(lambda at: change_class(self, steps, self._with_addons(steps)))
+        assert self.handle is not None
+        self.control.proceed()
+        if background:
+            return self.handle
+        if isinstance(self.view, NotebookView):
+            self.view.show()
+        return self.handle.wait()
+
+    def stop(self) -> RunResult | None:
+        """End the run between two batches, and wait until it has ended; its state is saved where a StateManagerAddon is there.
+
+        Called in a step or in a callback it only asks. Where no run is on it does nothing. Returns the result.
+        """
+        self.control.stop()
+        if threading.current_thread() is not self.control.thread and self.handle is not None:
+            self.handle.join()
+        return self.result
+
+    def set(self, **options: Any) -> None:
+        """Change options of the optimizer between two batches: `set(lr=1e-4)`. The schedule is scaled with the learning rate."""
+        set_options(self, options)
+
+    def validate_now(self) -> dict[str, float] | None:
+        """Validate between two batches, in a run with a `valid_loader`. Returns the metrics.
+
+        Called in a step or in a callback it validates after the batch, and returns None.
+        """
+        return validate_now(self)
+
+    def show(self) -> None:
+        """Show the newest run once more, here: live while it is on."""
+        if isinstance(self.view, NotebookView):
+            self.view.show()
+        else:
+            print(repr(self.history))
+
+    def free(self) -> None:
+        """Let go of the batch and the gradients that a failed run's traceback holds; `%debug` works no more."""
+        if self.handle is not None:
+            self.handle.free()
+        free_last_error()
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
+
+    def _need_run(self) -> None:
+        if self.control.state == "idle":
+            raise ConfigError("No run is on.", remedy="run(n_epoch, loader) begins one.")
+
+    def _with_addons(self, steps: type[Trainer]) -> type[Trainer]:
+        """The class `steps` with the addons of this trainer."""
+        if not (isinstance(steps, type) and issubclass(steps, Trainer)):
+            raise ConfigError(f"{steps!r} is no class of a Trainer.", remedy="Give the class with the new steps: resume(Digits).")
+        if extra := [addon.__name__ for addon in steps.addons if addon not in type(self).addons]:
+            raise ConfigError(
+                f"{steps.__name__} has {', '.join(extra)}, and this trainer was made without.", remedy="Give the class without addons."
+            )
+        return steps.add_on(*type(self).addons) if type(self).addons else steps
 
     def _resume(self, n_epoch: int, resume: str | Path) -> int:
         """Put the state back. Returns how many epochs are left of the `n_epoch` that the saved run was to have."""
@@ -262,16 +375,16 @@ class Trainer:
 
     def check(self, batch: Any) -> None:
         """Try both steps on one batch, with a backward pass, print what went in and came out, and change nothing."""
-        print(check_steps(self, batch))
+        print(self.control.do(lambda at: check_steps(self, batch)))
 
     def summary(self, batch: Any) -> Summary:
         """The model's layers with their outputs' shapes and parameters, as `test_step` on `batch` goes through them."""
-        return summarize(self, batch)
+        return self.control.do(lambda at: summarize(self, batch))
 
     # -- weights
     def save_model(self, filename: str | Path) -> Path:
         """Write the bare model's `state_dict` to `filename`: as safetensors where it ends so, else as a torch file."""
-        return save_weights(self.model, filename)
+        return self.control.do(lambda at: save_weights(self.model, filename))
 
     def apply_weights(self, filename: str | Path | None = None, strict: bool = True) -> None:
         """Load weights into the model: from a file, or without one the copy of the best epoch's.
@@ -281,7 +394,7 @@ class Trainer:
         weights = self.best_weights if filename is None else read_weights(filename)
         if weights is None:
             raise CheckpointError("There are no best weights yet.", remedy="Run an epoch first, or give a filename.")
-        load_weights(self.model, weights, strict)
+        self.control.do(lambda at: load_weights(self.model, weights, strict))
 
     @classmethod
     def load_from_checkpoint(cls: type[TrainerType], path: str | Path, **arguments: Any) -> TrainerType:
@@ -387,8 +500,9 @@ class Trainer:
         return args
 
     def _emit(self, event: Event) -> None:
-        for sink in self.sinks:
-            sink.update(event)
+        with self.control.lock:
+            for sink in self.sinks:
+                sink.update(event)
 
     # -- addons
     def __getitem__(self, addon: type[AddOnBase]) -> Any:
@@ -411,7 +525,7 @@ class Trainer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         base = _written(type(self))
-        state = {**self.__dict__, "given": {}}  # where a lambda may be, which can't be pickled
+        state = {**self.__dict__, "given": {}, "handle": None, "view": None}  # where a lambda may be, a thread or a widget
         return _rebuild, (base, () if base is type(self) else type(self).addons), state
 
     # -- how it looks

@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from .base import AddOnBase
 from ..errors import ConfigError
 from ..records import Plan
-from ..schedulers import Schedule, Scheduler, resolve_schedule
+from ..schedulers import FunctionSchedule, Schedule, Scheduler, resolve_schedule, scale_lr
 from ..steps import StepModule
 
 # %% auto #0
-__all__ = ["GradientClipAddon", "SchedulerAddon"]
+__all__ = ["GradientClipAddon", "scale_schedules", "SchedulerAddon"]
 
 
 # %% ../../nbs/25_addons.optim.ipynb #0081db2a
@@ -64,8 +64,8 @@ class GradientClipAddon(AddOnBase):
 
 # %% ../../nbs/25_addons.optim.ipynb #6473bfa9
 class _Step(L.Callback):
-    def __init__(self, owner: Any, scheduler: Scheduler, on_batch: bool) -> None:
-        self.owner, self.scheduler, self.on_batch = owner, scheduler, on_batch
+    def __init__(self, owner: Any, addon: SchedulerAddon, scheduler: Scheduler, on_batch: bool) -> None:
+        self.owner, self.addon, self.scheduler, self.on_batch = owner, addon, scheduler, on_batch
         self._schedule: Schedule | None = None
         self._update = 0
         self._saved: dict[str, Any] | None = None  # of the scheduler, when a state was loaded
@@ -85,13 +85,31 @@ class _Step(L.Callback):
             self._schedule.scheduler.load_state_dict(self._saved)
             for group, values in zip(optimizer.param_groups, groups):  # making a scheduler has set its first rate
                 group.update(values)
+        self._take_factor(optimizer)
+
+    def _take_factor(self, optimizer: Optimizer) -> None:
+        """What was set by hand holds for the schedules that go on from run to run, and not for one that was made for this run."""
+        assert self._schedule is not None
+        if isinstance(self._schedule.scheduler, FunctionSchedule):
+            scale_lr(optimizer, self.addon.factor)  # making it has set its rate
+        elif self._schedule.scheduler is not self.scheduler and not self.owner.continues_run:
+            self.addon.factor = 1.0
+        self._schedule.factor = self.addon.factor
+
+    def scale(self, factor: float) -> None:
+        """From here on all rates are `factor` times what they would be."""
+        assert self._schedule is not None
+        self.addon.factor *= factor
+        self._schedule.factor = self.addon.factor
 
     def state_dict(self) -> dict[str, Any]:
         scheduler = self._schedule.scheduler if self._schedule is not None else None
-        return {"scheduler": scheduler.state_dict()} if scheduler is not None and hasattr(scheduler, "state_dict") else {}
+        state = {"factor": self.addon.factor}
+        return state | {"scheduler": scheduler.state_dict()} if scheduler is not None and hasattr(scheduler, "state_dict") else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._saved = state_dict.get("scheduler")
+        self.addon.factor = state_dict["factor"]
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self._schedule is not None
@@ -116,6 +134,13 @@ def _monitored(monitor: str, module: L.LightningModule) -> float | None:
 
 
 # %% ../../nbs/25_addons.optim.ipynb #975d4fd9
+def scale_schedules(owner: Any, factor: float) -> None:
+    """Multiply all rates to come: somebody has set another one by hand."""
+    for callback in owner.module.trainer.callbacks if owner.module is not None else []:
+        if isinstance(callback, _Step):
+            callback.scale(factor)
+
+
 class SchedulerAddon(AddOnBase):
     """Step a learning-rate schedule.
 
@@ -126,5 +151,8 @@ class SchedulerAddon(AddOnBase):
     scheduler: Scheduler | None = None
     scheduler_step_on_batch: bool = False
 
+    def __post_init__(self) -> None:
+        self.factor = 1.0  # of all rates, by hand
+
     def callbacks(self, trainer: Any) -> list[L.Callback]:
-        return [] if self.scheduler is None else [_Step(trainer, self.scheduler, self.scheduler_step_on_batch)]
+        return [] if self.scheduler is None else [_Step(trainer, self, self.scheduler, self.scheduler_step_on_batch)]

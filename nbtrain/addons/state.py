@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer import call
 
 from .base import AddOnBase
+from ..control import Boundary, Leaving, refuse_while_on
 from ..checkpoints import Writer, newest_valid, read_checkpoint
 from ..durable import clean_leftovers, point_to
 from ..errors import CheckpointError, ConfigError, nearest
@@ -79,7 +80,7 @@ def _from_outside(owner: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # %% ../../nbs/26_addons.state.ipynb #56af6506
-class _StateKeeper(Checkpoint):
+class _StateKeeper(Checkpoint, Leaving):
     """Saves the state in its time, and takes a loaded one up. A Checkpoint, so that it comes after every other callback."""
 
     def __init__(self, addon: StateManagerAddon, owner: Any) -> None:
@@ -150,6 +151,23 @@ class _StateKeeper(Checkpoint):
         if due or is_best or (every is not None and self.owner.counts.epoch % every == 0):
             self._save(trainer, None, random_state(), is_best=is_best)
 
+    # -- by hand
+    def save_here(self, trainer: L.Trainer) -> Path | None:
+        """Save between two training batches. Returns the path, None in a run of a single batch."""
+        if not _is_whole(trainer.lightning_module):
+            return None
+        fit_loop = trainer.fit_loop
+        finished = fit_loop.epoch_loop.batch_progress.current.ready
+        begun = (
+            finished or fit_loop._data_fetcher is None or fit_loop._data_fetcher.fetched
+        )  # else the epoch has drawn no random number yet
+        return self._save(trainer, finished if begun else None, random_state())
+
+    def on_leave(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        counts = self.owner.counts
+        if self._saved != (counts.epoch, counts.update):
+            self.save_here(trainer)
+
     # -- the end
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         counts = self.owner.counts
@@ -170,16 +188,17 @@ class _StateKeeper(Checkpoint):
             for row in self.owner.history.epochs:
                 row.path = row.path if row.path is not None and row.path.exists() else None
 
-    def _save(self, trainer: L.Trainer, finished: int | None, random: dict[str, Any], *, is_best: bool = False) -> None:
+    def _save(self, trainer: L.Trainer, finished: int | None, random: dict[str, Any], *, is_best: bool = False) -> Path:
         assert self.writer is not None
         module: Any = trainer.lightning_module
         self.owner.recorder.flush()  # what is in the saved history is in the events too, once
         state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         state["nbtrain"] = _own_part(self.owner, module, finished, random, self.addon.open_loader)
         self.addon.rest = {name: value for name, value in state.items() if name not in ("state_dict", "optimizer_states", "nbtrain")}
-        self.addon.write(self.owner, state, self.writer, is_best=is_best)
+        path = self.addon.write(self.owner, state, self.writer, is_best=is_best)
         self._saved = self.owner.counts.epoch, self.owner.counts.update
         self._report()
+        return path
 
     def _report(self) -> None:
         """A save that failed stops nothing, unless it is told to."""
@@ -286,8 +305,26 @@ class StateManagerAddon(AddOnBase):
             raise ConfigError(f"{folder.name!r} can't be made: {error.strerror}.", where=str(folder)) from error
         return folder
 
-    def save_state(self, trainer: Any) -> Path:
-        """Save the state now. Returns the path of the checkpoint. Raises CheckpointError where it can't be written."""
+    def save_state(self, trainer: Any) -> Path | None:
+        """Save the state now, or while a run is on between two of its batches. Returns the path of the checkpoint.
+
+        Called in a step or in a callback it saves after the batch, and returns None. Raises CheckpointError where it can't be written.
+        """
+        return trainer.control.do(lambda at: self._save_between(trainer, at), whole=True)
+
+    def _save_between(self, trainer: Any, at: Boundary | None) -> Path | None:
+        if at is None:
+            return self._save_outside(trainer)
+        keeper = next(c for c in at.trainer.callbacks if isinstance(c, _StateKeeper))  # pyright: ignore[reportAttributeAccessIssue]
+        path = keeper.save_here(at.trainer)
+        assert keeper.writer is not None
+        keeper.writer.wait()
+        for error in keeper.writer.take_errors():
+            raise error
+        trainer.recorder.mark("the state was saved")
+        return path
+
+    def _save_outside(self, trainer: Any) -> Path:
         self.folder(trainer)
         state = _from_outside(trainer, self.rest)
         state["nbtrain"] = _own_part(trainer, None, None, random_state(), self.open_loader)
@@ -328,8 +365,9 @@ class StateManagerAddon(AddOnBase):
     def load_state(self, trainer: Any, path: str | Path | None = None) -> Path:
         """Put back the state in `path`, or the newest whole one of the newest run folder; the next `run` goes on there.
 
-        Raises CheckpointError where there is none, or where it is of another model or optimizer.
+        Raises CheckpointError where there is none, or where it is of another model or optimizer, and ConfigError while a run is on.
         """
+        refuse_while_on(trainer.control)
         found = Path(path) if path is not None else self._newest(trainer)
         if found is None:
             raise CheckpointError(f"There is no state in {str(self.save_path)!r} yet.", remedy="Run an epoch first, or give a path.")

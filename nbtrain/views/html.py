@@ -10,13 +10,19 @@ from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
 
+from ..records import Progress
 from nbtrain.views.text import (
+    ICONS,
     Board,
     Row,
     cells,
     column_names,
+    format_time,
+    format_value,
     header_line,
-    progress_line,
+    mark_line,
+    place_words,
+    rate_words,
     summary_line,
     visible_rows,
 )
@@ -57,20 +63,30 @@ def table_html(rows: Sequence[Row], best: Row | None = None, caption: str = "Met
 
 
 # %% ../../nbs/04_views.html.ipynb #0359fe95
-def curve_svg(points: Sequence[tuple[int, float]], width: int = 480, height: int = 90) -> str:
-    """The loss by step as an SVG line; points that are not finite are left out. Empty below two points."""
+def curve_svg(points: Sequence[tuple[int, float]], marks: Sequence[tuple[Progress, str]] = (), width: int = 480, height: int = 90) -> str:
+    """The loss by step as an SVG line with a dotted one at each mark; points that are not finite are left out. Empty below two points."""
     points = [(x, y) for x, y in points if math.isfinite(y)]
     points = points[:: math.ceil(len(points) / 200) or 1]
     if len(points) < 2:
         return ""
     xs, ys = zip(*points)
     x_span, y_span = (max(xs) - min(xs)) or 1, (max(ys) - min(ys)) or 1
-    path = " ".join(f"{(x - min(xs)) / x_span * (width - 80):.1f},{6 + (max(ys) - y) / y_span * (height - 12):.1f}" for x, y in points)
+
+    def across(x: int) -> str:
+        return f"{(x - min(xs)) / x_span * (width - 80):.1f}"
+
+    path = " ".join(f"{across(x)},{6 + (max(ys) - y) / y_span * (height - 12):.1f}" for x, y in points)
+    lines = "".join(
+        f'<line x1="{across(p.step)}" x2="{across(p.step)}" y1="0" y2="{height}" stroke="currentColor" stroke-dasharray="2 3">'
+        f"<title>{escape(mark_line(p, text))}</title></line>"
+        for p, text in marks
+        if min(xs) <= p.step <= max(xs)
+    )
     label = 'fill="currentColor" font-size="11"'
     return (
         f'<svg role="img" width="{width}" height="{height}" viewBox="0 0 {width} {height}" style="max-width:100%">'
         f"<title>Smoothed training loss by step, from {ys[0]:.4g} to {ys[-1]:.4g}</title>"
-        f'<polyline points="{path}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
+        f'<polyline points="{path}" fill="none" stroke="currentColor" stroke-width="1.5"/>{lines}'
         f'<text x="{width - 74}" y="12" {label}>{max(ys):.4g}</text>'
         f'<text x="{width - 74}" y="{height - 4}" {label}>{min(ys):.4g} loss</text></svg>'
     )
@@ -86,20 +102,41 @@ def record_html(board: Board, png: bytes | None = None) -> str:
         parts.append(
             f'<img alt="Curves of the metrics by epoch" style="max-width:100%" src="data:image/png;base64,{b64encode(png).decode()}">'
         )
-    elif board.status == "running":
-        parts.append(curve_svg(board.curve))
+    elif board.is_on:
+        parts.append(curve_svg(board.curve, board.marks))
+    parts += [f"<div>{escape(mark_line(*mark))}</div>" for mark in board.marks]
     parts += [f"<div>note: {escape(note)}</div>" for note in board.notes]
-    if board.status != "running":
-        parts.append(f"<div>{escape(summary_line(board))}</div>")
+    parts.append(f"<div>{escape(_state_line(board) if board.is_on else summary_line(board))}</div>")
     return f'<div style="max-width:720px;line-height:1.5">{"".join(parts)}</div>'
 
 
-def bar_html(board: Board) -> str:
-    """The progress bar of this pass and its line."""
+def _state_line(board: Board) -> str:
+    """What a record says that nothing follows, because its kernel is gone: `▶ running · epoch 3/10 · 251/500 · 01:12`."""
     p = board.progress
-    full = f'value="{p.batch}" max="{p.n_batches}"' if p.n_batches else ""
+    return " · ".join([f"{ICONS[board.status]} {board.status}", *place_words(p), format_time(p.elapsed_s)])
+
+
+def _bar(label: str, text: str, value: float, n: int | None, rest: str) -> str:
+    full = f'value="{value:.10g}" max="{n}"' if n else ""
     return (
-        '<div style="display:flex;align-items:center;gap:10px;font-variant-numeric:tabular-nums;flex-wrap:wrap">'
-        f'<progress {full} aria-label="Batches of this pass" style="width:180px"></progress>'
-        f"<span>{escape(progress_line(board))}</span></div>"
+        f'<span>{escape(text)}</span><progress {full} aria-label="{label}" style="width:100%"></progress>'
+        f'<span style="opacity:.8">{escape(rest)}</span>'
+    )
+
+
+def bar_html(board: Board) -> str:
+    """The progress bars of the run and of this pass, each with its words."""
+    p = board.progress
+    epoch, batch = place_words(p)
+    inside = p.batch / p.n_batches if p.n_batches and p.phase == "train" else 0.0
+    words = [f"{format_time(p.elapsed_s)} < {format_time(board.left_s)}"]
+    words += [f"loss {format_value(board.loss)}"] if board.loss is not None else []
+    words += [f"lr {format_value(board.lr)}"] if board.lr is not None else []
+    if board.status != "running":
+        words.append(f"{ICONS[board.status]} {board.status}")
+    bars = "" if p.phase == "test" else _bar("Epochs of this run", epoch, p.epoch + inside, p.n_epochs, " · ".join(words))
+    bars += _bar("Batches of this pass", batch, p.batch, p.n_batches, " · ".join(rate_words(board)))
+    return (
+        '<div style="display:grid;grid-template-columns:max-content minmax(80px,200px) 1fr;gap:0 12px;align-items:center;'
+        f'max-width:720px;line-height:1.6;font-variant-numeric:tabular-nums">{bars}</div>'
     )

@@ -7,25 +7,108 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..records import Event
 from . import html, plots, text
 
 # %% auto #0
-__all__ = ["NotebookView", "in_kernel", "open_view"]
+__all__ = ["Controls", "NotebookView", "in_shell", "in_kernel", "open_view"]
+
+
+# %% ../../nbs/06_views.notebook.ipynb #4833ed9a
+@dataclass(frozen=True)
+class Controls:
+    """What the buttons do, by name: "pause", "continue", "stop", "save", "validate". None of them may wait. `cell_waits`: does a cell?"""
+
+    actions: Mapping[str, Callable[[], Any]]
+    cell_waits: Callable[[], bool] = lambda: False
+
+
+_LABELS = {"pause": "Pause", "continue": "Continue", "stop": "Stop", "save": "Save now", "validate": "Validate now"}
+_HINTS = {
+    "pause": "Wait after this batch",
+    "continue": "Go on",
+    "stop": "End the run after this batch",
+    "save": "Save the state after this batch",
+    "validate": "Validate after this batch",
+}
+
+
+class _Button:
+    """A button whose click is heard as early as the kernel lets it."""
+
+    def __init__(self, name: str, action: Callable[[], Any]) -> None:
+        from ipywidgets import Button, Layout
+
+        self.action = action
+        self.widget: Any = Button(description=_LABELS[name], tooltip=_HINTS[name], layout=Layout(width="auto", height="28px"))
+        self.widget.on_click(self._click)
+        self._n_early = 0
+        comm = self.widget.comm
+        self.is_early = getattr(comm, "_reply_subshell_for", None) is not None
+        if self.is_early:
+            comm._reply_subshell_for = self._route
+
+    def _route(self, data: Any, default: str | None) -> str | None:
+        """Called by the kernel's thread that receives messages, before it hands `data` to the subshell that is returned."""
+        content = data.get("content") if isinstance(data, dict) else None
+        if isinstance(content, dict) and content.get("event") == "click":
+            self._n_early += 1
+            self.action()
+        return default
+
+    def _click(self, widget: Any) -> None:
+        if self._n_early:  # it was heard on its way
+            self._n_early -= 1
+        else:
+            self.action()
+
+
+class _Buttons:
+    """The row of buttons, as the state of the run allows them."""
+
+    def __init__(self, controls: Controls) -> None:
+        from ipywidgets import HTML, HBox
+
+        self.controls = controls
+        self.buttons = {name: _Button(name, action) for name, action in controls.actions.items()}
+        self.hint = HTML()
+        self.box = HBox([*(button.widget for button in self.buttons.values()), self.hint])
+        self.show("running")
+
+    def show(self, state: str) -> None:
+        """Let the buttons fit `state`."""
+        for name, button in self.buttons.items():
+            hidden = {"pause": state == "paused", "continue": state != "paused"}.get(name, False)
+            button.widget.layout.display = "none" if hidden else None
+            button.widget.disabled = state == "stopping" or (state == "pausing" and name != "stop")
+        deaf = self.controls.cell_waits() and not all(button.is_early for button in self.buttons.values())
+        self.hint.value = "<span>■ pauses; these buttons may answer only then</span>" if deaf and state == "running" else ""
+
+    def close(self) -> None:
+        for button in self.buttons.values():
+            button.widget.close()
+        self.hint.close()
+        self.box.close()
 
 
 # %% ../../nbs/06_views.notebook.ipynb #11dc24dc
 class NotebookView:
-    """Shows a run below the cell: a record that stays, and a bar of ipywidgets that goes at the end."""
+    """Shows a run below the cell: a record that stays, and bars and buttons of ipywidgets that go at the end."""
 
-    def __init__(self, every_s: float = 0.2, record_every_s: float = 1.0) -> None:
+    def __init__(self, controls: Controls | None = None, every_s: float = 0.2, record_every_s: float = 1.0) -> None:
         self.board = text.Board()
+        self.controls = controls
         self.every_s, self.record_every_s = every_s, record_every_s
         self._record: Any = None  # IPython display handles
-        self._bar_output: Any = None
+        self._live_output: Any = None
         self._bar: Any = None
+        self._buttons: _Buttons | None = None
+        self._live: Any = None
+        self._picture: bytes | None = None
         self._last_bar_s = self._last_record_s = float("-inf")
 
     def update(self, event: Event) -> None:
@@ -35,45 +118,70 @@ class NotebookView:
         elif event.kind == "end":
             self._close()
             return
-        if event.time_s - self._last_bar_s >= self.every_s:
+        elif event.kind == "state" and self._buttons is not None:
+            self._buttons.show(event.data["state"])
+        at_once = event.kind in ("state", "mark")
+        if at_once or event.time_s - self._last_bar_s >= self.every_s:
             self._last_bar_s = event.time_s
             self._bar.value = html.bar_html(self.board)
-        if event.time_s - self._last_record_s >= self.record_every_s:
+        if at_once or event.time_s - self._last_record_s >= self.record_every_s:
             self._last_record_s = event.time_s
             self._record.update(self._bundle(), raw=True)
 
+    def show(self) -> None:
+        """Show it once more, here; what was shown before stays live too."""
+        from IPython.display import display
+
+        display(self._bundle(), raw=True, display_id=self._record.display_id)
+        if self._live is not None:
+            display(self._live, display_id=self._live_output.display_id)
+
     def _open(self) -> None:
         from IPython.display import display
-        from ipywidgets import HTML
+        from ipywidgets import HTML, VBox
 
         self._record = display(self._bundle(), raw=True, display_id=True)
         self._bar = HTML(html.bar_html(self.board))
-        self._bar_output = display(self._bar, display_id=True)
+        self._buttons = _Buttons(self.controls) if self.controls is not None else None
+        self._live = VBox([self._bar, self._buttons.box]) if self._buttons is not None else self._bar
+        self._live_output = display(self._live, display_id=True)
 
     def _close(self) -> None:
-        picture = None
         if len([row for row in self.board.rows if "epoch" in row]) > 1:
-            picture = plots.png(plots.curves(self.board.rows, self.board.best))
-        self._record.update(self._bundle(picture), raw=True)
-        self._bar_output.update({"text/html": "", "text/plain": ""}, raw=True)
+            self._picture = plots.png(plots.curves(self.board.rows, self.board.best, self.board.marks))
+        self._record.update(self._bundle(), raw=True)
+        self._live_output.update({"text/html": "", "text/plain": ""}, raw=True)
+        if self._buttons is not None:
+            self._buttons.close()
+            self._live.close()
         self._bar.close()
+        self._live = None
 
-    def _bundle(self, png: bytes | None = None) -> dict[str, str]:
-        return {"text/html": html.record_html(self.board, png), "text/plain": text.record_text(self.board)}
+    def _bundle(self) -> dict[str, str]:
+        return {"text/html": html.record_html(self.board, self._picture), "text/plain": text.record_text(self.board)}
 
 
 # %% ../../nbs/06_views.notebook.ipynb #2e1f7a23
+def _shell() -> Any:
+    """IPython's shell, if there is one."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None
+
+
+def in_shell() -> bool:
+    """Is there somebody who types the next line: in a notebook or in plain IPython?"""
+    return _shell() is not None
+
+
 def in_kernel() -> bool:
     """Does this process serve a notebook? True in an IPython kernel, False in plain IPython and in scripts."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and hasattr(shell, "kernel")  # only a kernel's shell has one: what the frontend can do
+    return hasattr(_shell(), "kernel")  # only a kernel's shell has one: what the frontend can do
 
 
-def open_view() -> text.View:
-    """The view for this place: notebook, terminal or log."""
+def open_view(controls: Controls | None = None) -> text.View:
+    """The view for this place: notebook, with buttons for `controls`, terminal or log."""
     if in_kernel():
-        return NotebookView()
+        return NotebookView(controls)
     if sys.stdout.isatty() and not os.environ.get("CI"):
         return text.TerminalView(width=os.get_terminal_size().columns)
     return text.LogView()

@@ -9,6 +9,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..records import Progress
 from .text import Row, column_names
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import, and most imports of this module plot nothing
@@ -34,7 +35,9 @@ def panels(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 # %% ../../nbs/05_views.plots.ipynb #39ba44b5
-def _panel(axes: Axes, quantity: str, names: Sequence[str], rows: Sequence[Row], best: Row | None) -> None:
+def _panel(
+    axes: Axes, quantity: str, names: Sequence[str], rows: Sequence[Row], best: Row | None, marks: Sequence[tuple[Progress, str]]
+) -> None:
     for name in names:
         points = [(row["epoch"], row[name]) for row in rows if name in row and "epoch" in row]
         style: dict[str, Any] = {"marker": "o", "markersize": 3} if len(points) <= 30 else {}
@@ -42,6 +45,9 @@ def _panel(axes: Axes, quantity: str, names: Sequence[str], rows: Sequence[Row],
         axes.plot(*zip(*points), label=label, linewidth=1.5, linestyle="-" if name.startswith("train_") else "--", **style)
     if best is not None and "epoch" in best:
         axes.axvline(best["epoch"], color="0.6", linewidth=0.8, linestyle=":")
+    for place, _ in marks:
+        x = place.epoch + (place.batch / place.n_batches if place.n_batches else 0)
+        axes.plot([x], [0.97], marker="v", markersize=5, color="0.4", transform=axes.get_xaxis_transform())
     axes.set_title(quantity, fontsize=10)
     axes.set_xlabel("epoch", fontsize=9)
     axes.tick_params(labelsize=8)
@@ -50,14 +56,17 @@ def _panel(axes: Axes, quantity: str, names: Sequence[str], rows: Sequence[Row],
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def curves(rows: Sequence[Row], best: Row | None = None) -> Figure:
-    """A panel for each quantity (three at most), training solid, validation dashed; a dotted line marks the best epoch."""
+def curves(rows: Sequence[Row], best: Row | None = None, marks: Sequence[tuple[Progress, str]] = ()) -> Figure:
+    """A panel for each quantity (three at most), training solid, validation dashed.
+
+    A dotted line marks the best epoch, and a triangle at the top each of `marks`: where somebody changed something.
+    """
     from matplotlib.figure import Figure
 
     groups = list(panels([row for row in rows if "epoch" in row]).items())[:3]
     figure = Figure(figsize=(3.6 * max(1, len(groups)), 2.5), dpi=80, layout="constrained")
     for index, (quantity, names) in enumerate(groups):
-        _panel(figure.add_subplot(1, len(groups), index + 1), quantity, names, rows, best)
+        _panel(figure.add_subplot(1, len(groups), index + 1), quantity, names, rows, best, marks)
     return figure
 
 

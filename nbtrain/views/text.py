@@ -24,7 +24,10 @@ __all__ = [
     "best_row",
     "Board",
     "header_line",
+    "place_words",
+    "rate_words",
     "progress_line",
+    "mark_line",
     "best_words",
     "summary_line",
     "column_names",
@@ -92,6 +95,8 @@ class Board:
     progress: Progress = field(default_factory=Progress)
     rows: list[Row] = field(default_factory=list)  # finished epochs and test passes
     notes: list[str] = field(default_factory=list)
+    marks: list[tuple[Progress, str]] = field(default_factory=list)  # what was changed by hand
+    lr: float | None = None
     loss: float | None = None  # of the training, smoothed
     curve: list[tuple[int, float]] = field(default_factory=list)  # (step, loss), at most 400 points
     status: str = "running"
@@ -99,6 +104,7 @@ class Board:
     _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _batches: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     _samples: int = 0
+    _block_s: float = 0.0  # where the newest block of steps ended
 
     def update(self, event: Event) -> None:
         """Take `event` in."""
@@ -107,24 +113,31 @@ class Board:
             self.status, self.reason = "running", ""
             self._seconds.clear()
             self._batches.clear()
-            self._samples = 0
+            self._samples, self._block_s = 0, event.progress.elapsed_s
         elif event.kind == "steps":
             self._add_block(event)
         elif event.kind in ("epoch", "test"):
             self.rows.append(event.data["row"])
+            self._block_s = event.progress.elapsed_s
         elif event.kind == "note":
             self.notes.append(event.data["text"])
+        elif event.kind == "mark":
+            self.marks.append((event.progress, event.data["text"]))
+        elif event.kind == "state":
+            self.status = event.data["state"]
         elif event.kind == "end":
             self.status, self.reason = event.data["status"], event.data["reason"]
         self.progress = event.progress
 
     def _add_block(self, event: Event) -> None:
         phase, n = event.progress.phase, event.data["n"]
-        self._seconds[phase] += event.progress.elapsed_s - self.progress.elapsed_s
+        self._seconds[phase] += event.progress.elapsed_s - self._block_s
+        self._block_s = event.progress.elapsed_s
         self._batches[phase] += n
         if phase != "train":
             return
         self._samples += event.data["samples"]
+        self.lr = event.data.get("lr")
         for loss in event.data["values"].get("train_loss", ()):
             self.loss = loss if self.loss is None or math.isnan(self.loss) else 0.98 * self.loss + 0.02 * loss
         if self.loss is not None:
@@ -153,6 +166,11 @@ class Board:
         return max(0.0, (p.n_epochs - p.epoch) * (n_train * train_s + n_valid * valid_s) - done_s)
 
     @property
+    def is_on(self) -> bool:
+        """Is the run on, or waiting?"""
+        return self.status in ("running", "pausing", "paused", "stopping")
+
+    @property
     def best(self) -> Row | None:
         """The row of the best epoch, which may be one of an earlier run."""
         earlier = [row for row in (self.header.get("best"),) if row]
@@ -160,7 +178,16 @@ class Board:
 
 
 # %% ../../nbs/03_views.text.ipynb #bba3b1aa
-ICONS = {"running": "▶", "completed": "✓", "stopped": "■", "paused": "‖", "interrupted": "■", "failed": "✗"}
+ICONS = {
+    "running": "▶",
+    "pausing": "‖",
+    "paused": "‖",
+    "stopping": "■",
+    "completed": "✓",
+    "stopped": "■",
+    "interrupted": "■",
+    "failed": "✗",
+}
 
 
 def header_line(header: Mapping[str, Any], run: int) -> str:
@@ -170,21 +197,37 @@ def header_line(header: Mapping[str, Any], run: int) -> str:
     return " · ".join(str(part) for part in parts if part)
 
 
-def progress_line(board: Board) -> str:
-    """`epoch 3/10 · 251/500 · 01:12 < 02:40 · 84 it/s · 2.7k samples/s · loss 0.0123`."""
-    p = board.progress
+def place_words(progress: Progress) -> tuple[str, str]:
+    """Which epoch and which batch: `epoch 3/10` and `251/500`."""
+    p = progress
     batches = f"{p.batch}/{p.n_batches}" if p.n_batches is not None else f"{p.batch}"
     if p.phase == "test":
-        return f"test · {batches} · {format_time(p.elapsed_s)}"
-    parts = [f"epoch {min(p.epoch + 1, p.n_epochs)}/{p.n_epochs}", f"valid {batches}" if p.phase == "valid" else batches]
-    parts.append(f"{format_time(p.elapsed_s)} < {format_time(board.left_s)}")
-    if (rate := board.rate()) is not None:
-        parts.append(f"{format_count(rate)} it/s")
-    if (samples := board.samples_per_s) is not None:
-        parts.append(f"{format_count(samples)} samples/s")
+        return "test", batches
+    return f"epoch {min(p.epoch + 1, p.n_epochs)}/{p.n_epochs}", f"valid {batches}" if p.phase == "valid" else batches
+
+
+def rate_words(board: Board) -> list[str]:
+    """How fast it is: `84 it/s` and `2.7k samples/s`, where they are known."""
+    rates = ((board.rate(), "it/s"), (board.samples_per_s, "samples/s"))
+    return [f"{format_count(rate)} {unit}" for rate, unit in rates if rate is not None]
+
+
+def progress_line(board: Board) -> str:
+    """`epoch 3/10 · 251/500 · 01:12 < 02:40 · 84 it/s · 2.7k samples/s · loss 0.0123`, with its state in front where it does not run."""
+    p = board.progress
+    parts = [f"{ICONS[board.status]} {board.status}"] if board.status != "running" else []
+    parts += place_words(p)
+    if p.phase == "test":
+        return " · ".join([*parts, format_time(p.elapsed_s)])
+    parts += [f"{format_time(p.elapsed_s)} < {format_time(board.left_s)}", *rate_words(board)]
     if board.loss is not None:
         parts.append(f"loss {format_value(board.loss)}")
     return " · ".join(parts)
+
+
+def mark_line(progress: Progress, text: str) -> str:
+    """`✎ epoch 3, batch 251: lr 0.001 → 0.0001`."""
+    return f"✎ {progress.place}: {text}"
 
 
 def best_words(best: Row, monitor: str) -> str:
@@ -251,8 +294,9 @@ def record_text(board: Board) -> str:
     parts = [header_line(board.header, board.progress.run)]
     if board.rows:
         parts.append(table_text(board.rows, board.best))
+    parts += [mark_line(*mark) for mark in board.marks]
     parts += [f"note: {note}" for note in board.notes]
-    parts.append(progress_line(board) if board.status == "running" else summary_line(board))
+    parts.append(progress_line(board) if board.is_on else summary_line(board))
     return "\n".join(parts)
 
 
@@ -261,6 +305,15 @@ class View(Protocol):
     """Whoever shows a run: it is handed every event."""
 
     def update(self, event: Event) -> None: ...
+
+
+def _said(event: Event) -> str | None:
+    """The line for a note, for a change by hand, and for a run that pauses, goes on or is about to stop."""
+    if event.kind == "note":
+        return f"note: {event.data['text']}"
+    if event.kind == "mark":
+        return mark_line(event.progress, event.data["text"])
+    return f"{ICONS[event.data['state']]} {event.data['state']}" if event.kind == "state" else None
 
 
 class TerminalView:
@@ -280,8 +333,8 @@ class TerminalView:
             self._write("\r" + progress_line(self.board)[: self.width - 1] + "\x1b[K")
         elif event.kind in ("epoch", "test"):
             self._row(event.data["row"])
-        elif event.kind == "note":
-            self._line(f"note: {event.data['text']}")
+        elif (text := _said(event)) is not None:
+            self._line(text)
         elif event.kind == "end":
             self._line(summary_line(self.board))
 
@@ -325,9 +378,7 @@ class LogView:
             return progress_line(self.board)
         if event.kind in ("epoch", "test"):
             return self._row_text(event.data["row"])
-        if event.kind == "note":
-            return f"note: {event.data['text']}"
-        return summary_line(self.board) if event.kind == "end" else None
+        return summary_line(self.board) if event.kind == "end" else _said(event)
 
     def _row_text(self, row: Row) -> str:
         names = column_names([row])
