@@ -42,9 +42,9 @@ lab: .venv/installed-dev
 	$(PIP) --editable '.[examples,dev]'
 	touch $@
 
-# The lowest Lightning that is supported, for a test that puts it before the installed one
+# The lowest Lightning that is supported and a kernel of the line before, for tests that put them before the installed ones
 .venv/lowest: | .venv/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ lightning==2.6.4
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ lightning==2.6.4 ipykernel==6.31.0
 
 # README.md is nbs/index.ipynb as Markdown
 readme: .venv/installed-dev

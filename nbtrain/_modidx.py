@@ -289,6 +289,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'nbtrain.control.RunHandle.__init__': ('control.html#runhandle.__init__', 'nbtrain/control.py'),
                                  'nbtrain.control.RunHandle.__repr__': ('control.html#runhandle.__repr__', 'nbtrain/control.py'),
                                  'nbtrain.control.RunHandle._interrupt': ('control.html#runhandle._interrupt', 'nbtrain/control.py'),
+                                 'nbtrain.control.RunHandle._leave_in_time': ( 'control.html#runhandle._leave_in_time',
+                                                                               'nbtrain/control.py'),
                                  'nbtrain.control.RunHandle._train': ('control.html#runhandle._train', 'nbtrain/control.py'),
                                  'nbtrain.control.RunHandle._wait_settled': ('control.html#runhandle._wait_settled', 'nbtrain/control.py'),
                                  'nbtrain.control.RunHandle.free': ('control.html#runhandle.free', 'nbtrain/control.py'),

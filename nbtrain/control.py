@@ -5,6 +5,7 @@
 # %% ../nbs/40_control.ipynb #3ae049cc
 from __future__ import annotations
 
+import atexit
 import contextvars
 import ctypes
 import signal
@@ -264,6 +265,7 @@ def _tell_callbacks(trainer: L.Trainer) -> None:
 
 
 # %% ../nbs/40_control.ipynb #09d196b1
+_LEAVE_S = 4.0  # Jupyter kills a kernel 5 s after it has asked it to end
 _DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
@@ -298,6 +300,7 @@ class RunHandle:
     def start(self) -> None:
         """Begin."""
         self._control.thread = self._thread
+        atexit.register(self._leave_in_time)
         self._thread.start()
 
     @property
@@ -362,6 +365,12 @@ class RunHandle:
         finally:
             self._work = None  # and what it holds
             self._control.end()
+            atexit.unregister(self._leave_in_time)
+
+    def _leave_in_time(self) -> None:
+        """The interpreter ends, as a kernel does that is shut down: nothing waits for this thread, so it is asked to come to its end."""
+        self._control.stop(signal.SIGTERM)
+        self._thread.join(_LEAVE_S)
 
     def free(self) -> None:
         """Let go of what the frames of an error hold; its text stays."""

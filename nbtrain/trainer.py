@@ -221,8 +221,8 @@ class Trainer:
         Optimizer, schedule, numbering and history go on from the run before. In mode "test" it evaluates `loader` `n_epoch` times.
 
         In a notebook an interrupt (■) pauses it between two batches, and ends the cell with RunPaused; `resume()` goes on at the same
-        batch. With `background` it returns a RunHandle at once, and the kernel answers while it trains. In a script Ctrl-C ends it after the
-        batch at hand.
+        batch. With `background` it returns a RunHandle at once, and the kernel answers while it trains. In a script Ctrl-C ends it after
+        the batch at hand.
 
         `resume` (with StateManagerAddon) goes on where a run was broken off: "auto" at the newest state that is whole, "last" or "best",
         or at the path of a checkpoint. `n_epoch` then counts from where that run began, so that the same line starts it, takes it up

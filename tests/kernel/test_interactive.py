@@ -1,0 +1,324 @@
+"""■, pause and continue, the background, live edits and the end of a kernel: a run as somebody in a notebook meets it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from jupyter_client.manager import start_new_kernel
+from nbclient import NotebookClient
+from nbclient.exceptions import DeadKernelError
+
+SETUP = """
+import os, signal, time, weakref, threading, warnings
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from nbtrain import StateManagerAddon, Trainer
+
+warnings.simplefilter("ignore")
+
+class Steps(Trainer):
+    presses = set()  # the batches, counted over training and validation, in which somebody presses ■
+    n = 0
+    seconds = 0.0
+
+    def train_step(self, batch):
+        self.n += 1
+        if self.n in self.presses:
+            os.killpg(os.getpgrp(), signal.SIGINT)  # as Jupyter does: the workers get it too
+        time.sleep(self.seconds)
+        return {"loss": self.model(batch[0]).square().mean(), "draw": torch.rand(())}
+
+    def test_step(self, batch):
+        return self.train_step(batch)
+
+def make(kind=Steps, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+    options = {"device": "cpu", "optimizer": lambda params: torch.optim.Adam(params, lr=0.01)} | options
+    return kind(model, **options)
+
+def make_loader(workers=0):
+    generator = torch.Generator().manual_seed(1)
+    return DataLoader(TensorDataset(torch.randn(160, 4, generator=generator)), 8, shuffle=True, num_workers=workers)
+
+def measured(trainer):
+    rows = [{k: v for k, v in row.items() if k != "time_s"} for row in trainer.history.epochs]
+    return rows, [table.state_dict() for table in trainer.history.steps.values()]
+
+def same(a, b):
+    weights = all(torch.equal(x, y) for x, y in zip(a.model.state_dict().values(), b.model.state_dict().values()))
+    return weights and measured(a) == measured(b)
+"""
+
+
+class Kernel:
+    """One kernel, and what its cells have answered."""
+
+    def __init__(self, **environment: str) -> None:
+        self.manager, self.client = start_new_kernel(env=os.environ | environment)
+        self.run(SETUP)
+
+    def run(self, code: str, *, stop_on_error: bool = True) -> list[dict[str, Any]]:
+        """Execute a cell. Returns its messages, those that came later by another thread apart."""
+        messages: list[dict[str, Any]] = []
+        self.client.execute_interactive(code, timeout=90, output_hook=messages.append, stop_on_error=stop_on_error)
+        return [message for message in messages if message["msg_type"] != "status"]
+
+    def value(self, expression: str) -> Any:
+        """What `repr` gives for `expression`, evaluated."""
+        reply = self.client.execute_interactive("", user_expressions={"it": expression}, timeout=90, output_hook=lambda message: None)
+        answer = reply["content"]["user_expressions"]["it"]
+        assert answer["status"] == "ok", "\n".join(answer.get("traceback", []))
+        return eval(answer["data"]["text/plain"])  # noqa: S307  # it is the literal that the test has asked for
+
+    def error(self, code: str) -> tuple[str, str, list[str]]:
+        """The error that a cell ends with: its name, its text, and what is shown of it."""
+        found = [message["content"] for message in self.run(code) if message["msg_type"] == "error"]
+        assert len(found) == 1, found
+        return found[0]["ename"], found[0]["evalue"], found[0]["traceback"]
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    kernel = Kernel()
+    yield kernel
+    kernel.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_that_was_paused_again_and_again_equals_one_that_never_was(kernel: Kernel, workers: int) -> None:
+    kernel.run(f"never = make(log_bar=False)\nnever.run(3, make_loader({workers}), make_loader({workers}))")
+    kernel.run("paused = make(log_bar=False)\npaused.presses = {3, 27, 45, 59, 81}")  # the second and the fourth in a validation
+    name, text, shown = kernel.error(f"paused.run(3, make_loader({workers}), make_loader({workers}))")
+    assert name == "RunPaused" and shown == [f"‖ {text}"]
+    assert text.startswith("paused at epoch 1, batch ") and text.endswith(" · trainer.resume() continues it")
+    places = [text] + [kernel.error("torch.rand(5); paused.model.eval(); paused.resume()")[1] for _ in range(4)]
+    assert "epoch 1, validation batch" in places[1] and "epoch 2, validation batch" in places[3]
+    kernel.run("result = paused.resume()")
+    assert kernel.value("result.status, same(paused, never)") == ("completed", True)
+
+
+def test_cells_that_are_queued_behind_a_paused_one_do_not_run(kernel: Kernel) -> None:
+    kernel.run("trainer, ran = make(log_bar=False), False\ntrainer.presses = {5}")
+    first = kernel.client.execute("trainer.run(1, make_loader())")
+    second = kernel.client.execute("ran = True")
+    replies = {}
+    while len(replies) < 2:
+        reply = kernel.client.get_shell_msg(timeout=60)
+        replies[reply["parent_header"]["msg_id"]] = reply["content"]["status"]
+    assert replies[first] == "error" and replies[second] in ("aborted", "error")
+    time.sleep(0.2)  # the kernel lets a moment pass in which it aborts what comes
+    assert kernel.value("ran, trainer.control.state, trainer.result.status") == (False, "paused", "paused")
+    kernel.run("trainer.stop()")
+
+
+def test_a_second_interrupt_ends_the_run_and_saves_its_state(kernel: Kernel, tmp_path: Path) -> None:
+    options = f"Steps.add_on(StateManagerAddon), log_bar=False, save_path={str(tmp_path)!r}"
+    slow = "trainer.seconds = 0.5\ntrainer.presses = {24}\n"
+    press = "threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()"
+    kernel.run(f"trainer = make({options})\n{slow}")
+    kernel.run(
+        "step = Steps.train_step\n"
+        f"""
+def train_step(self, batch):
+    if self.n == 22: self.seconds = 0.5
+    if self.n == 23: {press}
+    return step(self, batch)
+Steps.train_step = train_step
+trainer.seconds = 0.0"""
+    )
+    name, text, _ = kernel.error("trainer.run(3, make_loader(), make_loader())\nraise RuntimeError(trainer.result.status)")
+    kernel.run("Steps.train_step = step")
+    assert (name, text) == ("RuntimeError", "interrupted")
+    kernel.run("never = make(log_bar=False)\nnever.run(3, make_loader(), make_loader())")
+    kernel.run(f"again = make({options})\nagain.n = 1000\nagain.run(3, make_loader(), make_loader(), resume='auto')")
+    assert kernel.value("again.result.status, same(again, never)") == ("completed", True)
+
+
+def test_stop_ends_a_paused_run_and_leaves_nothing(kernel: Kernel) -> None:
+    kernel.run(
+        "import lightning as L, gc\nseen = []\n"
+        "class Ends(L.Callback):\n"
+        "    def teardown(self, trainer, module, stage): seen.append(stage)\n"
+        "class Kept(Steps):\n"
+        "    def train_step(self, batch):\n"
+        "        self.batch = weakref.ref(batch[0])\n"
+        "        return super().train_step(batch)\n"
+        "trainer = make(Kept, log_bar=False, lightning={'callbacks': [Ends()]})\ntrainer.presses = {7}\nbefore = threading.active_count()"
+    )
+    assert kernel.error("trainer.run(1, make_loader(2))")[0] == "RunPaused"
+    kernel.run("result = trainer.stop(); gc.collect()")
+    assert kernel.value(
+        "result.status, seen, trainer.batch(), threading.active_count() - before, all(p.grad is None for p in trainer.model.parameters())"
+    ) == ("stopped", ["fit"], None, 0, True)
+    kernel.run("trainer.run(1, make_loader())")
+    assert kernel.value("trainer.result.status, len(trainer.history)") == ("completed", 1)
+
+
+def test_a_background_run_lets_the_kernel_answer(kernel: Kernel) -> None:
+    kernel.run("trainer = make(log_bar=False)\ntrainer.seconds = 0.01")
+    kernel.run("handle = trainer.run(200, make_loader(), background=True)")
+    assert kernel.value("handle.status, trainer.predict(torch.ones(2, 4)).shape == (2, 1)") == ("running", True)
+    name, text, _ = kernel.error("trainer.run(1, make_loader())")
+    assert (name, text.splitlines()[0]) == ("ConfigError", "A run of this trainer is on.")
+    kernel.run("trainer.pause(); step = trainer.counts.step; time.sleep(0.1)")
+    assert kernel.value("handle.status, trainer.counts.step == step") == ("paused", True)
+    assert kernel.error("handle.wait()")[0] == "RunPaused"
+    kernel.run("trainer.resume(background=True); time.sleep(0.2)")
+    assert kernel.value("trainer.counts.step > step") is True
+    kernel.run("trainer.stop()")
+    assert kernel.value("handle.status, handle.wait().status") == ("stopped", "stopped")
+
+
+def test_what_the_steps_print_lands_under_the_cell_that_began_the_run(kernel: Kernel) -> None:
+    kernel.run(
+        "class Prints(Steps):\n    def train_step(self, batch):\n        print('from the step')\n        return super().train_step(batch)"
+    )
+    kernel.run("trainer = make(Prints, log_bar=False)\ntrainer.seconds = 0.02")
+    messages: list[dict[str, Any]] = []
+    first = kernel.client.execute("handle = trainer.run(1, make_loader(), background=True)")
+    second = kernel.client.execute("import time; time.sleep(1)")
+    while not any(
+        m["msg_type"] == "status" and m["parent_header"]["msg_id"] == second and m["content"]["execution_state"] == "idle" for m in messages
+    ):
+        messages.append(kernel.client.get_iopub_msg(timeout=60))
+    prints = [m for m in messages if m["msg_type"] == "stream" and "from the step" in m["content"]["text"]]
+    assert prints and {m["parent_header"]["msg_id"] for m in prints} == {first}
+    for _ in range(2):
+        kernel.client.get_shell_msg(timeout=60)
+    kernel.run("handle.wait()")
+
+
+def test_a_failure_in_the_background_is_raised_by_wait_with_the_line_of_the_cell(kernel: Kernel) -> None:
+    kernel.run("class Broken(Steps):\n    def train_step(self, batch):\n        return {'loss': spoilt}")
+    kernel.run("trainer = make(Broken, log_bar=False)\nhandle = trainer.run(1, make_loader(), background=True)")
+    kernel.run("handle.join()")
+    assert kernel.value("handle.status, trainer.result.status") == ("failed", "failed")
+    name, text, shown = kernel.error("handle.wait()")
+    assert name == "NameError" and "spoilt" in "\n".join(shown) and "Broken.train_step, epoch 1, batch 1" in "\n".join(shown)
+
+
+def test_an_error_holds_its_batch_until_free(kernel: Kernel) -> None:
+    kernel.run(
+        "class Fails(Steps):\n    def train_step(self, batch):\n        self.batch = weakref.ref(batch[0])\n        raise RuntimeError('spoilt')"
+    )
+    kernel.run("import gc\ntrainer = make(Fails, log_bar=False)")
+    assert kernel.error("trainer.run(1, make_loader())")[0] == "RuntimeError"
+    kernel.run("gc.collect()")
+    assert kernel.value("trainer.batch() is not None") is True  # for %debug
+    kernel.run("trainer.free(); gc.collect()")
+    assert kernel.value("trainer.batch() is None") is True
+
+
+def test_live_edits_are_made_between_two_batches_and_marked(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run(
+        f"trainer = make(Steps.add_on(StateManagerAddon), log_bar=False, save_path={str(tmp_path)!r})\ntrainer.seconds = 0.005\n"
+        "handle = trainer.run(200, make_loader(), make_loader(), background=True)"
+    )
+    kernel.run("trainer.set(lr=0.002)\nmetrics = trainer.validate_now()\npath = trainer.save_state()")
+    assert kernel.value("sorted(metrics), path.exists(), trainer.optimizer.param_groups[0]['lr']") == (
+        ["val_draw", "val_loss"],
+        True,
+        0.002,
+    )
+    kernel.run("trainer.stop()")
+    marks = kernel.value("[text for _, text in trainer.history.marks]")
+    assert marks[0] == "lr 0.01 → 0.002" and marks[1].startswith("validated: val_") and marks[2:] == ["the state was saved"]
+
+
+def test_a_cell_that_was_written_anew_is_used_from_the_next_batch_on(kernel: Kernel) -> None:
+    kernel.run("trainer = make(Steps, log_bar=False)\ntrainer.presses = {7}")
+    assert kernel.error("trainer.run(1, make_loader())")[0] == "RunPaused"
+    kernel.run("class New(Steps):\n    def train_step(self, batch):\n        return super().train_step(batch) | {'twice': 2.0}")
+    assert kernel.error("trainer.resume(torch.nn.Linear)")[1].startswith(
+        "<class 'torch.nn.modules.linear.Linear'> is no class of a Trainer."
+    )
+    kernel.run("trainer.resume(New)")
+    rows = kernel.value("trainer.history.epochs[0]['train_twice'], [t == t for t in trainer.history.steps['train']['train_twice']]")
+    assert rows[0] == 2.0 and rows[1].index(True) >= 7 and all(rows[1][rows[1].index(True) :])
+    assert kernel.value("[text for _, text in trainer.history.marks]") == ["the steps are those of a new New"]
+
+
+def test_show_shows_a_live_run_once_more(kernel: Kernel) -> None:
+    kernel.run("trainer = make()\ntrainer.seconds = 0.02")
+    began = kernel.run("handle = trainer.run(100, make_loader(), background=True)")
+    ids = [m["content"]["transient"]["display_id"] for m in began if m["msg_type"] == "display_data"]
+    shown = [m for m in kernel.run("trainer.show()") if m["msg_type"] == "display_data"]
+    assert [m["content"]["transient"]["display_id"] for m in shown] == ids and "epoch " in shown[0]["content"]["data"]["text/plain"]
+    kernel.run("trainer.stop()")
+    after = [m for m in kernel.run("trainer.show()") if m["msg_type"] == "display_data"]
+    assert len(after) == 1 and "■ stopped" in after[0]["content"]["data"]["text/plain"]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_kernel_that_is_shut_down_in_a_run_leaves_no_process(tmp_path: Path) -> None:
+    kernel = Kernel()
+    kernel.run(
+        f"trainer = make(Steps.add_on(StateManagerAddon), save_path={str(tmp_path)!r})\ntrainer.seconds = 0.02\n"
+        "handle = trainer.run(100, make_loader(2), background=True)\ntime.sleep(1)"
+    )
+    pid = kernel.value("os.getpid()")
+    children = _children(pid)
+    assert len(children) >= 2
+    kernel.client.stop_channels()
+    kernel.manager.shutdown_kernel(now=False)
+    deadline = time.monotonic() + 10
+    while any(map(_is_alive, [pid, *children])):
+        assert time.monotonic() < deadline, "a process of the kernel is left"
+        time.sleep(0.1)
+    text = (tmp_path / "run-001" / "events.jsonl").read_text()
+    assert '"kind":"end"' in text.splitlines()[-1] and '"status":"interrupted"' in text.splitlines()[-1]
+    assert list((tmp_path / "run-001" / "checkpoints").glob("epoch=*"))
+
+
+def test_a_killed_kernel_leaves_the_record_up_to_its_last_update() -> None:
+    killed = "class Killed(Steps):\n    def train_step(self, batch):\n        if self.n == 70:\n            time.sleep(1.5)\n"
+    killed += "            os.kill(os.getpid(), signal.SIGKILL)\n        return super().train_step(batch)\n"
+    killed += "    def on(self): pass\ntrainer = make(Killed)\ntrainer.seconds = 0.02"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in (SETUP, killed, "trainer.run(9, make_loader())")])
+    with pytest.raises(DeadKernelError):
+        NotebookClient(notebook, timeout=90, store_widget_state=False).execute()
+    record = notebook.cells[2].outputs[0]
+    nbformat.validate(notebook)
+    assert record.data["text/html"].count('scope="row"') == 3 and "▶ running · epoch 4/9 · " in record.data["text/html"]
+
+
+OLD = Path(os.environ.get("VIRTUAL_ENV") or Path(__import__("sys").prefix)) / "lowest"
+
+
+@pytest.mark.parametrize("press", [True, False])
+def test_ipykernel_6_pauses_and_works_in_the_background(press: bool) -> None:
+    kernel = Kernel(PYTHONPATH=os.pathsep.join([str(OLD), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    try:
+        assert kernel.value("__import__('ipykernel').__version__").startswith("6.")
+        if press:
+            kernel.run("trainer = make()\ntrainer.presses = {7}")
+            assert kernel.error("trainer.run(1, make_loader(2))")[0] == "RunPaused"
+            kernel.run("trainer.resume()")
+        else:
+            kernel.run("trainer = make()\nhandle = trainer.run(1, make_loader(2), background=True)")
+            kernel.run("handle.wait()")
+        assert kernel.value("trainer.result.status") == "completed"
+    finally:
+        kernel.close()
