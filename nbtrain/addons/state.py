@@ -61,6 +61,11 @@ def _world_size() -> int:
     return torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
 
 
+def _without_weights(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Lightning's part of a state, without what is large."""
+    return {name: value for name, value in state.items() if name not in ("state_dict", "optimizer_states", "nbtrain")}
+
+
 def _from_outside(owner: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint as Lightning makes it, where no Lightning trainer is at work; `rest` is the part of the newest one without weights."""
     weights = {f"model.{name}": value for name, value in owner.model.state_dict().items()}
@@ -95,7 +100,9 @@ class _StateKeeper(Checkpoint):
         if stage != "fit":
             return
         self.writer = Writer()
-        clean_leftovers(self.addon.folder(self.owner))
+        # A run that was killed before its first save is begun anew in another folder
+        for folder in {self.addon.folder(self.owner), *(run / _FOLDER for run in run_folders(self.owner.save_path))}:
+            clean_leftovers(folder)
         state = self.addon.taken_up
         if state is not None:
             call._call_callbacks_on_load_checkpoint(trainer, state)
@@ -119,9 +126,12 @@ class _StateKeeper(Checkpoint):
     # -- is it time?
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         every = self.addon.every_n_steps
-        if every is None or trainer.global_step == self._step_seen:
+        if every is None:
             return
-        self._step_seen = step = trainer.global_step
+        step = trainer.global_step
+        if step == self._step_seen:
+            return
+        self._step_seen = step
         loop = trainer.fit_loop.epoch_loop
         if step % every or not _is_whole(pl_module):
             return
@@ -148,7 +158,7 @@ class _StateKeeper(Checkpoint):
         every, history = self.addon.every_n_epochs, self.owner.history
         is_best = self.addon.save_best and history.best is not None and history.best is history.last
         if due or is_best or (every is not None and self.owner.counts.epoch % every == 0):
-            self._save(trainer, None, random_state(), is_best=is_best)
+            self._save(trainer, None, random_state())
 
     # -- the end
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -160,9 +170,6 @@ class _StateKeeper(Checkpoint):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._finish()
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._finish()
-
     def _finish(self) -> None:
         if self.writer is not None:
             self.writer.wait()
@@ -170,14 +177,14 @@ class _StateKeeper(Checkpoint):
             for row in self.owner.history.epochs:
                 row.path = row.path if row.path is not None and row.path.exists() else None
 
-    def _save(self, trainer: L.Trainer, finished: int | None, random: dict[str, Any], *, is_best: bool = False) -> None:
+    def _save(self, trainer: L.Trainer, finished: int | None, random: dict[str, Any]) -> None:
         assert self.writer is not None
         module: Any = trainer.lightning_module
         self.owner.recorder.flush()  # what is in the saved history is in the events too, once
         state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         state["nbtrain"] = _own_part(self.owner, module, finished, random, self.addon.open_loader)
-        self.addon.rest = {name: value for name, value in state.items() if name not in ("state_dict", "optimizer_states", "nbtrain")}
-        self.addon.write(self.owner, state, self.writer, is_best=is_best)
+        self.addon.rest = _without_weights(state)
+        self.addon.write(self.owner, state, self.writer)
         self._saved = self.owner.counts.epoch, self.owner.counts.update
         self._report()
 
@@ -256,6 +263,7 @@ class StateManagerAddon(AddOnBase):
         self.taken_up: dict[str, Any] | None = None  # a loaded state, until the first batch has been reached
         self.open_loader: ResumableLoader | None = None
         self.rest: dict[str, Any] = {}
+        self._best: Path | None = None  # what `best` points to, where this process has set it
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"open_loader": None, "rest": {}}
@@ -298,20 +306,24 @@ class StateManagerAddon(AddOnBase):
             raise error
         return path
 
-    def write(self, trainer: Any, state: Mapping[str, Any], writer: Writer, *, is_best: bool = False) -> Path:
+    def write(self, trainer: Any, state: dict[str, Any], writer: Writer) -> Path:
         """Hand `state` to the writer. Links are set, and old checkpoints go, when it is on the disk."""
-        counts = trainer.counts
-        suffix = ".ckpt" if self.save_format == "ckpt" else ""
-        path = trainer.run_dir / _FOLDER / f"epoch={counts.epoch}-step={counts.update}{suffix}"
-        names = [name for name, wanted in (("last", self.save_last), ("best", is_best)) if wanted]
+        history, suffix = trainer.history, ".ckpt" if self.save_format == "ckpt" else ""
+        path = trainer.run_dir / _FOLDER / f"epoch={trainer.counts.epoch}-step={trainer.counts.update}{suffix}"
+        if state["nbtrain"]["finished"] is None and history.epochs and history.epochs[-1].path is None:
+            history.epochs[-1].path = path
+        best = history.best.path if self.save_best and history.best is not None else None
+        best = best if best is not None and best.parent == path.parent else None
+        state["nbtrain"]["best"] = best.name if best is not None else None
 
         def settle(path: Path) -> None:
-            for name in names:
-                point_to(path.with_name(name + suffix), path)
+            if self.save_last:
+                point_to(path.with_name("last" + suffix), path)
+            if best is not None and (best == path or best != self._best) and best.exists():
+                point_to(path.with_name("best" + suffix), best)
+                self._best = best
             self._remove_old(path.parent)
 
-        if state["nbtrain"]["finished"] is None and trainer.history.epochs:
-            trainer.history.epochs[-1].path = path
         writer.save(state, path, self.save_format, config=_config(trainer.model), then=settle)
         return path
 
@@ -321,7 +333,7 @@ class StateManagerAddon(AddOnBase):
         saved = sorted((path for path in folder.glob("epoch=*-step=*")), key=lambda path: path.stat().st_mtime_ns)
         pointed = {link.resolve() for link in folder.iterdir() if link.is_symlink()}
         for path in saved[: -self.keep_last_n]:
-            if path.resolve() not in pointed:
+            if path.resolve() not in pointed and path != self._best:
                 _delete(path)
 
     # -- resuming
@@ -361,6 +373,7 @@ class StateManagerAddon(AddOnBase):
 
     def restore(self, trainer: Any, path: Path) -> None:
         """Put the state of the checkpoint at `path` into the trainer."""
+        path = path.resolve() if path.is_symlink() else path  # `last` will soon stand for another
         state = read_checkpoint(path)
         own = _checked(state, path)
         _restore_parts(trainer, state, path)
@@ -373,14 +386,14 @@ class StateManagerAddon(AddOnBase):
         if path.parent.name == _FOLDER:
             trainer.run_dir = path.parent.parent
         self.taken_up = dict(state)
-        self.rest = {name: value for name, value in state.items() if name not in ("state_dict", "optimizer_states", "nbtrain")}
+        self.rest = _without_weights(state)
         if own["finished"] is None and trainer.history.epochs:
             trainer.history.epochs[-1].path = path
-        best = next((link.resolve() for link in (path.with_name("best.ckpt"), path.with_name("best")) if link.exists()), None)
         trainer.best_weights = None
-        if best is not None and trainer.history.best is not None:
+        if own["best"] is not None and trainer.history.best is not None:
+            best = path.with_name(Path(own["best"]).name)
             try:
-                trainer.best_weights = _weights(read_checkpoint(best))
+                trainer.best_weights = _weights(state if best == path else read_checkpoint(best))
                 trainer.history.best.path = best
             except CheckpointError as error:
                 trainer.recorder.note(f"the best weights are lost: {_first_line(error)}")
