@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import math
+import os
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -63,13 +64,13 @@ class StepTable:
         self.columns = {name: column[:n] for name, column in self.columns.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain lists of numbers."""
-        columns = {name: list(column) for name, column in self.columns.items()}
-        return {"steps": list(self.steps), "columns": columns, "stride": self._stride, "seen": self._seen}
+        """Numbers, and the columns as bytes: as lists they would hold a save up by a second in a long run."""
+        columns = {name: column.tobytes() for name, column in self.columns.items()}
+        return {"steps": self.steps.tobytes(), "columns": columns, "stride": self._stride, "seen": self._seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Become the table that `state_dict` was made of."""
-        self.steps = array("q", state["steps"])
+        self.steps = array("q", state["steps"])  # of bytes: the numbers that they stand for
         self.columns = {name: array("d", column) for name, column in state["columns"].items()}
         self._stride, self._seen = state["stride"], state["seen"]
 
@@ -108,6 +109,9 @@ class History:
         self.epochs: list[Row] = []
         self.tests: list[Row] = []
         self.steps = {phase: StepTable() for phase in ("train", "valid", "test")}
+        self._best: Row | None = None  # of the first `_n_compared` epochs, by `_compared_by`
+        self._n_compared = 0
+        self._compared_by = monitor, monitor_mode
 
     def update(self, event: Event) -> None:
         """Take `event` in."""
@@ -124,6 +128,7 @@ class History:
             self.tests.append(Row(event.data["row"]))
 
     def _drop_after(self, step: int) -> None:
+        self._best = None
         self.epochs = [row for row in self.epochs if row["step"] <= step]
         self.tests = [row for row in self.tests if row["step"] <= step]
         for table in self.steps.values():
@@ -136,7 +141,7 @@ class History:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Become the history that `state_dict` was made of."""
-        self.monitor, self.monitor_mode = state["monitor"], state["mode"]
+        self.monitor, self.monitor_mode, self._best = state["monitor"], state["mode"], None
         self.epochs, self.tests = [Row(row) for row in state["epochs"]], [Row(row) for row in state["tests"]]
         for phase, table in state["steps"].items():
             self.steps[phase].load_state_dict(table)
@@ -150,8 +155,19 @@ class History:
     @property
     def best(self) -> Row | None:
         """The row with the best monitored value; the earlier one on a tie, never a NaN."""
-        best = text.best_row(self.epochs, self.monitor, self.monitor_mode)
-        return best if isinstance(best, Row) else None
+        by = self.monitor, self.monitor_mode
+        if self._best is None or self._compared_by != by or self._n_compared > len(self.epochs):
+            self._best, self._n_compared, self._compared_by = None, 0, by
+        new = self.epochs[self._n_compared :]  # each epoch is looked at once, not at each epoch after it
+        if new:
+            best = text.best_row([self._best, *new] if self._best is not None else new, *by)
+            self._best, self._n_compared = best if isinstance(best, Row) else None, len(self.epochs)
+        return self._best
+
+    @property
+    def last_is_best(self) -> bool:
+        """Is the newest epoch the best so far?"""
+        return self.best is not None and self.best is self.epochs[-1]
 
     def plot(self) -> Figure:
         """The curves by epoch as a matplotlib figure."""
@@ -277,19 +293,22 @@ class RunFolder:
 
 def _drop_cut_line(file: Path) -> None:
     """A kill may have cut the last line off; what is appended must not become a part of it."""
-    if file.exists() and not (content := file.read_bytes()).endswith(b"\n"):
-        with open(file, "r+b") as stream:
-            stream.truncate(content.rfind(b"\n") + 1)
+    if not file.exists() or not file.stat().st_size:
+        return
+    with open(file, "r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        if stream.read() != b"\n":
+            stream.truncate(file.read_bytes().rfind(b"\n") + 1)
 
 
 def find_run(path: str | Path) -> Path:
     """The run folder `path`, or the newest `run-NNN` in a folder of them. Raises ConfigError where there is none."""
     if (Path(path) / "events.jsonl").exists():
         return Path(path)
-    runs = sorted((file.parent for file in Path(path).glob("run-*/events.jsonl")), key=_run_number)
-    if not runs:
+    run = next((run for run in run_folders(path) if (run / "events.jsonl").exists()), None)
+    if run is None:
         raise ConfigError(f"No run was recorded in {str(path)!r}.", remedy="Give a run folder: it holds events.jsonl.")
-    return runs[-1]
+    return run
 
 
 def read_events(folder: Path) -> Iterator[Event]:

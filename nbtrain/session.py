@@ -51,12 +51,10 @@ class BestWeights(L.Callback):
         self.owner = owner
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        history = self.owner.history
         if isinstance(pl_module, StepModule) and not pl_module.whole_epoch:
             return
         self._check_monitor(trainer)
-        best = history.best  # looks at all rows
-        if best is not None and best is history.last:
+        if self.owner.history.last_is_best:
             self.owner.best_weights = copy_weights(self.owner.model, self.owner.best_weights)
 
     def _check_monitor(self, trainer: L.Trainer) -> None:

@@ -19,7 +19,7 @@ from lightning.pytorch.trainer import call
 from .base import AddOnBase
 from ..checkpoints import Writer, newest_valid, read_checkpoint
 from ..durable import clean_leftovers, point_to
-from ..errors import CheckpointError, ConfigError, nearest
+from ..errors import CheckpointError, ConfigError, first_line, nearest
 from ..history import open_run_folder, run_folders
 from ..loop import LeanEpochLoop
 from ..resumable import ResumableLoader, random_state
@@ -156,8 +156,7 @@ class _StateKeeper(Checkpoint):
             return
         due, self._due = self._due, False
         every, history = self.addon.every_n_epochs, self.owner.history
-        is_best = self.addon.save_best and history.best is not None and history.best is history.last
-        if due or is_best or (every is not None and self.owner.counts.epoch % every == 0):
+        if due or (self.addon.save_best and history.last_is_best) or (every is not None and self.owner.counts.epoch % every == 0):
             self._save(trainer, None, random_state())
 
     # -- the end
@@ -194,11 +193,7 @@ class _StateKeeper(Checkpoint):
         for error in errors:
             if self.addon.stop_on_save_error:
                 raise error
-            self.owner.recorder.note(f"a state was not saved: {_first_line(error)}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+            self.owner.recorder.note(f"a state was not saved: {first_line(error)}")
 
 
 def _is_whole(module: L.LightningModule) -> bool:
@@ -353,7 +348,7 @@ class StateManagerAddon(AddOnBase):
         for run in run_folders(trainer.save_path):
             newest = newest_valid(run / _FOLDER)
             for error in newest.skipped:
-                trainer.recorder.note(f"skipped: {_first_line(error)}")
+                trainer.recorder.note(f"skipped: {first_line(error)}")
             if newest.path is not None:
                 return newest.path
         return None
@@ -396,7 +391,7 @@ class StateManagerAddon(AddOnBase):
                 trainer.best_weights = _weights(state if best == path else read_checkpoint(best))
                 trainer.history.best.path = best
             except CheckpointError as error:
-                trainer.recorder.note(f"the best weights are lost: {_first_line(error)}")
+                trainer.recorder.note(f"the best weights are lost: {first_line(error)}")
 
 
 def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
