@@ -347,6 +347,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'nbtrain.history.RunFolder': ('history.html#runfolder', 'nbtrain/history.py'),
                                  'nbtrain.history.RunFolder.__init__': ('history.html#runfolder.__init__', 'nbtrain/history.py'),
                                  'nbtrain.history.RunFolder._finish': ('history.html#runfolder._finish', 'nbtrain/history.py'),
+                                 'nbtrain.history.RunFolder._write': ('history.html#runfolder._write', 'nbtrain/history.py'),
                                  'nbtrain.history.RunFolder.update': ('history.html#runfolder.update', 'nbtrain/history.py'),
                                  'nbtrain.history.RunResult': ('history.html#runresult', 'nbtrain/history.py'),
                                  'nbtrain.history.RunResult.__repr__': ('history.html#runresult.__repr__', 'nbtrain/history.py'),

@@ -9,11 +9,13 @@ import csv
 import importlib.util
 import math
 import os
+import warnings
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from io import RawIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigError
 from .records import Event, MonitorMode, Status
@@ -267,22 +269,37 @@ def open_run_folder(save_path: str | Path) -> Path:
 
 
 class RunFolder:
-    """Writes a run's events to `events.jsonl` as they come, and at its end `history.csv` and `curves.png`."""
+    """Writes a run's events to `events.jsonl` as they come, and at its end `history.csv` and `curves.png`.
+
+    What can't be written, on a full disk, waits for the next event, and a warning says so once.
+    """
 
     def __init__(self, path: Path, history: History) -> None:
         self.path, self.history = path, history
-        self._file: TextIO | None = None
+        self._file: RawIOBase | None = None
+        self._waiting = b""
+        self._warned = False
 
     def update(self, event: Event) -> None:
-        if self._file is None:
-            _drop_cut_line(self.path / "events.jsonl")
-            self._file = open(self.path / "events.jsonl", "a", encoding="utf-8")
-        self._file.write(event.to_json() + "\n")
-        self._file.flush()
-        if event.kind == "end":
+        self._waiting += event.to_json().encode() + b"\n"
+        try:
+            self._write()
+            if event.kind == "end":
+                self._finish()
+        except OSError as error:
+            if not self._warned:
+                warnings.warn(f"{self.path.name} can't be written to: {error.strerror}. The run goes on.", stacklevel=2)
+            self._warned = True
+        if event.kind == "end" and self._file is not None:
             self._file.close()
             self._file = None
-            self._finish()
+
+    def _write(self) -> None:
+        if self._file is None:
+            _drop_cut_line(self.path / "events.jsonl")
+            self._file = open(self.path / "events.jsonl", "ab", buffering=0)
+        while self._waiting:
+            self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def _finish(self) -> None:
         if self.history.last is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +34,9 @@ __all__ = ["StateManagerAddon"]
 # %% ../../nbs/26_addons.state.ipynb #a7c1688a
 _FOLDER = "checkpoints"  # in a run folder
 _VERSION = 1  # of nbtrain's part
+
+
+_PARTS = ("model", "world_size", "run", "first_epoch", "counts", "finished", "random", "loader", "history", "meters", "metrics", "best")
 
 
 def _own_part(
@@ -100,9 +104,10 @@ class _StateKeeper(Checkpoint):
         if stage != "fit":
             return
         self.writer = Writer()
-        # A run that was killed before its first save is begun anew in another folder
+        # In all run folders: a run that was killed before its first save is begun anew in another one
         for folder in {self.addon.folder(self.owner), *(run / _FOLDER for run in run_folders(self.owner.save_path))}:
-            clean_leftovers(folder)
+            with suppress(OSError):  # that is somebody else's
+                clean_leftovers(folder)
         state = self.addon.taken_up
         if state is not None:
             call._call_callbacks_on_load_checkpoint(trainer, state)
@@ -407,8 +412,14 @@ def _checked(state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
             where=str(path),
             remedy="Load its weights with apply_weights(path).",
         )
-    if own["version"] != _VERSION:
-        raise CheckpointError(f"{path.name} is a state of version {own['version']}, and this nbtrain reads {_VERSION}.", where=str(path))
+    if own.get("version") != _VERSION:
+        raise CheckpointError(
+            f"{path.name} is a state of version {own.get('version')}, and this nbtrain reads {_VERSION}.", where=str(path)
+        )
+    missing = [f"nbtrain.{name}" for name in _PARTS if name not in own]
+    missing += [name for name in ("state_dict", "optimizer_states") if name not in state]
+    if missing:
+        raise CheckpointError(f"{path.name} is no whole state: {', '.join(missing)} is missing.", where=str(path))
     if own["finished"] is not None and own["world_size"] != _world_size():
         raise CheckpointError(
             f"{path.name} was saved in mid-epoch by {own['world_size']} processes, and {_world_size()} would go on.",

@@ -19,8 +19,9 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from nbtrain import CheckpointError, ConfigError, GradientClipAddon, SeededLoader, StateManagerAddon, TensorLoader, load_run
-from nbtrain.checkpoints import read_checkpoint
+from nbtrain.checkpoints import read_checkpoint, write_checkpoint
 from nbtrain.durable import written
+from nbtrain.snapshots import snapshot
 
 Saving = Regress.add_on(StateManagerAddon)
 
@@ -431,6 +432,28 @@ def test_weights_alone_are_no_state(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "weights.ckpt")
     with pytest.raises(CheckpointError, match="weights.ckpt holds weights, and no state of an nbtrain run"):
         make_trainer(Saving, save_path=tmp_path).load_state(tmp_path / "weights.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("nbtrain.version", "a.ckpt is a state of version None, and this nbtrain reads 1."),
+        ("nbtrain.history", "a.ckpt is no whole state: nbtrain.history is missing."),
+        ("nbtrain.best", "a.ckpt is no whole state: nbtrain.best is missing."),
+        ("optimizer_states", "a.ckpt is no whole state: optimizer_states is missing."),
+    ],
+)
+def test_a_state_without_one_of_its_parts_is_refused_and_changes_nothing(name: str, text: str, tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path)
+    one.run(1, make_loader())
+    state = read_checkpoint(one.result.last.path)
+    del (state["nbtrain"] if name.startswith("nbtrain.") else state)[name.removeprefix("nbtrain.")]
+    write_checkpoint(snapshot(state), tmp_path / "a.ckpt")
+    two = make_trainer(Saving, save_path=tmp_path)
+    before = numbers(two.model.state_dict())
+    with pytest.raises(CheckpointError) as error:
+        two.load_state(tmp_path / "a.ckpt")
+    assert str(error.value).splitlines()[0] == text and numbers(two.model.state_dict()) == before and two.counts.epoch == 0
 
 
 class FolderGone(Callback):
