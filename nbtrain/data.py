@@ -16,7 +16,17 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from .errors import CheckpointError, ConfigError
 
 # %% auto #0
-__all__ = ["BatchList", "as_loader", "with_batch_size", "StatefulLoader", "Cut", "check_same", "TensorLoader", "suggest_loader"]
+__all__ = [
+    "BatchList",
+    "as_loader",
+    "with_batch_size",
+    "LoaderAround",
+    "StatefulLoader",
+    "Cut",
+    "check_same",
+    "TensorLoader",
+    "suggest_loader",
+]
 
 
 # %% ../nbs/09_data.ipynb #aaccfbd5
@@ -47,6 +57,27 @@ def with_batch_size(loader: Any, batch_size: int) -> Any:
     names = ("num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "generator", "prefetch_factor")
     options: dict[str, Any] = {name: getattr(loader, name) for name in names} | {"persistent_workers": loader.persistent_workers}
     return DataLoader(loader.dataset, batch_size, shuffle=isinstance(loader.sampler, RandomSampler), **options)
+
+
+# %% ../nbs/09_data.ipynb #923574f6
+class LoaderAround:
+    """As long as the `loader` in it, with that one's samplers. What it gives is left to its subclasses."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)  # pyright: ignore[reportArgumentType]  # a TypeError says that there is no length
+
+    @property
+    def sampler(self) -> Any:
+        """The loader's: Lightning tells it the epoch."""
+        return getattr(self.loader, "sampler", None)
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The loader's: Lightning tells its sampler the epoch, too."""
+        return getattr(self.loader, "batch_sampler", None)
 
 
 # %% ../nbs/09_data.ipynb #8d599706

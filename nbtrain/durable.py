@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from .errors import CheckpointError
+from .errors import CheckpointError, first_line
 
 # %% auto #0
 __all__ = ["sync", "written", "clean_leftovers", "is_leftover", "point_to"]
@@ -104,7 +104,7 @@ def _reason(error: BaseException) -> str:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
         cause = cause.__cause__ or cause.__context__
-    return str(error).split("\n")[0]
+    return first_line(error)
 
 
 # %% ../nbs/19_durable.ipynb #d820c9e6

@@ -10,7 +10,18 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 # %% auto #0
-__all__ = ["NbtrainError", "ConfigError", "OptionError", "AddonError", "CheckpointError", "StepError", "RunPaused", "nearest", "add_note"]
+__all__ = [
+    "NbtrainError",
+    "ConfigError",
+    "OptionError",
+    "AddonError",
+    "CheckpointError",
+    "StepError",
+    "RunPaused",
+    "nearest",
+    "add_note",
+    "first_line",
+]
 
 
 # %% ../nbs/01_errors.ipynb #5ae921b1
@@ -65,3 +76,9 @@ def add_note(error: BaseException, text: str) -> None:
         error.add_note(text)
     else:
         vars(error).setdefault("__notes__", []).append(text)
+
+
+# %% ../nbs/01_errors.ipynb #848f563e
+def first_line(error: BaseException) -> str:
+    """What happened, in one line."""
+    return str(error).partition("\n")[0]

@@ -8,11 +8,14 @@ from __future__ import annotations
 import csv
 import importlib.util
 import math
+import os
+import warnings
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from io import RawIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigError
 from .records import Event, MonitorMode, Progress, Status
@@ -63,13 +66,13 @@ class StepTable:
         self.columns = {name: column[:n] for name, column in self.columns.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain lists of numbers."""
-        columns = {name: list(column) for name, column in self.columns.items()}
-        return {"steps": list(self.steps), "columns": columns, "stride": self._stride, "seen": self._seen}
+        """Numbers, and the columns as bytes: a save copies lists value by value, in 0.5 µs each."""
+        columns = {name: column.tobytes() for name, column in self.columns.items()}
+        return {"steps": self.steps.tobytes(), "columns": columns, "stride": self._stride, "seen": self._seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Become the table that `state_dict` was made of."""
-        self.steps = array("q", state["steps"])
+        self.steps = array("q", state["steps"])  # of bytes: the numbers that they stand for
         self.columns = {name: array("d", column) for name, column in state["columns"].items()}
         self._stride, self._seen = state["stride"], state["seen"]
 
@@ -110,6 +113,9 @@ class History:
         self.tests: list[Row] = []
         self.marks: list[tuple[Progress, str]] = []
         self.steps = {phase: StepTable() for phase in ("train", "valid", "test")}
+        self._best: Row | None = None  # of the first `_n_compared` epochs, by `_compared_by`
+        self._n_compared = 0
+        self._compared_by = monitor, monitor_mode
 
     def update(self, event: Event) -> None:
         """Take `event` in."""
@@ -128,6 +134,7 @@ class History:
             self.marks.append((event.progress, event.data["text"]))
 
     def _drop_after(self, step: int) -> None:
+        self._best = None
         self.epochs = [row for row in self.epochs if row["step"] <= step]
         self.tests = [row for row in self.tests if row["step"] <= step]
         self.marks = [(progress, text) for progress, text in self.marks if progress.step <= step]
@@ -142,7 +149,7 @@ class History:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Become the history that `state_dict` was made of."""
-        self.monitor, self.monitor_mode = state["monitor"], state["mode"]
+        self.monitor, self.monitor_mode, self._best = state["monitor"], state["mode"], None
         self.epochs, self.tests = [Row(row) for row in state["epochs"]], [Row(row) for row in state["tests"]]
         self.marks = [(Progress(**progress), text) for progress, text in state["marks"]]
         for phase, table in state["steps"].items():
@@ -157,8 +164,19 @@ class History:
     @property
     def best(self) -> Row | None:
         """The row with the best monitored value; the earlier one on a tie, never a NaN."""
-        best = text.best_row(self.epochs, self.monitor, self.monitor_mode)
-        return best if isinstance(best, Row) else None
+        by = self.monitor, self.monitor_mode
+        if self._best is None or self._compared_by != by or self._n_compared > len(self.epochs):
+            self._best, self._n_compared, self._compared_by = None, 0, by
+        new = self.epochs[self._n_compared :]  # each epoch is looked at once, not at each epoch after it
+        if new:
+            best = text.best_row([self._best, *new] if self._best is not None else new, *by)
+            self._best, self._n_compared = best if isinstance(best, Row) else None, len(self.epochs)
+        return self._best
+
+    @property
+    def last_is_best(self) -> bool:
+        """Is the newest epoch the best so far?"""
+        return self.best is not None and self.best is self.epochs[-1]
 
     def plot(self) -> Figure:
         """The curves by epoch as a matplotlib figure."""
@@ -258,22 +276,37 @@ def open_run_folder(save_path: str | Path) -> Path:
 
 
 class RunFolder:
-    """Writes a run's events to `events.jsonl` as they come, and at its end `history.csv` and `curves.png`."""
+    """Writes a run's events to `events.jsonl` as they come, and at its end `history.csv` and `curves.png`.
+
+    What can't be written, on a full disk, waits for the next event, and a warning says so once.
+    """
 
     def __init__(self, path: Path, history: History) -> None:
         self.path, self.history = path, history
-        self._file: TextIO | None = None
+        self._file: RawIOBase | None = None
+        self._waiting = b""
+        self._warned = False
 
     def update(self, event: Event) -> None:
-        if self._file is None:
-            _drop_cut_line(self.path / "events.jsonl")
-            self._file = open(self.path / "events.jsonl", "a", encoding="utf-8")
-        self._file.write(event.to_json() + "\n")
-        self._file.flush()
-        if event.kind == "end":
+        self._waiting += event.to_json().encode() + b"\n"
+        try:
+            self._write()
+            if event.kind == "end":
+                self._finish()
+        except OSError as error:
+            if not self._warned:
+                warnings.warn(f"{self.path.name} can't be written to: {error.strerror}. The run goes on.", stacklevel=2)
+            self._warned = True
+        if event.kind == "end" and self._file is not None:
             self._file.close()
             self._file = None
-            self._finish()
+
+    def _write(self) -> None:
+        if self._file is None:
+            _drop_cut_line(self.path / "events.jsonl")
+            self._file = open(self.path / "events.jsonl", "ab", buffering=0)
+        while self._waiting:
+            self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def _finish(self) -> None:
         if self.history.last is not None:
@@ -284,19 +317,22 @@ class RunFolder:
 
 def _drop_cut_line(file: Path) -> None:
     """A kill may have cut the last line off; what is appended must not become a part of it."""
-    if file.exists() and not (content := file.read_bytes()).endswith(b"\n"):
-        with open(file, "r+b") as stream:
-            stream.truncate(content.rfind(b"\n") + 1)
+    if not file.exists() or not file.stat().st_size:
+        return
+    with open(file, "r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        if stream.read() != b"\n":
+            stream.truncate(file.read_bytes().rfind(b"\n") + 1)
 
 
 def find_run(path: str | Path) -> Path:
     """The run folder `path`, or the newest `run-NNN` in a folder of them. Raises ConfigError where there is none."""
     if (Path(path) / "events.jsonl").exists():
         return Path(path)
-    runs = sorted((file.parent for file in Path(path).glob("run-*/events.jsonl")), key=_run_number)
-    if not runs:
+    run = next((run for run in run_folders(path) if (run / "events.jsonl").exists()), None)
+    if run is None:
         raise ConfigError(f"No run was recorded in {str(path)!r}.", remedy="Give a run folder: it holds events.jsonl.")
-    return runs[-1]
+    return run
 
 
 def read_events(folder: Path) -> Iterator[Event]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -156,10 +157,11 @@ class Meter:
         return values, [n for _, samples in blocks for n in samples]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything this pass has gathered, as floats, and as tensors where they are kept."""
+        """Everything this pass has gathered: scalars as packed floats, and tensors where they are kept."""
         self.flush()
         names = ("keep_tensors", "n_batches", "kept_bytes", "_sums", "_weights", "_flushed")
-        return {name: getattr(self, name) for name in names} | {"_keys": sorted(self._keys or ()), "_log": dict(self._log)}
+        log = {name: array("d", column).tobytes() if name in self._sums else column for name, column in self._log.items()}
+        return {name: getattr(self, name) for name in names} | {"_keys": sorted(self._keys or ()), "_log": log}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was made."""
@@ -167,7 +169,7 @@ class Meter:
         for name, value in state.items():
             setattr(self, name, value)
         self._keys = frozenset(state["_keys"]) if state["_keys"] else None
-        self._log = EpochLog(state["_log"])
+        self._log = EpochLog({name: array("d", c).tolist() if isinstance(c, bytes) else c for name, c in state["_log"].items()})
         self._flushed = [(block, samples) for block, samples in state["_flushed"]]
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from .batches import pin, tensors, to_device
-from .data import StatefulLoader
+from .data import LoaderAround, StatefulLoader
 
 # %% auto #0
 __all__ = ["Copies", "CudaCopies", "Prefetcher", "prefetch"]
@@ -51,7 +51,7 @@ class CudaCopies:
 
 
 # %% ../nbs/11_prefetching.ipynb #e992c450
-class Prefetcher:
+class Prefetcher(LoaderAround):
     """The batches of `loader`, each copied by `copies` while the one before it is in use.
 
     Its state is that of `loader` at the batch that was handed out, not at the one on its way; {} for a loader without a state.
@@ -59,11 +59,9 @@ class Prefetcher:
     """
 
     def __init__(self, loader: Iterable[Any], copies: Copies) -> None:
-        self.loader, self.copies = loader, copies
+        super().__init__(loader)
+        self.copies = copies
         self._state: dict[str, Any] | None = None
-
-    def __len__(self) -> int:
-        return len(self.loader)  # pyright: ignore[reportArgumentType]  # a TypeError says that there is no length
 
     def __iter__(self) -> Iterator[Any]:
         self._state = None
@@ -107,16 +105,6 @@ class Prefetcher:
         self._state = None
         if isinstance(self.loader, StatefulLoader):
             self.loader.load_state_dict(state)
-
-    @property
-    def sampler(self) -> Any:
-        """The loader's: Lightning tells it the epoch."""
-        return getattr(self.loader, "sampler", None)
-
-    @property
-    def batch_sampler(self) -> Any:
-        """The loader's."""
-        return getattr(self.loader, "batch_sampler", None)
 
 
 def prefetch(loader: Iterable[Any], device: str | torch.device) -> Iterable[Any]:

@@ -27,7 +27,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from . import __version__
-from .history import History, Row, find_run, load_run, read_events
+from .history import History, Row, find_run, read_events
 from .sources import PLAIN, Reached, is_cell, is_kind, lambda_text, mro, name_of, own, reach, state
 from .views.text import Board, format_value, record_text, summary_line
 
@@ -354,11 +354,12 @@ def _origin(content: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in rows.items() if value is not None}
 
 
-def _board(folder: Path) -> Board:
-    board = Board()
+def _recorded(folder: Path) -> tuple[Board, History]:
+    board, history = Board(), History()
     for event in read_events(folder):
         board.update(event)
-    return board
+        history.update(event)
+    return board, history
 
 
 def _newest_source(content: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -371,7 +372,7 @@ def show(path: str | Path) -> str:
     Raises ConfigError where there is no run.
     """
     folder = find_run(path)
-    parts = [f"{folder}\n{record_text(_board(folder))}"]
+    parts = [f"{folder}\n{record_text(_recorded(folder)[0])}"]
     content = read_record(folder)
     if content is None:
         return "\n\n".join([*parts, "Its source was not kept."])
@@ -398,7 +399,7 @@ def _changes(title: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     return "\n".join([title, *lines]) if lines else ""
 
 
-def _metrics(histories: list[History]) -> str:
+def _metrics(histories: Iterable[History]) -> str:
     """The best and the last epoch of two runs, side by side."""
     rows = [row or Row() for history in histories for row in (history.best, history.last)]
     rows = [rows[0], rows[2], rows[1], rows[3]]
@@ -427,7 +428,7 @@ def diff(a: str | Path, b: str | Path) -> str:
     Raises ConfigError where one of them holds no run.
     """
     folders = [find_run(a), find_run(b)]
-    boards, histories = [_board(folder) for folder in folders], [load_run(folder) for folder in folders]
+    boards, histories = zip(*map(_recorded, folders))
     parts = ["\n".join(f"{name} {folder} · {summary_line(board)}" for name, folder, board in zip("ab", folders, boards))]
     parts.append(_metrics(histories))
     old, new = (read_record(folder) for folder in folders)

@@ -14,7 +14,7 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 
-from .data import StatefulLoader
+from .data import LoaderAround, StatefulLoader
 from .errors import CheckpointError
 
 # %% auto #0
@@ -41,27 +41,14 @@ def _generators(loader: Any) -> list[torch.Generator]:
 
 
 # %% ../nbs/12_resumable.ipynb #0ab3fd30
-class ResumableLoader:
+class ResumableLoader(LoaderAround):
     """A loader around `loader`, whose open pass can be saved and taken up again."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
-        self.loader = loader
+        super().__init__(loader)
         self._handed = 0  # batches of the open pass that were handed out
         self._begin: dict[str, Any] = {}  # what the open pass began with
         self._next: tuple[dict[str, Any], dict[str, Any]] | None = None  # a state to take up, and the random numbers to go on with
-
-    def __len__(self) -> int:
-        return len(self.loader)  # pyright: ignore[reportArgumentType]  # a TypeError says that there is no length
-
-    @property
-    def sampler(self) -> Any:
-        """What Lightning tells the epoch."""
-        return getattr(self.loader, "sampler", None)
-
-    @property
-    def batch_sampler(self) -> Any:
-        """What Lightning tells the epoch, too."""
-        return getattr(self.loader, "batch_sampler", None)
 
     def __iter__(self) -> Iterator[Any]:
         taken, self._next = self._next, None

@@ -23,6 +23,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
 from lightning.pytorch.callbacks import BatchSizeFinder
 from lightning.pytorch.utilities.seed import isolate_rng
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
@@ -30,7 +31,7 @@ from .arguments import check_optimizer, check_run
 from .batches import to_device
 from .control import Control, Leave, RunHandle, State, refuse_while_on, signals_stop, workers_ignore_interrupts
 from .data import BatchList, as_loader, suggest_loader, with_batch_size
-from .errors import ConfigError, NbtrainError, add_note
+from .errors import ConfigError, NbtrainError, add_note, first_line
 from .history import History, Row, RunFolder, RunResult, open_run_folder
 from .loop import unknown_version, use_lean_loops
 from .provenance import record
@@ -53,12 +54,10 @@ class BestWeights(L.Callback):
         self.owner = owner
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        history = self.owner.history
         if isinstance(pl_module, StepModule) and not pl_module.whole_epoch:
             return
         self._check_monitor(trainer)
-        best = history.best  # looks at all rows
-        if best is not None and best is history.last:
+        if self.owner.history.last_is_best:
             self.owner.best_weights = copy_weights(self.owner.model, self.owner.best_weights)
 
     def _check_monitor(self, trainer: L.Trainer) -> None:
@@ -376,7 +375,7 @@ def _noted(owner: Owner, action: Callable[[], Any]) -> None:
     try:
         action()
     except NbtrainError as error:
-        owner.recorder.note(str(error).partition("\n")[0])
+        owner.recorder.note(first_line(error))
 
 
 def _close_sinks(owner: Owner, sinks: list[View]) -> None:
@@ -448,17 +447,20 @@ def _name_place(error: BaseException, place: str) -> None:
 
 
 def _reason(error: BaseException, place: str) -> str:
-    first_line = str(error).partition("\n")[0]
     if isinstance(error, KeyboardInterrupt):
         return place
-    return f"{type(error).__name__} at {place}" + (f": {first_line}" if first_line else "")
+    text = first_line(error)
+    return f"{type(error).__name__} at {place}" + (f": {text}" if text else "")
 
 
 def _finish(owner: Owner, status: Status, reason: str) -> RunResult:
     """Write the weights, tell the end, and make the result."""
     history = owner.history
     if owner.run_dir is not None and history.epochs and history.epochs[-1].path is None:
-        _save_weights(owner, owner.run_dir)
+        try:
+            _save_weights(owner, owner.run_dir)
+        except (OSError, SafetensorError) as error:  # a full disk must not cost the result
+            owner.recorder.note(f"The weights were not written: {first_line(error)}")
     owner.recorder.end(status, reason)
     return conclude(owner, status, reason)
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from .base import AddOnBase
 from .state import StateManagerAddon
-from ..errors import ConfigError, OptionError, StepError, nearest
+from ..errors import ConfigError, OptionError, StepError, first_line, nearest
 from ..loop import LeanEpochLoop, heard, why_not_lean
 from ..prefetching import prefetch
 from ..steps import StepModule
@@ -312,7 +312,7 @@ class GraphedTraining:
             self.step = GraphedStep(self.graphs, self._eager, batch, parameters)
         except Exception as error:
             raise StepError(
-                f"train_step can't be captured as a CUDA graph: {str(error).partition(chr(10))[0]}",
+                f"train_step can't be captured as a CUDA graph: {first_line(error)}",
                 remedy="Take out what waits for the device (.item(), .cpu(), a condition on a tensor), or leave CudaGraphAddon out.",
             ) from error
         self._constants, self._places = _constants(self.optimizer), _places(self.module, self.optimizer)

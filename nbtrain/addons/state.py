@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from .base import AddOnBase
 from ..control import Boundary, Leaving, refuse_while_on
 from ..checkpoints import Writer, newest_valid, read_checkpoint
 from ..durable import clean_leftovers, point_to
-from ..errors import CheckpointError, ConfigError, nearest
+from ..errors import CheckpointError, ConfigError, first_line, nearest
 from ..history import open_run_folder, run_folders
 from ..loop import LeanEpochLoop
 from ..resumable import ResumableLoader, random_state
@@ -34,6 +35,9 @@ __all__ = ["StateManagerAddon"]
 # %% ../../nbs/26_addons.state.ipynb #a7c1688a
 _FOLDER = "checkpoints"  # in a run folder
 _VERSION = 1  # of nbtrain's part
+
+
+_PARTS = ("model", "world_size", "run", "first_epoch", "counts", "finished", "random", "loader", "history", "meters", "metrics", "best")
 
 
 def _own_part(
@@ -60,6 +64,11 @@ def _own_part(
 
 def _world_size() -> int:
     return torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
+
+
+def _without_weights(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Lightning's part of a state, without what is large."""
+    return {name: value for name, value in state.items() if name not in ("state_dict", "optimizer_states", "nbtrain")}
 
 
 def _from_outside(owner: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +105,10 @@ class _StateKeeper(Checkpoint, Leaving):
         if stage != "fit":
             return
         self.writer = Writer()
-        clean_leftovers(self.addon.folder(self.owner))
+        # In all run folders: a run that was killed before its first save is begun anew in another one
+        for folder in {self.addon.folder(self.owner), *(run / _FOLDER for run in run_folders(self.owner.save_path))}:
+            with suppress(OSError):  # that is somebody else's
+                clean_leftovers(folder)
         state = self.addon.taken_up
         if state is not None:
             call._call_callbacks_on_load_checkpoint(trainer, state)
@@ -120,9 +132,12 @@ class _StateKeeper(Checkpoint, Leaving):
     # -- is it time?
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         every = self.addon.every_n_steps
-        if every is None or trainer.global_step == self._step_seen:
+        if every is None:
             return
-        self._step_seen = step = trainer.global_step
+        step = trainer.global_step
+        if step == self._step_seen:
+            return
+        self._step_seen = step
         loop = trainer.fit_loop.epoch_loop
         if step % every or not _is_whole(pl_module):
             return
@@ -147,9 +162,8 @@ class _StateKeeper(Checkpoint, Leaving):
             return
         due, self._due = self._due, False
         every, history = self.addon.every_n_epochs, self.owner.history
-        is_best = self.addon.save_best and history.best is not None and history.best is history.last
-        if due or is_best or (every is not None and self.owner.counts.epoch % every == 0):
-            self._save(trainer, None, random_state(), is_best=is_best)
+        if due or (self.addon.save_best and history.last_is_best) or (every is not None and self.owner.counts.epoch % every == 0):
+            self._save(trainer, None, random_state())
 
     # -- by hand
     def save_here(self, trainer: L.Trainer) -> Path | None:
@@ -178,9 +192,6 @@ class _StateKeeper(Checkpoint, Leaving):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._finish()
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._finish()
-
     def _finish(self) -> None:
         if self.writer is not None:
             self.writer.wait()
@@ -188,14 +199,14 @@ class _StateKeeper(Checkpoint, Leaving):
             for row in self.owner.history.epochs:
                 row.path = row.path if row.path is not None and row.path.exists() else None
 
-    def _save(self, trainer: L.Trainer, finished: int | None, random: dict[str, Any], *, is_best: bool = False) -> Path:
+    def _save(self, trainer: L.Trainer, finished: int | None, random: dict[str, Any]) -> Path:
         assert self.writer is not None
         module: Any = trainer.lightning_module
         self.owner.recorder.flush()  # what is in the saved history is in the events too, once
         state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         state["nbtrain"] = _own_part(self.owner, module, finished, random, self.addon.open_loader)
-        self.addon.rest = {name: value for name, value in state.items() if name not in ("state_dict", "optimizer_states", "nbtrain")}
-        path = self.addon.write(self.owner, state, self.writer, is_best=is_best)
+        self.addon.rest = _without_weights(state)
+        path = self.addon.write(self.owner, state, self.writer)
         self._saved = self.owner.counts.epoch, self.owner.counts.update
         self._report()
         return path
@@ -206,11 +217,7 @@ class _StateKeeper(Checkpoint, Leaving):
         for error in errors:
             if self.addon.stop_on_save_error:
                 raise error
-            self.owner.recorder.note(f"a state was not saved: {_first_line(error)}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+            self.owner.recorder.note(f"a state was not saved: {first_line(error)}")
 
 
 def _is_whole(module: L.LightningModule) -> bool:
@@ -275,6 +282,7 @@ class StateManagerAddon(AddOnBase):
         self.taken_up: dict[str, Any] | None = None  # a loaded state, until the first batch has been reached
         self.open_loader: ResumableLoader | None = None
         self.rest: dict[str, Any] = {}
+        self._best: Path | None = None  # what `best` points to, where this process has set it
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"open_loader": None, "rest": {}}
@@ -335,20 +343,24 @@ class StateManagerAddon(AddOnBase):
             raise error
         return path
 
-    def write(self, trainer: Any, state: Mapping[str, Any], writer: Writer, *, is_best: bool = False) -> Path:
+    def write(self, trainer: Any, state: dict[str, Any], writer: Writer) -> Path:
         """Hand `state` to the writer. Links are set, and old checkpoints go, when it is on the disk."""
-        counts = trainer.counts
-        suffix = ".ckpt" if self.save_format == "ckpt" else ""
-        path = trainer.run_dir / _FOLDER / f"epoch={counts.epoch}-step={counts.update}{suffix}"
-        names = [name for name, wanted in (("last", self.save_last), ("best", is_best)) if wanted]
+        history, suffix = trainer.history, ".ckpt" if self.save_format == "ckpt" else ""
+        path = trainer.run_dir / _FOLDER / f"epoch={trainer.counts.epoch}-step={trainer.counts.update}{suffix}"
+        if state["nbtrain"]["finished"] is None and history.epochs and history.epochs[-1].path is None:
+            history.epochs[-1].path = path
+        best = history.best.path if self.save_best and history.best is not None else None
+        best = best if best is not None and best.parent == path.parent else None
+        state["nbtrain"]["best"] = best.name if best is not None else None
 
         def settle(path: Path) -> None:
-            for name in names:
-                point_to(path.with_name(name + suffix), path)
+            if self.save_last:
+                point_to(path.with_name("last" + suffix), path)
+            if best is not None and (best == path or best != self._best) and best.exists():
+                point_to(path.with_name("best" + suffix), best)
+                self._best = best
             self._remove_old(path.parent)
 
-        if state["nbtrain"]["finished"] is None and trainer.history.epochs:
-            trainer.history.epochs[-1].path = path
         writer.save(state, path, self.save_format, config=_config(trainer.model), then=settle)
         return path
 
@@ -358,7 +370,7 @@ class StateManagerAddon(AddOnBase):
         saved = sorted((path for path in folder.glob("epoch=*-step=*")), key=lambda path: path.stat().st_mtime_ns)
         pointed = {link.resolve() for link in folder.iterdir() if link.is_symlink()}
         for path in saved[: -self.keep_last_n]:
-            if path.resolve() not in pointed:
+            if path.resolve() not in pointed and path != self._best:
                 _delete(path)
 
     # -- resuming
@@ -379,7 +391,7 @@ class StateManagerAddon(AddOnBase):
         for run in run_folders(trainer.save_path):
             newest = newest_valid(run / _FOLDER)
             for error in newest.skipped:
-                trainer.recorder.note(f"skipped: {_first_line(error)}")
+                trainer.recorder.note(f"skipped: {first_line(error)}")
             if newest.path is not None:
                 return newest.path
         return None
@@ -399,6 +411,7 @@ class StateManagerAddon(AddOnBase):
 
     def restore(self, trainer: Any, path: Path) -> None:
         """Put the state of the checkpoint at `path` into the trainer."""
+        path = path.resolve() if path.is_symlink() else path  # `last` will soon stand for another
         state = read_checkpoint(path)
         own = _checked(state, path)
         _restore_parts(trainer, state, path)
@@ -411,17 +424,17 @@ class StateManagerAddon(AddOnBase):
         if path.parent.name == _FOLDER:
             trainer.run_dir = path.parent.parent
         self.taken_up = dict(state)
-        self.rest = {name: value for name, value in state.items() if name not in ("state_dict", "optimizer_states", "nbtrain")}
+        self.rest = _without_weights(state)
         if own["finished"] is None and trainer.history.epochs:
             trainer.history.epochs[-1].path = path
-        best = next((link.resolve() for link in (path.with_name("best.ckpt"), path.with_name("best")) if link.exists()), None)
         trainer.best_weights = None
-        if best is not None and trainer.history.best is not None:
+        if own["best"] is not None and trainer.history.best is not None:
+            best = path.with_name(Path(own["best"]).name)
             try:
-                trainer.best_weights = _weights(read_checkpoint(best))
+                trainer.best_weights = _weights(state if best == path else read_checkpoint(best))
                 trainer.history.best.path = best
             except CheckpointError as error:
-                trainer.recorder.note(f"the best weights are lost: {_first_line(error)}")
+                trainer.recorder.note(f"the best weights are lost: {first_line(error)}")
 
 
 def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -437,8 +450,14 @@ def _checked(state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
             where=str(path),
             remedy="Load its weights with apply_weights(path).",
         )
-    if own["version"] != _VERSION:
-        raise CheckpointError(f"{path.name} is a state of version {own['version']}, and this nbtrain reads {_VERSION}.", where=str(path))
+    if own.get("version") != _VERSION:
+        raise CheckpointError(
+            f"{path.name} is a state of version {own.get('version')}, and this nbtrain reads {_VERSION}.", where=str(path)
+        )
+    missing = [f"nbtrain.{name}" for name in _PARTS if name not in own]
+    missing += [name for name in ("state_dict", "optimizer_states") if name not in state]
+    if missing:
+        raise CheckpointError(f"{path.name} is no whole state: {', '.join(missing)} is missing.", where=str(path))
     if own["finished"] is not None and own["world_size"] != _world_size():
         raise CheckpointError(
             f"{path.name} was saved in mid-epoch by {own['world_size']} processes, and {_world_size()} would go on.",

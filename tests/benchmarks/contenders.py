@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -90,20 +90,33 @@ def plain_evaluation(model: nn.Module, loader: Any) -> Trained:
     return Trained(model, loss_sum / n, n_right / n)
 
 
-def plain_item(job: Job) -> Trained:
-    """The plain loop, but it reads both metrics in each step."""
-    model, loss_sum, n_right, n = job.model(), 0.0, 0, 0
-    optimizer = adam(model.parameters())
-    for x, y in job.loader():
+def by_hand(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    loader: Any,
+    backward: Callable[[Tensor], Any] = Tensor.backward,
+    show: Callable[..., Any] | None = None,
+) -> Trained:
+    """The plain loop, but it reads both metrics in each step; other tools may have wrapped its parts, or `show` the metrics."""
+    loss_sum, n_right, n = 0.0, 0, 0
+    for x, y in loader:
         logits = model(x)
         loss = cross_entropy(logits, y)
-        loss.backward()
+        backward(loss)
         optimizer.step()
         optimizer.zero_grad()
         loss_sum += loss.item() * len(y)
         n_right += (logits.argmax(1) == y).sum().item()
         n += len(y)
+        if show is not None:
+            show(loss=loss_sum / n, acc=n_right / n)
     return Trained(model, loss_sum / n, n_right / n)
+
+
+def plain_item(job: Job) -> Trained:
+    """The plain loop with `.item()` in each step."""
+    model = job.model()
+    return by_hand(model, adam(model.parameters()), job.loader())
 
 
 def plain_untracked(job: Job) -> Trained:
@@ -121,20 +134,8 @@ def plain_tqdm(job: Job) -> Trained:
     """The plain loop with tqdm's bar, which shows the metrics."""
     from tqdm.autonotebook import tqdm  # tqdm.auto calls iter(loader) once too often, which shuffles once more
 
-    model, loss_sum, n_right, n = job.model(), 0.0, 0, 0
-    optimizer = adam(model.parameters())
-    bar = tqdm(job.loader())
-    for x, y in bar:
-        logits = model(x)
-        loss = cross_entropy(logits, y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        loss_sum += loss.item() * len(y)
-        n_right += (logits.argmax(1) == y).sum().item()
-        n += len(y)
-        bar.set_postfix(loss=loss_sum / n, acc=n_right / n)
-    return Trained(model, loss_sum / n, n_right / n)
+    model, bar = job.model(), tqdm(job.loader())
+    return by_hand(model, adam(model.parameters()), bar, show=bar.set_postfix)
 
 
 def make_ours(job: Job, work: Work = Work(), **options: Any) -> Any:
@@ -228,17 +229,8 @@ def fabric(job: Job) -> Trained:
     tool = Fabric(accelerator="cpu", devices=1)
     model = job.model()
     wrapped, optimizer = tool.setup(model, adam(model.parameters()))
-    loss_sum, n_right, n = 0.0, 0, 0
-    for x, y in tool.setup_dataloaders(job.loader()):
-        logits = wrapped(x)
-        loss = cross_entropy(logits, y)
-        tool.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        loss_sum += loss.item() * len(y)
-        n_right += (logits.argmax(1) == y).sum().item()
-        n += len(y)
-    return Trained(model, loss_sum / n, n_right / n)
+    trained = by_hand(wrapped, optimizer, tool.setup_dataloaders(job.loader()), tool.backward)
+    return replace(trained, model=model)
 
 
 def accelerate(job: Job) -> Trained:
@@ -248,17 +240,7 @@ def accelerate(job: Job) -> Trained:
     tool = Accelerator(cpu=True)
     model = job.model()
     wrapped, optimizer, loader = tool.prepare(model, adam(model.parameters()), job.loader())
-    loss_sum, n_right, n = 0.0, 0, 0
-    for x, y in loader:
-        logits = wrapped(x)
-        loss = cross_entropy(logits, y)
-        tool.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        loss_sum += loss.item() * len(y)
-        n_right += (logits.argmax(1) == y).sum().item()
-        n += len(y)
-    return Trained(model, loss_sum / n, n_right / n)
+    return replace(by_hand(wrapped, optimizer, loader, tool.backward), model=model)
 
 
 def hf_trainer(job: Job) -> Trained:

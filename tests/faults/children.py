@@ -7,6 +7,7 @@ import os
 import runpy
 import signal
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -35,7 +36,8 @@ class Script:
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send the signal and wait for the end; a script that reads its input finds the end of it after the signal."""
         assert self.process.pid is not None
-        os.kill(self.process.pid, number)
+        with suppress(ProcessLookupError):  # it ended before
+            os.kill(self.process.pid, number)
         self.wait()
 
     def wait(self) -> int:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from children import CONTEXT
+from lightning.pytorch.callbacks import Callback
+from samples import Regress, make_loader, make_trainer, without_times
 
+from nbtrain import StateManagerAddon, load_run
 from nbtrain.checkpoints import SaveFormat, Writer, read_checkpoint
+from nbtrain.history import read_events
 
 NOBODY = 65534
 
@@ -82,3 +88,33 @@ def save_and_leave(folder: Path) -> None:
 def test_process_that_ends_finishes_its_save(tmp_path: Path) -> None:
     in_child(save_and_leave, tmp_path)
     assert read_checkpoint(tmp_path / "a.ckpt")["w"].sum() == 1_000_000
+
+
+class FullForAnEpoch(Callback):
+    """In the second epoch no file can grow."""
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        keeper: Any = trainer.checkpoint_callbacks[0]
+        keeper.writer.wait()
+        limit = 1 if trainer.current_epoch == 1 else resource.RLIM_INFINITY
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+
+def run_through_a_full_disk(folder: Path) -> tuple[str, list[str], list[Any]]:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    options: dict[str, Any] = {"save_path": folder, "log_bar": False, "lightning": {"callbacks": [FullForAnEpoch()]}}
+    trainer = make_trainer(Regress.add_on(StateManagerAddon), **options)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        result = trainer.run(3, make_loader())
+    return result.status, [str(warning.message) for warning in told], without_times(trainer.history.epochs)
+
+
+def test_run_goes_on_while_the_disk_is_full_and_all_that_was_measured_is_written(tmp_path: Path) -> None:
+    status, told, epochs = in_child(run_through_a_full_disk, tmp_path)
+    assert (status, told) == ("completed", ["run-001 can't be written to: File too large. The run goes on."])
+    assert without_times(load_run(tmp_path).epochs) == epochs and len(epochs) == 3
+    notes = [event.data["text"] for event in read_events(tmp_path / "run-001") if event.kind == "note"]
+    assert notes == ["a state was not saved: epoch=2-step=10.ckpt could not be written: File too large."]
+    found = sorted(path.name for path in (tmp_path / "run-001" / "checkpoints").iterdir())
+    assert found == ["best.ckpt", "epoch=1-step=5.ckpt", "epoch=3-step=15.ckpt", "last.ckpt"]

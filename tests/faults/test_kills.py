@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from children import CONTEXT
 
@@ -24,7 +20,6 @@ from nbtrain.durable import clean_leftovers, point_to
 from nbtrain.snapshots import snapshot
 
 KILLS = int(os.environ.get("NBTRAIN_KILLS", "10"))
-SHARED_MEMORY = Path("/dev/shm")
 
 
 def state_at(step: int) -> dict[str, Any]:
@@ -66,18 +61,6 @@ def kill_while_saving(folder: Path, step: int, after_s: float) -> int:
             step = ours.recv()
     except EOFError:
         return step
-
-
-@pytest.fixture(params=["disk", "shared memory"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    if request.param == "disk":
-        yield tmp_path
-    elif not SHARED_MEMORY.is_dir():
-        pytest.skip("this system has no /dev/shm")
-    else:
-        path = Path(tempfile.mkdtemp(dir=SHARED_MEMORY))
-        yield path
-        shutil.rmtree(path)
 
 
 def test_nothing_finished_is_lost_and_nothing_is_damaged_by_kills(folder: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import pickle
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from samples import Regress, make_loader, make_model, make_trainer, make_valid, 
 from nbtrain import ConfigError, History, load_run
 from nbtrain.history import StepTable, open_run_folder
 from nbtrain.meters import Meter
+from nbtrain.records import Event, MonitorMode, Progress
+from nbtrain.views.text import best_row
 
 
 def test_history_lives_across_runs(tmp_path: Path) -> None:
@@ -69,6 +72,35 @@ def test_reprs_say_something() -> None:
     )
     assert repr(result).startswith("RunResult(completed · epoch 2 · train_loss ")
     assert "<table" in trainer._repr_html_() and "<table" in trainer.history._repr_html_() and "★" in repr(trainer.history)
+
+
+# -- the best
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("validates_from", [0, 5])
+def test_the_best_that_is_kept_is_the_best_of_all_rows(mode: MonitorMode, validates_from: int) -> None:
+    chance, history = random.Random(0), History("val_loss", mode)
+    for epoch in range(1, 41):
+        row = {"epoch": epoch, "step": epoch, "train_loss": chance.choice([1.0, 2.0, 3.0, math.nan])}
+        if epoch > validates_from and epoch % 3:
+            row["val_loss"] = math.nan if epoch < 9 else chance.choice([1.0, 2.0, 3.0, math.nan])
+        history.update(Event("epoch", Progress(), data={"row": row}))
+        if epoch == 20:
+            history.update(Event("start", Progress(step=14), data={"monitor": "val_loss", "monitor_mode": mode, "resumed": True}))
+        best = best_row(history.epochs, "val_loss", mode)
+        assert history.best is best and history.last_is_best is (best is history.epochs[-1])
+    history.monitor = "train_loss"
+    assert history.best is best_row(history.epochs, "train_loss", mode)
+
+
+def test_history_becomes_what_its_state_was_made_of() -> None:
+    one, two = History(), History()
+    one.update(Event("steps", Progress(phase="train", step=3), data={"n": 3, "values": {"loss": [0.1, math.nan, 5e-324]}}))
+    one.update(Event("epoch", Progress(), data={"row": {"epoch": 1, "step": 3, "train_loss": 0.1}}))
+    two.update(Event("epoch", Progress(), data={"row": {"epoch": 1, "step": 3, "train_loss": 0.05}}))
+    assert two.last_is_best
+    two.load_state_dict(one.state_dict())
+    assert two.state_dict() == one.state_dict() and two.best is two.epochs[0]
+    assert two.steps["train"]["loss"][::2] == [0.1, 5e-324] and list(two.steps["train"].steps) == [1, 2, 3]
 
 
 # -- rows by step

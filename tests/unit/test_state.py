@@ -19,7 +19,9 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from nbtrain import CheckpointError, ConfigError, GradientClipAddon, SeededLoader, StateManagerAddon, TensorLoader, load_run
-from nbtrain.checkpoints import read_checkpoint
+from nbtrain.checkpoints import read_checkpoint, write_checkpoint
+from nbtrain.durable import written
+from nbtrain.snapshots import snapshot
 
 Saving = Regress.add_on(StateManagerAddon)
 
@@ -116,15 +118,19 @@ def run(trainer: Any, case: dict[str, Any], n_epoch: int = 3, **options: Any) ->
     return trainer.run(n_epoch, case.get("loader", make_loader)(), make_valid() if case.get("valid") else None, **options)
 
 
+def numbers(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: value.tolist() for name, value in weights.items()}
+
+
 def outcome(trainer: Any) -> dict[str, Any]:
     """Everything that must be equal."""
     history = trainer.history
     return {
-        "weights": {name: value.tolist() for name, value in trainer.model.state_dict().items()},
+        "weights": numbers(trainer.model.state_dict()),
         "optimizer": str(trainer.optimizer.state_dict()),
         "epochs": without_times(history.epochs),
         "best": without_times([history.best]),
-        "best weights": {name: value.tolist() for name, value in trainer.best_weights.items()},
+        "best weights": numbers(trainer.best_weights),
         "steps": str({phase: table.state_dict() for phase, table in history.steps.items()}),
         "counts": str(trainer.counts),
         "metrics": (trainer.train_metrics, trainer.test_metrics, dict(trainer.log_train)["loss"]),
@@ -147,6 +153,63 @@ def test_a_run_resumed_at_any_save_ends_as_if_nothing_had_happened(name: str, tm
         found = outcome(again)
         for part, value in expected.items():
             assert found[part] == value, (path.name, part)
+
+
+def as_killed_after(folder: Path, name: str) -> None:
+    """Leave in a folder of checkpoints what is there when `name` was just written: no later one, and no link yet."""
+    path = folder / name
+    for other in list(folder.iterdir()):
+        if other.is_symlink() or other.stat().st_mtime_ns > path.stat().st_mtime_ns:
+            other.unlink()
+
+
+def test_a_kill_between_a_save_and_its_links_costs_neither_the_best_weights_nor_the_link(tmp_path: Path) -> None:
+    whole = build(tmp_path, {"every": 2}, seed=1)
+    run(whole, {})
+    expected, folder = outcome(whole), whole.run_dir / "checkpoints"
+    as_killed_after(folder, "epoch=2-step=10.ckpt")
+    assert whole.history.best["epoch"] == 3
+    again = build(tmp_path, {"every": 2}, seed=2)
+    again.load_state()
+    assert again.history.best.path == folder / "epoch=2-step=10.ckpt"
+    assert numbers(again.best_weights) == numbers(again.model.state_dict())
+    run(again, {}, resume="auto")
+    assert outcome(again) == expected
+    assert (folder / "best.ckpt").resolve() == (folder / "last.ckpt").resolve() == folder / "epoch=3-step=15.ckpt"
+
+
+def test_an_older_state_has_the_best_weights_of_its_time(tmp_path: Path) -> None:
+    whole = build(tmp_path, {"every": 2}, seed=1)
+    run(whole, {})
+    again = build(tmp_path / "again", {"every": 2}, seed=2)
+    again.load_state(whole.run_dir / "checkpoints" / "epoch=1-step=8.ckpt")
+    then = build(tmp_path / "then", {"every": 2}, seed=2)
+    then.load_state(whole.run_dir / "checkpoints" / "epoch=1-step=5.ckpt")
+    assert numbers(again.best_weights) == numbers(then.model.state_dict())
+
+
+def test_the_link_to_the_best_is_mended_by_the_next_save_of_another_process(tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path)
+    one.run(1, make_loader())
+    folder = one.run_dir / "checkpoints"
+    (folder / "best.ckpt").unlink()
+    two = make_trainer(Saving, save_path=tmp_path, keep_last_n=1)
+    two.load_state()
+    two.history.epochs[0]["train_loss"] = -1.0  # no later epoch is better
+    two.run(2, make_loader())
+    assert saved(two) == ["best.ckpt", "epoch=1-step=5.ckpt", "epoch=3-step=15.ckpt", "last.ckpt"]
+    assert (folder / "best.ckpt").resolve().name == "epoch=1-step=5.ckpt"
+
+
+def test_what_a_kill_left_in_any_run_folder_is_cleaned_at_the_next_start(tmp_path: Path) -> None:
+    with written(tmp_path / "run-001" / "checkpoints" / "a.ckpt") as temp:
+        temp.touch()
+    (temp.parent / "a.ckpt").unlink()
+    leftover = temp.with_name(f"{temp.name.rpartition('-')[0]}-00000000.tmp")  # of an earlier process with this one's number
+    leftover.touch()
+    trainer = make_trainer(Saving, save_path=tmp_path)
+    trainer.run(1, make_loader(), resume="auto")
+    assert trainer.run_dir.name == "run-002" and not leftover.exists()
 
 
 # -- when and where
@@ -294,8 +357,8 @@ def test_a_damaged_newest_state_is_skipped_and_said(tmp_path: Path) -> None:
     two = make_trainer(Saving, save_path=tmp_path, keep_source=False)
     two.run(3, make_loader(), resume="auto")
     notes = [line for line in (two.run_dir / "events.jsonl").read_text().splitlines() if '"kind":"note"' in line]
-    texts = ("skipped: ", "the best weights are lost: ", "resumed from epoch=1-step=5.ckpt")
-    assert [text in note for text, note in zip(texts, notes, strict=True)] == [True, True, True]
+    texts = ("skipped: ", "resumed from epoch=1-step=5.ckpt")
+    assert [text in note for text, note in zip(texts, notes, strict=True)] == [True, True]
     assert same_weights(one.model, two.model) is False and two.counts.epoch == 3
 
 
@@ -369,6 +432,28 @@ def test_weights_alone_are_no_state(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "weights.ckpt")
     with pytest.raises(CheckpointError, match="weights.ckpt holds weights, and no state of an nbtrain run"):
         make_trainer(Saving, save_path=tmp_path).load_state(tmp_path / "weights.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("nbtrain.version", "a.ckpt is a state of version None, and this nbtrain reads 1."),
+        ("nbtrain.history", "a.ckpt is no whole state: nbtrain.history is missing."),
+        ("nbtrain.best", "a.ckpt is no whole state: nbtrain.best is missing."),
+        ("optimizer_states", "a.ckpt is no whole state: optimizer_states is missing."),
+    ],
+)
+def test_a_state_without_one_of_its_parts_is_refused_and_changes_nothing(name: str, text: str, tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path)
+    one.run(1, make_loader())
+    state = read_checkpoint(one.result.last.path)
+    del (state["nbtrain"] if name.startswith("nbtrain.") else state)[name.removeprefix("nbtrain.")]
+    write_checkpoint(snapshot(state), tmp_path / "a.ckpt")
+    two = make_trainer(Saving, save_path=tmp_path)
+    before = numbers(two.model.state_dict())
+    with pytest.raises(CheckpointError) as error:
+        two.load_state(tmp_path / "a.ckpt")
+    assert str(error.value).splitlines()[0] == text and numbers(two.model.state_dict()) == before and two.counts.epoch == 0
 
 
 class FolderGone(Callback):
