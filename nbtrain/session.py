@@ -40,7 +40,7 @@ from .views.notebook import open_view
 from .views.text import View
 
 # %% auto #0
-__all__ = ["BestWeights", "seed_all", "Owner", "run", "LoaderModule", "conclude", "run_batch", "collect"]
+__all__ = ["BestWeights", "seed_all", "Owner", "run", "LoaderModule", "conclude", "run_batch", "collect", "rehearse"]
 
 
 # %% ../nbs/29_session.ipynb #a1f1785a
@@ -410,3 +410,13 @@ def collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) -> 
         # In a BatchList, because Lightning would keep a DataLoader from dropping its last batch
         outputs = L.Trainer(**owner.lightning_args()).predict(module, BatchList(loader))
     return [to_device(output, torch.device("cpu")) for output in outputs or []]
+
+
+def rehearse(owner: Owner, module: StepModule, loader: Iterable[Any], arguments: dict[str, Any]) -> None:
+    """Train on one pass of `loader` with these arguments for Lightning alone: what the addons and `lightning=` bring is not there."""
+    check_optimizer(owner.optimizer, owner.model)
+    owner.model.train()
+    with _driving(owner, module):
+        trainer = L.Trainer(max_epochs=1, **arguments)
+        use_lean_loops(trainer, lean=owner.lean_loops)
+        trainer.fit(module, loader)

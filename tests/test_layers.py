@@ -41,6 +41,8 @@ ORDER = [
     "arguments",
     "session",
     "inspection",
+    "finding",
+    "gallery",
     "trainer",
     "examples.digits",
     "cli",
