@@ -26,7 +26,7 @@ from .inspection import put_back, unchanged
 from .meters import Meter
 from .resumable import borrowed
 from .schedulers import set_group_lr
-from .session import Owner, rehearse
+from .session import Owner, quiet, rehearse
 from .steps import StepModule
 from .views.html import image_html
 from .views.plots import png
@@ -53,24 +53,27 @@ class RangeTest:
 
     @property
     def suggestion(self) -> float | None:
-        """The rate at which the smoothed loss falls fastest, by the logarithm of the rate; None where it never falls."""
-        lowest = int(np.argmin(self.smoothed)) if self.smoothed else 0
-        if lowest < 2:
+        """The rate at which the smoothed loss falls fastest on its last way down, by the rate's logarithm.
+
+        None where it falls by less than 1.5 standard deviations of the noise of a batch, as in the middle of a training.
+        """
+        way = np.array(self.smoothed[: np.argmin(self.smoothed) + 1]) if self.smoothed else np.empty(0)
+        if len(way) < 3 or np.median(way) - way[-1] <= 1.5 * np.std(self.losses[: len(way)] - way):
             return None
-        slopes = np.gradient(self.smoothed[: lowest + 1])  # the rates' logarithms are evenly spaced
-        steepest = int(np.argmin(slopes))
-        return self.rates[steepest] if slopes[steepest] < 0 else None
+        leaves = np.flatnonzero(way >= np.median(way))[-1]
+        steepest = leaves + np.argmin(np.gradient(way)[leaves:])  # the rates' logarithms are evenly spaced
+        return self.rates[steepest]
 
     def plot(self) -> Figure:
         """The loss by learning rate, with a line at the suggestion."""
         return _plot(self)
 
     def __repr__(self) -> str:
-        found = "none, because the loss never fell" if self.suggestion is None else f"{self.suggestion:.2g}"
+        found = "none, because the loss never fell out of its noise" if self.suggestion is None else f"{self.suggestion:.2g}"
         if not self.rates:
             return f"RangeTest(suggestion: {found})"
-        end = "the loss diverged" if self.diverged else "its end"
-        return f"RangeTest(suggestion: {found}, {len(self.rates)} batches from {self.rates[0]:.2g} to {end} at {self.rates[-1]:.2g})"
+        end = f"{self.rates[-1]:.2g}" + (", where the loss diverged" if self.diverged else "")
+        return f"RangeTest(suggestion: {found}, {len(self.rates)} batches from {self.rates[0]:.2g} to {end})"
 
     def _repr_html_(self) -> str:
         return f"<div><code>{escape(repr(self))}</code></div>{image_html(png(self.plot()), 'Loss by learning rate')}"
@@ -166,8 +169,8 @@ class _Cycle:
 @contextmanager
 def _cycled(loader: Iterable[Any], n_batches: int) -> Iterator[_Cycle]:
     """Several loaders at once are read as Lightning reads them in a training: a batch of each."""
-    combined = CombinedLoader(as_loader(loader), "max_size_cycle")
-    with ExitStack() as stack:
+    with quiet(), ExitStack() as stack:
+        combined = CombinedLoader(as_loader(loader), "max_size_cycle")
         combined.flattened = [stack.enter_context(borrowed(part)) for part in combined.flattened]
         stack.callback(combined.reset)  # ends the workers
         yield _Cycle(combined, n_batches)

@@ -12,7 +12,6 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from .arguments import check_run
 from .batches import batch_size, describe, tensors, to_device
 from .data import as_loader
 from .errors import ConfigError, StepError
-from .resumable import borrowed
+from .resumable import borrowed, keep_random
 from .session import Owner, collect
 from .steps import check_output
 from .views.html import image_html
@@ -166,11 +165,12 @@ def first_samples(owner: Owner, loader: Iterable[Any], n: int, draw: Draw | None
     _check(n, loader)
     found: list[Sample] = []
 
-    def look(batch: Any) -> None:
+    def look(batch: Any) -> bool:
         if len(found) < n:  # Lightning reads a batch ahead
             found.extend(_samples(owner, batch, _step(owner, batch), len(found))[: n - len(found)])
+        return len(found) < n
 
-    _go_through(owner, loader, look, lambda: len(found) < n)
+    _go_through(owner, loader, look)
     return Gallery(found, f"The first {len(found)} samples", draw or draw_sample)
 
 
@@ -180,12 +180,13 @@ def worst_samples(owner: Owner, loader: Iterable[Any], n: int, draw: Draw | None
     worst: list[Sample] = []
     n_seen = 0
 
-    def look(batch: Any) -> None:
+    def look(batch: Any) -> bool:
         nonlocal n_seen
         output = _step(owner, batch)
         samples = _samples(owner, batch, output, n_seen, _losses(owner, batch, output))
         n_seen += len(samples)
         worst[:] = heapq.nsmallest(n, [*worst, *samples], key=_rank)
+        return True
 
     _go_through(owner, loader, look)
     return Gallery(worst, f"The worst {len(worst)} of {n_seen} samples, by loss", draw or draw_sample)
@@ -203,22 +204,30 @@ def _rank(sample: Sample) -> tuple[bool, float, int]:
     return loss == loss, -loss if loss == loss else 0.0, sample.index
 
 
-def _go_through(owner: Owner, loader: Iterable[Any], look: Callable[[Any], None], wants_more: Callable[[], bool] = lambda: True) -> None:
+def _go_through(owner: Owner, loader: Iterable[Any], look: Callable[[Any], bool]) -> None:
     """Let `look` see the batches as long as it wants more; the loader, its generators and the mode are as before."""
+    wants_more, is_empty = True, True
 
     def batches(source: Iterable[Any]) -> Iterator[Any]:
         for batch in source:
             yield batch
-            if not wants_more():
+            if not wants_more:
                 return
+
+    def call(batch: Any) -> bool:
+        nonlocal wants_more, is_empty
+        wants_more, is_empty = look(batch), False
+        return wants_more  # Lightning warns of a prediction that is None
 
     mode = owner.mode
     owner.mode = "test"
     try:
-        with isolate_rng(), borrowed(as_loader(loader)) as spare:
-            collect(owner, batches(spare), look)
+        with keep_random(), borrowed(as_loader(loader)) as spare:
+            collect(owner, batches(spare), call)
     finally:
         owner.mode = mode
+    if is_empty:
+        raise StepError("The loader gave no batch.", remedy="Look at the dataset's length, and at drop_last=True.")
 
 
 # %% ../nbs/51_gallery.ipynb #b8d85c0e

@@ -12,10 +12,10 @@ from itertools import chain
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from .batches import describe, to_device
+from .resumable import keep_random
 from .session import Owner
 from .steps import check_output
 from .views.html import table_html
@@ -34,7 +34,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     parts = [(part, dict(vars(part)), dict(part._buffers)) for part in model.modules()]
     for parameter, _ in gradients:
         parameter.grad = None  # a backward pass makes new ones, and does not add to these
-    with isolate_rng():
+    with keep_random():
         try:
             yield
         finally:

@@ -21,7 +21,7 @@ from .data import StatefulLoader
 from .errors import CheckpointError, ConfigError
 
 # %% auto #0
-__all__ = ["random_state", "set_random_state", "ResumableLoader", "borrowed"]
+__all__ = ["random_state", "set_random_state", "keep_random", "ResumableLoader", "borrowed"]
 
 
 # %% ../nbs/12_resumable.ipynb #35b11bc2
@@ -33,6 +33,16 @@ def random_state() -> dict[str, Any]:
 def set_random_state(state: dict[str, Any]) -> None:
     """Put back what `random_state` returned."""
     _set_rng_states(state)
+
+
+@contextmanager
+def keep_random() -> Iterator[None]:
+    """What is drawn inside leaves no trace in `random_state`, after an error neither, which Lightning's `isolate_rng` forgets."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)
 
 
 def _generators(loader: Any) -> list[torch.Generator]:

@@ -21,7 +21,6 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
 from lightning.pytorch.callbacks import BatchSizeFinder
-from lightning.pytorch.utilities.seed import isolate_rng
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
@@ -34,13 +33,14 @@ from .loop import unknown_version, use_lean_loops
 from .provenance import record
 from .recorder import Recorder
 from .records import MonitorMode, Status
+from .resumable import keep_random
 from .steps import Counts, StepModule, Steps
 from .weights import Weights, copy_weights
 from .views.notebook import open_view
 from .views.text import View
 
 # %% auto #0
-__all__ = ["BestWeights", "seed_all", "Owner", "run", "LoaderModule", "conclude", "run_batch", "collect", "rehearse"]
+__all__ = ["BestWeights", "quiet", "seed_all", "Owner", "run", "LoaderModule", "conclude", "run_batch", "collect", "rehearse"]
 
 
 # %% ../nbs/29_session.ipynb #a1f1785a
@@ -80,7 +80,8 @@ _NOISE = (
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """Lightning says and warns only of what a user can do something about."""
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -234,7 +235,7 @@ def _driving(owner: Owner, module: StepModule) -> Iterator[StepModule]:
     """Around each use of Lightning: what it borrows or leaves changed is put back, on every way out."""
     mode, training = owner.mode, [(part, part.training) for part in owner.model.modules()]
     try:
-        with _quiet(), _interruptible():
+        with quiet(), _interruptible():
             yield module
     finally:
         module.close()
@@ -406,7 +407,7 @@ def collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) -> 
     """What `call` returns for each batch of `loader`, on the CPU; batches are on the device, the model in eval mode."""
     module = StepModule(owner)
     module.predict = lambda batch: call(batch)  # a function: a model would become a part of the module
-    with _driving(owner, module), isolate_rng():
+    with _driving(owner, module), keep_random():
         # In a BatchList, because Lightning would keep a DataLoader from dropping its last batch
         outputs = L.Trainer(**owner.lightning_args()).predict(module, BatchList(loader))
     return [to_device(output, torch.device("cpu")) for output in outputs or []]
