@@ -19,7 +19,7 @@ import numpy as np
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.optim import Optimizer
 
-from .arguments import check_run
+from .arguments import check_optimizer, check_run
 from .data import as_loader
 from .errors import ConfigError, StepError
 from .inspection import put_back, unchanged
@@ -214,7 +214,10 @@ class _Growth(L.Callback):
             trainer.should_stop = True
 
     def _has_exploded(self, loss: float) -> bool:
-        """Is the average loss above its lowest by three times its size, then or at first? A falling loss quadruples (Gugger 2018)."""
+        """Has the average loss risen above its lowest by three times its size, there or at first?
+
+        Gugger stops at four times the lowest, which a small and noisy loss reaches by chance.
+        """
         self._average = _SMOOTHING * self._average + (1 - _SMOOTHING) * loss
         average = self._average / (1 - _SMOOTHING ** (len(self.losses) + 1))
         self._first = average if math.isinf(self._first) else self._first
@@ -228,9 +231,9 @@ _SHAPES_UPDATES = ("accumulate_grad_batches", "deterministic", "detect_anomaly",
 
 def update_args(precision: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What of Lightning's arguments concerns how an update is computed, and nothing that shows, logs, saves or limits."""
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    silent = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
     shaping = {name: arguments[name] for name in _SHAPES_UPDATES if name in arguments}
-    return quiet | shaping | ({} if precision is None else {"precision": precision})
+    return silent | shaping | ({} if precision is None else {"precision": precision})
 
 
 def find_lr(owner: Owner, loader: Iterable[Any], arguments: dict[str, Any], start: float, end: float, n_batches: int) -> RangeTest:
@@ -260,3 +263,4 @@ def _check(owner: Owner, loader: Iterable[Any], start: float, end: float, n_batc
     if type(n_batches) is not int or n_batches < 10:
         raise ConfigError(f"n_batches={n_batches!r} are too few to see a curve.", remedy="Give an integer from 10; 100 is usual.")
     check_run("train", 1, loader, None)
+    check_optimizer(owner.optimizer, owner.model)

@@ -49,9 +49,10 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 
 def put_back(attributes: dict[str, Any], kept: Mapping[str, Any]) -> None:
-    """Make a dict what it was, in place."""
-    attributes.clear()
+    """Make a dict what it was, in place; never empty in between, where Ctrl-C might strike."""
     attributes.update(kept)
+    for name in attributes.keys() - kept.keys():
+        del attributes[name]
 
 
 # %% ../nbs/30_inspection.ipynb #99022a2a

@@ -415,7 +415,6 @@ def collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) -> 
 
 def rehearse(owner: Owner, module: StepModule, loader: Iterable[Any], arguments: dict[str, Any]) -> None:
     """Train on one pass of `loader` with these arguments for Lightning alone: what the addons and `lightning=` bring is not there."""
-    check_optimizer(owner.optimizer, owner.model)
     owner.model.train()
     with _driving(owner, module):
         trainer = L.Trainer(max_epochs=1, **arguments)

@@ -320,6 +320,13 @@ def test_mode_test_has_no_rate_to_find() -> None:
     assert str(error.value) == "In mode 'test' nothing is trained, so there is no learning rate to find.\n  Call toggle('train') first."
 
 
+def test_a_trainer_without_optimizer_has_no_rate_to_find() -> None:
+    trainer = make_trainer(mode="test", optimizer=None)
+    trainer.toggle("train")
+    with pytest.raises(ConfigError, match="Training needs an optimizer."):
+        trainer.lr_find(make_loader())
+
+
 @pytest.mark.parametrize("loader", [[], make_loader(n=3, batch_size=4, drop_last=True, shuffle=False)])
 def test_an_empty_loader_is_refused(loader: Any) -> None:
     with pytest.raises(ConfigError) as error:
