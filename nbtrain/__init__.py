@@ -17,6 +17,7 @@ _PUBLIC = {
     "ConfigError": "errors",
     "CudaGraphAddon": "addons.speed",
     "Event": "records",
+    "Gallery": "gallery",
     "GradientClipAddon": "addons.optim",
     "History": "history",
     "NbtrainError": "errors",
@@ -25,7 +26,9 @@ _PUBLIC = {
     "PrefetchAddon": "addons.speed",
     "Progress": "records",
     "ProgressChecker": "trainer",
+    "RangeTest": "finding",
     "RunResult": "history",
+    "Sample": "gallery",
     "SchedulerAddon": "addons.optim",
     "SeededLoader": "seeded",
     "StateManagerAddon": "addons.state",
@@ -51,6 +54,9 @@ if TYPE_CHECKING:
     from nbtrain.errors import NbtrainError as NbtrainError
     from nbtrain.errors import OptionError as OptionError
     from nbtrain.errors import StepError as StepError
+    from nbtrain.finding import RangeTest as RangeTest
+    from nbtrain.gallery import Gallery as Gallery
+    from nbtrain.gallery import Sample as Sample
     from nbtrain.history import History as History
     from nbtrain.history import RunResult as RunResult
     from nbtrain.history import load_run as load_run

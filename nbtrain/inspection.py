@@ -5,46 +5,54 @@
 # %% ../nbs/30_inspection.ipynb #6bd43653
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from .batches import describe, to_device
+from .resumable import keep_random
 from .session import Owner
 from .steps import check_output
 from .views.html import table_html
 from .views.text import format_count, format_value, table_text
 
 # %% auto #0
-__all__ = ["unchanged", "check_steps", "Summary", "summarize"]
+__all__ = ["unchanged", "put_back", "check_steps", "Summary", "summarize"]
 
 
 # %% ../nbs/30_inspection.ipynb #a86854c9
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Whatever happens inside: weights, buffers, gradients, modes and random numbers are afterwards as before."""
-    state = {name: value.clone() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    modes = [(part, part.training) for part in model.modules()]
-    for parameter in model.parameters():
+    """Whatever happens inside: weights, buffers, gradients, modes, random numbers and what its modules note are afterwards as before."""
+    values = [(tensor, tensor.detach().clone()) for tensor in chain(model.parameters(), model.buffers())]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    parts = [(part, dict(vars(part)), dict(part._buffers)) for part in model.modules()]
+    for parameter, _ in gradients:
         parameter.grad = None  # a backward pass makes new ones, and does not add to these
-    with isolate_rng():
+    with keep_random():
         try:
             yield
         finally:
+            for part, attributes, buffers in parts:  # a module may have set another tensor in a buffer's place
+                put_back(vars(part), attributes)
+                put_back(part._buffers, buffers)
             with torch.no_grad():
-                for name, value in model.state_dict().items():
-                    if isinstance(value, Tensor):
-                        value.copy_(state[name])
-            for name, parameter in model.named_parameters():
-                parameter.grad = gradients[name]
-            for part, training in modes:
-                part.training = training
+                for tensor, value in values:
+                    tensor.copy_(value)
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+
+
+def put_back(attributes: dict[str, Any], kept: Mapping[str, Any]) -> None:
+    """Make a dict what it was, in place; never empty in between, where Ctrl-C might strike."""
+    attributes.update(kept)
+    for name in attributes.keys() - kept.keys():
+        del attributes[name]
 
 
 # %% ../nbs/30_inspection.ipynb #99022a2a

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from itertools import chain, islice
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from torch.utils.data import DataLoader
 
 from .data import LoaderAround, StatefulLoader
-from .errors import CheckpointError
+from .errors import CheckpointError, ConfigError
 
 # %% auto #0
-__all__ = ["random_state", "set_random_state", "ResumableLoader"]
+__all__ = ["random_state", "set_random_state", "keep_random", "ResumableLoader", "borrowed"]
 
 
 # %% ../nbs/12_resumable.ipynb #35b11bc2
@@ -30,6 +33,16 @@ def random_state() -> dict[str, Any]:
 def set_random_state(state: dict[str, Any]) -> None:
     """Put back what `random_state` returned."""
     _set_rng_states(state)
+
+
+@contextmanager
+def keep_random() -> Iterator[None]:
+    """What is drawn inside leaves no trace in `random_state`, after an error neither, which Lightning's `isolate_rng` forgets."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
@@ -115,4 +128,23 @@ class ResumableLoader(LoaderAround):
         if place["own"] is not None and isinstance(self.loader, StatefulLoader):
             self.loader.load_state_dict(place["own"])
         for generator, state in zip(_generators(self.loader), place["generators"]):
+            generator.set_state(state)
+
+
+# %% ../nbs/12_resumable.ipynb #a87590fd
+@contextmanager
+def borrowed(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
+    """A loader with the next batches of `loader`, which is itself not read; its generators are put back. Global random numbers are not."""
+    if isinstance(loader, Iterator):
+        raise ConfigError("An iterator can't give its batches twice.", remedy="Give a DataLoader, a list, or an object with __iter__.")
+    states = [(generator, generator.get_state()) for generator in _generators(loader)]
+    spare = copy(loader)
+    if isinstance(spare, DataLoader):
+        spare._iterator = None  # persistent workers go on with random numbers of their own
+    try:
+        if isinstance(spare, StatefulLoader):
+            spare.load_state_dict(spare.state_dict())
+        yield spare
+    finally:
+        for generator, state in states:
             generator.set_state(state)

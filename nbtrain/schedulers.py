@@ -18,7 +18,7 @@ from .errors import ConfigError
 from .records import Plan
 
 # %% auto #0
-__all__ = ["Scheduler", "set_lr", "scale_lr", "FunctionSchedule", "Schedule", "resolve_schedule"]
+__all__ = ["Scheduler", "set_lr", "set_group_lr", "scale_lr", "FunctionSchedule", "Schedule", "resolve_schedule"]
 
 # %% ../nbs/13_schedulers.ipynb #b702dbaf
 Scheduler = LRScheduler | ReduceLROnPlateau | Callable[..., Any]
@@ -27,10 +27,15 @@ Scheduler = LRScheduler | ReduceLROnPlateau | Callable[..., Any]
 def set_lr(optimizer: Optimizer, lr: float) -> None:
     """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):  # a capturable optimizer keeps its rate in a tensor
-            group["lr"].fill_(lr)
-        else:
-            group["lr"] = lr
+        set_group_lr(group, lr)
+
+
+def set_group_lr(group: dict[str, Any], lr: float) -> None:
+    """Set the learning rate of one parameter group."""
+    if isinstance(group["lr"], Tensor):  # a capturable optimizer keeps its rate in a tensor
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
 
 
 def scale_lr(optimizer: Optimizer, factor: float) -> None:

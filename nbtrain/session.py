@@ -22,7 +22,6 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
 from lightning.pytorch.callbacks import BatchSizeFinder
-from lightning.pytorch.utilities.seed import isolate_rng
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader
@@ -37,13 +36,26 @@ from .loop import unknown_version, use_lean_loops
 from .provenance import record
 from .recorder import Recorder
 from .records import MonitorMode, Status
+from .resumable import keep_random
 from .steps import Counts, StepModule, Steps
 from .weights import Weights, copy_weights
 from .views.notebook import Controls, in_shell, open_view
 from .views.text import View
 
 # %% auto #0
-__all__ = ["BestWeights", "seed_all", "Owner", "run", "LoaderModule", "keep_source", "conclude", "run_batch", "collect"]
+__all__ = [
+    "BestWeights",
+    "quiet",
+    "seed_all",
+    "Owner",
+    "run",
+    "LoaderModule",
+    "keep_source",
+    "conclude",
+    "run_batch",
+    "collect",
+    "rehearse",
+]
 
 
 # %% ../nbs/29_session.ipynb #a1f1785a
@@ -81,7 +93,8 @@ _NOISE = (
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """Lightning says and warns only of what a user can do something about."""
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -310,7 +323,7 @@ def _driving(owner: Owner, module: StepModule) -> Iterator[StepModule]:
     """Around each use of Lightning: what it borrows or leaves changed is put back, on every way out."""
     outer, mode, training = owner.module, owner.mode, [(part, part.training) for part in owner.model.modules()]
     try:
-        with _quiet(), _interruptible():
+        with quiet(), _interruptible():
             yield module
     finally:
         module.close()
@@ -515,7 +528,16 @@ def _collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) ->
     module = StepModule(owner)
     module.predict = lambda batch: call(batch)  # a function: a model would become a part of the module
     module.cpu = lambda: module  # Lightning would move the model away from a run that is on
-    with _driving(owner, module), isolate_rng():
+    with _driving(owner, module), keep_random():
         # In a BatchList, because Lightning would keep a DataLoader from dropping its last batch
         outputs = L.Trainer(**owner.lightning_args()).predict(module, BatchList(loader))
     return [to_device(output, torch.device("cpu")) for output in outputs or []]
+
+
+def rehearse(owner: Owner, module: StepModule, loader: Iterable[Any], arguments: dict[str, Any]) -> None:
+    """Train on one pass of `loader` with these arguments for Lightning alone: what the addons and `lightning=` bring is not there."""
+    owner.model.train()
+    with _driving(owner, module):
+        trainer = L.Trainer(max_epochs=1, **arguments)
+        use_lean_loops(trainer, lean=owner.lean_loops)
+        trainer.fit(module, loader)

@@ -32,6 +32,8 @@ from .errors import AddonError, CheckpointError, ConfigError, OptionError, StepE
 from .history import History, RunResult
 from .meters import EpochLog, Meter
 from .recorder import Recorder
+from .finding import RangeTest, find_lr, update_args
+from .gallery import Draw, Gallery, first_samples, worst_samples
 from .inspection import Summary, check_steps, summarize
 from .records import Event, MonitorMode
 from .schedulers import Scheduler
@@ -545,6 +547,35 @@ class Trainer:
 
         table = table_html(self.history.epochs, self.history.best) if self.history.epochs else ""
         return f"<div><code>{escape(repr(self))}</code></div>{table}"
+
+    # -- before and after a run
+    def lr_find(self, loader: Iterable[Any], *, start: float = 1e-7, end: float = 10.0, n_batches: int = 100) -> RangeTest:
+        """Train `n_batches` batches with a learning rate that grows from `start` to `end`, and put everything back.
+
+        Returns the losses by rate, with a `suggestion` and a `plot()`. Precision, accumulation and gradient clipping are as in a run; the
+        schedule, other addons, and the callbacks and loggers of `lightning=` are left out. The first parameter group gets the rate; others
+        keep their ratio to it. Raises ConfigError for what can't work.
+        """
+        arguments = device_args(self.device) | update_args(self.precision, self._lightning)
+        if GradientClipAddon in self._addons:
+            arguments["callbacks"] = self._addons[GradientClipAddon].callbacks(self)
+        return find_lr(self, loader, arguments, start, end, n_batches)
+
+    def show_results(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None) -> Gallery:
+        """The first `n` samples of `loader` with `test_step`'s "output" and the label, as a figure. Changes nothing.
+
+        The label is the step's "label", or else the batch's second part. `draw(axes, sample)` draws a sample as you like, on matplotlib
+        axes; without it images, curves and short rows of features are known.
+        """
+        return first_samples(self, loader, n, draw)
+
+    def show_worst(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None) -> Gallery:
+        """The `n` samples of `loader` with the highest loss, the worst first; else as `show_results`.
+
+        Where `test_step` returns "losses", a loss for each sample (B,), these are taken. Otherwise the step's "loss" is asked for each
+        sample by itself, in a batch of one: as many calls as there are samples.
+        """
+        return worst_samples(self, loader, n, draw)
 
 
 def _written(kind: type[TrainerType]) -> type[TrainerType]:

@@ -43,6 +43,8 @@ ORDER = [
     "session",
     "edits",
     "inspection",
+    "finding",
+    "gallery",
     "trainer",
     "examples.digits",
     "cli",

@@ -28,7 +28,7 @@ from nbtrain.views.text import (
 )
 
 # %% auto #0
-__all__ = ["table_html", "curve_svg", "record_html", "bar_html"]
+__all__ = ["table_html", "curve_svg", "image_html", "record_html", "bar_html"]
 
 # %% ../../nbs/04_views.html.ipynb #5108bf4c
 _CELL = "padding:2px 10px;text-align:right;font-variant-numeric:tabular-nums;border:0;background:transparent"
@@ -93,15 +93,18 @@ def curve_svg(points: Sequence[tuple[int, float]], marks: Sequence[tuple[Progres
 
 
 # %% ../../nbs/04_views.html.ipynb #e7e8a477
+def image_html(png: bytes, alt: str) -> str:
+    """A PNG within the page; `alt` says in words what is to be seen."""
+    return f'<img alt="{escape(alt)}" style="max-width:100%" src="data:image/png;base64,{b64encode(png).decode()}">'
+
+
 def record_html(board: Board, png: bytes | None = None) -> str:
     """The whole record as HTML, at most 720 px wide; `png` is the picture of the curves at the end."""
     parts = [f"<div><strong>{escape(header_line(board.header, board.progress.run))}</strong></div>"]
     if board.rows:
         parts.append(table_html(board.rows, board.best))
     if png is not None:
-        parts.append(
-            f'<img alt="Curves of the metrics by epoch" style="max-width:100%" src="data:image/png;base64,{b64encode(png).decode()}">'
-        )
+        parts.append(image_html(png, "Curves of the metrics by epoch"))
     elif board.is_on:
         parts.append(curve_svg(board.curve, board.marks))
     parts += [f"<div>{escape(mark_line(*mark))}</div>" for mark in board.marks]
