@@ -382,9 +382,11 @@ class RunHandle:
 
 
 def _clear_frames(error: BaseException | None) -> None:
+    """Let the frames of `error`, and of those it came from, forget their variables."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
-        error.__traceback__ = None
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            frame.f_locals  # noqa: B018  # brings what was shown of them up to date: IPython has looked at it
         error = error.__cause__ or error.__context__
 
 

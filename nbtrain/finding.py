@@ -26,6 +26,7 @@ from .inspection import put_back, unchanged
 from .meters import Meter
 from .resumable import borrowed
 from .schedulers import set_group_lr
+from .control import refuse_while_on
 from .session import Owner, quiet, rehearse
 from .steps import StepModule
 from .views.html import image_html
@@ -256,8 +257,7 @@ def find_lr(owner: Owner, loader: Iterable[Any], arguments: dict[str, Any], star
 def _check(owner: Owner, loader: Iterable[Any], start: float, end: float, n_batches: int) -> None:
     if owner.mode == "test":
         raise ConfigError("In mode 'test' nothing is trained, so there is no learning rate to find.", remedy="Call toggle('train') first.")
-    if owner.module is not None:
-        raise ConfigError("A run is on: its optimizer can't be tried out.", remedy="Let it end first, or stop it.")
+    refuse_while_on(owner.control, owner.recorder.place)
     if not 0 < start < end < math.inf:
         raise ConfigError(f"From start={start!r} to end={end!r} no learning rate grows.", remedy="Give 0 < start < end.")
     if type(n_batches) is not int or n_batches < 10:

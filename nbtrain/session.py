@@ -22,6 +22,7 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
 from lightning.pytorch.callbacks import BatchSizeFinder
+from lightning.pytorch.trainer import call
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader
@@ -285,14 +286,17 @@ def _drive(
                     valid = None if valid_loader is None else owner.read_loader(as_loader(valid_loader), training=False)
                     trainer.fit(module, owner.read_loader(as_loader(loader), training=True), valid)
         except Leave:
-            return _left(owner)
+            return _left(owner, trainer)
     if owner.mode == "train" and owner.counts.epoch < goal:
         return "stopped", _why_stopped(trainer)
     return "completed", ""
 
 
-def _left(owner: Owner) -> tuple[Status, str]:
+def _left(owner: Owner, trainer: L.Trainer) -> tuple[Status, str]:
     """The run was left because somebody asked for its end: status and reason. Nothing of the open batch stays."""
+    stage = "test" if owner.mode == "test" else "fit"
+    call._call_callback_hooks(trainer, "teardown", stage=stage)  # what Lightning takes for an error has none
+    call._call_lightning_module_hook(trainer, "teardown", stage=stage)
     if owner.optimizer is not None:
         owner.optimizer.zero_grad()
     signum = owner.control.signum
@@ -327,10 +331,19 @@ def _driving(owner: Owner, module: StepModule) -> Iterator[StepModule]:
             yield module
     finally:
         module.close()
+        _forget(module)
         owner.module, owner.mode = outer, mode
         for part, was_training in training:  # an error in a validation leaves the model in eval mode
             part.training = was_training
         _bring_back(owner)
+
+
+def _forget(module: StepModule) -> None:
+    """Lightning gives each callback the module's `log`, by which the recorder would hold the whole run, and its last batch, for good."""
+    callbacks: Any = module._trainer.callbacks if module._trainer is not None else []  # pyright: ignore[reportAttributeAccessIssue]
+    for callback in callbacks:
+        for name in ("log", "log_dict"):
+            vars(callback).pop(name, None)
 
 
 def _why_stopped(trainer: L.Trainer) -> str:

@@ -567,7 +567,7 @@ class Trainer:
         The label is the step's "label", or else the batch's second part. `draw(axes, sample)` draws a sample as you like, on matplotlib
         axes; without it images, curves and short rows of features are known.
         """
-        return first_samples(self, loader, n, draw)
+        return self.control.do(lambda at: first_samples(self, loader, n, draw))
 
     def show_worst(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None) -> Gallery:
         """The `n` samples of `loader` with the highest loss, the worst first; else as `show_results`.
@@ -575,7 +575,7 @@ class Trainer:
         Where `test_step` returns "losses", a loss for each sample (B,), these are taken. Otherwise the step's "loss" is asked for each
         sample by itself, in a batch of one: as many calls as there are samples.
         """
-        return worst_samples(self, loader, n, draw)
+        return self.control.do(lambda at: worst_samples(self, loader, n, draw))
 
 
 def _written(kind: type[TrainerType]) -> type[TrainerType]:

@@ -109,7 +109,8 @@ class NotebookView:
         self._buttons: _Buttons | None = None
         self._live: Any = None
         self._picture: bytes | None = None
-        self._last_bar_s = self._last_record_s = float("-inf")
+        self._last_s, self._last_record_s = -1.0, -2.0  # of any message, and of the record
+        self._news = False  # something that the record must not miss
 
     def update(self, event: Event) -> None:
         self.board.update(event)
@@ -120,13 +121,25 @@ class NotebookView:
             return
         elif event.kind == "state" and self._buttons is not None:
             self._buttons.show(event.data["state"])
-        at_once = event.kind in ("state", "mark")
-        if at_once or event.time_s - self._last_bar_s >= self.every_s:
-            self._last_bar_s = event.time_s
+        self._news = self._news or event.kind not in ("steps", "start")
+        if event.kind in ("state", "mark"):
             self._bar.value = html.bar_html(self.board)
-        if at_once or event.time_s - self._last_record_s >= self.record_every_s:
-            self._last_record_s = event.time_s
-            self._record.update(self._bundle(), raw=True)
+            self._refresh_record(event)
+        elif event.time_s - self._last_s >= self.every_s:
+            self._refresh(event)
+
+    def _refresh(self, event: Event) -> None:
+        """One message: in turn the bars, and the record where it is due."""
+        is_due = self._news or event.time_s - self._last_record_s >= self.record_every_s
+        if is_due and self._last_record_s < self._last_s:
+            self._refresh_record(event)
+        else:
+            self._last_s = event.time_s
+            self._bar.value = html.bar_html(self.board)
+
+    def _refresh_record(self, event: Event) -> None:
+        self._news, self._last_s, self._last_record_s = False, event.time_s, event.time_s
+        self._record.update(self._bundle(), raw=True)
 
     def show(self) -> None:
         """Show it once more, here; what was shown before stays live too."""

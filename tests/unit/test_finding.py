@@ -357,5 +357,5 @@ def test_a_step_of_a_run_can_start_no_range_test() -> None:
             self.lr_find(make_loader())
             return super().train_step(batch)
 
-    with pytest.raises(ConfigError, match="A run is on"):
+    with pytest.raises(ConfigError, match="A run of this trainer is on"):
         make_trainer(Nested).run(1, make_loader())
