@@ -15,6 +15,7 @@ _PUBLIC = {
     "CheckpointError": "errors",
     "CompileAddon": "addons.speed",
     "ConfigError": "errors",
+    "CosineAnnealingScheduler": "schedulers",
     "CudaGraphAddon": "addons.speed",
     "Event": "records",
     "GradientClipAddon": "addons.optim",
@@ -27,12 +28,21 @@ _PUBLIC = {
     "ProgressChecker": "trainer",
     "RunResult": "history",
     "SchedulerAddon": "addons.optim",
+    "SchedulerBase": "schedulers",
+    "SchedulerChain": "schedulers",
     "SeededLoader": "seeded",
     "StateManagerAddon": "addons.state",
     "StepError": "errors",
     "TensorLoader": "data",
     "Trainer": "trainer",
+    "WarmUpScheduler": "schedulers",
+    "get_combined_lr_scheduler": "schedulers",
+    "get_lr_scheduler": "schedulers",
+    "get_multi_step_lr_scheduler": "schedulers",
     "load_run": "history",
+    "plot_schedule": "schedulers",
+    "plot_schedules": "schedulers",
+    "warmup_cosine": "schedulers",
 }
 __all__ = [*_PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -57,6 +67,16 @@ if TYPE_CHECKING:
     from nbtrain.records import Event as Event
     from nbtrain.records import Plan as Plan
     from nbtrain.records import Progress as Progress
+    from nbtrain.schedulers import CosineAnnealingScheduler as CosineAnnealingScheduler
+    from nbtrain.schedulers import SchedulerBase as SchedulerBase
+    from nbtrain.schedulers import SchedulerChain as SchedulerChain
+    from nbtrain.schedulers import WarmUpScheduler as WarmUpScheduler
+    from nbtrain.schedulers import get_combined_lr_scheduler as get_combined_lr_scheduler
+    from nbtrain.schedulers import get_lr_scheduler as get_lr_scheduler
+    from nbtrain.schedulers import get_multi_step_lr_scheduler as get_multi_step_lr_scheduler
+    from nbtrain.schedulers import plot_schedule as plot_schedule
+    from nbtrain.schedulers import plot_schedules as plot_schedules
+    from nbtrain.schedulers import warmup_cosine as warmup_cosine
     from nbtrain.seeded import SeededLoader as SeededLoader
     from nbtrain.trainer import ProgressChecker as ProgressChecker
     from nbtrain.trainer import Trainer as Trainer
