@@ -17,9 +17,11 @@ _PUBLIC = {
     "ConfigError": "errors",
     "CosineAnnealingScheduler": "schedulers",
     "CudaGraphAddon": "addons.speed",
+    "EarlyStoppingAddon": "addons.stopping",
     "Event": "records",
     "GradientClipAddon": "addons.optim",
     "History": "history",
+    "LimitsAddon": "addons.stopping",
     "NbtrainError": "errors",
     "OptionError": "errors",
     "Plan": "records",
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
     from nbtrain.addons.speed import CudaGraphAddon as CudaGraphAddon
     from nbtrain.addons.speed import PrefetchAddon as PrefetchAddon
     from nbtrain.addons.state import StateManagerAddon as StateManagerAddon
+    from nbtrain.addons.stopping import EarlyStoppingAddon as EarlyStoppingAddon
+    from nbtrain.addons.stopping import LimitsAddon as LimitsAddon
     from nbtrain.data import TensorLoader as TensorLoader
     from nbtrain.errors import AddonError as AddonError
     from nbtrain.errors import CheckpointError as CheckpointError

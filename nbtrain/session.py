@@ -20,11 +20,12 @@ import lightning as L
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
-from lightning.pytorch.callbacks import BatchSizeFinder
+from lightning.pytorch.callbacks import BatchSizeFinder, Timer
 from lightning.pytorch.utilities.seed import isolate_rng
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
+from .addons.base import Stopper
 from .arguments import check_optimizer, check_run
 from .batches import to_device
 from .data import BatchList, as_loader, suggest_loader, with_batch_size
@@ -40,7 +41,7 @@ from .views.notebook import open_view
 from .views.text import View
 
 # %% auto #0
-__all__ = ["BestWeights", "seed_all", "Owner", "run", "LoaderModule", "conclude", "run_batch", "collect"]
+__all__ = ["BestWeights", "seed_all", "Owner", "run", "LoaderModule", "conclude", "run_batch", "validate", "collect"]
 
 
 # %% ../nbs/29_session.ipynb #a1f1785a
@@ -247,6 +248,11 @@ def _driving(owner: Owner, module: StepModule) -> Iterator[StepModule]:
 def _why_stopped(trainer: L.Trainer) -> str:
     if not trainer.should_stop:
         return f"max_steps={trainer.max_steps}"
+    callbacks: list[L.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    if reasons := [c.reason for c in callbacks if isinstance(c, Stopper) and c.reason]:
+        return reasons[0]
+    if any((left := c.time_remaining()) is not None and left <= 0 for c in callbacks if isinstance(c, Timer)):
+        return "max_time is over"
     stoppers = [type(c).__name__ for c in trainer.early_stopping_callbacks if c.wait_count >= c.patience]
     return stoppers[0] if stoppers else "a callback set should_stop"
 
@@ -400,6 +406,16 @@ def run_batch(owner: Owner, batch: Any) -> dict[str, Any]:
             _go_on(trainer, owner.counts)
             trainer.fit(module, BatchList([batch]))
     return module.output
+
+
+def validate(owner: Owner, loader: Iterable[Any]) -> dict[str, float]:
+    """The metrics of one validation on `loader`, which no epoch counts; it is recorded with the tests."""
+    with _driving(owner, StepModule(owner)) as module, isolate_rng():
+        trainer = L.Trainer(**owner.lightning_args())
+        use_lean_loops(trainer, lean=owner.lean_loops)
+        trainer.validate(module, owner.read_loader(as_loader(loader), training=False), verbose=False)
+        owner.recorder.tell_validation(module.epoch_metrics)
+    return module.epoch_metrics
 
 
 def collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) -> list[Any]:

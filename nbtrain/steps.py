@@ -163,6 +163,7 @@ class StepModule(L.LightningModule):
         self.output: dict[str, Any] = {}  # of the newest batch, where it is a single one
         self.predict: Callable[[Any], Any] | None = None
         self.epoch_metrics: dict[str, float] = {}  # of the newest passes: train_*, val_*, test_*
+        self.metric_names: set[str] = set()  # of all passes
         self._train_open = self._accumulates = self._sanity_check = False
         self._validation = ExitStack()  # what a validation borrowed: the RNG state and the owner's mode
         self._known_metrics = _KnownMetrics()
@@ -307,6 +308,7 @@ class StepModule(L.LightningModule):
         setattr(owner, f"{mode}_metrics", own)
         metrics = {f"{_PREFIX[phase]}_{name}": value for name, value in {**meter.means(), **own}.items()}
         self.epoch_metrics.update(metrics)
+        self.metric_names.update(metrics)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, logger=bool(self.trainer.loggers))
 
     def _own_metrics(self) -> dict[str, float]:

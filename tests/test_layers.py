@@ -38,6 +38,7 @@ ORDER = [
     "addons.optim",
     "addons.state",
     "addons.speed",
+    "addons.stopping",
     "arguments",
     "session",
     "inspection",

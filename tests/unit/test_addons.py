@@ -20,7 +20,9 @@ from nbtrain import (
     AddonError,
     CompileAddon,
     CudaGraphAddon,
+    EarlyStoppingAddon,
     GradientClipAddon,
+    LimitsAddon,
     PrefetchAddon,
     SchedulerAddon,
     StateManagerAddon,
@@ -144,6 +146,8 @@ ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their opt
     CompileAddon: lambda folder: {"compile": {"backend": "eager"}},
     PrefetchAddon: lambda folder: {},
     CudaGraphAddon: lambda folder: {},
+    EarlyStoppingAddon: lambda folder: {"patience": 5},
+    LimitsAddon: lambda folder: {"max_steps": 100, "max_val_steps": 3},
 }
 
 
