@@ -22,6 +22,7 @@ _PUBLIC = {
     "GradientClipAddon": "addons.optim",
     "History": "history",
     "LimitsAddon": "addons.stopping",
+    "MetricsAddon": "addons.metrics",
     "NbtrainError": "errors",
     "OptionError": "errors",
     "Plan": "records",
@@ -50,6 +51,7 @@ __all__ = [*_PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAl
 
 if TYPE_CHECKING:
     from nbtrain.addons.base import AddOnBase as AddOnBase
+    from nbtrain.addons.metrics import MetricsAddon as MetricsAddon
     from nbtrain.addons.optim import GradientClipAddon as GradientClipAddon
     from nbtrain.addons.optim import SchedulerAddon as SchedulerAddon
     from nbtrain.addons.speed import CompileAddon as CompileAddon

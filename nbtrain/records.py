@@ -97,11 +97,15 @@ def is_better(value: float, best: float | None, mode: MonitorMode) -> bool:
 
 
 # %% ../nbs/02_records.ipynb #9c1433c1
-_DOWN = "loss nll cross_entropy mse rmse mae mape error distance perplexity ppl brier brier_score brier_score_loss wer cer hamming_distance"
+_DOWN = (
+    "loss nll log_loss cross_entropy mse mean_squared_error rmse root_mean_squared_error mae mean_absolute_error mape error distance "
+    "perplexity ppl brier brier_score brier_score_loss wer cer hamming_distance"
+)
 _UP = (
-    "acc accuracy balanced_accuracy top1 top5 top1_acc top5_acc f1 f1_score precision recall auc auroc roc_auc pr_auc "
-    "average_precision map iou miou jaccard dice r2 r2_score pearson pearsonr spearman spearmanr mcc matthews_corrcoef "
-    "cohen_kappa kappa bleu rouge psnr ssim score"
+    "acc accuracy accuracy_score balanced_accuracy balanced_accuracy_score top1 top5 top1_acc top5_acc f1 f1_score "
+    "precision precision_score recall recall_score auc auroc roc_auc roc_auc_score pr_auc average_precision average_precision_score "
+    "map iou miou jaccard dice r2 r2_score pearson pearsonr pearson_corr_coef spearman spearmanr spearman_corr_coef "
+    "mcc matthews_corrcoef cohen_kappa kappa bleu rouge psnr ssim score"
 )
 _MIN, _MAX = frozenset(_DOWN.split()), frozenset(_UP.split())
 

@@ -30,6 +30,7 @@ __all__ = [
     "set_lr",
     "FunctionSchedule",
     "Schedule",
+    "n_required",
     "resolve_schedule",
     "SchedulerBase",
     "WarmUpScheduler",
@@ -96,7 +97,7 @@ class Schedule:
             self.scheduler.step()
 
 
-def _n_required(function: Callable[..., Any]) -> int:
+def n_required(function: Callable[..., Any]) -> int:
     """How many positional arguments `function` must be given."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -122,12 +123,12 @@ def resolve_schedule(scheduler: Scheduler, optimizer: Optimizer, plan: Plan, *, 
         if on_batch:
             _check_length(scheduler, plan)
         return Schedule(scheduler, "batch" if on_batch else "epoch")
-    if not callable(scheduler) or isinstance(scheduler, type) or (n_required := _n_required(scheduler)) not in (1, 2):
+    if not callable(scheduler) or isinstance(scheduler, type) or (n_given := n_required(scheduler)) not in (1, 2):
         raise ConfigError(
             f"scheduler={scheduler!r} is no schedule.",
             remedy="Give a torch scheduler, a factory (optimizer, plan), or a function step -> lr.",
         )
-    if n_required == 2:
+    if n_given == 2:
         return Schedule(scheduler(optimizer, plan), "update")
     return Schedule(FunctionSchedule(optimizer, scheduler, update), "update")
 

@@ -30,7 +30,7 @@ from .arguments import check_optimizer, check_run
 from .batches import to_device
 from .data import BatchList, as_loader, suggest_loader, with_batch_size
 from .errors import ConfigError, NbtrainError, add_note
-from .history import History, Row, RunFolder, RunResult, open_run_folder
+from .history import History, ResultMetrics, Row, RunFolder, RunResult, open_run_folder
 from .loop import unknown_version, use_lean_loops
 from .provenance import record
 from .recorder import Recorder
@@ -375,7 +375,8 @@ def conclude(owner: Owner, status: Status, reason: str = "") -> RunResult:
     """Set and return the result of what was measured so far."""
     history = owner.history
     last = history.tests[-1] if owner.mode == "test" and history.tests else history.last
-    owner.result = RunResult(status, reason, history.best, last, last.metrics if last is not None else {}, history, owner.run_dir)
+    metrics = ResultMetrics(last.metrics if last is not None else {}, history)
+    owner.result = RunResult(status, reason, history.best, last, metrics, history, owner.run_dir)
     return owner.result
 
 

@@ -164,6 +164,7 @@ class StepModule(L.LightningModule):
         self.predict: Callable[[Any], Any] | None = None
         self.epoch_metrics: dict[str, float] = {}  # of the newest passes: train_*, val_*, test_*
         self.metric_names: set[str] = set()  # of all passes
+        self.sources: list[Callable[[str], dict[str, float]]] = []  # of more metrics: asked with train, valid or test when a pass ends
         self._train_open = self._accumulates = self._sanity_check = False
         self._validation = ExitStack()  # what a validation borrowed: the RNG state and the owner's mode
         self._known_metrics = _KnownMetrics()
@@ -305,6 +306,8 @@ class StepModule(L.LightningModule):
                 remedy="A generator or an iterator works for one pass only: give a DataLoader, a list, or an object with __iter__.",
             )
         own = self._own_metrics()
+        for source in self.sources:
+            own |= source(phase)
         setattr(owner, f"{mode}_metrics", own)
         metrics = {f"{_PREFIX[phase]}_{name}": value for name, value in {**meter.means(), **own}.items()}
         self.epoch_metrics.update(metrics)

@@ -38,6 +38,7 @@ ORDER = [
     "addons.optim",
     "addons.state",
     "addons.speed",
+    "addons.metrics",
     "addons.stopping",
     "arguments",
     "session",

@@ -23,6 +23,7 @@ from nbtrain import (
     EarlyStoppingAddon,
     GradientClipAddon,
     LimitsAddon,
+    MetricsAddon,
     PrefetchAddon,
     SchedulerAddon,
     StateManagerAddon,
@@ -139,6 +140,10 @@ def test_clipping_as_an_addon_bounds_the_gradient(algorithm: str) -> None:
 
 
 # -- one contract for all addons
+def bias(y_true: Any, y_pred: Any) -> dict[str, float]:
+    return {"bias": float((y_pred - y_true).mean())}
+
+
 ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their options; the folder is one to write in
     GradientClipAddon: lambda folder: {"gradient_clip": 0.5},
     SchedulerAddon: lambda folder: {"scheduler": lambda step: 1e-2 / (step + 1)},
@@ -148,6 +153,7 @@ ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their opt
     CudaGraphAddon: lambda folder: {},
     EarlyStoppingAddon: lambda folder: {"patience": 5},
     LimitsAddon: lambda folder: {"max_steps": 100, "max_val_steps": 3},
+    MetricsAddon: lambda folder: {"metrics": bias, "metrics_in_training": True},
 }
 
 
