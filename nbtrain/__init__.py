@@ -24,6 +24,7 @@ _PUBLIC = {
     "LimitsAddon": "addons.stopping",
     "MetricsAddon": "addons.metrics",
     "NbtrainError": "errors",
+    "NonFiniteAddon": "addons.nonfinite",
     "OptionError": "errors",
     "Plan": "records",
     "PrefetchAddon": "addons.speed",
@@ -52,6 +53,7 @@ __all__ = [*_PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAl
 if TYPE_CHECKING:
     from nbtrain.addons.base import AddOnBase as AddOnBase
     from nbtrain.addons.metrics import MetricsAddon as MetricsAddon
+    from nbtrain.addons.nonfinite import NonFiniteAddon as NonFiniteAddon
     from nbtrain.addons.optim import GradientClipAddon as GradientClipAddon
     from nbtrain.addons.optim import SchedulerAddon as SchedulerAddon
     from nbtrain.addons.speed import CompileAddon as CompileAddon

@@ -39,6 +39,7 @@ ORDER = [
     "addons.state",
     "addons.speed",
     "addons.metrics",
+    "addons.nonfinite",
     "addons.stopping",
     "arguments",
     "session",

@@ -48,11 +48,12 @@ def _name(measure: Measure) -> str:
 
 def _by_name(metrics: Any) -> dict[str, Measure]:
     """`metrics=` in its one form. Raises ConfigError for what is no metric, and for two of one name."""
+    named: list[tuple[str, Any]]
     if isinstance(metrics, Mapping):
         named = list(metrics.items())
     else:
-        several = isinstance(metrics, Sequence) and not isinstance(metrics, str)
-        named = [(_name(measure), measure) for measure in (metrics if several else [metrics])]
+        several: list[Any] = list(metrics) if isinstance(metrics, Sequence) and not isinstance(metrics, str) else [metrics]
+        named = [(_name(measure), measure) for measure in several]
     for name, measure in named:
         if not isinstance(measure, (Metric, MetricCollection)) and not (callable(measure) and n_required(measure) in (1, 2)):
             remedy = "Give fn(y_true, y_pred), a compute_metrics(eval_pred), or a torchmetrics object."
