@@ -10,8 +10,10 @@ __version__ = "0.1.0"
 # Public names and the module each comes from. They are imported when they are first used (PEP 562), so that `import nbtrain`
 # and the command line do not wait seconds for torch and Lightning.
 _PUBLIC = {
+    "AccumulationAddon": "addons.accumulation",
     "AddOnBase": "addons.base",
     "AddonError": "errors",
+    "AggregatedOutputs": "addons.accumulation",
     "CheckpointError": "errors",
     "CompileAddon": "addons.speed",
     "ConfigError": "errors",
@@ -51,6 +53,8 @@ _PUBLIC = {
 __all__ = [*_PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from nbtrain.addons.accumulation import AccumulationAddon as AccumulationAddon
+    from nbtrain.addons.accumulation import AggregatedOutputs as AggregatedOutputs
     from nbtrain.addons.base import AddOnBase as AddOnBase
     from nbtrain.addons.metrics import MetricsAddon as MetricsAddon
     from nbtrain.addons.nonfinite import NonFiniteAddon as NonFiniteAddon

@@ -165,6 +165,7 @@ class StepModule(L.LightningModule):
         self.epoch_metrics: dict[str, float] = {}  # of the newest passes: train_*, val_*, test_*
         self.metric_names: set[str] = set()  # of all passes
         self.sources: list[Callable[[str], dict[str, float]]] = []  # of more metrics: asked with train, valid or test when a pass ends
+        self.listeners: list[Callable[[Mapping[str, Any]], None]] = []  # told what each training step returns, before its backward pass
         self._train_open = self._accumulates = self._sanity_check = False
         self._validation = ExitStack()  # what a validation borrowed: the RNG state and the owner's mode
         self._known_metrics = _KnownMetrics()
@@ -172,6 +173,8 @@ class StepModule(L.LightningModule):
     # -- steps
     def training_step(self, batch: Any, batch_idx: int) -> Mapping[str, Any]:
         output = self._run_step("train_step", batch, batch_idx)
+        for listener in self.listeners:
+            listener(output)
         self.add_output("train", output, batch)
         return output
 

@@ -38,6 +38,7 @@ ORDER = [
     "addons.optim",
     "addons.state",
     "addons.speed",
+    "addons.accumulation",
     "addons.metrics",
     "addons.nonfinite",
     "addons.stopping",

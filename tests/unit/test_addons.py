@@ -16,6 +16,7 @@ from samples import Regress, make_loader, make_model, make_trainer, make_valid, 
 
 import nbtrain
 from nbtrain import (
+    AccumulationAddon,
     AddOnBase,
     AddonError,
     CompileAddon,
@@ -146,6 +147,7 @@ def bias(y_true: Any, y_pred: Any) -> dict[str, float]:
 
 
 ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their options; the folder is one to write in
+    AccumulationAddon: lambda folder: {"loss_reduction": "mean"},
     GradientClipAddon: lambda folder: {"gradient_clip": 0.5},
     SchedulerAddon: lambda folder: {"scheduler": lambda step: 1e-2 / (step + 1)},
     StateManagerAddon: lambda folder: {"save_path": folder, "every_n_steps": 2},
