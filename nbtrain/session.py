@@ -388,7 +388,10 @@ def _save_weights(owner: Owner, folder: Path) -> None:
 
     for row in owner.history.epochs:
         row.path = None  # what an earlier run called best or last is written over
-    save(copy_weights(owner.model), "last.safetensors", owner.history.last)
+    if all(bool(p.isfinite().all()) for p in owner.model.parameters()):  # what was saved last is worth more than NaNs
+        save(copy_weights(owner.model), "last.safetensors", owner.history.last)
+    else:
+        owner.recorder.note("The weights are not finite, and were not saved.")
     if owner.best_weights is not None:
         save(owner.best_weights, "best.safetensors", owner.history.best)
 

@@ -13,6 +13,7 @@ from torch.nn.functional import mse_loss
 from nbtrain import AddOnBase, GradientClipAddon, NonFiniteAddon, StateManagerAddon, Trainer
 from nbtrain.checkpoints import read_checkpoint
 from nbtrain.errors import ConfigError, StepError
+from nbtrain.weights import read_weights
 
 
 class Linear(Trainer):
@@ -64,6 +65,27 @@ def test_bad_weights_are_never_saved(tmp_path: Path) -> None:
     assert [path.name for path in saved] == ["epoch=0-step=1.ckpt", "epoch=0-step=2.ckpt", "epoch=0-step=3.ckpt"]
     states = [read_checkpoint(path)["state_dict"] for path in saved]
     assert all(tensor.isfinite().all() for state in states for tensor in state.values())
+
+
+def test_weights_of_an_earlier_run_are_not_written_over_by_bad_ones(tmp_path: Path) -> None:
+    trainer = make(save_path=tmp_path)
+    trainer.recorder.every_s = 0.0
+    trainer.run(1, make_batches())
+    good = read_weights(tmp_path / "run-001" / "last.safetensors")
+    x, y = make_batches(n=1)[0]
+    later = iter([(x, y), (x, y * float("nan"))])  # an epoch that is fine, then one that is not
+
+    class Loader:
+        def __len__(self) -> int:
+            return 1
+
+        def __iter__(self) -> Any:
+            yield next(later)
+
+    with pytest.raises(StepError, match="epoch 3, batch 1"):
+        trainer.run(2, Loader())
+    kept = read_weights(tmp_path / "run-001" / "last.safetensors")
+    assert all(torch.equal(kept[name], good[name]) for name in good) and trainer.history.best.path.name == "best.safetensors"
 
 
 def test_stop_ends_the_run_with_the_reason() -> None:
