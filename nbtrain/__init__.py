@@ -10,17 +10,24 @@ __version__ = "0.1.0"
 # Public names and the module each comes from. They are imported when they are first used (PEP 562), so that `import nbtrain`
 # and the command line do not wait seconds for torch and Lightning.
 _PUBLIC = {
+    "AccumulationAddon": "addons.accumulation",
     "AddOnBase": "addons.base",
     "AddonError": "errors",
+    "AggregatedOutputs": "addons.accumulation",
     "CheckpointError": "errors",
     "CompileAddon": "addons.speed",
     "ConfigError": "errors",
+    "CosineAnnealingScheduler": "schedulers",
     "CudaGraphAddon": "addons.speed",
+    "EarlyStoppingAddon": "addons.stopping",
     "Event": "records",
     "Gallery": "gallery",
     "GradientClipAddon": "addons.optim",
     "History": "history",
+    "LimitsAddon": "addons.stopping",
+    "MetricsAddon": "addons.metrics",
     "NbtrainError": "errors",
+    "NonFiniteAddon": "addons.nonfinite",
     "OptionError": "errors",
     "Plan": "records",
     "PrefetchAddon": "addons.speed",
@@ -30,23 +37,38 @@ _PUBLIC = {
     "RunResult": "history",
     "Sample": "gallery",
     "SchedulerAddon": "addons.optim",
+    "SchedulerBase": "schedulers",
+    "SchedulerChain": "schedulers",
     "SeededLoader": "seeded",
     "StateManagerAddon": "addons.state",
     "StepError": "errors",
     "TensorLoader": "data",
     "Trainer": "trainer",
+    "WarmUpScheduler": "schedulers",
+    "get_combined_lr_scheduler": "schedulers",
+    "get_lr_scheduler": "schedulers",
+    "get_multi_step_lr_scheduler": "schedulers",
     "load_run": "history",
+    "plot_schedule": "schedulers",
+    "plot_schedules": "schedulers",
+    "warmup_cosine": "schedulers",
 }
 __all__ = [*_PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from nbtrain.addons.accumulation import AccumulationAddon as AccumulationAddon
+    from nbtrain.addons.accumulation import AggregatedOutputs as AggregatedOutputs
     from nbtrain.addons.base import AddOnBase as AddOnBase
+    from nbtrain.addons.metrics import MetricsAddon as MetricsAddon
+    from nbtrain.addons.nonfinite import NonFiniteAddon as NonFiniteAddon
     from nbtrain.addons.optim import GradientClipAddon as GradientClipAddon
     from nbtrain.addons.optim import SchedulerAddon as SchedulerAddon
     from nbtrain.addons.speed import CompileAddon as CompileAddon
     from nbtrain.addons.speed import CudaGraphAddon as CudaGraphAddon
     from nbtrain.addons.speed import PrefetchAddon as PrefetchAddon
     from nbtrain.addons.state import StateManagerAddon as StateManagerAddon
+    from nbtrain.addons.stopping import EarlyStoppingAddon as EarlyStoppingAddon
+    from nbtrain.addons.stopping import LimitsAddon as LimitsAddon
     from nbtrain.data import TensorLoader as TensorLoader
     from nbtrain.errors import AddonError as AddonError
     from nbtrain.errors import CheckpointError as CheckpointError
@@ -63,6 +85,16 @@ if TYPE_CHECKING:
     from nbtrain.records import Event as Event
     from nbtrain.records import Plan as Plan
     from nbtrain.records import Progress as Progress
+    from nbtrain.schedulers import CosineAnnealingScheduler as CosineAnnealingScheduler
+    from nbtrain.schedulers import SchedulerBase as SchedulerBase
+    from nbtrain.schedulers import SchedulerChain as SchedulerChain
+    from nbtrain.schedulers import WarmUpScheduler as WarmUpScheduler
+    from nbtrain.schedulers import get_combined_lr_scheduler as get_combined_lr_scheduler
+    from nbtrain.schedulers import get_lr_scheduler as get_lr_scheduler
+    from nbtrain.schedulers import get_multi_step_lr_scheduler as get_multi_step_lr_scheduler
+    from nbtrain.schedulers import plot_schedule as plot_schedule
+    from nbtrain.schedulers import plot_schedules as plot_schedules
+    from nbtrain.schedulers import warmup_cosine as warmup_cosine
     from nbtrain.seeded import SeededLoader as SeededLoader
     from nbtrain.trainer import ProgressChecker as ProgressChecker
     from nbtrain.trainer import Trainer as Trainer

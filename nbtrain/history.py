@@ -26,7 +26,19 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = ["StepTable", "Row", "History", "RunResult", "run_folders", "open_run_folder", "RunFolder", "find_run", "read_events", "load_run"]
+__all__ = [
+    "StepTable",
+    "Row",
+    "History",
+    "ResultMetrics",
+    "RunResult",
+    "run_folders",
+    "open_run_folder",
+    "RunFolder",
+    "find_run",
+    "read_events",
+    "load_run",
+]
 
 
 # %% ../nbs/07_history.ipynb #df4b47df
@@ -214,12 +226,50 @@ class History:
         return html.table_html(rows, self.best) if rows else "<em>History: nothing was run yet</em>"
 
 
+# %% ../nbs/07_history.ipynb #778cbb30
+class ResultMetrics(dict[str, Any]):
+    """The last row's metrics by name, and under four more names those of the whole run.
+
+    `["best_valid"]`: those of the best validation, as `eval_<name>`. `["valid"]`: a dict for each epoch with a validation.
+    `["test"]`: those of the newest test, as `test_<name>`. `["train_metrics_history"]`: a dict for each epoch, as `train_<name>`.
+    It prints as a table of the epochs, with a star at the best one.
+    """
+
+    def __init__(self, metrics: Mapping[str, Any], history: History) -> None:
+        super().__init__(metrics)
+        self.history = history
+
+    def __missing__(self, name: str) -> Any:
+        history = self.history
+        if name == "best_valid":
+            return _named(history.best or {}, "val_", "eval_")
+        if name == "valid":
+            return [found for row in history.epochs if (found := _named(row, "val_", "eval_"))]
+        if name == "test":
+            return next((found for row in reversed(history.tests) if (found := _named(row, "test_", "test_"))), {})
+        if name == "train_metrics_history":
+            return [{"epoch": row["epoch"]} | _named(row, "train_", "train_") for row in history.epochs]
+        raise KeyError(name)
+
+    def __repr__(self) -> str:
+        return repr(self.history)
+
+    def _repr_html_(self) -> str:
+        return self.history._repr_html_()
+
+
+def _named(row: Mapping[str, Any], prefix: str, other: str) -> dict[str, Any]:
+    """What in `row` has `prefix`, under `other`."""
+    return {other + name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}
+
+
 # %% ../nbs/07_history.ipynb #f65858da
 @dataclass(frozen=True)
 class RunResult:
     """How a run ended and what it reached.
 
-    `best` and `last` are rows of metrics (with `.path` where weights were saved), `metrics` is the last row's metrics by name.
+    `best` and `last` are rows of metrics (with `.path` where weights were saved), `metrics` is the last row's metrics by name, and
+    answers to the whole run's too (`ResultMetrics`).
     `reason` says why a run that did not complete came to its end.
     """
 
@@ -227,7 +277,7 @@ class RunResult:
     reason: str = ""
     best: Row | None = None
     last: Row | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     history: History = field(default_factory=History)
     run_dir: Path | None = None
 

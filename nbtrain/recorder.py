@@ -104,6 +104,10 @@ class Recorder(L.Callback):
         self.tell("end", {"status": status, "reason": reason})
         self._is_on = False
 
+    def tell_validation(self, metrics: Mapping[str, float]) -> None:
+        """The metrics of a validation that belongs to no epoch."""
+        self.tell("test", {"row": {"step": self.owner.counts.step, **metrics}})
+
     @property
     def place(self) -> str:
         """Where the run is, for people: `epoch 3, batch 251`."""
@@ -232,5 +236,5 @@ class Recorder(L.Callback):
 
 def _metrics(trainer: L.Trainer, module: StepModule) -> dict[str, float]:
     """The epoch's metrics, and what else Lightning has logged: a user's own `self.log`."""
-    logged = trainer.callback_metrics
-    return module.epoch_metrics | {name: float(value) for name, value in logged.items() if name not in module.epoch_metrics}
+    logged = trainer.callback_metrics  # where an epoch without a validation finds the numbers of the one before
+    return module.epoch_metrics | {name: float(value) for name, value in logged.items() if name not in module.metric_names}

@@ -104,11 +104,15 @@ def is_better(value: float, best: float | None, mode: MonitorMode) -> bool:
 
 
 # %% ../nbs/02_records.ipynb #9c1433c1
-_DOWN = "loss nll cross_entropy mse rmse mae mape error distance perplexity ppl brier_score wer cer hamming_distance"
+_DOWN = (
+    "loss nll log_loss cross_entropy mse mean_squared_error rmse root_mean_squared_error mae mean_absolute_error mape error distance "
+    "perplexity ppl brier brier_score brier_score_loss wer cer hamming_distance"
+)
 _UP = (
-    "acc accuracy balanced_accuracy top1 top5 top1_acc top5_acc f1 f1_score precision recall auc auroc roc_auc pr_auc "
-    "average_precision map iou miou jaccard dice r2 r2_score pearson pearsonr spearman spearmanr mcc matthews_corrcoef "
-    "cohen_kappa kappa bleu rouge psnr ssim score"
+    "acc accuracy accuracy_score balanced_accuracy balanced_accuracy_score top1 top5 top1_acc top5_acc f1 f1_score "
+    "precision precision_score recall recall_score auc auroc roc_auc roc_auc_score pr_auc average_precision average_precision_score "
+    "map iou miou jaccard dice r2 r2_score pearson pearsonr pearson_corr_coef spearman spearmanr spearman_corr_coef "
+    "mcc matthews_corrcoef cohen_kappa kappa bleu rouge psnr ssim score"
 )
 _MIN, _MAX = frozenset(_DOWN.split()), frozenset(_UP.split())
 
@@ -129,10 +133,12 @@ class Plan:
     n_epochs: int
     batches_per_epoch: int | None  # None: the loader has no length
     accumulate: int = 1  # batches for one optimizer update
+    max_steps: int | None = None  # optimizer updates after which the run ends at the latest
 
     @property
     def total_steps(self) -> int | None:
-        """Optimizer updates in this run; None where the loader has no length."""
+        """Optimizer updates in this run; None where nothing says how many."""
         if self.batches_per_epoch is None:
-            return None
-        return self.n_epochs * math.ceil(self.batches_per_epoch / self.accumulate)
+            return self.max_steps
+        n_steps = self.n_epochs * math.ceil(self.batches_per_epoch / self.accumulate)
+        return n_steps if self.max_steps is None else min(n_steps, self.max_steps)

@@ -6,19 +6,46 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from .errors import ConfigError
+from .errors import ConfigError, nearest
 from .records import Plan
 
+if TYPE_CHECKING:  # matplotlib takes half a second to import
+    from matplotlib.figure import Figure
+
 # %% auto #0
-__all__ = ["Scheduler", "set_lr", "set_group_lr", "scale_lr", "FunctionSchedule", "Schedule", "resolve_schedule"]
+__all__ = [
+    "Scheduler",
+    "LearningRate",
+    "set_lr",
+    "set_group_lr",
+    "scale_lr",
+    "FunctionSchedule",
+    "Schedule",
+    "n_required",
+    "resolve_schedule",
+    "SchedulerBase",
+    "WarmUpScheduler",
+    "CosineAnnealingScheduler",
+    "SchedulerChain",
+    "warmup_cosine",
+    "get_lr_scheduler",
+    "get_multi_step_lr_scheduler",
+    "get_combined_lr_scheduler",
+    "learning_rates",
+    "plot_schedules",
+    "plot_schedule",
+]
 
 # %% ../nbs/13_schedulers.ipynb #b702dbaf
 Scheduler = LRScheduler | ReduceLROnPlateau | Callable[..., Any]
@@ -92,7 +119,7 @@ class Schedule:
             self.scheduler.step()
 
 
-def _n_required(function: Callable[..., Any]) -> int:
+def n_required(function: Callable[..., Any]) -> int:
     """How many positional arguments `function` must be given."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -118,12 +145,12 @@ def resolve_schedule(scheduler: Scheduler, optimizer: Optimizer, plan: Plan, *, 
         if on_batch:
             _check_length(scheduler, plan)
         return Schedule(scheduler, "batch" if on_batch else "epoch")
-    if not callable(scheduler) or isinstance(scheduler, type) or (n_required := _n_required(scheduler)) not in (1, 2):
+    if not callable(scheduler) or isinstance(scheduler, type) or (n_given := n_required(scheduler)) not in (1, 2):
         raise ConfigError(
             f"scheduler={scheduler!r} is no schedule.",
             remedy="Give a torch scheduler, a factory (optimizer, plan), or a function step -> lr.",
         )
-    if n_required == 2:
+    if n_given == 2:
         return Schedule(scheduler(optimizer, plan), "update")
     return Schedule(FunctionSchedule(optimizer, scheduler, update), "update")
 
@@ -143,3 +170,231 @@ def _check_length(scheduler: LRScheduler | ReduceLROnPlateau, plan: Plan) -> Non
             f"{name} ends after {total} steps, and this run needs {needed}.",
             remedy=f"Make it with {attribute}={needed}, or give a factory, which is told the length of each run.",
         )
+
+
+# %% ../nbs/13_schedulers.ipynb #309dc33c
+class SchedulerBase(LRScheduler, ABC):
+    """A curve over `total_iters` steps, whose last rate is held; a subclass says in `rate` what it looks like.
+
+    `eta_min` is the lowest rate, of all groups. Raises ConfigError where `total_iters` is no number of steps.
+    """
+
+    def __init__(self, optimizer: Optimizer, total_iters: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
+        if type(total_iters) is not int or total_iters < 1:
+            raise ConfigError(f"total_iters={total_iters!r} is no number of steps.", remedy="Give an integer from 1.")
+        self.total_iters, self.eta_min = total_iters, eta_min
+        super().__init__(optimizer, last_epoch)
+
+    @abstractmethod
+    def rate(self, base: float | Tensor, step: int) -> float | Tensor:
+        """The rate after `step` steps, 0 to `total_iters`, of a group whose own rate is `base`."""
+
+    def get_lr(self) -> list[float | Tensor]:
+        step = min(self.last_epoch, self.total_iters)
+        return [self.rate(base, step) for base in self.base_lrs]
+
+
+class WarmUpScheduler(SchedulerBase):
+    """Rise along a line from `eta_min`, the rate of step 0, to the optimizer's own, that of step `total_iters`."""
+
+    def rate(self, base: float | Tensor, step: int) -> float | Tensor:
+        share = step / self.total_iters
+        return (1 - share) * self.eta_min + share * base  # in this form both ends are exact
+
+
+class CosineAnnealingScheduler(SchedulerBase):
+    """Fall along half a cosine from the optimizer's own rate to `eta_min`, which is reached after `total_iters` steps.
+
+    Loshchilov & Hutter 2017, eq. 5, one cycle.
+    """
+
+    def rate(self, base: float | Tensor, step: int) -> float | Tensor:
+        share = (1 + math.cos(math.pi * step / self.total_iters)) / 2
+        return (1 - share) * self.eta_min + share * base
+
+
+# %% ../nbs/13_schedulers.ipynb #0a40fc7a
+class SchedulerChain(SchedulerBase):
+    """One schedule after another, each for its `total_iters` steps. Only the chain is stepped.
+
+    `next_iters` are the steps at which the next part begins. Raises ConfigError for parts of different optimizers, and for what is no
+    SchedulerBase (torch's own are chained by its SequentialLR).
+    """
+
+    def __init__(self, *schedulers: SchedulerBase) -> None:
+        strange = [type(part).__name__ for part in schedulers if not isinstance(part, SchedulerBase)]
+        if strange or not schedulers:
+            raise ConfigError(
+                f"SchedulerChain was given {strange[0] if strange else 'nothing'}.",
+                remedy="Give schedulers such as WarmUpScheduler; torch's own are chained by torch.optim.lr_scheduler.SequentialLR.",
+            )
+        optimizer = schedulers[0].optimizer
+        if any(part.optimizer is not optimizer for part in schedulers):
+            raise ConfigError("The parts of a SchedulerChain drive different optimizers.", remedy="Make all of them from one optimizer.")
+        self.schedulers = schedulers
+        lengths = [part.total_iters for part in schedulers]
+        self.next_iters = [sum(lengths[: i + 1]) for i in range(len(lengths) - 1)]
+        super().__init__(optimizer, sum(lengths), min(part.eta_min for part in schedulers))
+
+    def rate(self, base: float | Tensor, step: int) -> float | Tensor:
+        index = sum(step >= first for first in self.next_iters)
+        return self.schedulers[index].rate(base, step - (self.next_iters[index - 1] if index else 0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The chain's own state: the parts have none."""
+        return {name: value for name, value in super().state_dict().items() if name != "schedulers"}
+
+
+# %% ../nbs/13_schedulers.ipynb #bb9cd7c0
+def warmup_cosine(optimizer: Optimizer, plan: Plan, *, warmup: float = 0.1, eta_min: float = 0.0) -> SchedulerBase:
+    """Rise from `eta_min` for the share `warmup` of the run, in [0, 1), then fall back to it along a cosine. A factory: steps per update.
+
+    Raises ConfigError where the length of the run is not known, and for another share.
+    """
+    if plan.total_steps is None:
+        raise ConfigError(
+            "warmup_cosine must know how long the run is, and the loader has no length.", remedy="Give a step -> lr function."
+        )
+    if not 0 <= warmup < 1:
+        raise ConfigError(f"warmup={warmup!r} is no share of a run.", remedy="Give a number from 0 to below 1.")
+    rising = min(round(warmup * plan.total_steps), plan.total_steps - 1)
+    falling = CosineAnnealingScheduler(optimizer, plan.total_steps - rising, eta_min)
+    return SchedulerChain(WarmUpScheduler(optimizer, rising, eta_min), falling) if rising else falling
+
+
+# %% ../nbs/13_schedulers.ipynb #e23ef003
+LearningRate = Callable[[int], float]
+_DECAYS: dict[str, Callable[[float], float]] = {  # of what is left of the run, from 1 at 0 to 0 at 1
+    "cosine": lambda r: (1 + math.cos(math.pi * r)) / 2,
+    "linear": lambda r: 1 - r,
+    "exponential": lambda r: (math.exp(-3 * r) - math.exp(-3)) / (1 - math.exp(-3)),
+}
+
+
+def _check_steps(warmup_steps: int, max_steps: int) -> None:
+    if not 0 <= warmup_steps < max_steps:
+        raise ConfigError(
+            f"warmup_steps={warmup_steps!r} don't fit into max_steps={max_steps!r}.", remedy="Give 0 <= warmup_steps < max_steps."
+        )
+
+
+def _final_lr(max_lr: float, min_lr: float | None, final_div_factor: float | None) -> float:
+    divided = None if final_div_factor is None else max_lr / final_div_factor
+    if min_lr is None and divided is None:
+        raise ConfigError("The schedule has no last rate.", remedy="Give min_lr, or final_div_factor.")
+    if min_lr is not None and divided is not None and not math.isclose(min_lr, divided):
+        raise ConfigError(f"min_lr={min_lr} and max_lr / final_div_factor = {divided} are two last rates.", remedy="Give one of them.")
+    low = min_lr if min_lr is not None else divided
+    assert low is not None
+    if not 0 <= low <= max_lr:
+        raise ConfigError(f"The last rate {low} is not between 0 and max_lr={max_lr}.", remedy="Give 0 <= min_lr <= max_lr.")
+    return low
+
+
+def get_lr_scheduler(
+    max_lr: float,
+    min_lr: float | None,
+    warmup_steps: int,
+    max_steps: int,
+    decay_type: Literal["cosine", "linear", "exponential"] = "cosine",
+    final_div_factor: float | None = None,
+) -> LearningRate:
+    """A function `step -> lr`: it rises along a line to `max_lr`, falls to `min_lr` at step `max_steps`, and stays there.
+
+    Step s of the warm-up has `max_lr * (s + 1) / warmup_steps`. `final_div_factor` may say the last rate instead: `max_lr` divided by it.
+    Raises ConfigError for what contradicts itself.
+    """
+    if decay_type not in _DECAYS:
+        raise ConfigError(f"decay_type={decay_type!r} is unknown.", remedy=nearest(str(decay_type), _DECAYS))
+    _check_steps(warmup_steps, max_steps)
+    low, decay = _final_lr(max_lr, min_lr, final_div_factor), _DECAYS[decay_type]
+
+    def learning_rate(step: int) -> float:
+        if step < warmup_steps:
+            return max_lr * (step + 1) / warmup_steps
+        left = decay(min((step - warmup_steps) / (max_steps - warmup_steps), 1.0))
+        return left * max_lr + (1 - left) * low
+
+    return learning_rate
+
+
+def get_multi_step_lr_scheduler(max_lr: float, warmup_steps: int, max_steps: int, milestones: Mapping[float, float]) -> LearningRate:
+    """A function `step -> lr`: a warm-up as in `get_lr_scheduler`, then `max_lr`, times a factor from each milestone on.
+
+    `milestones`: factor by share of `max_steps`; `{0.8: 0.316, 0.9: 0.1}` are those of DeepSeek LLM (2024).
+    """
+    _check_steps(warmup_steps, max_steps)
+    if any(not 0 < share < 1 for share in milestones):
+        raise ConfigError(f"milestones at {sorted(milestones)} are no shares of a run.", remedy="Give numbers between 0 and 1.")
+    factors = {math.ceil(round(share * max_steps, 6)): milestones[share] for share in sorted(milestones)}  # 0.7 * 10 is a bit too much
+
+    def learning_rate(step: int) -> float:
+        if step < warmup_steps:
+            return max_lr * (step + 1) / warmup_steps
+        return max_lr * next((factor for first, factor in reversed(factors.items()) if step >= first), 1.0)
+
+    return learning_rate
+
+
+def get_combined_lr_scheduler(schedules: Mapping[tuple[int, int], LearningRate]) -> LearningRate:
+    """A function `step -> lr` made of others, each for the steps from its first to before its last, counted from 0 in its range.
+
+    After the last range its last value is held. Raises ConfigError where the ranges leave a gap, overlap, or don't begin at 0.
+    """
+    ranges = sorted(schedules)
+    expected = 0
+    for first, last in ranges:
+        if first != expected or last <= first:
+            problem = "is empty" if last <= first else "leaves a gap" if first > expected else "overlaps another"
+            raise ConfigError(f"The range ({first}, {last}) {problem}.", remedy=f"Let a range begin at {expected}, and end after it.")
+        expected = last
+    if not ranges:
+        raise ConfigError("There is no schedule to combine.", remedy="Give {(0, 100): schedule, (100, 500): other}.")
+
+    def learning_rate(step: int) -> float:
+        step = min(step, expected - 1)
+        first, last = next(bounds for bounds in ranges if step < bounds[1])
+        return schedules[first, last](step - first)
+
+    return learning_rate
+
+
+# %% ../nbs/13_schedulers.ipynb #c3cb6385
+def learning_rates(schedule: Callable[..., Any], n_steps: int, lr: float = 1.0) -> list[float]:
+    """The rates of `n_steps` updates under a function `step -> lr` or a factory; `lr` is the optimizer's own rate.
+
+    Raises ConfigError for an instance, which would be used up.
+    """
+    if isinstance(schedule, (LRScheduler, ReduceLROnPlateau)):
+        name = type(schedule).__name__
+        raise ConfigError(f"To draw this {name} would use it up.", remedy="Give a factory: lambda optimizer, plan: ...")
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
+    driven = resolve_schedule(schedule, optimizer, Plan(1, n_steps))
+    rates = []
+    for _ in range(n_steps):
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        driven.step()
+    return rates
+
+
+def plot_schedules(schedules: Mapping[str, Callable[..., Any]], n_steps: int, lr: float = 1.0) -> Figure:
+    """The rates of several schedules by step as a matplotlib figure; see `learning_rates`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.5, 2.5), dpi=80, layout="constrained")
+    axes = figure.add_subplot()
+    for name, schedule in schedules.items():
+        axes.plot(learning_rates(schedule, n_steps, lr), label=name, linewidth=1.5)
+    axes.set_xlabel("update", fontsize=9)
+    axes.set_ylabel("learning rate", fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(schedules) > 1:
+        axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def plot_schedule(schedule: Callable[..., Any], n_steps: int, lr: float = 1.0) -> Figure:
+    """The rates of one schedule by step as a matplotlib figure; see `learning_rates`."""
+    return plot_schedules({"learning rate": schedule}, n_steps, lr)

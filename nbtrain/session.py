@@ -21,18 +21,19 @@ import lightning as L
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
-from lightning.pytorch.callbacks import BatchSizeFinder
+from lightning.pytorch.callbacks import BatchSizeFinder, Timer
 from lightning.pytorch.trainer import call
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
+from .addons.base import Stopper
 from .arguments import check_optimizer, check_run
 from .batches import to_device
 from .control import Control, Leave, RunHandle, State, refuse_while_on, signals_stop, workers_ignore_interrupts
 from .data import BatchList, as_loader, suggest_loader, with_batch_size
 from .errors import ConfigError, NbtrainError, add_note, first_line
-from .history import History, Row, RunFolder, RunResult, open_run_folder
+from .history import History, ResultMetrics, Row, RunFolder, RunResult, open_run_folder
 from .loop import unknown_version, use_lean_loops
 from .provenance import record
 from .recorder import Recorder
@@ -54,6 +55,7 @@ __all__ = [
     "keep_source",
     "conclude",
     "run_batch",
+    "validate",
     "collect",
     "rehearse",
 ]
@@ -349,6 +351,11 @@ def _forget(module: StepModule) -> None:
 def _why_stopped(trainer: L.Trainer) -> str:
     if not trainer.should_stop:
         return f"max_steps={trainer.max_steps}"
+    callbacks: list[L.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    if reasons := [c.reason for c in callbacks if isinstance(c, Stopper) and c.reason]:
+        return reasons[0]
+    if any((left := c.time_remaining()) is not None and left <= 0 for c in callbacks if isinstance(c, Timer)):
+        return "max_time is over"
     stoppers = [type(c).__name__ for c in trainer.early_stopping_callbacks if c.wait_count >= c.patience]
     return stoppers[0] if stoppers else "a callback set should_stop"
 
@@ -495,7 +502,8 @@ def conclude(owner: Owner, status: Status, reason: str = "") -> RunResult:
     """Set and return the result of what was measured so far."""
     history = owner.history
     last = history.tests[-1] if owner.mode == "test" and history.tests else history.last
-    owner.result = RunResult(status, reason, history.best, last, last.metrics if last is not None else {}, history, owner.run_dir)
+    metrics = ResultMetrics(last.metrics if last is not None else {}, history)
+    owner.result = RunResult(status, reason, history.best, last, metrics, history, owner.run_dir)
     return owner.result
 
 
@@ -507,7 +515,10 @@ def _save_weights(owner: Owner, folder: Path) -> None:
 
     for row in owner.history.epochs:
         row.path = None  # what an earlier run called best or last is written over
-    save(copy_weights(owner.model), "last.safetensors", owner.history.last)
+    if all(bool(p.isfinite().all()) for p in owner.model.parameters()):  # what was saved last is worth more than NaNs
+        save(copy_weights(owner.model), "last.safetensors", owner.history.last)
+    else:
+        owner.recorder.note("The weights are not finite, and were not saved.")
     if owner.best_weights is not None:
         save(owner.best_weights, "best.safetensors", owner.history.best)
 
@@ -527,6 +538,17 @@ def run_batch(owner: Owner, batch: Any) -> dict[str, Any]:
             _go_on(trainer, owner.counts)
             trainer.fit(module, BatchList([batch]))
     return module.output
+
+
+def validate(owner: Owner, loader: Iterable[Any]) -> dict[str, float]:
+    """The metrics of one validation on `loader`, which no epoch counts; it is recorded with the tests."""
+    refuse_while_on(owner.control, owner.recorder.place)
+    with _driving(owner, StepModule(owner)) as module, keep_random():
+        trainer = L.Trainer(**owner.lightning_args())
+        use_lean_loops(trainer, lean=owner.lean_loops)
+        trainer.validate(module, owner.read_loader(as_loader(loader), training=False), verbose=False)
+        owner.recorder.tell_validation(module.epoch_metrics)
+    return module.epoch_metrics
 
 
 def collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) -> list[Any]:

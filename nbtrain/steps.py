@@ -163,6 +163,9 @@ class StepModule(L.LightningModule):
         self.output: dict[str, Any] = {}  # of the newest batch, where it is a single one
         self.predict: Callable[[Any], Any] | None = None
         self.epoch_metrics: dict[str, float] = {}  # of the newest passes: train_*, val_*, test_*
+        self.metric_names: set[str] = set()  # of all passes
+        self.sources: list[Callable[[str], dict[str, float]]] = []  # of more metrics: asked with train, valid or test when a pass ends
+        self.listeners: list[Callable[[Mapping[str, Any]], None]] = []  # told what each training step returns, before its backward pass
         self._train_open = self._accumulates = self._sanity_check = False
         self._validation = ExitStack()  # what a validation borrowed: the RNG state and the owner's mode
         self._known_metrics = _KnownMetrics()
@@ -170,6 +173,8 @@ class StepModule(L.LightningModule):
     # -- steps
     def training_step(self, batch: Any, batch_idx: int) -> Mapping[str, Any]:
         output = self._run_step("train_step", batch, batch_idx)
+        for listener in self.listeners:
+            listener(output)
         self.add_output("train", output, batch)
         return output
 
@@ -305,9 +310,12 @@ class StepModule(L.LightningModule):
                 remedy="A generator or an iterator works for one pass only: give a DataLoader, a list, or an object with __iter__.",
             )
         own = self._own_metrics()
+        for source in self.sources:
+            own |= source(phase)
         setattr(owner, f"{mode}_metrics", own)
         metrics = {f"{_PREFIX[phase]}_{name}": value for name, value in {**meter.means(), **own}.items()}
         self.epoch_metrics.update(metrics)
+        self.metric_names.update(metrics)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, logger=bool(self.trainer.loggers))
 
     def _own_metrics(self) -> dict[str, float]:

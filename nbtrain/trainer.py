@@ -352,6 +352,13 @@ class Trainer:
         finally:
             self.mode, self.result = mode, result
 
+    def validate(self, loader: Iterable[Any]) -> dict[str, float]:
+        """The mean of each of `test_step`'s metrics over a validation loader, by the step's own names, as a run would find them now.
+
+        It is recorded in `history.tests` as `val_*`, and draws no random numbers from the training. Mode and `result` are as before.
+        """
+        return {name.removeprefix("val_"): value for name, value in session.validate(self, loader).items()}
+
     def inference(self, loader: Iterable[Any]) -> list[Any]:
         """`test_step`'s "output" for each batch of `loader`, on the CPU. Mode, logs, metrics and history are as before."""
         return session.collect(self, loader, self._test_output)

@@ -19,7 +19,7 @@ class Regress(Trainer):
     def train_step(self, batch: Any) -> dict[str, Any]:
         x, y = batch
         output = self.model(x)
-        return {"loss": mse_loss(output, y), "mae": (output - y).abs().mean(), "output": output}
+        return {"loss": mse_loss(output, y), "mae": (output - y).abs().mean(), "output": output, "label": y}
 
     def test_step(self, batch: Any) -> dict[str, Any]:
         return self.train_step(batch)

@@ -16,7 +16,7 @@ from typing_extensions import dataclass_transform
 from ..errors import AddonError
 
 # %% auto #0
-__all__ = ["AddOnBase", "options", "ordered"]
+__all__ = ["AddOnBase", "Stopper", "options", "ordered"]
 
 
 # %% ../../nbs/24_addons.base.ipynb #a958d0ac
@@ -51,6 +51,19 @@ class AddOnBase:
     def lightning_args(self, trainer: Any) -> dict[str, Any]:
         """Arguments for `lightning.Trainer`."""
         return {}
+
+
+# %% ../../nbs/24_addons.base.ipynb #d420ef7d
+class Stopper(L.Callback):
+    """A callback that may end the run; `reason` says why it did."""
+
+    reason = ""
+
+    def stop_if(self, trainer: L.Trainer, wanted: bool, reason: str) -> None:
+        """End the run after this batch if any process wants to. All processes must call it."""
+        if trainer.strategy.reduce_boolean_decision(wanted, all=False):
+            self.reason = reason
+            trainer.should_stop = True
 
 
 # %% ../../nbs/24_addons.base.ipynb #71469797

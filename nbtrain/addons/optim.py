@@ -5,6 +5,7 @@
 # %% ../../nbs/25_addons.optim.ipynb #5f058f07
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import lightning as L
@@ -71,13 +72,8 @@ class _Step(L.Callback):
         self._saved: dict[str, Any] | None = None  # of the scheduler, when a state was loaded
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        n_batches = trainer.num_training_batches
-        plan = Plan(
-            n_epochs=(trainer.max_epochs or 0) - (self.owner.first_epoch if self.owner.continues_run else trainer.current_epoch),
-            batches_per_epoch=int(n_batches) if n_batches != float("inf") else None,
-            accumulate=trainer.accumulate_grad_batches,
-        )
         self._update = trainer.global_step
+        plan = self._plan(trainer)
         optimizer: Optimizer = self.owner.optimizer
         groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
         self._schedule = resolve_schedule(self.scheduler, optimizer, plan, on_batch=self.on_batch, update=self._update)
@@ -101,6 +97,20 @@ class _Step(L.Callback):
         assert self._schedule is not None
         self.addon.factor *= factor
         self._schedule.factor = self.addon.factor
+
+    def _plan(self, trainer: L.Trainer) -> Plan:
+        """How long the run is: a resumed one as a whole, so that its schedule is that of an unbroken one."""
+        n_batches, accumulate = trainer.num_training_batches, trainer.accumulate_grad_batches
+        first_epoch, first_update = trainer.current_epoch, trainer.global_step
+        if self.owner.continues_run:
+            first_epoch = self.owner.first_epoch
+            first_update = first_epoch * math.ceil(n_batches / accumulate) if n_batches != math.inf else 0
+        return Plan(
+            n_epochs=(trainer.max_epochs or 0) - first_epoch,
+            batches_per_epoch=int(n_batches) if n_batches != math.inf else None,
+            accumulate=accumulate,
+            max_steps=max(trainer.max_steps - first_update, 0) if trainer.max_steps >= 0 else None,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         scheduler = self._schedule.scheduler if self._schedule is not None else None

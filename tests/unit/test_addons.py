@@ -16,11 +16,16 @@ from samples import Regress, make_loader, make_model, make_trainer, make_valid, 
 
 import nbtrain
 from nbtrain import (
+    AccumulationAddon,
     AddOnBase,
     AddonError,
     CompileAddon,
     CudaGraphAddon,
+    EarlyStoppingAddon,
     GradientClipAddon,
+    LimitsAddon,
+    MetricsAddon,
+    NonFiniteAddon,
     PrefetchAddon,
     SchedulerAddon,
     StateManagerAddon,
@@ -137,13 +142,22 @@ def test_clipping_as_an_addon_bounds_the_gradient(algorithm: str) -> None:
 
 
 # -- one contract for all addons
+def bias(y_true: Any, y_pred: Any) -> dict[str, float]:
+    return {"bias": float((y_pred - y_true).mean())}
+
+
 ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their options; the folder is one to write in
+    AccumulationAddon: lambda folder: {"loss_reduction": "mean"},
     GradientClipAddon: lambda folder: {"gradient_clip": 0.5},
     SchedulerAddon: lambda folder: {"scheduler": lambda step: 1e-2 / (step + 1)},
     StateManagerAddon: lambda folder: {"save_path": folder, "every_n_steps": 2},
     CompileAddon: lambda folder: {"compile": {"backend": "eager"}},
+    NonFiniteAddon: lambda folder: {"nonfinite": "skip"},
     PrefetchAddon: lambda folder: {},
     CudaGraphAddon: lambda folder: {},
+    EarlyStoppingAddon: lambda folder: {"patience": 5},
+    LimitsAddon: lambda folder: {"max_steps": 100, "max_val_steps": 3},
+    MetricsAddon: lambda folder: {"metrics": bias, "metrics_in_training": True},
 }
 
 

@@ -150,7 +150,7 @@ def test_check_prints_what_went_in_and_came_out_and_changes_nothing(capsys: pyte
     shown = capsys.readouterr().out.splitlines()
     assert snapshot(trainer)[:-1] == before[:-1]
     assert shown[0] == "batch: list of 2 ([0]: Tensor (16, 8) float32, [1]: Tensor (16, 1) float32)"
-    assert shown[1].startswith("train_step: loss ") and shown[1].endswith("output Tensor (16, 1) float32")
+    assert shown[1].startswith("train_step: loss ") and shown[1].endswith("output Tensor (16, 1) float32, label Tensor (16, 1) float32")
     assert shown[2].startswith("test_step: loss ") and len(shown) == 3
 
 

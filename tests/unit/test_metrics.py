@@ -1,0 +1,195 @@
+"""Metrics of whole passes: the same from a function, torchmetrics and a compute_metrics, over unequal batches and several loaders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
+from torchmetrics.regression import MeanSquaredError
+
+from nbtrain import MetricsAddon, Trainer
+from nbtrain.addons.metrics import EvalPrediction, without_ignored
+from nbtrain.errors import ConfigError, StepError
+
+
+class Classify(Trainer):
+    """The model's output are logits; labels may be -100."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        logits = self.model(x)
+        return {"loss": cross_entropy(logits.flatten(0, -2), y.flatten(), ignore_index=-100), "output": logits, "label": y}
+
+    test_step = train_step
+
+
+Measured = Classify.add_on(MetricsAddon)
+
+
+def make_batches(*sizes: int, n_classes: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    n = sum(sizes)
+    logits, labels = torch.randn(n, n_classes, generator=generator), torch.randint(n_classes, (n,), generator=generator)
+    return list(zip(logits.split(list(sizes)), labels.split(list(sizes))))
+
+
+def evaluate(batches: Any, kind: type[Trainer] = Measured, **options: Any) -> dict[str, float]:
+    trainer = kind(torch.nn.Identity(), "cpu", "test", log_bar=False, **options)
+    found = trainer.evaluate(batches)
+    return {name: value for name, value in found.items() if name != "loss"}
+
+
+def accuracy(y_true: Any, y_pred: Any) -> float:
+    return float((y_pred.argmax(-1) == y_true).mean())
+
+
+def compute_metrics(eval_pred: Any) -> dict[str, float]:
+    predictions, labels = eval_pred
+    right = predictions.argmax(-1) == labels
+    return {"hf_accuracy": float(right[labels != -100].mean())}
+
+
+def test_three_kinds_of_metrics_agree_over_unequal_batches() -> None:
+    batches = make_batches(5, 1, 7)
+    logits, labels = (torch.cat(parts) for parts in zip(*batches))
+    exact = float((logits.argmax(-1) == labels).double().mean())
+    assert exact not in (0, 1)
+    assert evaluate(batches, metrics={"tm": MulticlassAccuracy(3, average="micro"), "own": accuracy, "hf": compute_metrics}) == {
+        "tm": pytest.approx(exact, abs=1e-7),
+        "own": exact,
+        "hf_accuracy": exact,
+    }
+
+
+def test_f1_is_that_of_the_pass_and_not_the_mean_of_its_batches() -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+    batches = make_batches(5, 2, 6)
+    logits, labels = (torch.cat(parts) for parts in zip(*batches))
+    exact = sklearn.f1_score(labels, logits.argmax(-1), average="macro")
+    metrics = [MulticlassF1Score(3, average="macro"), lambda t, p: {"own": sklearn.f1_score(t, p.argmax(-1), average="macro")}]
+    assert evaluate(batches, metrics=metrics) == {"f1_score": pytest.approx(exact), "own": pytest.approx(exact)}
+
+
+def test_collection_gives_all_its_metrics() -> None:
+    collection = MetricCollection([MulticlassAccuracy(3), MulticlassF1Score(3)], prefix="my_")
+    assert set(evaluate(make_batches(4, 4), metrics=collection)) == {"my_MulticlassAccuracy", "my_MulticlassF1Score"}
+
+
+def test_ignored_labels_are_left_out_of_all_kinds() -> None:
+    logits = torch.eye(3)[None].repeat(2, 1, 1)  # two sequences of three tokens, each predicted as its position
+    labels = torch.tensor([[0, 1, -100], [0, 0, -100]])
+    metrics = {"own": accuracy, "tm": MulticlassAccuracy(3, average="micro"), "hf": compute_metrics}
+    assert evaluate([(logits, labels)], metrics=metrics) == {"own": 0.75, "tm": 0.75, "hf_accuracy": 0.75}
+    kept, _ = without_ignored(labels, logits, None)
+    assert kept is labels
+
+
+def test_sequences_of_different_lengths_are_joined() -> None:
+    short = torch.eye(3)[None, :2], torch.tensor([[0, 1]])
+    long = torch.eye(3)[None], torch.tensor([[0, 1, 0]])
+    shapes: list[Any] = []
+
+    def look(eval_pred: EvalPrediction) -> dict[str, float]:
+        shapes.append((eval_pred.predictions.shape, eval_pred.label_ids.tolist()))
+        return {}
+
+    assert evaluate([short, long], metrics=[accuracy, look]) == {"accuracy": 0.8}
+    assert shapes == [((2, 3, 3), [[0, 1, -100], [0, 1, 0]])]
+
+
+def test_labels_that_are_no_integers_are_never_ignored() -> None:
+    label, output = torch.tensor([-100.0, 1.0]), torch.tensor([1.0, 2.0])
+    assert without_ignored(label, output)[0] is label
+
+
+def test_pass_without_any_label_is_refused() -> None:
+    with pytest.raises(StepError, match="All labels of this pass are -100"):
+        evaluate([(torch.eye(3), torch.full((3,), -100))], metrics=accuracy)
+
+
+def test_validation_within_an_epoch_does_not_mix_with_training() -> None:
+    metric = MeanSquaredError()
+    trainer = make_trainer(Regress.add_on(MetricsAddon), metrics=metric, metrics_in_training=True, lightning={"val_check_interval": 2})
+    trainer.model[2].p = 0.0
+    trainer.run(3, make_loader(), make_valid())
+    for row in trainer.history.epochs:
+        assert row["train_mean_squared_error"] == pytest.approx(row["train_loss"], rel=1e-6)
+        assert row["val_mean_squared_error"] == pytest.approx(row["val_loss"], rel=1e-6)
+    assert metric.update_count == 0  # the user's own was not touched
+
+
+def test_metric_can_be_monitored_and_tests_never_touch_the_best_validation() -> None:
+    values = iter([0.3, 0.6, 0.2, 0.9])
+    trainer = make_trainer(Regress.add_on(MetricsAddon), metrics={"f1": lambda t, p: next(values)}, monitor="val_f1")
+    result = trainer.run(3, make_loader(), make_valid())
+    trainer.evaluate(make_valid())
+    assert (trainer.history.best["epoch"], trainer.history.best["val_f1"]) == (2, 0.6)
+    assert result.metrics["best_valid"]["eval_f1"] == 0.6 and result.metrics["test"]["test_f1"] == 0.9
+
+
+def test_several_validation_loaders_have_metrics_together_and_each() -> None:
+    loaders = [DataLoader(make_data(20, seed), 8) for seed in (1, 2)]
+    trainer = make_trainer(Regress.add_on(MetricsAddon), metrics=MeanSquaredError(), model=make_model())
+    trainer.run(1, make_loader(), loaders)
+    row, model = trainer.history.last, trainer.model.eval()
+    with torch.no_grad():
+        each = [float((model(data.dataset.tensors[0]) - data.dataset.tensors[1]).square().mean()) for data in loaders]
+    assert [row["val_mean_squared_error_0"], row["val_mean_squared_error_1"]] == pytest.approx(each)
+    assert row["val_mean_squared_error"] == pytest.approx(sum(each) / 2)
+
+
+def test_what_is_no_metric_is_refused() -> None:
+    for wrong in (3, "accuracy", lambda: 0):
+        with pytest.raises(ConfigError, match="is no metric"):
+            evaluate([], metrics=[wrong])
+    with pytest.raises(ConfigError, match="Two metrics are named 'accuracy'"):
+        evaluate([], metrics=[accuracy, MulticlassAccuracy(3)])
+
+
+def test_metric_that_is_no_number_and_step_without_label_are_named() -> None:
+    with pytest.raises(StepError, match=r"The metric 'confusion_matrix' is a Tensor of shape \(3, 3\), not a number"):
+        evaluate(make_batches(4), metrics=MulticlassConfusionMatrix(3))
+    bare = Trainer.from_steps(lambda self, batch: {"output": batch[0]}).add_on(MetricsAddon)
+    with pytest.raises(StepError, match="test_step returned no tensor 'label'"):
+        evaluate(make_batches(4), bare, metrics=accuracy)
+
+
+def test_error_in_a_function_says_what_it_was_given() -> None:
+    def broken(y_true: Any, y_pred: Any) -> float:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no") as caught:
+        evaluate(make_batches(4), metrics=broken)
+    assert caught.value.__notes__[0] == "MetricsAddon: broken was called with labels (4,) and outputs (4, 3)"
+
+
+# -- the result
+def test_result_answers_as_the_seed_does_and_lists_its_last_metrics_only() -> None:
+    trainer = make_trainer()
+    metrics = trainer.run(2, make_loader(), make_valid()).metrics
+    best = trainer.history.best
+    assert metrics["best_valid"] == {"eval_loss": best["val_loss"], "eval_mae": best["val_mae"]}
+    assert metrics["train_metrics_history"][-1]["train_loss"] == metrics["train_loss"] and len(metrics["valid"]) == 2
+    assert set(metrics) == {"train_loss", "train_mae", "val_loss", "val_mae"} and metrics["test"] == {}
+    assert repr(metrics) == repr(trainer.history) and "★" in str(metrics)
+    with pytest.raises(KeyError):
+        metrics["best"]
+
+
+def test_metrics_are_saved_by_split(tmp_path: Path) -> None:
+    trainer = make_trainer(Regress.add_on(MetricsAddon), save_path=tmp_path)
+    with pytest.raises(ConfigError, match="no run folder"):
+        trainer.save_metrics("test", {"loss": 1.0})
+    result = trainer.run(1, make_loader())
+    path = trainer.save_metrics("train", result.metrics)
+    assert path == trainer.run_dir / "train_results.json" and json.loads(path.read_text()) == dict(result.metrics)
+    with pytest.raises(ConfigError, match="can't be a part of a file name"):
+        trainer.save_metrics("../test", {})
