@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -39,6 +40,17 @@ def lab_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("lab")
 
 
+def _add_older_kernel(folder: Path) -> None:
+    """A kernel of the line before, ipykernel 6, beside the one that is installed."""
+    lowest = Path(sys.prefix) / "lowest"
+    assert (lowest / "ipykernel").is_dir(), f"{lowest} is missing: make .venv/installed-dev"
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    paths = os.pathsep.join([str(lowest), *filter(None, [os.environ.get("PYTHONPATH")])])
+    spec = {"argv": command, "display_name": "older", "language": "python", "env": {"PYTHONPATH": paths}}
+    (folder / "kernel.json").write_text(json.dumps(spec))
+
+
 @pytest.fixture(scope="session")
 def lab_url(lab_root: Path) -> Iterator[str]:
     with socket.socket() as probe:
@@ -54,6 +66,7 @@ def lab_url(lab_root: Path) -> Iterator[str]:
         "IPYTHONDIR": "ipython",
     }
     environment = os.environ | {name: str(home / folder) for name, folder in places.items()} | {"JUPYTER_PLATFORM_DIRS": "1"}
+    _add_older_kernel(home / "data" / "kernels" / "older")
     settings = home / "config" / "labconfig" / "default_setting_overrides.json"
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text('{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}')

@@ -51,7 +51,7 @@ def test_newcomers_notebook(lab: Any, notebook: str, lab_root: Path) -> None:
     lab.open(notebook)
     lab.command("notebook:run-all-cells")
     lab.wait_text(r"epoch [3-8]/8 · ")
-    assert lab.page.locator(".jp-OutputArea progress").count() == 1 and lab.page.locator(".jp-OutputArea svg[role=img]").count() == 1
+    assert lab.page.locator(".jp-OutputArea progress").count() == 2 and lab.page.locator(".jp-OutputArea svg[role=img]").count() == 1
     _shoot(lab.page, "running")
     lab.wait_text(r"✓ completed · 8 epochs")
     lab.wait_text(r"8 epochs done")
@@ -68,3 +68,78 @@ def test_newcomers_notebook(lab: Any, notebook: str, lab_root: Path) -> None:
     lab.wait_text(r"✓ completed · 8 epochs")
     assert "Error displaying widget" not in lab.page.inner_text("body")
     _shoot(lab.page, "reloaded")
+
+
+SLOW = """import time, torch
+from torch.nn.functional import cross_entropy
+from nbtrain import StateManagerAddon, Trainer
+from nbtrain.examples.digits import SmallCNN, digits_loaders
+
+class Digits(Trainer):
+    def train_step(self, batch):
+        time.sleep(0.01)
+        x, y = batch
+        logits = self.model(x)
+        return {"loss": cross_entropy(logits, y), "acc": (logits.argmax(1) == y).float().mean()}
+    test_step = train_step
+
+torch.manual_seed(0)
+loaders = digits_loaders(batch_size=32)
+trainer = Digits.add_on(StateManagerAddon)(
+    SmallCNN(), device="cpu", optimizer=lambda params: torch.optim.Adam(params, lr=1e-3), save_path="runs")"""
+READ = "import ipykernel; print('kernel', ipykernel.__version__.split('.')[0], trainer.control.state, trainer.result and trainer.result.status)"
+
+
+def _write(lab_root: Path, name: str, *cells: str, kernel: str = "python3") -> str:
+    metadata = {"kernelspec": {"display_name": kernel, "language": "python", "name": kernel}}
+    written = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata=metadata)
+    nbformat.write(written, lab_root / f"{name}.ipynb")
+    return f"{name}.ipynb"
+
+
+def _press(lab: Any, label: str) -> None:
+    lab.page.locator(f".jp-OutputArea button:visible:has-text('{label}')").first.click()
+
+
+def test_buttons_are_heard_while_the_cell_waits(lab: Any, lab_root: Path) -> None:
+    lab.open(_write(lab_root, "blocking", SLOW, "trainer.run(6, *loaders)", "print('after', 'wards')"))
+    lab.command("notebook:run-all-cells")
+    lab.wait_text(r"epoch 2/6")
+    _press(lab, "Save now")
+    lab.wait_text(r"✎ epoch \d, batch \d+: the state was saved")
+    _press(lab, "Validate now")
+    lab.wait_text(r"✎ epoch \d, batch \d+: validated: val_loss")
+    _press(lab, "Pause")
+    lab.wait_text(r"‖ paused at epoch \d, (validation )?batch \d+ · trainer.resume\(\) continues it")
+    _shoot(lab.page, "paused")
+    _press(lab, "Continue")  # in the background: the cell is over
+    lab.wait_text(r"[345]/6")
+    _press(lab, "Stop")
+    lab.wait_text(r"■ stopped · ")
+    assert lab.page.locator(".jp-OutputArea button:visible").count() == 0
+    assert "after wards" not in lab.page.locator(".jp-Notebook").inner_text()
+
+
+def test_stop_button_of_jupyter_pauses_and_ends_run_all(lab: Any, lab_root: Path) -> None:
+    lab.open(_write(lab_root, "interrupted", SLOW, "trainer.run(3, *loaders)", "print('after', 'wards')"))
+    lab.command("notebook:run-all-cells")
+    lab.wait_text(r"epoch 1/3")
+    lab.command("notebook:interrupt-kernel")
+    lab.wait_text(r"‖ paused at epoch 1")
+    lab.page.wait_for_timeout(1000)  # what is queued would run now
+    assert "after wards" not in lab.page.locator(".jp-Notebook").inner_text()
+
+
+@pytest.mark.parametrize("version", ["7", "6"])
+def test_buttons_in_the_background(lab: Any, lab_root: Path, version: str) -> None:
+    kernel = "python3" if version == "7" else "older"
+    lab.open(_write(lab_root, f"background{version}", SLOW, "handle = trainer.run(6, *loaders, background=True)", READ, kernel=kernel))
+    lab.command("notebook:run-all-cells")
+    lab.wait_text(rf"kernel {version} running None")
+    lab.wait_text(r"epoch [1-3]/6")
+    _press(lab, "Pause")
+    lab.wait_text(r"‖ paused")
+    _press(lab, "Continue")
+    lab.wait_text(r"[2-4]/6")
+    _press(lab, "Stop")
+    lab.wait_text(r"■ stopped · ")

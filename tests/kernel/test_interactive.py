@@ -203,7 +203,8 @@ def test_a_failure_in_the_background_is_raised_by_wait_with_the_line_of_the_cell
 
 def test_an_error_holds_its_batch_until_free(kernel: Kernel) -> None:
     kernel.run(
-        "class Fails(Steps):\n    def train_step(self, batch):\n        self.batch = weakref.ref(batch[0])\n        raise RuntimeError('spoilt')"
+        "class Fails(Steps):\n    def train_step(self, batch):\n        self.batch = weakref.ref(batch[0])\n"
+        "        raise RuntimeError('spoilt')"
     )
     kernel.run("import gc\ntrainer = make(Fails, log_bar=False)")
     assert kernel.error("trainer.run(1, make_loader())")[0] == "RuntimeError"
