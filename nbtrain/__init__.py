@@ -34,6 +34,8 @@ _PUBLIC = {
     "Progress": "records",
     "ProgressChecker": "trainer",
     "RangeTest": "finding",
+    "RunHandle": "control",
+    "RunPaused": "errors",
     "RunResult": "history",
     "Sample": "gallery",
     "SchedulerAddon": "addons.optim",
@@ -69,12 +71,14 @@ if TYPE_CHECKING:
     from nbtrain.addons.state import StateManagerAddon as StateManagerAddon
     from nbtrain.addons.stopping import EarlyStoppingAddon as EarlyStoppingAddon
     from nbtrain.addons.stopping import LimitsAddon as LimitsAddon
+    from nbtrain.control import RunHandle as RunHandle
     from nbtrain.data import TensorLoader as TensorLoader
     from nbtrain.errors import AddonError as AddonError
     from nbtrain.errors import CheckpointError as CheckpointError
     from nbtrain.errors import ConfigError as ConfigError
     from nbtrain.errors import NbtrainError as NbtrainError
     from nbtrain.errors import OptionError as OptionError
+    from nbtrain.errors import RunPaused as RunPaused
     from nbtrain.errors import StepError as StepError
     from nbtrain.finding import RangeTest as RangeTest
     from nbtrain.gallery import Gallery as Gallery
