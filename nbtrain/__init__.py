@@ -19,7 +19,9 @@ _PUBLIC = {
     "Event": "records",
     "GradientClipAddon": "addons.optim",
     "History": "history",
+    "LoggersAddon": "addons.loggers",
     "NbtrainError": "errors",
+    "NeptuneLoggerAddon": "addons.loggers",
     "OptionError": "errors",
     "Plan": "records",
     "PrefetchAddon": "addons.speed",
@@ -32,12 +34,16 @@ _PUBLIC = {
     "StepError": "errors",
     "TensorLoader": "data",
     "Trainer": "trainer",
+    "WandBLoggerAddon": "addons.loggers",
     "load_run": "history",
 }
 __all__ = [*_PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from nbtrain.addons.base import AddOnBase as AddOnBase
+    from nbtrain.addons.loggers import LoggersAddon as LoggersAddon
+    from nbtrain.addons.loggers import NeptuneLoggerAddon as NeptuneLoggerAddon
+    from nbtrain.addons.loggers import WandBLoggerAddon as WandBLoggerAddon
     from nbtrain.addons.optim import GradientClipAddon as GradientClipAddon
     from nbtrain.addons.optim import SchedulerAddon as SchedulerAddon
     from nbtrain.addons.speed import CompileAddon as CompileAddon

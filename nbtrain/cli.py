@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from . import __version__
 from .errors import ConfigError, NbtrainError
@@ -38,6 +39,10 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("a", help="a run folder, as for show")
     diff.add_argument("b", help="another one")
     diff.set_defaults(command=_diff)
+
+    export = commands.add_parser("neptune-export", help="write Neptune's offline runs as CSV")
+    export.add_argument("folder", help="a folder with .neptune in it, such as a run folder")
+    export.set_defaults(command=_neptune_export)
     return parser
 
 
@@ -60,6 +65,12 @@ def _diff(arguments: argparse.Namespace) -> None:
     from nbtrain.provenance import diff
 
     print(diff(arguments.a, arguments.b))
+
+
+def _neptune_export(arguments: argparse.Namespace) -> None:
+    from nbtrain.neptunefiles import export_neptune
+
+    print(*export_neptune(Path(arguments.folder)), sep="\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

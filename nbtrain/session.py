@@ -21,6 +21,7 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
 from lightning.pytorch.callbacks import BatchSizeFinder
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader
@@ -392,7 +393,7 @@ def run_batch(owner: Owner, batch: Any) -> dict[str, Any]:
     if owner.mode == "train":
         check_optimizer(owner.optimizer, owner.model)
     with _driving(owner, StepModule(owner, whole_epoch=False)) as module:
-        trainer = L.Trainer(max_epochs=owner.counts.epoch + 1, **owner.lightning_args())
+        trainer = L.Trainer(max_epochs=owner.counts.epoch + 1, **_unlogged(owner.lightning_args()))
         use_lean_loops(trainer, lean=owner.lean_loops)
         if owner.mode == "test":
             trainer.test(module, BatchList([batch]), verbose=False)
@@ -402,11 +403,16 @@ def run_batch(owner: Owner, batch: Any) -> dict[str, Any]:
     return module.output
 
 
+def _unlogged(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for a use of Lightning that is no run: loggers get nothing of it, and callbacks that want one find one."""
+    return {**arguments, "logger": DummyLogger() if arguments["logger"] else False}
+
+
 def collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) -> list[Any]:
     """What `call` returns for each batch of `loader`, on the CPU; batches are on the device, the model in eval mode."""
     module = StepModule(owner)
     module.predict = lambda batch: call(batch)  # a function: a model would become a part of the module
     with _driving(owner, module), isolate_rng():
         # In a BatchList, because Lightning would keep a DataLoader from dropping its last batch
-        outputs = L.Trainer(**owner.lightning_args()).predict(module, BatchList(loader))
+        outputs = L.Trainer(**_unlogged(owner.lightning_args())).predict(module, BatchList(loader))
     return [to_device(output, torch.device("cpu")) for output in outputs or []]

@@ -34,10 +34,17 @@ ORDER = [
     "checkpoints",
     "sources",
     "provenance",
+    "delivery",
+    "points",
+    "wandbtracker",
+    "neptunefiles",
+    "neptunetracker",
+    "localtrackers",
     "addons.base",
     "addons.optim",
     "addons.state",
     "addons.speed",
+    "addons.loggers",
     "arguments",
     "session",
     "inspection",
@@ -45,7 +52,7 @@ ORDER = [
     "examples.digits",
     "cli",
 ]
-PLAIN = [*ORDER[: ORDER.index("history") + 1], "sources", "provenance"]
+PLAIN = [*ORDER[: ORDER.index("history") + 1], "sources", "provenance", "neptunefiles"]
 
 
 def _name(path: Path) -> str:
