@@ -344,6 +344,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'nbtrain.delivery': { 'nbtrain.delivery.Delivery': ('delivery.html#delivery', 'nbtrain/delivery.py'),
                                   'nbtrain.delivery.Delivery.__getstate__': ('delivery.html#delivery.__getstate__', 'nbtrain/delivery.py'),
                                   'nbtrain.delivery.Delivery.__init__': ('delivery.html#delivery.__init__', 'nbtrain/delivery.py'),
+                                  'nbtrain.delivery.Delivery._connect': ('delivery.html#delivery._connect', 'nbtrain/delivery.py'),
                                   'nbtrain.delivery.Delivery._connected': ('delivery.html#delivery._connected', 'nbtrain/delivery.py'),
                                   'nbtrain.delivery.Delivery._open': ('delivery.html#delivery._open', 'nbtrain/delivery.py'),
                                   'nbtrain.delivery.Delivery._pass_on': ('delivery.html#delivery._pass_on', 'nbtrain/delivery.py'),

@@ -131,6 +131,7 @@ class Delivery(Logger):
         super().__init__()
         self.label, self.connect, self.note, self.wait_s, self.retry_s = label, connect, note, wait_s, retry_s
         self._courier: _Courier | None = None
+        self._said: set[str] = set()  # by `connect`: it is the same in each run
 
     @property
     @rank_zero_experiment
@@ -140,7 +141,7 @@ class Delivery(Logger):
         return courier.logger.experiment if courier.logger is not None else _DummyExperiment()
 
     def _open(self) -> _Courier:
-        self._courier = courier = _Courier(self.label, self.connect, self.retry_s)
+        self._courier = courier = _Courier(self.label, self._connect, self.retry_s)
         atexit.register(self.finalize, "failed")
         drawn = random.getstate()  # neptune's client draws its names from the global generator
         courier.thread.start()
@@ -154,6 +155,14 @@ class Delivery(Logger):
             self.note(f"{self.label} did not answer within {self.wait_s:g} s; the run goes on, and what it misses is kept.")
         self._pass_on(courier)
         return courier
+
+    def _connect(self, note: Callable[[str], None]) -> Logger:
+        def once(text: str) -> None:
+            if text not in self._said:
+                self._said.add(text)
+                note(text)
+
+        return self.connect(once)
 
     def put(self, call: Callable[[Any], Any]) -> None:
         """Call `call(logger)` in the thread, with the logger that `connect` gave; nothing happens outside of a run."""

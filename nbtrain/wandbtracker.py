@@ -160,7 +160,7 @@ def connect_wandb(options: Mapping[str, Any], run_id: str, folder: Path | None, 
             why = str(error).partition("\n")[0]
             given["id"] = f"{given['id']}-offline"  # the client believes that the other one is in use
     run = wandb.init(**given, mode="offline", settings=wandb.Settings(**settings))
-    note(f"wandb is offline: {why}. To upload the run: wandb sync {Path(run.settings.sync_dir)}")
+    note(f"wandb is offline: {why}. To upload the run: wandb sync {Path(run.settings.sync_dir).parent}/offline-run-*-{run.id}")
     return WandBTracker(run)
 
 
