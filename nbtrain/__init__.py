@@ -32,9 +32,11 @@ _PUBLIC = {
     "SeededLoader": "seeded",
     "StateManagerAddon": "addons.state",
     "StepError": "errors",
+    "SystemMonitorAddon": "addons.system",
     "TensorLoader": "data",
     "Trainer": "trainer",
     "WandBLoggerAddon": "addons.loggers",
+    "compare": "comparing",
     "load_run": "history",
 }
 __all__ = [*_PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
     from nbtrain.addons.speed import CudaGraphAddon as CudaGraphAddon
     from nbtrain.addons.speed import PrefetchAddon as PrefetchAddon
     from nbtrain.addons.state import StateManagerAddon as StateManagerAddon
+    from nbtrain.addons.system import SystemMonitorAddon as SystemMonitorAddon
+    from nbtrain.comparing import compare as compare
     from nbtrain.data import TensorLoader as TensorLoader
     from nbtrain.errors import AddonError as AddonError
     from nbtrain.errors import CheckpointError as CheckpointError

@@ -18,6 +18,8 @@ ORDER = [
     "views.plots",
     "views.notebook",
     "history",
+    "following",
+    "comparing",
     "batches",
     "data",
     "seeded",
@@ -45,6 +47,7 @@ ORDER = [
     "addons.state",
     "addons.speed",
     "addons.loggers",
+    "addons.system",
     "arguments",
     "session",
     "inspection",
@@ -52,7 +55,7 @@ ORDER = [
     "examples.digits",
     "cli",
 ]
-PLAIN = [*ORDER[: ORDER.index("history") + 1], "sources", "provenance", "neptunefiles"]
+PLAIN = [*ORDER[: ORDER.index("comparing") + 1], "sources", "provenance", "neptunefiles"]
 
 
 def _name(path: Path) -> str:

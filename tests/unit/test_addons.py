@@ -26,6 +26,7 @@ from nbtrain import (
     PrefetchAddon,
     SchedulerAddon,
     StateManagerAddon,
+    SystemMonitorAddon,
     Trainer,
     WandBLoggerAddon,
 )
@@ -150,6 +151,7 @@ ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their opt
     CudaGraphAddon: lambda folder: {},
     LoggersAddon: lambda folder: {"loggers": ["csv"], "save_path": folder},
     NeptuneLoggerAddon: lambda folder: {"save_path": folder},
+    SystemMonitorAddon: lambda folder: {},
     WandBLoggerAddon: lambda folder: {"web_logger": {"wandb": {"mode": "offline"}}, "save_path": folder},
 }
 
