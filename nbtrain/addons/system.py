@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from .base import AddOnBase
@@ -73,7 +74,7 @@ class _Monitor(L.Callback):
     def _measure(self, module: L.LightningModule) -> None:
         assert isinstance(module, StepModule)
         seconds = max(self.clock() - self._since_s, 1e-9)
-        values = {"wait_share": self._wait_s / seconds, "samples_per_s": self._n_samples / seconds}
+        values: dict[str, float | Tensor] = {"wait_share": self._wait_s / seconds, "samples_per_s": self._n_samples / seconds}
         if self._n_tokens:
             values["tokens_per_s"] = self._n_tokens / seconds
         groups = self.owner.optimizer.param_groups
