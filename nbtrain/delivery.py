@@ -142,12 +142,12 @@ class Delivery(Logger):
 
     def _open(self) -> _Courier:
         self._courier = courier = _Courier(self.label, self._connect, self.retry_s)
-        atexit.register(self.finalize, "failed")
         drawn = random.getstate()  # neptune's client draws its names from the global generator
         courier.thread.start()
         with courier.changed:
             settled = courier.changed.wait_for(lambda: courier.logger is not None or courier.error is not None, self.wait_s)
         random.setstate(drawn)
+        atexit.register(self.finalize, "failed")  # after the client's own, so that this one comes first
         if isinstance(courier.error, NbtrainError):
             self.finalize("failed")
             raise courier.error
