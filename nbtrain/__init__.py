@@ -25,8 +25,10 @@ _PUBLIC = {
     "GradientClipAddon": "addons.optim",
     "History": "history",
     "LimitsAddon": "addons.stopping",
+    "LoggersAddon": "addons.loggers",
     "MetricsAddon": "addons.metrics",
     "NbtrainError": "errors",
+    "NeptuneLoggerAddon": "addons.loggers",
     "NonFiniteAddon": "addons.nonfinite",
     "OptionError": "errors",
     "Plan": "records",
@@ -44,9 +46,12 @@ _PUBLIC = {
     "SeededLoader": "seeded",
     "StateManagerAddon": "addons.state",
     "StepError": "errors",
+    "SystemMonitorAddon": "addons.system",
     "TensorLoader": "data",
     "Trainer": "trainer",
+    "WandBLoggerAddon": "addons.loggers",
     "WarmUpScheduler": "schedulers",
+    "compare": "comparing",
     "get_combined_lr_scheduler": "schedulers",
     "get_lr_scheduler": "schedulers",
     "get_multi_step_lr_scheduler": "schedulers",
@@ -61,6 +66,9 @@ if TYPE_CHECKING:
     from nbtrain.addons.accumulation import AccumulationAddon as AccumulationAddon
     from nbtrain.addons.accumulation import AggregatedOutputs as AggregatedOutputs
     from nbtrain.addons.base import AddOnBase as AddOnBase
+    from nbtrain.addons.loggers import LoggersAddon as LoggersAddon
+    from nbtrain.addons.loggers import NeptuneLoggerAddon as NeptuneLoggerAddon
+    from nbtrain.addons.loggers import WandBLoggerAddon as WandBLoggerAddon
     from nbtrain.addons.metrics import MetricsAddon as MetricsAddon
     from nbtrain.addons.nonfinite import NonFiniteAddon as NonFiniteAddon
     from nbtrain.addons.optim import GradientClipAddon as GradientClipAddon
@@ -71,6 +79,8 @@ if TYPE_CHECKING:
     from nbtrain.addons.state import StateManagerAddon as StateManagerAddon
     from nbtrain.addons.stopping import EarlyStoppingAddon as EarlyStoppingAddon
     from nbtrain.addons.stopping import LimitsAddon as LimitsAddon
+    from nbtrain.addons.system import SystemMonitorAddon as SystemMonitorAddon
+    from nbtrain.comparing import compare as compare
     from nbtrain.control import RunHandle as RunHandle
     from nbtrain.data import TensorLoader as TensorLoader
     from nbtrain.errors import AddonError as AddonError

@@ -35,7 +35,7 @@ from .views.text import Board, format_value, record_text, summary_line
 __all__ = ["is_secret", "is_from_environment", "blot_out", "describe", "git_state", "record", "read_record", "show", "diff"]
 
 # %% ../nbs/23_provenance.ipynb #abc14f8c
-_SECRET_NAME = r"(?:api_?key|key|token|secret|password|passwd|pwd|credentials?)"
+_SECRET_NAME = r"(?:api_?key|key|token|tkn|secret|password|passwd|pwd|credentials?)"
 _HIDDEN, _FROM_ENVIRONMENT = "<redacted>", "<from the environment>"
 
 

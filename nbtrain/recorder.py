@@ -143,7 +143,8 @@ class Recorder(L.Callback):
         if self.clock() >= self._due_s:
             self.flush()
 
-    def _rate(self) -> float | None:
+    def rate(self) -> float | None:
+        """The learning rate of the newest update; None before there is one."""
         return None if self._lr is None else float(self._lr)
 
     def flush(self) -> None:
@@ -155,7 +156,7 @@ class Recorder(L.Callback):
         values, samples = self.owner.meters[_MODE[self._phase]].take()
         if samples:
             named = {f"{prefix}_{name}": column for name, column in values.items()}
-            self.tell("steps", {"values": named, "n": len(samples), "samples": sum(samples), "lr": self._rate()})
+            self.tell("steps", {"values": named, "n": len(samples), "samples": sum(samples), "lr": self.rate()})
         self._hint_at_memory()
 
     def _hint_at_memory(self) -> None:
@@ -212,7 +213,7 @@ class Recorder(L.Callback):
             return
         self.owner.counts.epoch += 1
         row = {"epoch": self.owner.counts.epoch, "step": self.owner.counts.step}
-        row |= _metrics(trainer, pl_module) | {"lr": self._rate(), "time_s": self.clock() - self._epoch_s}
+        row |= _metrics(trainer, pl_module) | {"lr": self.rate(), "time_s": self.clock() - self._epoch_s}
         self._enter("idle", None)
         self.tell("epoch", {"row": row})
 

@@ -22,6 +22,7 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
 from lightning.pytorch.callbacks import BatchSizeFinder, Timer
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer import call
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -530,7 +531,7 @@ def run_batch(owner: Owner, batch: Any) -> dict[str, Any]:
     if owner.mode == "train":
         check_optimizer(owner.optimizer, owner.model)
     with _driving(owner, StepModule(owner, whole_epoch=False)) as module:
-        trainer = L.Trainer(max_epochs=owner.counts.epoch + 1, **owner.lightning_args())
+        trainer = L.Trainer(max_epochs=owner.counts.epoch + 1, **_unlogged(owner.lightning_args()))
         use_lean_loops(trainer, lean=owner.lean_loops)
         if owner.mode == "test":
             trainer.test(module, BatchList([batch]), verbose=False)
@@ -544,11 +545,16 @@ def validate(owner: Owner, loader: Iterable[Any]) -> dict[str, float]:
     """The metrics of one validation on `loader`, which no epoch counts; it is recorded with the tests."""
     refuse_while_on(owner.control, owner.recorder.place)
     with _driving(owner, StepModule(owner)) as module, keep_random():
-        trainer = L.Trainer(**owner.lightning_args())
+        trainer = L.Trainer(**_unlogged(owner.lightning_args()))
         use_lean_loops(trainer, lean=owner.lean_loops)
         trainer.validate(module, owner.read_loader(as_loader(loader), training=False), verbose=False)
         owner.recorder.tell_validation(module.epoch_metrics)
     return module.epoch_metrics
+
+
+def _unlogged(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for a use of Lightning that is no run: loggers get nothing of it, and callbacks that want one find one."""
+    return {**arguments, "logger": DummyLogger() if arguments["logger"] else False}
 
 
 def collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) -> list[Any]:
@@ -565,7 +571,7 @@ def _collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) ->
     module.cpu = lambda: module  # Lightning would move the model away from a run that is on
     with _driving(owner, module), keep_random():
         # In a BatchList, because Lightning would keep a DataLoader from dropping its last batch
-        outputs = L.Trainer(**owner.lightning_args()).predict(module, BatchList(loader))
+        outputs = L.Trainer(**_unlogged(owner.lightning_args())).predict(module, BatchList(loader))
     return [to_device(output, torch.device("cpu")) for output in outputs or []]
 
 

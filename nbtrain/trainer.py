@@ -486,7 +486,6 @@ class Trainer:
         """Arguments for a `lightning.Trainer`: device, precision, loggers, and what the addons and `lightning=` add."""
         args: dict[str, Any] = {
             **device_args(self.device),
-            "logger": [logger for addon in self._addons.values() for logger in addon.loggers(self)] or False,
             "enable_progress_bar": False,
             "enable_model_summary": False,
             "enable_checkpointing": False,
@@ -500,6 +499,7 @@ class Trainer:
         for addon in self._addons.values():
             args |= addon.lightning_args(self)
         args |= self._lightning
+        args["logger"] = self._loggers(args.get("logger"))
         callbacks = args.get("callbacks") or []
         args["callbacks"] = callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if any(isinstance(callback, Checkpoint) for callback in callbacks):
@@ -507,6 +507,13 @@ class Trainer:
         if any(isinstance(callback, ModelSummary) for callback in callbacks):
             args["enable_model_summary"] = True
         return args
+
+    def _loggers(self, given: Any) -> Any:
+        """The addons' loggers beside those in `lightning=`."""
+        own = [logger for addon in self._addons.values() for logger in addon.lightning_loggers(self)]
+        if not own or isinstance(given, bool):
+            return own or given or False
+        return [*own, *(given if isinstance(given, Iterable) else [given] if given is not None else [])]
 
     def _emit(self, event: Event) -> None:
         with self.control.lock:

@@ -90,4 +90,6 @@ def same_weights(a: nn.Module, b: nn.Module) -> bool:
 
 
 def without_times(rows: list[Any]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name != "time_s"} for row in rows]
+    """The rows without what is never the same twice."""
+    measured = ("time_s", "wait_share", "samples_per_s", "ram_gb")
+    return [{name: value for name, value in row.items() if name not in measured} for row in rows]

@@ -18,6 +18,8 @@ ORDER = [
     "views.plots",
     "views.notebook",
     "history",
+    "following",
+    "comparing",
     "batches",
     "data",
     "seeded",
@@ -35,6 +37,12 @@ ORDER = [
     "checkpoints",
     "sources",
     "provenance",
+    "delivery",
+    "points",
+    "wandbtracker",
+    "neptunefiles",
+    "neptunetracker",
+    "localtrackers",
     "addons.base",
     "addons.optim",
     "addons.state",
@@ -43,6 +51,8 @@ ORDER = [
     "addons.metrics",
     "addons.nonfinite",
     "addons.stopping",
+    "addons.loggers",
+    "addons.system",
     "arguments",
     "session",
     "edits",
@@ -53,7 +63,7 @@ ORDER = [
     "examples.digits",
     "cli",
 ]
-PLAIN = [*ORDER[: ORDER.index("history") + 1], "sources", "provenance"]
+PLAIN = [*ORDER[: ORDER.index("comparing") + 1], "sources", "provenance", "neptunefiles"]
 
 
 def _name(path: Path) -> str:

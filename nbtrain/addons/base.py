@@ -40,7 +40,7 @@ class AddOnBase:
         """Callbacks for each run."""
         return []
 
-    def loggers(self, trainer: Any) -> list[Logger]:
+    def lightning_loggers(self, trainer: Any) -> list[Logger]:
         """Lightning loggers for each run."""
         return []
 

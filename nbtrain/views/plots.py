@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..records import Progress
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import, and most imports 
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ["panels", "curves", "png"]
+__all__ = ["panels", "curves", "compared", "png"]
 
 # %% ../../nbs/05_views.plots.ipynb #e2d989b6
 _PREFIXES = ("train_", "val_", "test_")
@@ -39,15 +39,23 @@ def _panel(
     axes: Axes, quantity: str, names: Sequence[str], rows: Sequence[Row], best: Row | None, marks: Sequence[tuple[Progress, str]]
 ) -> None:
     for name in names:
-        points = [(row["epoch"], row[name]) for row in rows if name in row and "epoch" in row]
-        style: dict[str, Any] = {"marker": "o", "markersize": 3} if len(points) <= 30 else {}
-        label = next((p.rstrip("_") for p in _PREFIXES if name.startswith(p)), name)
-        axes.plot(*zip(*points), label=label, linewidth=1.5, linestyle="-" if name.startswith("train_") else "--", **style)
+        _line(axes, name, rows, label=next((p.rstrip("_") for p in _PREFIXES if name.startswith(p)), name))
     if best is not None and "epoch" in best:
         axes.axvline(best["epoch"], color="0.6", linewidth=0.8, linestyle=":")
     for place, _ in marks:
         x = place.epoch + (place.batch / place.n_batches if place.n_batches else 0)
         axes.plot([x], [0.97], marker="v", markersize=5, color="0.4", transform=axes.get_xaxis_transform())
+    _dress(axes, quantity)
+
+
+def _line(axes: Axes, name: str, rows: Sequence[Row], **style: Any) -> None:
+    points = [(row["epoch"], row[name]) for row in rows if name in row and "epoch" in row]
+    if len(points) <= 30:
+        style |= {"marker": "o", "markersize": 3}
+    axes.plot(*zip(*points), linewidth=1.5, linestyle="-" if name.startswith("train_") else "--", **style)
+
+
+def _dress(axes: Axes, quantity: str) -> None:
     axes.set_title(quantity, fontsize=10)
     axes.set_xlabel("epoch", fontsize=9)
     axes.tick_params(labelsize=8)
@@ -56,17 +64,35 @@ def _panel(
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def _figure(rows: Sequence[Row]) -> tuple[Figure, list[tuple[Axes, str, list[str]]]]:
+    """A figure with a panel for each quantity, and the panels with the quantities and their metrics."""
+    from matplotlib.figure import Figure
+
+    groups = list(panels([row for row in rows if "epoch" in row]).items())[:3]
+    figure = Figure(figsize=(3.6 * max(1, len(groups)), 2.5), dpi=80, layout="constrained")
+    return figure, [(figure.add_subplot(1, len(groups), i + 1), quantity, names) for i, (quantity, names) in enumerate(groups)]
+
+
 def curves(rows: Sequence[Row], best: Row | None = None, marks: Sequence[tuple[Progress, str]] = ()) -> Figure:
     """A panel for each quantity (three at most), training solid, validation dashed.
 
     A dotted line marks the best epoch, and a triangle at the top each of `marks`: where somebody changed something.
     """
-    from matplotlib.figure import Figure
+    figure, places = _figure(rows)
+    for axes, quantity, names in places:
+        _panel(axes, quantity, names, rows, best, marks)
+    return figure
 
-    groups = list(panels([row for row in rows if "epoch" in row]).items())[:3]
-    figure = Figure(figsize=(3.6 * max(1, len(groups)), 2.5), dpi=80, layout="constrained")
-    for index, (quantity, names) in enumerate(groups):
-        _panel(figure.add_subplot(1, len(groups), index + 1), quantity, names, rows, best, marks)
+
+def compared(runs: Mapping[str, Sequence[Row]]) -> Figure:
+    """The same for several runs by name, a colour for each."""
+    figure, places = _figure([row for rows in runs.values() for row in rows])
+    for axes, quantity, names in places:
+        for i, (run, rows) in enumerate(runs.items()):
+            known = [name for name in names if any(name in row for row in rows)]
+            for name in known:
+                _line(axes, name, rows, color=f"C{i}", label=run if name == known[-1] else None)
+        _dress(axes, quantity)
     return figure
 
 

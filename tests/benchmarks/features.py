@@ -1,4 +1,4 @@
-"""What nbtrain's features cost: each with a plain loop that does the same work; and two of its own, with nbtrain as the base."""
+"""What nbtrain's features cost: each with a plain loop that does the same work; and six of its own, with nbtrain as the base."""
 
 from __future__ import annotations
 
@@ -105,6 +105,28 @@ def state_manager() -> list[Any]:
     return [StateManagerAddon]
 
 
+def logger_addon(name: str) -> list[Any]:
+    """The addon called `name`, which stays offline."""
+    import os
+
+    import nbtrain
+
+    os.environ["WANDB_MODE"] = "offline"
+    return [getattr(nbtrain, name)]
+
+
+def csv_and_tensorboard() -> list[Any]:
+    """LoggersAddon with two trackers on this disk."""
+    from nbtrain import LoggersAddon
+
+    class CsvAndTensorBoard(LoggersAddon):
+        def __post_init__(self) -> None:
+            self.loggers = ["csv", "tensorboard"]
+            super().__post_init__()
+
+    return [CsvAndTensorBoard]
+
+
 def five_addons() -> list[Any]:
     """Addons that do nothing per batch, as most do."""
     import lightning as L
@@ -150,12 +172,16 @@ DUELS = [
     for name, work in WORKS.items()
 ] + [
     _own("nbtrain + five idle addons", Work(addons=five_addons), Work(), 5),
+    _own("nbtrain + Weights & Biases", Work(addons=partial(logger_addon, "WandBLoggerAddon")), Work(), 20),
+    _own("nbtrain + Neptune", Work(addons=partial(logger_addon, "NeptuneLoggerAddon")), Work(), 20),
+    _own("nbtrain + CSV and TensorBoard", Work(addons=csv_and_tensorboard), Work(), 20),
+    _own("nbtrain + the system's view", Work(addons=partial(logger_addon, "SystemMonitorAddon")), Work(), 20),
     _own("nbtrain + a user's self.log", Work(callbacks=logging_callback), Work(callbacks=looking_callback), 15),
 ]
 NOTE = (
     "Four epochs of 500 steps, and 100 batches where there is validation; the figures are means over the epochs and what is between them.\n"
 )
-NOTE += "The last two rows: one epoch of 2,000 steps, over nbtrain without them."
+NOTE += "The last six rows: one epoch of 2,000 steps, over nbtrain without them."
 
 
 def table(n_rounds: int, only: set[str]) -> Table:

@@ -87,7 +87,7 @@ torch.manual_seed(0)
 loaders = digits_loaders(batch_size=32)
 trainer = Digits.add_on(StateManagerAddon)(
     SmallCNN(), device="cpu", optimizer=lambda params: torch.optim.Adam(params, lr=1e-3), save_path="runs")"""
-READ = "import ipykernel; print('kernel', ipykernel.__version__.split('.')[0], trainer.control.state, trainer.result and trainer.result.status)"
+READ = "import ipykernel; print('kernel', ipykernel.__version__.split('.')[0], trainer.control.state, trainer.result)"
 
 
 def _write(lab_root: Path, name: str, *cells: str, kernel: str = "python3") -> str:

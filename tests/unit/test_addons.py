@@ -24,13 +24,18 @@ from nbtrain import (
     EarlyStoppingAddon,
     GradientClipAddon,
     LimitsAddon,
+    LoggersAddon,
     MetricsAddon,
+    NeptuneLoggerAddon,
     NonFiniteAddon,
     PrefetchAddon,
     SchedulerAddon,
     StateManagerAddon,
+    SystemMonitorAddon,
     Trainer,
+    WandBLoggerAddon,
 )
+from nbtrain.addons.base import options
 
 
 class Shared(AddOnBase):
@@ -158,6 +163,10 @@ ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their opt
     EarlyStoppingAddon: lambda folder: {"patience": 5},
     LimitsAddon: lambda folder: {"max_steps": 100, "max_val_steps": 3},
     MetricsAddon: lambda folder: {"metrics": bias, "metrics_in_training": True},
+    LoggersAddon: lambda folder: {"loggers": ["csv"], "save_path": folder},
+    NeptuneLoggerAddon: lambda folder: {"save_path": folder},
+    SystemMonitorAddon: lambda folder: {},
+    WandBLoggerAddon: lambda folder: {"web_logger": {"wandb": {"mode": "offline"}}, "save_path": folder},
 }
 
 
@@ -174,7 +183,7 @@ def test_addon_trains_under_lightnings_own_trainer_as_under_ours(addon: type[Add
     ours = trainer()
     ours.run(3, make_loader(), make_valid())
     theirs = trainer()
-    L.Trainer(**{"default_root_dir": tmp_path, **theirs.lightning_args()}, max_epochs=3).fit(
+    L.Trainer(**{"default_root_dir": tmp_path, "log_every_n_steps": 5, **theirs.lightning_args()}, max_epochs=3).fit(
         theirs.as_lightning_module(), make_loader(), make_valid()
     )
     assert same_weights(ours.model, theirs.model)
@@ -184,7 +193,8 @@ def test_addon_trains_under_lightnings_own_trainer_as_under_ours(addon: type[Add
 @pytest.mark.parametrize("addon", ADDONS, ids=lambda a: a.__name__)
 def test_addon_has_documentation_and_stands_alone(addon: type[AddOnBase], tmp_path: Path) -> None:
     assert addon.__doc__ and not addon.__doc__.startswith(addon.__name__ + "(")
-    assert all(isinstance(c, L.Callback) for c in addon(**ADDONS[addon](tmp_path)).callbacks(None))
+    given = {name: value for name, value in ADDONS[addon](tmp_path).items() if name in options(addon)}
+    assert all(isinstance(c, L.Callback) for c in addon(**given).callbacks(None))
 
 
 def test_users_own_log_lands_in_the_history() -> None:
