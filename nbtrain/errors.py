@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 # %% auto #0
-__all__ = ["NbtrainError", "ConfigError", "OptionError", "AddonError", "CheckpointError", "StepError", "nearest", "add_note"]
+__all__ = ["NbtrainError", "ConfigError", "OptionError", "AddonError", "CheckpointError", "StepError", "WorkerError", "nearest", "add_note"]
 
 
 # %% ../nbs/01_errors.ipynb #5ae921b1
@@ -41,6 +41,10 @@ class CheckpointError(NbtrainError):
 
 class StepError(NbtrainError):
     """A user's `train_step`, `test_step` or `metric_on_epoch_end` returned what can't be used, or a loader gave nothing."""
+
+
+class WorkerError(NbtrainError):
+    """A worker process was killed or has failed, or what it is to do can't be sent to it."""
 
 
 # %% ../nbs/01_errors.ipynb #4c0f0759
