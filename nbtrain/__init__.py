@@ -19,6 +19,7 @@ _PUBLIC = {
     "Event": "records",
     "GradientClipAddon": "addons.optim",
     "History": "history",
+    "MultiGPUAddon": "addons.multigpu",
     "NbtrainError": "errors",
     "OptionError": "errors",
     "Plan": "records",
@@ -32,12 +33,14 @@ _PUBLIC = {
     "StepError": "errors",
     "TensorLoader": "data",
     "Trainer": "trainer",
+    "WorkerError": "errors",
     "load_run": "history",
 }
 __all__ = [*_PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from nbtrain.addons.base import AddOnBase as AddOnBase
+    from nbtrain.addons.multigpu import MultiGPUAddon as MultiGPUAddon
     from nbtrain.addons.optim import GradientClipAddon as GradientClipAddon
     from nbtrain.addons.optim import SchedulerAddon as SchedulerAddon
     from nbtrain.addons.speed import CompileAddon as CompileAddon
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from nbtrain.errors import NbtrainError as NbtrainError
     from nbtrain.errors import OptionError as OptionError
     from nbtrain.errors import StepError as StepError
+    from nbtrain.errors import WorkerError as WorkerError
     from nbtrain.history import History as History
     from nbtrain.history import RunResult as RunResult
     from nbtrain.history import load_run as load_run

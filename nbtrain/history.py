@@ -114,7 +114,7 @@ class History:
         if event.kind == "start":
             self.monitor, self.monitor_mode = event.data["monitor"], event.data["monitor_mode"]
             if event.data.get("resumed"):
-                self._drop_after(event.progress.step)
+                self.drop_after(event.progress.step)
         elif event.kind == "steps":
             n = event.data["n"]
             self.steps[event.progress.phase].add(event.progress.step - n + 1, n, event.data["values"])
@@ -123,7 +123,8 @@ class History:
         elif event.kind == "test":
             self.tests.append(Row(event.data["row"]))
 
-    def _drop_after(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
+        """Forget what was measured past `step`."""
         self.epochs = [row for row in self.epochs if row["step"] <= step]
         self.tests = [row for row in self.tests if row["step"] <= step]
         for table in self.steps.values():

@@ -194,8 +194,8 @@ _GRACE_S = 3.0  # what the other ranks get, when one has failed
 class Launch:
     """`payload` runs in `n` workers of `pool`; as a context manager it leaves none of them at work.
 
-    `payload`: a function of a `Rank`, for all of them the same. `backend`: of torch.distributed. `init_method`: where the ranks meet; without
-    it at a port that this process holds, so that none can clash. Raises WorkerError where the payload can't be pickled.
+    `payload`: a function of a `Rank`, for all of them the same. `backend`: of torch.distributed. `init_method`: where the ranks meet;
+    without it at a port that this process holds, so that none can clash. Raises WorkerError where the payload can't be pickled.
     """
 
     def __init__(

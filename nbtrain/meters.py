@@ -165,6 +165,9 @@ class Meter:
         self._log = EpochLog(state["_log"])
         self._flushed = [(block, samples) for block, samples in state["_flushed"]]
 
+    def close(self) -> None:
+        """The pass is over: from here on `log` and `means` are those of all processes, where there are several."""
+
     @property
     def log(self) -> EpochLog:
         """This pass's values by key, up to the newest batch."""

@@ -92,8 +92,13 @@ class Recorder(L.Callback):
 
     def tell(self, kind: EventKind, data: Mapping[str, Any]) -> None:
         """Emit an event with the progress of this moment."""
+        self.emit(Event(kind, self.progress, self.wall(), data))
+
+    @property
+    def progress(self) -> Progress:
+        """The progress of this moment."""
         counts = self.owner.counts
-        progress = Progress(
+        return Progress(
             run=self.run,
             phase=self._phase,
             epoch=counts.epoch,
@@ -104,7 +109,12 @@ class Recorder(L.Callback):
             update=counts.update,
             elapsed_s=self.clock() - self._start_s,
         )
-        self.emit(Event(kind, progress, self.wall(), data))
+
+    def follow(self, progress: Progress) -> None:
+        """The run goes on in another process, and is there."""
+        counts = self.owner.counts
+        counts.epoch, counts.step, counts.update = progress.epoch, progress.step, progress.update
+        self._batch = progress.batch
 
     # -- passes
     def _enter(self, phase: Phase, n_batches: int | None) -> None:

@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
+from .addons.base import Launcher
 from .arguments import check_optimizer, check_run
 from .batches import to_device
 from .data import BatchList, as_loader, suggest_loader, with_batch_size
@@ -153,6 +155,8 @@ class Owner(Steps, Protocol):
     sinks: list[View]
 
     @property
+    def launcher(self) -> Launcher | None: ...  # where the runs execute, if not here
+    @property
     def title(self) -> str: ...
     def lightning_args(self) -> dict[str, Any]: ...
     def read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]: ...
@@ -175,7 +179,10 @@ def run(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterabl
             _advise(owner, loader)
         _keep_source(owner, n_epoch, loader, valid_loader)
         try:
-            status, reason = _drive(owner, n_epoch, arguments, loader, valid_loader)
+            if owner.launcher is None:
+                status, reason = _drive(owner, n_epoch, arguments, loader, valid_loader)
+            else:
+                status, reason = owner.launcher.launch(owner, partial(_drive_elsewhere, n_epoch), loader, valid_loader)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             if not interrupted:
@@ -209,6 +216,15 @@ def _drive(
     if owner.mode == "train" and owner.counts.epoch < goal:
         return "stopped", _why_stopped(trainer)
     return "completed", ""
+
+
+def _drive_elsewhere(n_epoch: int, owner: Owner, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> tuple[Status, str]:
+    """`_drive` for a copy of the trainer in another process, where alone the place of an error is known."""
+    try:
+        return _drive(owner, n_epoch, owner.lightning_args(), loader, valid_loader)
+    except Exception as error:
+        _name_place(error, owner.recorder.place)
+        raise
 
 
 class LoaderModule(StepModule):

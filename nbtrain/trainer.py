@@ -20,11 +20,21 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from . import session
-from .addons.base import AddOnBase, options, ordered
+from .addons.base import AddOnBase, Launcher, options, ordered
 from .addons.optim import GradientClipAddon, SchedulerAddon
 from .addons.speed import CompileAddon
 from .addons.state import StateManagerAddon
-from .arguments import Device, check_lightning, check_mode, check_run, device_args, make_optimizer, resolve_device, resolve_monitor
+from nbtrain.arguments import (
+    Device,
+    check_lightning,
+    check_mode,
+    check_run,
+    device_args,
+    make_optimizer,
+    resolve_device,
+    resolve_devices,
+    resolve_monitor,
+)
 from .errors import AddonError, CheckpointError, ConfigError, OptionError, StepError, nearest
 from .history import History, RunResult
 from .meters import EpochLog, Meter
@@ -67,7 +77,7 @@ class ProgressChecker:
 # %% ../nbs/31_trainer.ipynb #9aa4d59f
 TrainerType = TypeVar("TrainerType", bound="Trainer")
 _composed: dict[tuple[type, tuple[type[AddOnBase], ...]], type] = {}  # so that the same addons give the same class
-_SHARED = ("scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "save_path")  # arguments that addons take too
+_SHARED = ("device", "scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "save_path")  # arguments that addons take too
 _PRECISION = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 
 
@@ -76,7 +86,7 @@ class Trainer:
 
     Args:
         model: What is trained. It is moved to `device` at once and stays there.
-        device: "auto", "cpu", "cuda", "cuda:1", "mps" or a `torch.device`.
+        device: "auto", "cpu", "cuda", "cuda:1", "mps" or a `torch.device`; with MultiGPUAddon a list of them, too.
         mode: "train" or "test": what `run` does.
         optimizer: An optimizer, or a factory `parameters -> optimizer`. Needed in mode "train".
         scheduler: A torch scheduler (steps per epoch), a factory `(optimizer, plan)` or a function `step -> lr` (both step per update).
@@ -123,7 +133,8 @@ class Trainer:
         _check_options(type(self), addon_options)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model={type(model).__name__} is no torch.nn.Module.", remedy="Give an instance, such as nn.Linear(2, 1).")
-        self.device = resolve_device(device)
+        several = any(issubclass(addon, Launcher) for addon in type(self).addons)
+        self.device = resolve_devices(device)[0] if several else resolve_device(device)
         self.model = model.to(self.device)
         self.mode = mode
         self.optimizer = make_optimizer(optimizer, model, mode)
@@ -133,7 +144,7 @@ class Trainer:
         self.precision = _PRECISION.get(precision, precision) if isinstance(precision, str) else precision
         self.monitor = monitor
         self.monitor_mode: MonitorMode = resolve_monitor(monitor, monitor_mode)
-        self._lightning = check_lightning(lightning or {})
+        self.lightning = check_lightning(lightning or {})
         self._addons = _make_addons(type(self), addon_options, {name: given[name] for name in _SHARED if given[name] is not None})
 
         self.counts = Counts()
@@ -149,6 +160,7 @@ class Trainer:
         self.first_epoch, self.resumed, self.continues_run = 0, False, False
         self.sinks: list[View] = [self.history]
         self.recorder = Recorder(self, self._emit)
+        self.own_names = frozenset(vars(self)) | {"own_names"}  # what a user's class or steps add is not in it
 
     # -- what users write
     def train_step(self, batch: Any) -> dict[str, Any]:
@@ -377,7 +389,7 @@ class Trainer:
             args["default_root_dir"] = self.run_dir
         for addon in self._addons.values():
             args |= addon.lightning_args(self)
-        args |= self._lightning
+        args |= self.lightning
         callbacks = args.get("callbacks") or []
         args["callbacks"] = callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if any(isinstance(callback, Checkpoint) for callback in callbacks):
@@ -385,6 +397,11 @@ class Trainer:
         if any(isinstance(callback, ModelSummary) for callback in callbacks):
             args["enable_model_summary"] = True
         return args
+
+    @property
+    def launcher(self) -> Launcher | None:
+        """The addon that lets the runs execute elsewhere, if there is one."""
+        return next((addon for addon in self._addons.values() if isinstance(addon, Launcher)), None)
 
     def _emit(self, event: Event) -> None:
         for sink in self.sinks:
@@ -411,7 +428,7 @@ class Trainer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         base = _written(type(self))
-        state = {**self.__dict__, "given": {}}  # where a lambda may be, which can't be pickled
+        state = {**self.__dict__, "given": {}, "sinks": [self.history]}  # no arguments, where a lambda may be, and no open views
         return _rebuild, (base, () if base is type(self) else type(self).addons), state
 
     # -- how it looks
