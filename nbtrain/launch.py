@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import cloudpickle
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import TCPStore
 
 from .errors import WorkerError, add_note
 from .sources import cells, reach
@@ -203,7 +203,7 @@ class Launch:
     ) -> None:
         data = pack(payload)
         self._pool = pool
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if init_method is None else None
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if init_method is None else None
         address = self._store.port if self._store is not None else init_method or ""
         texts = {name: linecache.getlines(name) for name in cells()}
         self._workers = pool.take(n)
@@ -250,8 +250,8 @@ class Launch:
 
     def _listen(self, on_message: Callable[[int, Any], None]) -> None:
         """Read what has come, or wait a moment for it."""
-        lines = {self._workers[rank].connection: rank for rank in self._at_work}
-        outputs = {worker.output: rank for rank, worker in enumerate(self._workers) if worker.is_open}
+        lines: dict[Any, int] = {self._workers[rank].connection: rank for rank in self._at_work}
+        outputs: dict[Any, int] = {worker.output: rank for rank, worker in enumerate(self._workers) if worker.is_open}
         for source in connection.wait([*outputs, *lines], _LOOK_S):  # output first: it came before the result
             if source in outputs:
                 self._print(outputs[source])

@@ -28,6 +28,7 @@ from typing import Any
 import cloudpickle
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import TCPStore
 
 from .sources import is_user_file, is_user_module
 
@@ -236,7 +237,7 @@ def _process_group(task: Task) -> Iterator[None]:
     """torch.distributed, while a task is on."""
     options: dict[str, Any] = {"init_method": task.address}
     if isinstance(task.address, int):
-        options = {"store": dist.TCPStore("127.0.0.1", task.address, is_master=False)}
+        options = {"store": TCPStore("127.0.0.1", task.address, is_master=False)}
     dist.init_process_group(task.backend, rank=task.number, world_size=task.world_size, **options)
     yield
     dist.destroy_process_group()

@@ -58,6 +58,11 @@ class AddOnBase:
 class Launcher(AddOnBase):
     """Base of addons that let a run execute somewhere else, such as in worker processes."""
 
+    @property
+    def n_processes(self) -> int:
+        """How many processes train together."""
+        return 1
+
     def launch(self, trainer: Any, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any) -> tuple[Status, str]:
         """Run `drive(trainer, loader, valid_loader)`, and leave `trainer` as if it had run here. Returns what it returns, or raises it.
 

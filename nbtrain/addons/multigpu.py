@@ -19,10 +19,9 @@ import lightning as L
 import numpy as np
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments import ClusterEnvironment
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from .base import AddOnBase, Launcher, options
@@ -97,7 +96,7 @@ def _is_data(value: Any) -> bool:
 
 def _gathered(addon: AddOnBase) -> dict[str, Any]:
     """What an addon has come to know beside its options, as far as a pickle of it would have it."""
-    state = addon.__reduce_ex__(4)[2]
+    state: Any = addon.__reduce_ex__(4)[2]
     return {name: value for name, value in state.items() if name not in options(type(addon))}
 
 
@@ -135,7 +134,7 @@ class _Environment(ClusterEnvironment):
         return self._rank.number
 
     def set_global_rank(self, rank: int) -> None:
-        rank_zero_only.rank = rank
+        pass
 
     def local_rank(self) -> int:
         return self._rank.number
@@ -190,7 +189,9 @@ class _InRank(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._obey()
 
-    def on_validation_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, *_: Any) -> None:
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         self._owner.meters["test"].skips = not self.loaders[False].shares[batch_idx]
 
     def on_validation_batch_end(self, *args: Any, **options: Any) -> None:
@@ -279,7 +280,7 @@ class MultiGPUAddon(Launcher):
     `batch_size` is that of a device, as everywhere with DDP: one step takes a batch of the loader for each of them.
 
     Args:
-        init_method: Where the processes meet, such as "tcp://localhost:12355"; else at `MASTER_PORT`, or where it is not set, at a free port.
+        init_method: Where the processes meet, such as "tcp://localhost:12355"; else at `MASTER_PORT`, or else at a free port.
         strategy: "ddp", or "ddp_find_unused_parameters_true" for a model of which a step may leave parts out.
         num_nodes: The number of machines.
     """
@@ -296,6 +297,10 @@ class MultiGPUAddon(Launcher):
         if self.num_nodes != 1:
             raise ConfigError(f"num_nodes={self.num_nodes!r}: runs on several machines are not there yet.", remedy="Leave it out.")
         self.devices = _all_devices(self.device)
+
+    @property
+    def n_processes(self) -> int:
+        return len(self.devices)
 
     # -- in a rank
     def callbacks(self, trainer: Any) -> list[L.Callback]:

@@ -43,7 +43,7 @@ def _own_part(
     return {
         "version": _VERSION,
         "model": type(owner.model).__name__,
-        "world_size": _world_size(),
+        "world_size": _world_size(owner),
         "run": owner.recorder.run,
         "first_epoch": owner.first_epoch,
         "counts": asdict(owner.counts),
@@ -57,7 +57,9 @@ def _own_part(
     }
 
 
-def _world_size() -> int:
+def _world_size(owner: Any) -> int:
+    if owner.launcher is not None:
+        return owner.launcher.n_processes
     return torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
 
 
@@ -95,7 +97,8 @@ class _StateKeeper(Checkpoint):
         if stage != "fit":
             return
         self.writer = Writer()
-        clean_leftovers(self.addon.folder(self.owner))
+        if trainer.is_global_zero:
+            clean_leftovers(self.addon.folder(self.owner))
         state = self.addon.taken_up
         if state is not None:
             call._call_callbacks_on_load_checkpoint(trainer, state)
@@ -172,6 +175,8 @@ class _StateKeeper(Checkpoint):
 
     def _save(self, trainer: L.Trainer, finished: int | None, random: dict[str, Any], *, is_best: bool = False) -> None:
         assert self.writer is not None
+        if not trainer.is_global_zero:  # all ranks have the same state
+            return
         module: Any = trainer.lightning_module
         self.owner.recorder.flush()  # what is in the saved history is in the events too, once
         state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
@@ -362,7 +367,7 @@ class StateManagerAddon(AddOnBase):
     def restore(self, trainer: Any, path: Path) -> None:
         """Put the state of the checkpoint at `path` into the trainer."""
         state = read_checkpoint(path)
-        own = _checked(state, path)
+        own = _checked(state, path, _world_size(trainer))
         _restore_parts(trainer, state, path)
         for name, value in own["counts"].items():
             setattr(trainer.counts, name, value)
@@ -390,7 +395,7 @@ def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix("model."): value for name, value in state["state_dict"].items()}
 
 
-def _checked(state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+def _checked(state: Mapping[str, Any], path: Path, world_size: int) -> Mapping[str, Any]:
     """nbtrain's part of a state, if it can be taken up."""
     own = state.get("nbtrain")
     if own is None:
@@ -401,9 +406,9 @@ def _checked(state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
         )
     if own["version"] != _VERSION:
         raise CheckpointError(f"{path.name} is a state of version {own['version']}, and this nbtrain reads {_VERSION}.", where=str(path))
-    if own["finished"] is not None and own["world_size"] != _world_size():
+    if own["finished"] is not None and own["world_size"] != world_size:
         raise CheckpointError(
-            f"{path.name} was saved in mid-epoch by {own['world_size']} processes, and {_world_size()} would go on.",
+            f"{path.name} was saved in mid-epoch by {own['world_size']} processes, and {world_size} would go on.",
             where=str(path),
             remedy="Resume with as many processes, or from a state that was saved at the end of an epoch.",
         )
