@@ -499,6 +499,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'nbtrain.launch.Pool.take': ('launch.html#pool.take', 'nbtrain/launch.py'),
                                 'nbtrain.launch._Worker': ('launch.html#_worker', 'nbtrain/launch.py'),
                                 'nbtrain.launch._Worker.__init__': ('launch.html#_worker.__init__', 'nbtrain/launch.py'),
+                                'nbtrain.launch._Worker.fits': ('launch.html#_worker.fits', 'nbtrain/launch.py'),
                                 'nbtrain.launch._Worker.has_output': ('launch.html#_worker.has_output', 'nbtrain/launch.py'),
                                 'nbtrain.launch._Worker.kill': ('launch.html#_worker.kill', 'nbtrain/launch.py'),
                                 'nbtrain.launch._Worker.read_output': ('launch.html#_worker.read_output', 'nbtrain/launch.py'),

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import cloudpickle
-from torch.distributed.distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from .errors import WorkerError, add_note
 from .sources import cells, reach
@@ -94,10 +94,13 @@ def _can_pickle(value: Any) -> bool:
 
 
 # %% ../nbs/51_launch.ipynb #37ff7b39
+_READ_ONCE = ("CUDA_", "GLOO_", "LD_", "MKL_", "NCCL_", "OMP_", "PYTHON", "PYTORCH_", "TORCH")  # beginnings of variables
+
+
 class _Worker:
     """A worker process, as its parent sees it."""
 
-    def __init__(self, environment: dict[str, str], preload: Sequence[str]) -> None:
+    def __init__(self, environment: Mapping[str, str], preload: Sequence[str]) -> None:
         self.environment = environment
         self.connection, theirs = connection.Pipe()
         code = f"import sys; sys.path[:] = {sys.path!r}; from nbtrain.worker import main; main({theirs.fileno()}, {list(preload)!r})"
@@ -116,6 +119,11 @@ class _Worker:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self.is_open = True  # may there be more output?
         self.last_output: deque[str] = deque(maxlen=2000)  # characters
+
+    def fits(self, environment: Mapping[str, str]) -> bool:
+        """Is it as good as one that would be started in `environment`?"""
+        changed = {name for name, _ in self.environment.items() ^ environment.items()}
+        return self.process.poll() is None and not any(name.startswith(_READ_ONCE) for name in changed)
 
     def send(self, kind: str, value: Any) -> None:
         try:
@@ -154,10 +162,9 @@ class Pool:
         self._pid = os.getpid()
         atexit.register(self.close)
 
-    def take(self, n: int) -> list[_Worker]:
+    def take(self, n: int, environment: Mapping[str, str]) -> list[_Worker]:
         """`n` workers that are as good as new; what is missing is started."""
-        environment = _environment(n)
-        fit = [worker for worker in self._idle if worker.process.poll() is None and worker.environment == environment]
+        fit = [worker for worker in self._idle if worker.fits(environment)]
         taken = fit[:n]
         self._end([worker for worker in self._idle if worker not in fit])
         self._idle = fit[n:]
@@ -206,14 +213,15 @@ class Launch:
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if init_method is None else None
         address = self._store.port if self._store is not None else init_method or ""
         texts = {name: linecache.getlines(name) for name in cells()}
-        self._workers = pool.take(n)
+        environment = _environment(n)
+        self._workers = pool.take(n, environment)
         self._at_work = set(range(n))
         self._results: dict[int, Any] = {}
         self._failures: dict[int, Failure] = {}
         self._ended: dict[int, int] = {}  # exit codes of those that ended by themselves
         self._kill_at_s = float("inf")
         for number, worker in enumerate(self._workers):
-            worker.send("task", Task(number, n, data, backend, address, str(Path.cwd()), sys.path, texts))
+            worker.send("task", Task(number, n, data, backend, address, str(Path.cwd()), sys.path, environment, texts))
 
     def __enter__(self) -> Launch:
         return self

@@ -28,7 +28,7 @@ from typing import Any
 import cloudpickle
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from .sources import is_user_file, is_user_module
 
@@ -61,6 +61,7 @@ class Task:
     address: str | int  # an init_method of torch.distributed, or a port of the parent's store
     folder: str
     path: list[str]
+    environment: dict[str, str]
     cells: dict[str, list[str]] = field(default_factory=dict)  # the text of a notebook's cells, by file name
 
 
@@ -225,6 +226,8 @@ def _do(task: Task, channel: Channel, keep: frozenset[str]) -> bytes:
     _clear(keep)
     sys.path[:] = task.path
     os.chdir(task.folder)
+    os.environ.clear()
+    os.environ.update(task.environment)
     for name, lines in task.cells.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     payload = loads(task.payload)
