@@ -92,7 +92,7 @@ class RankLoader:
         self.shares.clear()
         self._seed = self._begin_alike()
         batches = iter(self._dealt) if self._dealt is not None else self._read_all()
-        return map(self._hand_out, batches)  # a loop would hold the batch until the next is asked for
+        yield from map(self._hand_out, batches)  # a loop would hold the batch until the next is asked for
 
     def _hand_out(self, batch: Any) -> Any:
         seed, self._seed = self._seed, None
