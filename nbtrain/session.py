@@ -312,11 +312,12 @@ def _n_batches(loader: Iterable[Any] | None, limit: Any) -> int | None:
 
 
 def _header(owner: Owner, arguments: dict[str, Any], loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> dict[str, Any]:
+    n_processes = owner.launcher.n_processes if owner.launcher is not None else 1
     return {
         "title": owner.title,
         "model": type(owner.model).__name__,
         "n_params": sum(p.numel() for p in owner.model.parameters()),
-        "device": str(owner.device),
+        "device": str(owner.device) if n_processes == 1 else f"{n_processes} × {owner.device.type}",
         "precision": arguments.get("precision"),
         "monitor": owner.monitor,
         "monitor_mode": owner.monitor_mode,
