@@ -400,8 +400,8 @@ class Trainer:
 
     @property
     def launcher(self) -> Launcher | None:
-        """The addon that lets the runs execute elsewhere, if there is one."""
-        return next((addon for addon in self._addons.values() if isinstance(addon, Launcher)), None)
+        """The addon that lets the runs execute elsewhere, where they do."""
+        return next((addon for addon in self._addons.values() if isinstance(addon, Launcher) and addon.is_elsewhere), None)
 
     def _emit(self, event: Event) -> None:
         for sink in self.sinks:

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from .errors import WorkerError
 from .sources import is_user_file, is_user_module
 
 # %% auto #0
@@ -241,7 +242,13 @@ def _process_group(task: Task) -> Iterator[None]:
     options: dict[str, Any] = {"init_method": task.address}
     if isinstance(task.address, int):
         options = {"store": TCPStore("127.0.0.1", task.address, is_master=False)}
-    dist.init_process_group(task.backend, rank=task.number, world_size=task.world_size, **options)
+    try:
+        dist.init_process_group(task.backend, rank=task.number, world_size=task.world_size, **options)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        remedy = "Give no address, and no MASTER_PORT: then a free port is found."
+        raise WorkerError(f"The address {task.address} is in use already.", remedy=remedy) from error
     yield
     dist.destroy_process_group()
 

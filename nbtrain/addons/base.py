@@ -59,6 +59,11 @@ class Launcher(AddOnBase):
     """Base of addons that let a run execute somewhere else, such as in worker processes."""
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Do the runs execute elsewhere, with the options that were given?"""
+        return True
+
+    @property
     def n_processes(self) -> int:
         """How many processes train together."""
         return 1
@@ -68,7 +73,7 @@ class Launcher(AddOnBase):
 
         `drive` and all it is given can be pickled; on a copy of `trainer` it does the same.
         """
-        return drive(trainer, loader, valid_loader)
+        raise NotImplementedError(f"{type(self).__name__} has no launch.")
 
 
 # %% ../../nbs/24_addons.base.ipynb #71469797

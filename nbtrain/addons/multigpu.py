@@ -299,6 +299,10 @@ class MultiGPUAddon(Launcher):
         self.devices = _all_devices(self.device)
 
     @property
+    def is_elsewhere(self) -> bool:
+        return len(self.devices) > 1 or isinstance(self.device, (list, tuple))
+
+    @property
     def n_processes(self) -> int:
         return len(self.devices)
 
@@ -319,8 +323,6 @@ class MultiGPUAddon(Launcher):
 
     # -- in the notebook
     def launch(self, trainer: Any, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any) -> tuple[Status, str]:
-        if len(self.devices) == 1 and not isinstance(self.device, (list, tuple)):
-            return drive(trainer, loader, valid_loader)
         for name in {"strategy", "num_nodes", "use_distributed_sampler"} & trainer.lightning.keys():
             raise ConfigError(
                 f"lightning={{{name!r}: ...}} is set by MultiGPUAddon.", remedy=f"Leave it out, or use {name}=... of the addon."

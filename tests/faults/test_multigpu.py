@@ -222,6 +222,13 @@ def test_given_address_is_where_the_ranks_meet(how: str, monkeypatch: pytest.Mon
     assert trainer.run(1, batches_of(8)["loader"]).status == "completed"
 
 
+def test_address_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://localhost:{server.getsockname()[1]}"
+        with pytest.raises(WorkerError, match=f"The address {address} is in use already.\n  Give no address, and no MASTER_PORT"):
+            make_several(init_method=address).run(1, batches_of(8)["loader"])
+
+
 def test_second_launcher_is_refused() -> None:
     class Elsewhere(Launcher):
         """Another one."""

@@ -21,6 +21,7 @@ from nbtrain import (
     CompileAddon,
     CudaGraphAddon,
     GradientClipAddon,
+    MultiGPUAddon,
     PrefetchAddon,
     SchedulerAddon,
     StateManagerAddon,
@@ -144,6 +145,7 @@ ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their opt
     CompileAddon: lambda folder: {"compile": {"backend": "eager"}},
     PrefetchAddon: lambda folder: {},
     CudaGraphAddon: lambda folder: {},
+    MultiGPUAddon: lambda folder: {},
 }
 
 
