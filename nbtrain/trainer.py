@@ -24,17 +24,8 @@ from .addons.base import AddOnBase, Launcher, options, ordered
 from .addons.optim import GradientClipAddon, SchedulerAddon
 from .addons.speed import CompileAddon
 from .addons.state import StateManagerAddon
-from nbtrain.arguments import (
-    Device,
-    check_lightning,
-    check_mode,
-    check_run,
-    device_args,
-    make_optimizer,
-    resolve_device,
-    resolve_devices,
-    resolve_monitor,
-)
+from .arguments import Device, check_lightning, check_mode, check_run, device_args, make_optimizer
+from .arguments import resolve_device, resolve_devices, resolve_monitor
 from .errors import AddonError, CheckpointError, ConfigError, OptionError, StepError, nearest
 from .history import History, RunResult
 from .meters import EpochLog, Meter
