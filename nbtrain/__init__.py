@@ -27,6 +27,7 @@ _PUBLIC = {
     "LimitsAddon": "addons.stopping",
     "LoggersAddon": "addons.loggers",
     "MetricsAddon": "addons.metrics",
+    "MultiGPUAddon": "addons.multigpu",
     "NbtrainError": "errors",
     "NeptuneLoggerAddon": "addons.loggers",
     "NonFiniteAddon": "addons.nonfinite",
@@ -51,6 +52,7 @@ _PUBLIC = {
     "Trainer": "trainer",
     "WandBLoggerAddon": "addons.loggers",
     "WarmUpScheduler": "schedulers",
+    "WorkerError": "errors",
     "compare": "comparing",
     "get_combined_lr_scheduler": "schedulers",
     "get_lr_scheduler": "schedulers",
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.loggers import NeptuneLoggerAddon as NeptuneLoggerAddon
     from nbtrain.addons.loggers import WandBLoggerAddon as WandBLoggerAddon
     from nbtrain.addons.metrics import MetricsAddon as MetricsAddon
+    from nbtrain.addons.multigpu import MultiGPUAddon as MultiGPUAddon
     from nbtrain.addons.nonfinite import NonFiniteAddon as NonFiniteAddon
     from nbtrain.addons.optim import GradientClipAddon as GradientClipAddon
     from nbtrain.addons.optim import SchedulerAddon as SchedulerAddon
@@ -90,6 +93,7 @@ if TYPE_CHECKING:
     from nbtrain.errors import OptionError as OptionError
     from nbtrain.errors import RunPaused as RunPaused
     from nbtrain.errors import StepError as StepError
+    from nbtrain.errors import WorkerError as WorkerError
     from nbtrain.finding import RangeTest as RangeTest
     from nbtrain.gallery import Gallery as Gallery
     from nbtrain.gallery import Sample as Sample

@@ -22,6 +22,8 @@ from .steps import Mode
 # %% auto #0
 __all__ = [
     "Device",
+    "Devices",
+    "resolve_devices",
     "resolve_device",
     "device_args",
     "check_lightning",
@@ -36,14 +38,29 @@ __all__ = [
 Device = str | torch.device
 
 
-def resolve_device(device: Device | list[Device] | tuple[Device, ...]) -> torch.device:
+Devices = Device | list[Device] | tuple[Device, ...]
+
+
+def resolve_devices(device: Devices) -> list[torch.device]:
+    """The devices that `device` names, at least one. Raises ConfigError where one is not there."""
+    devices = [_resolve(each) for each in device] if isinstance(device, (list, tuple)) else [_resolve(device)]
+    if not devices:
+        raise ConfigError("device=[] names no device.", remedy='Give "auto", or a list of devices.')
+    return devices
+
+
+def resolve_device(device: Devices) -> torch.device:
     """The one device that `device` names. Raises ConfigError where it is not there, or where there are several."""
-    if isinstance(device, (list, tuple)):
-        if len(device) != 1:
-            raise ConfigError(
-                f"device={list(map(str, device))} are {len(device)} devices.", remedy="A trainer runs on one device: give that one."
-            )
-        device = device[0]
+    devices = resolve_devices(device)
+    if len(devices) > 1:
+        raise ConfigError(
+            f"device={list(map(str, devices))} are {len(devices)} devices.",
+            remedy="A trainer runs on one device: give that one, or make it with add_on(MultiGPUAddon).",
+        )
+    return devices[0]
+
+
+def _resolve(device: Device) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:

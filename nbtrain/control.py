@@ -111,6 +111,7 @@ class Control:
         self.lock = threading.RLock()  # for what several threads tell
         self._tell: Callable[[State], None] = lambda state: None
         self._untold = False
+        self.elsewhere: Callable[[tuple[Any, ...]], None] | None = None  # how a run in other processes is told
         self._at: Boundary | None = None  # while it attends
         self._requests: list[_Request] = []
         self._changed = threading.Condition()
@@ -160,6 +161,11 @@ class Control:
         request = _Request(command, whole, Future())
         with self._changed:
             inside = threading.current_thread() is self.thread
+            if self.elsewhere is not None and self.state != "idle":
+                raise ConfigError(
+                    "The run is in other processes, and this can't be done between two of its batches.",
+                    remedy="pause(), resume(), stop(), set(), validate_now() and save_state() reach it.",
+                )
             now = self.state == "idle" or (inside and (self._at is not None or not whole) and request.fits(self._at))
             if not now:
                 self._requests.append(request)
@@ -184,7 +190,7 @@ class Control:
     def end(self) -> None:
         """The run is over; what is still asked is done without it."""
         with self._changed:
-            self.state, self.thread = "idle", None
+            self.state, self.thread, self.elsewhere = "idle", None, None
             self._changed.notify_all()
         self._run_requests()
 
@@ -208,6 +214,21 @@ class Control:
             if at.phase == "train":
                 _tell_callbacks(at.trainer)
             raise Leave
+
+    def follow(self, state: State) -> None:
+        """A run in other processes tells that it is paused, or goes on."""
+        self._tell(state)
+        with self._changed:
+            if self.state in ("pausing", "paused", "running"):
+                self.state = state
+            self._changed.notify_all()
+
+    def ask_elsewhere(self, name: str, **options: Any) -> bool:
+        """Have a run in other processes call a method of its trainer, after the same batch in all of them. False where the run is here."""
+        if self.elsewhere is None or self.state == "idle":
+            return False
+        self.elsewhere(("call", name, options))
+        return True
 
     def _wait(self) -> None:
         """Be paused."""
@@ -247,6 +268,8 @@ class Control:
             tells = self.state != "paused" and not self._untold  # a paused run tells itself that it goes on
             self.state, self.asked = state, True
             self._changed.notify_all()
+            if self.elsewhere is not None:
+                self.elsewhere((state,))
         if tells:
             self._tell(state)
 

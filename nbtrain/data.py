@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler, TensorDataset, default_collate
 
 from .errors import CheckpointError, ConfigError
 
@@ -20,6 +20,7 @@ __all__ = [
     "BatchList",
     "as_loader",
     "with_batch_size",
+    "with_batch_sampler",
     "LoaderAround",
     "StatefulLoader",
     "Cut",
@@ -54,9 +55,18 @@ def with_batch_size(loader: Any, batch_size: int) -> Any:
     """A DataLoader like `loader`, with another batch size; any other loader as it is."""
     if not isinstance(loader, DataLoader) or loader.batch_size in (None, batch_size):
         return loader
-    names = ("num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "generator", "prefetch_factor")
-    options: dict[str, Any] = {name: getattr(loader, name) for name in names} | {"persistent_workers": loader.persistent_workers}
-    return DataLoader(loader.dataset, batch_size, shuffle=isinstance(loader.sampler, RandomSampler), **options)
+    shuffle = isinstance(loader.sampler, RandomSampler)
+    return DataLoader(loader.dataset, batch_size, shuffle=shuffle, drop_last=loader.drop_last, **_options(loader))
+
+
+def with_batch_sampler(loader: DataLoader[Any], batch_sampler: Sampler[list[int]]) -> DataLoader[Any]:
+    """A DataLoader like `loader`, with the batches of `batch_sampler`."""
+    return DataLoader(loader.dataset, batch_sampler=batch_sampler, **_options(loader))
+
+
+def _options(loader: DataLoader[Any]) -> dict[str, Any]:
+    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator", "prefetch_factor", "persistent_workers")
+    return {name: getattr(loader, name) for name in names}
 
 
 # %% ../nbs/09_data.ipynb #923574f6

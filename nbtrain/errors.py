@@ -17,6 +17,7 @@ __all__ = [
     "AddonError",
     "CheckpointError",
     "StepError",
+    "WorkerError",
     "RunPaused",
     "nearest",
     "add_note",
@@ -52,6 +53,10 @@ class CheckpointError(NbtrainError):
 
 class StepError(NbtrainError):
     """A user's `train_step`, `test_step` or `metric_on_epoch_end` returned what can't be used, or a loader gave nothing."""
+
+
+class WorkerError(NbtrainError):
+    """A worker process was killed or has failed, or what it is to do can't be sent to it."""
 
 
 class RunPaused(KeyboardInterrupt):

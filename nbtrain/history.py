@@ -134,7 +134,7 @@ class History:
         if event.kind == "start":
             self.monitor, self.monitor_mode = event.data["monitor"], event.data["monitor_mode"]
             if event.data.get("resumed"):
-                self._drop_after(event.progress.step)
+                self.drop_after(event.progress.step)
         elif event.kind == "steps":
             n = event.data["n"]
             self.steps[event.progress.phase].add(event.progress.step - n + 1, n, event.data["values"])
@@ -145,7 +145,8 @@ class History:
         elif event.kind == "mark":
             self.marks.append((event.progress, event.data["text"]))
 
-    def _drop_after(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
+        """Forget what was measured past `step`."""
         self._best = None
         self.epochs = [row for row in self.epochs if row["step"] <= step]
         self.tests = [row for row in self.tests if row["step"] <= step]

@@ -172,6 +172,9 @@ class Meter:
         self._log = EpochLog({name: array("d", c).tolist() if isinstance(c, bytes) else c for name, c in state["_log"].items()})
         self._flushed = [(block, samples) for block, samples in state["_flushed"]]
 
+    def close(self) -> None:
+        """The pass is over: from here on `log` and `means` are those of all processes, where there are several."""
+
     @property
     def log(self) -> EpochLog:
         """This pass's values by key, up to the newest batch."""

@@ -133,6 +133,12 @@ class Recorder(L.Callback):
         """Emit an event with the progress of this moment."""
         self.emit(Event(kind, self.progress, self.wall(), data))
 
+    def follow(self, progress: Progress) -> None:
+        """The run goes on in another process, and is there."""
+        counts = self.owner.counts
+        counts.epoch, counts.step, counts.update = progress.epoch, progress.step, progress.update
+        self._batch = progress.batch
+
     # -- passes
     def _enter(self, phase: Phase, n_batches: int | None) -> None:
         self._phase, self._batch, self._n_batches = phase, 0, n_batches

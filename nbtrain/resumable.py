@@ -21,13 +21,13 @@ from .data import LoaderAround, StatefulLoader
 from .errors import CheckpointError, ConfigError
 
 # %% auto #0
-__all__ = ["random_state", "set_random_state", "keep_random", "ResumableLoader", "borrowed"]
+__all__ = ["random_state", "set_random_state", "keep_random", "loader_place", "put_loader", "ResumableLoader", "borrowed"]
 
 
 # %% ../nbs/12_resumable.ipynb #35b11bc2
-def random_state() -> dict[str, Any]:
-    """The state of Python's, NumPy's and torch's random numbers, on all devices."""
-    return _collect_rng_states()
+def random_state(*, devices: bool = True) -> dict[str, Any]:
+    """The state of Python's, NumPy's and torch's random numbers, on all devices or on the CPU alone."""
+    return _collect_rng_states(include_cuda=devices)
 
 
 def set_random_state(state: dict[str, Any]) -> None:
@@ -51,6 +51,20 @@ def _generators(loader: Any) -> list[torch.Generator]:
     parts = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     found = [getattr(part, "generator", None) for part in parts]
     return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def loader_place(loader: Any) -> dict[str, Any]:
+    """Where a loader is by itself: its own state, or that of its generators."""
+    own = loader.state_dict() if isinstance(loader, StatefulLoader) else None
+    return {"own": own, "generators": [generator.get_state() for generator in _generators(loader)]}
+
+
+def put_loader(loader: Any, place: dict[str, Any]) -> None:
+    """Let the next pass of `loader` begin at the place that `loader_place` returned."""
+    if place["own"] is not None and isinstance(loader, StatefulLoader):
+        loader.load_state_dict(place["own"])
+    for generator, state in zip(_generators(loader), place["generators"]):
+        generator.set_state(state)
 
 
 # %% ../nbs/12_resumable.ipynb #0ab3fd30
@@ -120,15 +134,10 @@ class ResumableLoader(LoaderAround):
         return sized_len(self.loader)
 
     def _place(self) -> dict[str, Any]:
-        """Where the loader is by itself: its own state, or that of its generators."""
-        own = self.loader.state_dict() if isinstance(self.loader, StatefulLoader) else None
-        return {"own": own, "generators": [generator.get_state() for generator in _generators(self.loader)]}
+        return loader_place(self.loader)
 
     def _put(self, place: dict[str, Any]) -> None:
-        if place["own"] is not None and isinstance(self.loader, StatefulLoader):
-            self.loader.load_state_dict(place["own"])
-        for generator, state in zip(_generators(self.loader), place["generators"]):
-            generator.set_state(state)
+        put_loader(self.loader, place)
 
 
 # %% ../nbs/12_resumable.ipynb #a87590fd

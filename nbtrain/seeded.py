@@ -21,7 +21,7 @@ from .data import Cut, check_same
 from .errors import ConfigError, OptionError, nearest
 
 # %% auto #0
-__all__ = ["derive_seed", "SeededLoader"]
+__all__ = ["derive_seed", "seed_process", "SeededLoader"]
 
 
 # %% ../nbs/10_seeded.ipynb #fd5adbb4
@@ -31,7 +31,7 @@ def derive_seed(*numbers: int) -> int:
 
 
 # %% ../nbs/10_seeded.ipynb #43f5ce55
-def _seed_process(seed: int) -> None:
+def seed_process(seed: int) -> None:
     """Seed Python, torch on the CPU, and NumPy where it is loaded. `torch.manual_seed` would seed the devices too."""
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
@@ -64,11 +64,11 @@ class _SeededBatches(Dataset[Any]):
         number, indices = key
         with _keep_random() if get_worker_info() is None else nullcontext():
             samples = [self._sample(index) for index in indices]
-            _seed_process(derive_seed(self.seed, self.epoch, len(self.dataset) + number))
+            seed_process(derive_seed(self.seed, self.epoch, len(self.dataset) + number))
             return self.collate(samples)
 
     def _sample(self, index: int) -> Any:
-        _seed_process(derive_seed(self.seed, self.epoch, index))
+        seed_process(derive_seed(self.seed, self.epoch, index))
         return self.dataset[index]
 
 

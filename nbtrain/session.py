@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
-from .addons.base import Stopper
+from .addons.base import Launcher, Stopper
 from .arguments import check_optimizer, check_run
 from .batches import to_device
 from .control import Control, Leave, RunHandle, State, refuse_while_on, signals_stop, workers_ignore_interrupts
@@ -175,6 +175,8 @@ class Owner(Steps, Protocol):
     own_thread: bool
 
     @property
+    def launcher(self) -> Launcher | None: ...  # where the runs execute, if not here
+    @property
     def title(self) -> str: ...
     def lightning_args(self) -> dict[str, Any]: ...
     def validate_now(self) -> Any: ...
@@ -247,7 +249,10 @@ def _work(
     """The run, in whatever thread it has, from its beginning to its end."""
     try:
         with workers_ignore_interrupts(loader, valid_loader), _failing(owner):
-            status, reason = _drive(owner, n_epoch, arguments, loader, valid_loader)
+            if owner.launcher is None:
+                status, reason = _drive(owner, n_epoch, arguments, loader, valid_loader)
+            else:
+                status, reason = _launch(owner, owner.launcher, n_epoch, loader, valid_loader)
         return _finish(owner, status, reason)
     finally:
         owner.resumed = owner.continues_run = False
@@ -305,6 +310,24 @@ def _left(owner: Owner, trainer: L.Trainer) -> tuple[Status, str]:
     signum = owner.control.signum
     by = "SIGTERM at " if signum == signal.SIGTERM else ""
     return "stopped" if signum is None else "interrupted", by + owner.recorder.place
+
+
+def _launch(
+    owner: Owner, launcher: Launcher, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None
+) -> tuple[Status, str]:
+    try:
+        return launcher.launch(owner, partial(_drive_elsewhere, n_epoch), loader, valid_loader)
+    except Leave:  # a third ■
+        return "interrupted", owner.recorder.place
+
+
+def _drive_elsewhere(n_epoch: int, owner: Owner, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> tuple[Status, str]:
+    """`_drive` for a copy of the trainer in another process, where alone the place of an error is known."""
+    try:
+        return _drive(owner, n_epoch, owner.lightning_args(), loader, valid_loader)
+    except Exception as error:
+        _name_place(error, owner.recorder.place)
+        raise
 
 
 class LoaderModule(StepModule):
@@ -396,12 +419,16 @@ def _controls(owner: Owner, validates: bool) -> Controls:
     """What the buttons of a live view do. They only ask: whoever presses one must not wait."""
     control = owner.control
     actions: dict[str, Callable[[], Any]] = {"pause": control.pause, "continue": control.proceed, "stop": control.stop}
-    save: Callable[[], Any] | None = getattr(owner, "save_state", None)  # of an addon that the trainer may have
-    if save is not None:
-        actions["save"] = lambda: control.leave(lambda at: _noted(owner, save), whole=True)
+    if hasattr(owner, "save_state"):  # a command of an addon
+        actions["save"] = lambda: _ask_for(owner, "save_state")
     if validates:
-        actions["validate"] = lambda: control.leave(lambda at: _noted(owner, owner.validate_now), whole=True)
+        actions["validate"] = lambda: _ask_for(owner, "validate_now")
     return Controls(actions, lambda: owner.handle is not None and owner.handle.is_waited_for)
+
+
+def _ask_for(owner: Owner, name: str) -> None:
+    if not owner.control.ask_elsewhere(name):
+        owner.control.leave(lambda at: _noted(owner, getattr(owner, name)), whole=True)
 
 
 def _noted(owner: Owner, action: Callable[[], Any]) -> None:
@@ -427,11 +454,12 @@ def _n_batches(loader: Iterable[Any] | None, limit: Any) -> int | None:
 
 
 def _header(owner: Owner, arguments: dict[str, Any], loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> dict[str, Any]:
+    n_processes = owner.launcher.n_processes if owner.launcher is not None else 1
     return {
         "title": owner.title,
         "model": type(owner.model).__name__,
         "n_params": sum(p.numel() for p in owner.model.parameters()),
-        "device": str(owner.device),
+        "device": str(owner.device) if n_processes == 1 else f"{n_processes} × {owner.device.type}",
         "precision": arguments.get("precision"),
         "monitor": owner.monitor,
         "monitor_mode": owner.monitor_mode,

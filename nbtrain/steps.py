@@ -304,6 +304,7 @@ class StepModule(L.LightningModule):
         owner, meter = self.owner, self.owner.meters[mode]
         if not self.whole_epoch:
             return
+        meter.close()
         if meter.n_batches == 0:
             raise StepError(
                 f"The loader gave no batch ({_PREFIX[phase]} pass of epoch {owner.counts.epoch + 1}).",

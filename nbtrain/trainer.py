@@ -21,11 +21,12 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from . import session
-from .addons.base import AddOnBase, options, ordered
+from .addons.base import AddOnBase, Launcher, options, ordered
 from .addons.optim import GradientClipAddon, SchedulerAddon
 from .addons.speed import CompileAddon
 from .addons.state import StateManagerAddon
-from .arguments import Device, check_lightning, check_mode, check_run, device_args, make_optimizer, resolve_device, resolve_monitor
+from .arguments import Device, check_lightning, check_mode, check_run, device_args, make_optimizer
+from .arguments import resolve_device, resolve_devices, resolve_monitor
 from .control import Control, RunHandle, free_last_error, refuse_while_on
 from .edits import change_class, set_options, validate_now
 from .errors import AddonError, CheckpointError, ConfigError, OptionError, StepError, nearest
@@ -73,7 +74,7 @@ class ProgressChecker:
 # %% ../nbs/31_trainer.ipynb #9aa4d59f
 TrainerType = TypeVar("TrainerType", bound="Trainer")
 _composed: dict[tuple[type, tuple[type[AddOnBase], ...]], type] = {}  # so that the same addons give the same class
-_SHARED = ("scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "save_path")  # arguments that addons take too
+_SHARED = ("device", "scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "save_path")  # arguments that addons take too
 _PRECISION = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 
 
@@ -82,7 +83,7 @@ class Trainer:
 
     Args:
         model: What is trained. It is moved to `device` at once and stays there.
-        device: "auto", "cpu", "cuda", "cuda:1", "mps" or a `torch.device`.
+        device: "auto", "cpu", "cuda", "cuda:1", "mps" or a `torch.device`; with MultiGPUAddon a list of them, too.
         mode: "train" or "test": what `run` does.
         optimizer: An optimizer, or a factory `parameters -> optimizer`. Needed in mode "train".
         scheduler: A torch scheduler (steps per epoch), a factory `(optimizer, plan)` or a function `step -> lr` (both step per update).
@@ -132,7 +133,8 @@ class Trainer:
         _check_options(type(self), addon_options)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model={type(model).__name__} is no torch.nn.Module.", remedy="Give an instance, such as nn.Linear(2, 1).")
-        self.device = resolve_device(device)
+        several = any(issubclass(addon, Launcher) for addon in type(self).addons)
+        self.device = resolve_devices(device)[0] if several else resolve_device(device)
         self.model = model.to(self.device)
         self.mode = mode
         self.optimizer = make_optimizer(optimizer, model, mode)
@@ -142,7 +144,7 @@ class Trainer:
         self.precision = _PRECISION.get(precision, precision) if isinstance(precision, str) else precision
         self.monitor = monitor
         self.monitor_mode: MonitorMode = resolve_monitor(monitor, monitor_mode)
-        self._lightning = check_lightning(lightning or {})
+        self.lightning = check_lightning(lightning or {})
         self._addons = _make_addons(type(self), addon_options, {name: given[name] for name in _SHARED if given[name] is not None})
 
         self.counts = Counts()
@@ -159,6 +161,7 @@ class Trainer:
         self.control, self.handle, self.view = Control(), None, None
         self.sinks: list[View] = [self.history]
         self.recorder = Recorder(self, self._emit)
+        self.own_names = frozenset(vars(self)) | {"own_names"}  # what a user's class or steps add is not in it
 
     # -- what users write
     def train_step(self, batch: Any) -> dict[str, Any]:
@@ -277,14 +280,15 @@ class Trainer:
 
     def set(self, **options: Any) -> None:
         """Change options of the optimizer between two batches: `set(lr=1e-4)`. The schedule is scaled with the learning rate."""
-        set_options(self, options)
+        if not self.control.ask_elsewhere("set", **options):
+            set_options(self, options)
 
     def validate_now(self) -> dict[str, float] | None:
         """Validate between two batches, in a run with a `valid_loader`. Returns the metrics.
 
         Called in a step or in a callback it validates after the batch, and returns None.
         """
-        return validate_now(self)
+        return None if self.control.ask_elsewhere("validate_now") else validate_now(self)
 
     def show(self) -> None:
         """Show the newest run once more, here: live while it is on."""
@@ -498,7 +502,7 @@ class Trainer:
             args["default_root_dir"] = self.run_dir
         for addon in self._addons.values():
             args |= addon.lightning_args(self)
-        args |= self._lightning
+        args |= self.lightning
         args["logger"] = self._loggers(args.get("logger"))
         callbacks = args.get("callbacks") or []
         args["callbacks"] = callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
@@ -514,6 +518,11 @@ class Trainer:
         if not own or isinstance(given, bool):
             return own or given or False
         return [*own, *(given if isinstance(given, Iterable) else [given] if given is not None else [])]
+
+    @property
+    def launcher(self) -> Launcher | None:
+        """The addon that lets the runs execute elsewhere, where they do."""
+        return next((addon for addon in self._addons.values() if isinstance(addon, Launcher) and addon.is_elsewhere), None)
 
     def _emit(self, event: Event) -> None:
         with self.control.lock:
@@ -541,7 +550,8 @@ class Trainer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         base = _written(type(self))
-        state = {**self.__dict__, "given": {}, "handle": None, "view": None}  # where a lambda may be, a thread or a widget
+        # no arguments, where a lambda may be, no thread, and no open views
+        state = {**self.__dict__, "given": {}, "handle": None, "view": None, "sinks": [self.history]}
         return _rebuild, (base, () if base is type(self) else type(self).addons), state
 
     # -- how it looks
@@ -570,7 +580,7 @@ class Trainer:
         schedule, other addons, and the callbacks and loggers of `lightning=` are left out. The first parameter group gets the rate; others
         keep their ratio to it. Raises ConfigError for what can't work.
         """
-        arguments = device_args(self.device) | update_args(self.precision, self._lightning)
+        arguments = device_args(self.device) | update_args(self.precision, self.lightning)
         if GradientClipAddon in self._addons:
             arguments["callbacks"] = self._addons[GradientClipAddon].callbacks(self)
         return find_lr(self, loader, arguments, start, end, n_batches)

@@ -5,7 +5,7 @@
 # %% ../../nbs/24_addons.base.ipynb #385dcf76
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar
 
@@ -14,9 +14,10 @@ from lightning.pytorch.loggers import Logger
 from typing_extensions import dataclass_transform
 
 from ..errors import AddonError
+from ..records import Status
 
 # %% auto #0
-__all__ = ["AddOnBase", "Stopper", "options", "ordered"]
+__all__ = ["AddOnBase", "Stopper", "Launcher", "options", "ordered"]
 
 
 # %% ../../nbs/24_addons.base.ipynb #a958d0ac
@@ -66,6 +67,28 @@ class Stopper(L.Callback):
             trainer.should_stop = True
 
 
+# %% ../../nbs/24_addons.base.ipynb #322b6ae9
+class Launcher(AddOnBase):
+    """Base of addons that let a run execute somewhere else, such as in worker processes."""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Do the runs execute elsewhere, with the options that were given?"""
+        return True
+
+    @property
+    def n_processes(self) -> int:
+        """How many processes train together."""
+        return 1
+
+    def launch(self, trainer: Any, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any) -> tuple[Status, str]:
+        """Run `drive(trainer, loader, valid_loader)`, and leave `trainer` as if it had run here. Returns what it returns, or raises it.
+
+        `drive` and all it is given can be pickled; on a copy of `trainer` it does the same.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no launch.")
+
+
 # %% ../../nbs/24_addons.base.ipynb #71469797
 def options(addon: type[AddOnBase]) -> dict[str, Field[Any]]:
     """The options of an addon class by name."""
@@ -80,13 +103,15 @@ def _claimant(addon: type[AddOnBase], option: str) -> type:
 def ordered(addons: Iterable[type[AddOnBase]]) -> tuple[type[AddOnBase], ...]:
     """The addons without duplicates, by name, each behind those it must come `after`.
 
-    Raises AddonError for what is no addon, for two that claim one option, and for addons that want to follow each other.
+    Raises AddonError for what is no addon, for two that claim one option, for two launchers, and for
+    addons that want to follow each other.
     """
     left = sorted(dict.fromkeys(addons), key=lambda addon: getattr(addon, "__qualname__", ""))
     for addon in left:
         if not (isinstance(addon, type) and issubclass(addon, AddOnBase)):
             raise AddonError(f"{addon!r} is no addon.", remedy="Give classes that inherit from nbtrain.AddOnBase.")
     _check_options(left)
+    _check_launchers(left)
     done: list[type[AddOnBase]] = []
     while left:
         ready = next((addon for addon in left if not any(before in left for before in addon.after)), None)
@@ -95,6 +120,12 @@ def ordered(addons: Iterable[type[AddOnBase]]) -> tuple[type[AddOnBase], ...]:
         done.append(ready)
         left.remove(ready)
     return tuple(done)
+
+
+def _check_launchers(addons: Iterable[type[AddOnBase]]) -> None:
+    names = [addon.__name__ for addon in addons if issubclass(addon, Launcher)]
+    if len(names) > 1:
+        raise AddonError(f"{' and '.join(names)} both decide where a run executes.", remedy="Leave one of them out.")
 
 
 def _check_options(addons: Iterable[type[AddOnBase]]) -> None:

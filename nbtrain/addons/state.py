@@ -48,7 +48,7 @@ def _own_part(
     return {
         "version": _VERSION,
         "model": type(owner.model).__name__,
-        "world_size": _world_size(),
+        "world_size": _world_size(owner),
         "run": owner.recorder.run,
         "first_epoch": owner.first_epoch,
         "counts": asdict(owner.counts),
@@ -62,7 +62,9 @@ def _own_part(
     }
 
 
-def _world_size() -> int:
+def _world_size(owner: Any) -> int:
+    if owner.launcher is not None:
+        return owner.launcher.n_processes
     return torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
 
 
@@ -106,7 +108,8 @@ class _StateKeeper(Checkpoint, Leaving):
             return
         self.writer = Writer()
         # In all run folders: a run that was killed before its first save is begun anew in another one
-        for folder in {self.addon.folder(self.owner), *(run / _FOLDER for run in run_folders(self.owner.save_path))}:
+        folders = {self.addon.folder(self.owner), *(run / _FOLDER for run in run_folders(self.owner.save_path))}
+        for folder in folders if trainer.is_global_zero else ():
             with suppress(OSError):  # that is somebody else's
                 clean_leftovers(folder)
         state = self.addon.taken_up
@@ -199,8 +202,11 @@ class _StateKeeper(Checkpoint, Leaving):
             for row in self.owner.history.epochs:
                 row.path = row.path if row.path is not None and row.path.exists() else None
 
-    def _save(self, trainer: L.Trainer, finished: int | None, random: dict[str, Any]) -> Path:
+    def _save(self, trainer: L.Trainer, finished: int | None, random: dict[str, Any]) -> Path | None:
+        """Save, and return the path; None in a rank past the first, as all have the same state."""
         assert self.writer is not None
+        if not trainer.is_global_zero:
+            return None
         module: Any = trainer.lightning_module
         self.owner.recorder.flush()  # what is in the saved history is in the events too, once
         state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
@@ -318,6 +324,8 @@ class StateManagerAddon(AddOnBase):
 
         Called in a step or in a callback it saves after the batch, and returns None. Raises CheckpointError where it can't be written.
         """
+        if trainer.control.ask_elsewhere("save_state"):
+            return None
         return trainer.control.do(lambda at: self._save_between(trainer, at), whole=True)
 
     def _save_between(self, trainer: Any, at: Boundary | None) -> Path | None:
@@ -413,7 +421,7 @@ class StateManagerAddon(AddOnBase):
         """Put the state of the checkpoint at `path` into the trainer."""
         path = path.resolve() if path.is_symlink() else path  # `last` will soon stand for another
         state = read_checkpoint(path)
-        own = _checked(state, path)
+        own = _checked(state, path, _world_size(trainer))
         _restore_parts(trainer, state, path)
         for name, value in own["counts"].items():
             setattr(trainer.counts, name, value)
@@ -441,7 +449,7 @@ def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix("model."): value for name, value in state["state_dict"].items()}
 
 
-def _checked(state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+def _checked(state: Mapping[str, Any], path: Path, world_size: int) -> Mapping[str, Any]:
     """nbtrain's part of a state, if it can be taken up."""
     own = state.get("nbtrain")
     if own is None:
@@ -458,9 +466,9 @@ def _checked(state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     missing += [name for name in ("state_dict", "optimizer_states") if name not in state]
     if missing:
         raise CheckpointError(f"{path.name} is no whole state: {', '.join(missing)} is missing.", where=str(path))
-    if own["finished"] is not None and own["world_size"] != _world_size():
+    if own["finished"] is not None and own["world_size"] != world_size:
         raise CheckpointError(
-            f"{path.name} was saved in mid-epoch by {own['world_size']} processes, and {_world_size()} would go on.",
+            f"{path.name} was saved in mid-epoch by {own['world_size']} processes, and {world_size} would go on.",
             where=str(path),
             remedy="Resume with as many processes, or from a state that was saved at the end of an epoch.",
         )

@@ -26,6 +26,7 @@ from nbtrain import (
     LimitsAddon,
     LoggersAddon,
     MetricsAddon,
+    MultiGPUAddon,
     NeptuneLoggerAddon,
     NonFiniteAddon,
     PrefetchAddon,
@@ -167,6 +168,7 @@ ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their opt
     NeptuneLoggerAddon: lambda folder: {"save_path": folder},
     SystemMonitorAddon: lambda folder: {},
     WandBLoggerAddon: lambda folder: {"web_logger": {"wandb": {"mode": "offline"}}, "save_path": folder},
+    MultiGPUAddon: lambda folder: {},
 }
 
 

@@ -1,0 +1,228 @@
+"""Worker processes: what they tell, which faults are named and how, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from nbtrain import WorkerError
+from nbtrain.launch import Launch, Pool, pack
+from nbtrain.worker import Agreement, Rank
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    pool = Pool()
+    yield pool
+    pool.close()
+
+
+def launch(pool: Pool, payload: Any, n: int = 2) -> list[Any]:
+    with Launch(payload, n, pool=pool) as running:
+        return running.wait()
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for_end(pids: list[int], timeout_s: float) -> None:
+    """Wait until these processes, which are no children, have ended."""
+    until = time.monotonic() + timeout_s
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        select.select([descriptor], [], [], max(0, until - time.monotonic()))
+        os.close(descriptor)
+
+
+def add_up(rank: Rank) -> int:
+    number = torch.tensor(rank.number + 1)
+    dist.all_reduce(number)
+    rank.channel.emit(os.getpid())
+    print("printed by rank", rank.number)
+    return int(number)
+
+
+def test_ranks_meet_and_tell(pool: Pool, capfd: pytest.CaptureFixture[str]) -> None:
+    told: dict[int, int] = {}
+    with Launch(add_up, 2, pool=pool) as running:
+        assert running.wait(lambda rank, message: told.update({rank: message})) == [3, 3]
+    assert sorted(told) == [0, 1] and capfd.readouterr().out == "printed by rank 0\n"
+    assert all(map(is_alive, told.values()))
+
+
+def test_second_launch_is_warm(pool: Pool) -> None:
+    launch(pool, add_up)
+    first_message: list[float] = []
+    began = time.monotonic()
+    with Launch(add_up, 2, pool=pool) as running:
+        running.wait(lambda rank, message: first_message.append(time.monotonic() - began))
+    assert first_message[0] < 1.5
+
+
+def obey(rank: Rank) -> list[tuple[int, str]]:
+    """Goes through batches until it is told to stop; the ranks hear of it at different moments."""
+    agreement, found = Agreement(rank.channel), []
+    for batch in range(100_000):
+        dist.all_reduce(torch.ones(1))
+        found += [(batch, command) for command in agreement.due()]
+        if batch == 3:
+            rank.channel.emit("on the way")
+        if any(command == "stop" for _, command in found):
+            return found
+    return found
+
+
+def test_commands_are_due_at_the_same_batch_on_every_rank(pool: Pool) -> None:
+    with Launch(obey, 2, pool=pool) as running:
+
+        def command(rank: int, message: str) -> None:
+            running.send(f"save {rank}")
+            if rank == 1:
+                running.send("stop")
+
+        first, second = running.wait(command)
+    assert first == second and {"save 1", "stop"} <= {command for _, command in first}
+
+
+def test_interrupt_ends_the_waiting_and_not_the_work(pool: Pool) -> None:
+    with Launch(obey, 2, pool=pool) as running:
+        with pytest.raises(KeyboardInterrupt):
+            running.wait(lambda rank, message: os.kill(os.getpid(), signal.SIGINT))
+        running.send("stop")
+        assert len(running.wait()) == 2
+
+
+class Odd(Exception):
+    """Comes out of a pickle as nothing: its constructor takes more than its text."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+
+
+def fail(kind: str, rank: Rank) -> None:
+    if rank.number == 1:
+        if kind == "raise":
+            raise LookupError("nothing there")
+        if kind == "odd":
+            raise Odd("it is", 3)
+        if kind == "exit":
+            os._exit(3)
+        print("the last words")
+        sys.stdout.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+class Failing:
+    """A payload that fails in rank 1 while rank 0 waits for it."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __call__(self, rank: Rank) -> None:
+        fail(self.kind, rank)
+
+
+def test_error_of_a_rank_is_raised_here_with_its_frames(pool: Pool) -> None:
+    began = time.monotonic()
+    with pytest.raises(LookupError, match="nothing there") as raised:
+        launch(pool, Failing("raise"))
+    told = str(raised.value.__cause__)
+    assert told.startswith("Rank 1 raised LookupError: nothing there\n") and told.endswith('raise LookupError("nothing there")')
+    assert "worker.py" not in told and time.monotonic() - began < 20
+
+
+def test_error_that_no_pickle_holds_is_told(pool: Pool) -> None:
+    with pytest.raises(WorkerError, match="^Rank 1 raised Odd: it is\n"):
+        launch(pool, Failing("odd"))
+
+
+KILLED = "Rank 1 was killed by SIGKILL (out of memory?).\n  the last words\n"
+
+
+@pytest.mark.parametrize(("kind", "text"), [("kill", KILLED), ("exit", "Rank 1 ended with exit code 3.")])
+def test_dead_rank_is_named_and_not_who_waited_for_it(pool: Pool, kind: str, text: str) -> None:
+    with pytest.raises(WorkerError) as raised:
+        launch(pool, Failing(kind))
+    assert str(raised.value).startswith(text)
+
+
+LOCK = {"guards": [Lock()]}
+
+
+def test_what_can_not_travel_is_named() -> None:
+    def locked(rank: Rank) -> None:
+        with LOCK["guards"][0]:
+            pass
+
+    with pytest.raises(WorkerError) as raised:
+        pack(locked)
+    assert "LOCK['guards'][0] (lock) can't be sent to the worker processes: cannot pickle '_thread.lock' object." in str(raised.value)
+
+
+def test_much_data_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="114 MB of model and data are copied into each worker process. Let the dataset open"):
+        pack(torch.zeros(30_000_000))
+
+
+def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    environment, pids = dict(os.environ), {}
+    pool = Pool()
+    with Launch(add_up, 2, pool=pool) as running:
+        assert running._store is not None
+        port = running._store.port
+        running.wait(lambda rank, message: pids.update({message: rank}))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port)).close()
+    pool.close()
+    assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)  # a zombie would be there
+    assert dict(os.environ) == environment and list(tmp_path.iterdir()) == []
+
+
+PARENT = """
+import sys, time
+from nbtrain.launch import Launch, Pool
+
+def work(rank):
+    import os, subprocess, time
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    rank.channel.emit([os.getpid(), child.pid])
+    time.sleep(60)
+
+with Launch(work, 2, pool=Pool()) as running:
+    running.wait(lambda rank, pids: print(*pids, flush=True))
+"""
+
+
+def test_workers_and_their_children_do_not_outlive_their_parent() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(pid) for _ in range(2) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 4 and all(map(is_alive, pids))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    wait_for_end(pids, 5)
+    assert not any(map(is_alive, pids))

@@ -1,0 +1,259 @@
+"""Runs in two processes on the CPU: the numbers of one process, everything back in the caller's objects, faults with their rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from samples import Regress, make_loader, make_trainer, make_valid, same_weights, without_times
+from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from nbtrain import AddonError, ConfigError, MultiGPUAddon, StateManagerAddon, TensorLoader, WorkerError
+from nbtrain.addons.base import Launcher
+from nbtrain.addons.multigpu import _pool
+from nbtrain.history import load_run
+
+TWO = ["cpu", "cpu"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_worker_is_left() -> Iterator[None]:
+    yield
+    _pool().close()
+
+
+class Measured(Regress):
+    """Also counts its steps, those of the validation too, and measures over everything that a pass gave."""
+
+    n_steps = 0
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        self.n_steps += 1
+        return super().train_step(batch)
+
+    def metric_on_epoch_end(self) -> dict[str, Any]:
+        log = self.log_train if self.mode == "train" else self.log_test
+        outputs = torch.cat(log["output"])
+        return {"n": len(outputs), "spread": outputs.double().std(), "batches": len(log["loss"])}
+
+
+Several = Measured.add_on(MultiGPUAddon)
+
+
+def make_net(seed: int = 0) -> nn.Module:
+    """No dropout: its numbers depend on the rank."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def make_several(kind: Any = Several, **options: Any) -> Any:
+    return make_trainer(kind, **({"model": make_net(), "device": TWO} | options))
+
+
+def difference(a: nn.Module, b: nn.Module) -> float:
+    return max(float((p - q).abs().max()) for p, q in zip(a.state_dict().values(), b.state_dict().values()))
+
+
+def batches_of(size: int, n: int = 70) -> dict[str, Any]:
+    x = torch.randn(n, 8, generator=torch.Generator().manual_seed(1))
+    data = x, x.sum(1, keepdim=True)
+    return {
+        "loader": DataLoader(TensorDataset(*data), size, shuffle=True),
+        "own generator": DataLoader(TensorDataset(*data), size, shuffle=True, generator=torch.Generator().manual_seed(2)),
+        "tensors": TensorLoader(*data, batch_size=size, shuffle=True),
+        "list": list(zip(data[0].split(size), data[1].split(size))),
+    }
+
+
+@pytest.mark.parametrize("kind", ["loader", "own generator", "tensors", "list"])
+def test_two_ranks_do_what_one_process_does_with_twice_the_batch(kind: str) -> None:
+    """70 samples by 8 are 9 batches: in the last round one rank has 6 samples and the other none."""
+    one, two = make_several(device="cpu", gradient_clip=0.5), make_several(gradient_clip=0.5)
+    for trainer, size in (one, 16), (two, 8):
+        torch.manual_seed(5)
+        trainer.run(3, batches_of(size)[kind], DataLoader(batches_of(16)["loader"].dataset, 13))
+    assert difference(one.model, two.model) < 1e-5
+    for a, b in zip(one.history.epochs, two.history.epochs):
+        assert {name: a[name] for name in a if name.startswith("val") or name == "train_loss"} == pytest.approx(
+            {name: b[name] for name in a if name.startswith("val") or name == "train_loss"}, rel=1e-5
+        )
+    assert two.history.last["train_n"] == two.history.last["val_n"] == 70 and two.history.last["val_batches"] == 6
+    assert one.counts.update == two.counts.update == 15
+
+
+def test_validation_is_exact() -> None:
+    """13 samples in batches of 2 have no honest half."""
+    trainer = make_several()
+    data = batches_of(2, 13)["loader"].dataset
+    found = trainer.evaluate(DataLoader(data, 2))
+    with torch.no_grad():
+        errors = (trainer.model(data.tensors[0]) - data.tensors[1]).double()
+    assert found["loss"] == pytest.approx(float(errors.square().mean()), rel=1e-6) and found["n"] == 13
+    assert found["mae"] == pytest.approx(float(errors.abs().mean()), rel=1e-6)
+
+
+def test_everything_comes_back_into_the_same_objects(tmp_path: Path) -> None:
+    model = make_net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    scheduler = ExponentialLR(optimizer, 0.5)
+    early = EarlyStopping("val_loss", patience=1, min_delta=1e9)
+    trainer = make_several(
+        model=model, optimizer=optimizer, scheduler=scheduler, lightning={"callbacks": [early]}, save_path=tmp_path, seed=3
+    )
+    first = next(model.parameters())
+    before, place = first.detach().clone(), first.data_ptr()
+    loader = make_loader(own_generator=True)
+    result = trainer.run(5, loader, make_valid())
+    assert (result.status, result.reason) == ("stopped", "EarlyStopping") and early.wait_count == 1
+    assert trainer.model is model and first.data_ptr() == place and not torch.equal(first, before)
+    assert list(model.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert optimizer.state[first]["step"] == 6 and scheduler.last_epoch == 2 and optimizer.param_groups[0]["lr"] == 1e-2 / 4
+    assert (trainer.counts.epoch, trainer.counts.update, trainer.counts.step, trainer.n_steps) == (2, 6, 10, 10)
+    assert trainer.train_metrics["n"] == 70 and len(trainer.log_test["loss"]) == 3 and set(trainer.best_weights) == set(model.state_dict())
+    assert [row.metrics for row in load_run(tmp_path).epochs] == [row.metrics for row in trainer.history.epochs]
+    assert len(trainer.history.steps["train"]) == 6 and trainer.history.best.path == trainer.run_dir / "best.safetensors"
+
+
+def test_two_runs_are_one_longer_run() -> None:
+    """With dropout: the random numbers go on too."""
+    trainers = [make_several(model=None) for _ in range(2)]
+    for trainer, parts in zip(trainers, ([1, 2], [3])):
+        torch.manual_seed(4)
+        loader = make_loader()
+        for n_epoch in parts:
+            trainer.run(n_epoch, loader, make_valid())
+    assert same_weights(trainers[0].model, trainers[1].model)
+    assert without_times(trainers[0].history.epochs) == without_times(trainers[1].history.epochs)
+
+
+def test_resumed_at_the_end_of_an_epoch_by_any_number_of_ranks(tmp_path: Path) -> None:
+    kind = Measured.add_on(MultiGPUAddon, StateManagerAddon)
+    whole = make_several(kind, save_path=tmp_path / "whole", seed=1)
+    whole.run(3, batches_of(8)["loader"])
+    make_several(kind, save_path=tmp_path / "parts", seed=1).run(1, batches_of(8)["loader"])
+    assert len(list((tmp_path / "parts").glob("run-*/checkpoints/epoch=*"))) == 1
+    one = make_several(kind, device="cpu", save_path=tmp_path / "parts")
+    one.run(2, batches_of(16)["loader"], resume="auto")
+    two = make_several(kind, save_path=tmp_path / "parts")
+    two.run(3, batches_of(8)["loader"], resume="auto")
+    assert two.counts.epoch == 3 and difference(whole.model, two.model) < 1e-5
+
+
+class Faulty(Measured):
+    """Does `fault` to itself in its third training step, in the rank that is given."""
+
+    fault, in_rank = "", 1
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        if self.n_steps == 2 and self.module.global_rank == self.in_rank:
+            if self.fault == "raise":
+                raise LookupError("no third step")
+            if self.fault == "interrupt":
+                os.kill(os.getppid(), signal.SIGINT)
+            elif self.fault:
+                os.kill(os.getpid(), getattr(signal, self.fault))
+        return super().train_step(batch)
+
+
+def make_faulty(fault: str) -> Any:
+    trainer = make_several(Faulty.add_on(MultiGPUAddon))
+    trainer.fault = fault
+    return trainer
+
+
+def test_raising_step_has_its_rank_place_and_frames_and_loses_nothing() -> None:
+    trainer = make_faulty("raise")
+    began = time.monotonic()
+    with pytest.raises(LookupError, match="no third step") as raised:
+        trainer.run(1, batches_of(8)["loader"])
+    assert 'raise LookupError("no third step")' in str(raised.value.__cause__)
+    notes = "\n".join(raised.value.__notes__)
+    assert "train_step, epoch 1, batch 3: the batch is list of 2" in notes and "nbtrain: raised in rank 1" in notes
+    assert time.monotonic() - began < 20 and trainer.result.status == "failed"
+    assert trainer.counts.update == 2 and difference(trainer.model, make_net()) > 0  # two steps were done, and are not lost
+
+
+def test_killed_rank_is_named_and_the_trainer_is_what_it_was() -> None:
+    trainer = make_faulty("SIGKILL")
+    with pytest.raises(WorkerError, match="Rank 1 was killed by SIGKILL [(]out of memory[?][)]."):
+        trainer.run(1, batches_of(8)["loader"])
+    assert trainer.counts.step in (0, 2)
+    trainer.fault = ""
+    trainer.run(1, batches_of(8)["loader"])
+    assert trainer.history.last["epoch"] == 1
+
+
+def test_sigterm_to_a_rank_stops_all_after_the_same_batch_and_loses_nothing() -> None:
+    trainer = make_faulty("SIGTERM")
+    with pytest.raises(WorkerError, match="Rank 1 was told to end .SIGTERM., and all ranks have stopped after the same batch."):
+        trainer.run(2000, batches_of(8)["loader"])
+    assert trainer.counts.update > 2 and trainer.optimizer.state[next(trainer.model.parameters())]["step"] == trainer.counts.update
+
+
+def test_interrupt_stops_all_after_the_same_batch_and_loses_nothing() -> None:
+    trainer = make_faulty("interrupt")
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run(2000, batches_of(8)["loader"])
+    assert trainer.result.status == "interrupted"
+    assert trainer.optimizer.state[next(trainer.model.parameters())]["step"] == trainer.counts.update > 2
+    trainer.fault = ""
+    assert trainer.run(1, batches_of(8)["loader"]).status == "completed"
+
+
+@pytest.mark.parametrize("how", ["init_method", "MASTER_PORT"])
+def test_given_address_is_where_the_ranks_meet(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    options = {"init_method": f"tcp://localhost:{port}"} if how == "init_method" else {}
+    if how == "MASTER_PORT":
+        monkeypatch.setenv("MASTER_PORT", str(port))
+    trainer = make_several(**options)
+    assert trainer.run(1, batches_of(8)["loader"]).status == "completed"
+
+
+def test_address_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://localhost:{server.getsockname()[1]}"
+        with pytest.raises(WorkerError, match=f"The address {address} is in use already.\n  Give no address, and no MASTER_PORT"):
+            make_several(init_method=address).run(1, batches_of(8)["loader"])
+
+
+def test_second_launcher_is_refused() -> None:
+    class Elsewhere(Launcher):
+        """Another one."""
+
+    with pytest.raises(AddonError, match="^MultiGPUAddon and Elsewhere both decide where a run executes.\n  Leave one of them out.$"):
+        Several.add_on(Elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"strategy": "dpp"}, "strategy='dpp' is unknown.\n  Did you mean 'ddp'?"),
+        ({"device": ["cpu", "meta"]}, "device='meta' can't train here.\n  Give \"auto\", \"cpu\", \"cuda\" or \"mps\"."),
+        ({"device": []}, "device=[] names no device.\n  Give \"auto\", or a list of devices."),
+        ({"num_nodes": 2}, "num_nodes=2: runs on several machines are not there yet.\n  Leave it out."),
+    ],
+)  # fmt: skip
+def test_what_can_not_work_is_refused_when_the_trainer_is_made(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make_several(**options)
+    assert str(raised.value) == text
+
+
+def test_no_warning_and_no_variable_is_left(capfd: pytest.CaptureFixture[str]) -> None:
+    environment = dict(os.environ)
+    with warnings.catch_warnings(record=True) as caught:
+        make_several().run(1, batches_of(8)["loader"], make_valid())
+    assert caught == [] and capfd.readouterr() == ("", "") and dict(os.environ) == environment
