@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from nbtrain import AddonError, ConfigError, MultiGPUAddon, StateManagerAddon, TensorLoader, WorkerError
+from nbtrain import AddonError, ConfigError, MultiGPUAddon, RunPaused, StateManagerAddon, TensorLoader, WorkerError
 from nbtrain.addons.base import Launcher
 from nbtrain.addons.multigpu import _pool
 from nbtrain.history import load_run
@@ -203,12 +203,60 @@ def test_sigterm_to_a_rank_stops_all_after_the_same_batch_and_loses_nothing() ->
 
 def test_interrupt_stops_all_after_the_same_batch_and_loses_nothing() -> None:
     trainer = make_faulty("interrupt")
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run(2000, batches_of(8)["loader"])
-    assert trainer.result.status == "interrupted"
+    assert trainer.run(2000, batches_of(8)["loader"]).status == "interrupted"
     assert trainer.optimizer.state[next(trainer.model.parameters())]["step"] == trainer.counts.update > 2
     trainer.fault = ""
     assert trainer.run(1, batches_of(8)["loader"]).status == "completed"
+
+
+class Slow(Measured):
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        time.sleep(0.02)
+        return super().train_step(batch)
+
+
+def test_all_ranks_pause_after_the_same_batch_and_go_on_as_if_they_had_not() -> None:
+    never = make_several(Slow.add_on(MultiGPUAddon))
+    never.run(6, batches_of(8)["loader"])
+    paused = make_several(Slow.add_on(MultiGPUAddon))
+    handle = paused.run(6, batches_of(8)["loader"], background=True)
+    while paused.counts.step < 2:
+        time.sleep(0.01)
+    for _ in range(2):
+        paused.pause()
+        step = paused.counts.step
+        with pytest.raises(RunPaused, match="paused at epoch "):
+            handle.wait()
+        time.sleep(0.3)
+        assert handle.status == "paused" and paused.counts.step == step
+        paused.resume(background=True)
+        time.sleep(0.1)
+    assert handle.wait().status == "completed"
+    assert difference(never.model, paused.model) == 0 and never.history.epochs[-1]["train_loss"] == paused.history.epochs[-1]["train_loss"]
+
+
+def test_live_edits_and_the_end_reach_all_ranks(tmp_path: Path) -> None:
+    trainer = make_several(Slow.add_on(MultiGPUAddon, StateManagerAddon), save_path=tmp_path)
+    handle = trainer.run(2000, batches_of(8)["loader"], make_valid(), background=True)
+    while trainer.counts.step < 2:
+        time.sleep(0.01)
+    with pytest.raises(ConfigError, match="The run is in other processes"):
+        trainer.predict(torch.ones(1, 8))
+    trainer.pause()
+    trainer.set(lr=0.002)
+    trainer.validate_now()
+    trainer.save_state()
+    trainer.resume(background=True)
+    while len(trainer.history.marks) < 3:
+        time.sleep(0.01)
+    assert trainer.stop().status == handle.wait().status == "stopped"
+    marks = [text.partition(":")[0] for _, text in trainer.history.marks]
+    assert marks[0].endswith("→ 0.002") and sorted(marks[1:]) == ["the state was saved", "validated"]
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.002
+    names = [path.name for path in (tmp_path / "run-001" / "checkpoints").glob("epoch=*")]
+    assert len(names) >= 2  # by hand, and where it was left
+    again = make_several(Slow.add_on(MultiGPUAddon, StateManagerAddon), save_path=tmp_path)
+    assert again.load_state().name in names and again.counts.update == trainer.counts.update
 
 
 @pytest.mark.parametrize("how", ["init_method", "MASTER_PORT"])
