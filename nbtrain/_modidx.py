@@ -1603,6 +1603,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'nbtrain.trainer.Trainer.__reduce__': ('trainer.html#trainer.__reduce__', 'nbtrain/trainer.py'),
                                  'nbtrain.trainer.Trainer.__repr__': ('trainer.html#trainer.__repr__', 'nbtrain/trainer.py'),
                                  'nbtrain.trainer.Trainer._emit': ('trainer.html#trainer._emit', 'nbtrain/trainer.py'),
+                                 'nbtrain.trainer.Trainer._have_run_nothing': ( 'trainer.html#trainer._have_run_nothing',
+                                                                                'nbtrain/trainer.py'),
                                  'nbtrain.trainer.Trainer._loggers': ('trainer.html#trainer._loggers', 'nbtrain/trainer.py'),
                                  'nbtrain.trainer.Trainer._losses': ('trainer.html#trainer._losses', 'nbtrain/trainer.py'),
                                  'nbtrain.trainer.Trainer._need_run': ('trainer.html#trainer._need_run', 'nbtrain/trainer.py'),

@@ -146,7 +146,10 @@ class Trainer:
         self.monitor_mode: MonitorMode = resolve_monitor(monitor, monitor_mode)
         self.lightning = check_lightning(lightning or {})
         self._addons = _make_addons(type(self), addon_options, {name: given[name] for name in _SHARED if given[name] is not None})
+        self._have_run_nothing()
+        self.own_names = frozenset(vars(self)) | {"own_names"}  # what a user's class or steps add is not in it
 
+    def _have_run_nothing(self) -> None:
         self.counts = Counts()
         self.progress_checker = ProgressChecker(self.counts)
         self.meters: dict[Mode, Meter] = {"train": Meter(), "test": Meter()}
@@ -161,7 +164,6 @@ class Trainer:
         self.control, self.handle, self.view = Control(), None, None
         self.sinks: list[View] = [self.history]
         self.recorder = Recorder(self, self._emit)
-        self.own_names = frozenset(vars(self)) | {"own_names"}  # what a user's class or steps add is not in it
 
     # -- what users write
     def train_step(self, batch: Any) -> dict[str, Any]:
@@ -265,7 +267,7 @@ class Trainer:
         if background:
             return self.handle
         if isinstance(self.view, NotebookView):
-            self.view.show()
+            self.view.show(once=True)
         return self.handle.wait()
 
     def stop(self) -> RunResult | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -161,6 +162,7 @@ class _InRank(L.Callback):
         """Make a trainer's copy that of this rank."""
         self._owner = trainer
         trainer.control.begin(lambda state: None)  # the parent knows
+        trainer.control.thread = threading.current_thread()
         trainer.device = self.device
         trainer.meters = {mode: RankMeter(self.group) for mode in trainer.meters}
         if self.rank.number == 0:

@@ -110,6 +110,7 @@ class NotebookView:
         self._live: Any = None
         self._picture: bytes | None = None
         self._last_s, self._last_record_s = -1.0, -2.0  # of any message, and of the record
+        self._cell = 0  # where it was shown
         self._news = False  # something that the record must not miss
 
     def update(self, event: Event) -> None:
@@ -141,10 +142,13 @@ class NotebookView:
         self._news, self._last_s, self._last_record_s = False, event.time_s, event.time_s
         self._record.update(self._bundle(), raw=True)
 
-    def show(self) -> None:
-        """Show it once more, here; what was shown before stays live too."""
+    def show(self, *, once: bool = False) -> None:
+        """Show it once more, here; what was shown before stays live too. `once`: not where it was shown in this very cell."""
         from IPython.display import display
 
+        if once and self._cell == _shell().execution_count:
+            return
+        self._cell = _shell().execution_count
         display(self._bundle(), raw=True, display_id=self._record.display_id)
         if self._live is not None:
             display(self._live, display_id=self._live_output.display_id)
@@ -153,6 +157,7 @@ class NotebookView:
         from IPython.display import display
         from ipywidgets import HTML, VBox
 
+        self._cell = _shell().execution_count
         self._record = display(self._bundle(), raw=True, display_id=True)
         self._bar = HTML(html.bar_html(self.board))
         self._buttons = _Buttons(self.controls) if self.controls is not None else None
