@@ -310,11 +310,13 @@ def _hearing(signals: Iterable[signal.Signals], call: Callable[[int], None]) -> 
 class RunHandle:
     """A run in a thread of its own, as `run(..., background=True)` returns it."""
 
-    def __init__(self, control: Control, work: Callable[[], RunResult], place: Callable[[], str]) -> None:
+    def __init__(
+        self, control: Control, work: Callable[[], RunResult], place: Callable[[], str], refresh: Callable[[], None] = lambda: None
+    ) -> None:
         self.result: RunResult | None = None
         self.is_waited_for = False
         self.error: BaseException | None = None
-        self._control, self._place = control, place
+        self._control, self._place, self._refresh = control, place, refresh
         self._work: Callable[[], RunResult] | None = work
         grad, device = torch.is_grad_enabled(), torch.get_default_device()
         context = contextvars.copy_context()
@@ -340,6 +342,7 @@ class RunHandle:
             self._wait_settled(timeout_s)
         finally:
             self.is_waited_for = False
+            self._refresh()
         if self._control.state == "paused":
             raise RunPaused(f"paused at {self._place()} · trainer.resume() continues it")
         self._thread.join()

@@ -42,7 +42,7 @@ from .records import MonitorMode, Status
 from .resumable import keep_random
 from .steps import Counts, StepModule, Steps
 from .weights import Weights, copy_weights
-from .views.notebook import Controls, in_shell, open_view
+from .views.notebook import Controls, NotebookView, in_shell, open_view
 from .views.text import View
 
 # %% auto #0
@@ -205,7 +205,7 @@ def run(
         raise
     work = partial(_work, owner, sinks, n_epoch, arguments, loader, valid_loader)
     if background or (in_shell() and owner.own_thread and threading.current_thread() is threading.main_thread()):
-        owner.handle = RunHandle(owner.control, work, lambda: owner.recorder.place)
+        owner.handle = RunHandle(owner.control, work, lambda: owner.recorder.place, partial(_refresh, owner))
         owner.handle.start()
         return owner.handle if background else owner.handle.wait()
     try:
@@ -215,6 +215,11 @@ def run(
         owner.control.end()
         if owner.control.signum == signal.SIGTERM:
             sys.exit(128 + signal.SIGTERM)
+
+
+def _refresh(owner: Owner) -> None:
+    if isinstance(owner.view, NotebookView):
+        owner.view.refresh()
 
 
 def _changed(owner: Owner, state: State) -> None:

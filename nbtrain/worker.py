@@ -179,7 +179,7 @@ class Agreement:
     def due(self) -> list[Any]:
         """The commands that every rank had heard at the last call, and that were not given yet."""
         n = len(self._channel.commands) if self._alone else self._ask()
-        commands, self._n_given = self._channel.commands[self._n_given : n], n
+        commands, self._n_given = self._channel.commands[self._n_given : n], max(n, self._n_given)
         return commands
 
     def next(self) -> Any:

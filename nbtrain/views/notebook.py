@@ -153,6 +153,12 @@ class NotebookView:
         if self._live is not None:
             display(self._live, display_id=self._live_output.display_id)
 
+    def refresh(self) -> None:
+        """Bring it up to date from the cell at hand: programs that execute notebooks hear of no other while it runs."""
+        self._record.update(self._bundle(), raw=True)
+        if self._live is None:
+            self._live_output.update({"text/html": "", "text/plain": ""}, raw=True)
+
     def _open(self) -> None:
         from IPython.display import display
         from ipywidgets import HTML, VBox
