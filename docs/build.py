@@ -94,6 +94,9 @@ def _add_contents(source: Path) -> None:
     parts += [("Reference", [source / "api" / "index.md"])]
     lists = [toctree(caption, (f"/{p.relative_to(source).with_suffix('').as_posix()}" for p in pages)) for caption, pages in parts]
     index = nbformat.read(source / "index.ipynb", as_version=4)
+    for cell in index.cells:
+        if cell.cell_type == "markdown":  # here the output itself is to be seen, in place of README's picture of it
+            cell.source = re.sub(r"^!\[.*\n*", "", cell.source, flags=re.M)
     hidden = [re.sub(r"^:maxdepth", ":hidden:\n:maxdepth", text, flags=re.M) for text in lists]
     index.cells.append(new_markdown_cell("\n".join(hidden)))
     nbformat.write(index, source / "index.ipynb")
@@ -112,7 +115,17 @@ def build(folder: Path) -> Path:
     """The site in `folder`/html, made anew; CalledProcessError where there is a warning. Returns that folder."""
     shutil.rmtree(folder, ignore_errors=True)
     gather(folder / "source")
-    options = ["--quiet", "--fail-on-warning", "--keep-going", "--builder", "html", "--conf-dir", DOCS, "--doctree-dir", folder / "doctrees"]
+    options = [
+        "--quiet",
+        "--fail-on-warning",
+        "--keep-going",
+        "--builder",
+        "html",
+        "--conf-dir",
+        DOCS,
+        "--doctree-dir",
+        folder / "doctrees",
+    ]
     subprocess.run([sys.executable, "-m", "sphinx", *options, folder / "source", folder / "html"], check=True)
     return folder / "html"
 

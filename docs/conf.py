@@ -41,7 +41,7 @@ suppress_warnings = ["ref.python"]  # one name in two modules, as an annotation
 html_theme = "furo"
 html_static_path = ["style"]
 html_css_files = ["nbtrain.css"]
-html_copy_source = False
+html_copy_source = html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True}
 copybutton_exclude = ".linenos, .gp, .go"
 

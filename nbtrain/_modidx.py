@@ -1063,6 +1063,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'nbtrain.views.notebook.in_shell': ('views.notebook.html#in_shell', 'nbtrain/views/notebook.py'),
                                         'nbtrain.views.notebook.open_view': ('views.notebook.html#open_view', 'nbtrain/views/notebook.py')},
             'nbtrain.views.plots': { 'nbtrain.views.plots._panel': ('views.plots.html#_panel', 'nbtrain/views/plots.py'),
+                                     'nbtrain.views.plots.blank': ('views.plots.html#blank', 'nbtrain/views/plots.py'),
                                      'nbtrain.views.plots.curves': ('views.plots.html#curves', 'nbtrain/views/plots.py'),
                                      'nbtrain.views.plots.panels': ('views.plots.html#panels', 'nbtrain/views/plots.py'),
                                      'nbtrain.views.plots.png': ('views.plots.html#png', 'nbtrain/views/plots.py')},

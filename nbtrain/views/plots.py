@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..records import Progress
@@ -17,7 +18,7 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import, and most imports 
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ["panels", "curves", "png"]
+__all__ = ["panels", "curves", "blank", "png"]
 
 # %% ../../nbs/05_views.plots.ipynb #e2d989b6
 _PREFIXES = ("train_", "val_", "test_")
@@ -61,12 +62,19 @@ def curves(rows: Sequence[Row], best: Row | None = None, marks: Sequence[tuple[P
 
     A dotted line marks the best epoch, and a triangle at the top each of `marks`: where somebody changed something.
     """
-    from matplotlib.figure import Figure
-
     groups = list(panels([row for row in rows if "epoch" in row]).items())[:3]
-    figure = Figure(figsize=(3.6 * max(1, len(groups)), 2.5), dpi=80, layout="constrained")
+    figure = blank(3.6 * max(1, len(groups)), 2.5)
     for index, (quantity, names) in enumerate(groups):
         _panel(figure.add_subplot(1, len(groups), index + 1), quantity, names, rows, best, marks)
+    return figure
+
+
+def blank(width: float, height: float) -> Figure:
+    """An empty figure of `width` by `height` inches that a notebook shows as a picture, though pyplot, which sees to that, is not used."""
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(width, height), dpi=80, layout="constrained")
+    figure._repr_png_ = partial(png, figure)
     return figure
 
 
