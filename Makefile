@@ -5,13 +5,24 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test faults bench bench-peers lab readme names notebooks format check clean
+.PHONY: demo test test-fast coverage faults bench bench-peers lab docs readme names notebooks format check dist clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+# What a change most often breaks, in a minute: without kernels and browsers, and without the exact comparisons of states and loops
+test-fast: .venv/installed-dev
+	$(BIN)/python -m pytest tests/unit tests/test_layers.py --ignore=tests/unit/test_state.py --ignore=tests/unit/test_loop.py $(TEST_ARGS)
+
+# Lines and branches that `make test` reaches, those in processes that it starts among them
+coverage: .venv/installed-dev
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(TEST_ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 # 100 kills of a process that saves and 100 of whole runs, on two file systems
 faults: .venv/installed-dev
@@ -39,20 +50,25 @@ lab: .venv/installed-dev
 	touch $@
 
 .venv/installed-dev: .venv/installed | .venv/lowest
-	$(PIP) --editable '.[examples,dev]'
+	$(PIP) --editable '.[examples,dev,docs]'
 	touch $@
 
 # The lowest Lightning that is supported and a kernel of the line before, for tests that put them before the installed ones
 .venv/lowest: | .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ lightning==2.6.4 ipykernel==6.31.0
 
+# The site in _site/html, from notebooks with the outputs they keep, pages and docstrings; a warning is an error
+docs: .venv/installed-dev
+	$(BIN)/python docs/build.py
+
 # README.md is nbs/index.ipynb as Markdown
 readme: .venv/installed-dev
 	$(BIN)/python docs/make_readme.py
 
-# docs/names.md: every public name with its one line
+# docs/names.md: every public name with its one line; docs/architecture.md: the modules with what they rest on
 names: .venv/installed-dev
 	$(BIN)/python docs/make_names.py
+	$(BIN)/python docs/make_architecture.py
 
 # Execute every notebook and keep its outputs
 notebooks: .venv/installed-dev
@@ -69,5 +85,11 @@ check: .venv/installed-dev
 	$(BIN)/ruff check nbs nbtrain tests docs
 	$(BIN)/pyright
 
+# The wheel and the source distribution in dist/, as they would be uploaded
+dist: .venv/installed-dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+
 clean:
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv build dist _site *.egg-info .coverage*

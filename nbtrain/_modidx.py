@@ -1720,6 +1720,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'nbtrain.views.plots._figure': ('views.plots.html#_figure', 'nbtrain/views/plots.py'),
                                      'nbtrain.views.plots._line': ('views.plots.html#_line', 'nbtrain/views/plots.py'),
                                      'nbtrain.views.plots._panel': ('views.plots.html#_panel', 'nbtrain/views/plots.py'),
+                                     'nbtrain.views.plots.blank': ('views.plots.html#blank', 'nbtrain/views/plots.py'),
                                      'nbtrain.views.plots.compared': ('views.plots.html#compared', 'nbtrain/views/plots.py'),
                                      'nbtrain.views.plots.curves': ('views.plots.html#curves', 'nbtrain/views/plots.py'),
                                      'nbtrain.views.plots.panels': ('views.plots.html#panels', 'nbtrain/views/plots.py'),

@@ -30,7 +30,7 @@ from .control import refuse_while_on
 from .session import Owner, quiet, rehearse
 from .steps import StepModule
 from .views.html import image_html
-from .views.plots import png
+from .views.plots import blank, png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,9 +92,7 @@ def _smooth(losses: list[float], per_decade: float) -> list[float]:
 
 
 def _plot(test: RangeTest) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.4, 3), dpi=80, layout="constrained")
+    figure = blank(5.4, 3)
     axes = figure.add_subplot()
     axes.plot(test.rates, test.losses, color="0.75", linewidth=0.8, label="each batch")
     axes.plot(test.rates, test.smoothed, linewidth=1.8, label="smoothed")

@@ -23,7 +23,7 @@ from .resumable import borrowed, keep_random
 from .session import Owner, collect
 from .steps import check_output
 from .views.html import image_html
-from .views.plots import png
+from .views.plots import blank, png
 from .views.text import format_value, table_text
 
 if TYPE_CHECKING:
@@ -139,11 +139,9 @@ class Gallery:
 
     def plot(self) -> Figure:
         """The samples on a grid, four in a row."""
-        from matplotlib.figure import Figure
-
         n_columns = min(4, len(self.samples))
         n_rows = -(-len(self.samples) // n_columns)
-        figure = Figure(figsize=(1.9 * n_columns, 1.9 * n_rows), dpi=80, layout="constrained")
+        figure = blank(1.9 * n_columns, 1.9 * n_rows)
         for place, sample in enumerate(self.samples, 1):
             self.draw(figure.add_subplot(n_rows, n_columns, place), sample)
         return figure

@@ -6,12 +6,15 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import venv
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+
+import nbtrain
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -23,21 +26,38 @@ def _run(*command: object, **options: object) -> str:
     return done.stdout
 
 
-def test_wheel_gives_a_working_import_and_command(tmp_path: Path) -> None:
-    _run(BIN / "python", "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT)
-    (wheel,) = tmp_path.glob("nbtrain-*.whl")
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, and the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    _run(BIN / "python", "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    return folder
+
+
+def test_distributions_are_fit_for_an_index_and_hold_the_notebooks(dist: Path) -> None:
+    (wheel,), (source,) = dist.glob("nbtrain-*.whl"), dist.glob("nbtrain-*.tar.gz")
+    assert _run(BIN / "python", "-m", "twine", "--no-color", "check", "--strict", wheel, source).count(": PASSED") == 2
+    with tarfile.open(source) as archive:
+        kept = {name.partition("/")[2] for name in archive.getnames()}
+    notebooks = {str(p.relative_to(ROOT)) for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts}
+    assert kept >= notebooks | {"CITATION.cff", "CHANGELOG.md", "Makefile", "constraints.txt", "docs/build.py", "tests/samples.py"}
+    assert not [name for name in kept if "__pycache__" in name or ".ipynb_checkpoints" in name]
+
+
+def test_wheel_gives_a_working_import_and_command(dist: Path, tmp_path: Path) -> None:
+    (wheel,) = dist.glob("nbtrain-*.whl")
     environment = tmp_path / "env"
     venv.create(environment, with_pip=False)
     (packages,) = environment.glob("lib/python*/site-packages")
-    _run(BIN / "pip", "install", "--no-deps", "--target", packages, wheel)
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    _run(BIN / "pip", "--python", environment / "bin" / "python", "install", "--no-deps", wheel, env=alone)
     # torch and the rest come from this environment; an editable nbtrain does not, since nested .pth files are not read
     (packages / "others.pth").write_text(str(Path(torch.__file__).parent.parent))
     code = "import nbtrain, sys; print(nbtrain.__file__, nbtrain.__version__, nbtrain.Trainer.__name__)"
-    file, version, name = _run(environment / "bin" / "python", "-c", code, cwd=tmp_path).split()
+    file, version, name = _run(environment / "bin" / "python", "-c", code, cwd=tmp_path, env=alone).split()
     assert Path(file).is_relative_to(environment) and name == "Trainer"
-    command = "import sys; from nbtrain.cli import main; main(['--version'])"  # what the script `nbtrain` does
-    assert _run(environment / "bin" / "python", "-c", command, cwd=tmp_path) == f"nbtrain {version}\n"
-    assert (packages / "nbtrain" / "py.typed").exists() and (packages / "bin" / "nbtrain").exists()
+    assert _run(environment / "bin" / "nbtrain", "--version", cwd=tmp_path, env=alone) == f"nbtrain {version}\n"
+    assert (packages / "nbtrain" / "py.typed").exists()
 
 
 def test_environment_file_is_for_conda_forge_and_parses() -> None:
@@ -60,6 +80,26 @@ def test_dependencies_agree_between_pyproject_environment_and_constraints() -> N
     assert {name: conda[name] for name in wanted} == wanted
     pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
     assert wanted.keys() <= pinned
+
+
+def test_every_extra_is_pinned_and_all_has_those_for_users() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib; the files are the same on 3.11")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {re.split(r"[\[<>=]", wanted)[0] for found in extras.values() for wanted in found} - {"nbtrain"}
+    pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    assert names <= pinned, names - pinned
+    assert extras["all"] == [f"nbtrain[{','.join(sorted(extras.keys() - {'all', 'dev', 'docs'}))}]"]
+
+
+def test_citation_and_hooks_are_of_this_version_and_these_commands() -> None:
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == nbtrain.__version__
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    commands = {hook["entry"] for hook in local["hooks"]} | set(
+        re.findall(r"^make [\w -]+?(?=  |$)", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    )
+    assert {"make format", "make check", "make test-fast", "make format check", "make test"} == commands
+    for command in sorted(commands):
+        _run(*command.split(), "--dry-run", cwd=ROOT)
 
 
 def test_readme_commands() -> None:

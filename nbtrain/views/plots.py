@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..records import Progress
@@ -17,7 +18,7 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import, and most imports 
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ["panels", "curves", "compared", "png"]
+__all__ = ["panels", "curves", "compared", "blank", "png"]
 
 # %% ../../nbs/05_views.plots.ipynb #e2d989b6
 _PREFIXES = ("train_", "val_", "test_")
@@ -66,10 +67,8 @@ def _dress(axes: Axes, quantity: str) -> None:
 
 def _figure(rows: Sequence[Row]) -> tuple[Figure, list[tuple[Axes, str, list[str]]]]:
     """A figure with a panel for each quantity, and the panels with the quantities and their metrics."""
-    from matplotlib.figure import Figure
-
     groups = list(panels([row for row in rows if "epoch" in row]).items())[:3]
-    figure = Figure(figsize=(3.6 * max(1, len(groups)), 2.5), dpi=80, layout="constrained")
+    figure = blank(3.6 * max(1, len(groups)), 2.5)
     return figure, [(figure.add_subplot(1, len(groups), i + 1), quantity, names) for i, (quantity, names) in enumerate(groups)]
 
 
@@ -93,6 +92,15 @@ def compared(runs: Mapping[str, Sequence[Row]]) -> Figure:
             for name in known:
                 _line(axes, name, rows, color=f"C{i}", label=run if name == known[-1] else None)
         _dress(axes, quantity)
+    return figure
+
+
+def blank(width: float, height: float) -> Figure:
+    """An empty figure of `width` by `height` inches that a notebook shows as a picture, though pyplot, which sees to that, is not used."""
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(width, height), dpi=80, layout="constrained")
+    figure._repr_png_ = partial(png, figure)
     return figure
 
 

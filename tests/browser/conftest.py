@@ -1,10 +1,9 @@
-"""JupyterLab and a headless Chromium, on this machine only."""
+"""JupyterLab, on this machine only."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,23 +15,8 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 _IDLE = "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
 _SHOWS = "(p) => new RegExp(p, 'm').test([...document.querySelectorAll('.jp-OutputArea')].map(o => o.innerText).join('\\n'))"
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        if os.environ.get("CI"):
-            pytest.fail("CI must have chromium: .ci/run installs it")
-        pytest.skip("no chromium here: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-background-networking"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")

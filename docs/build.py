@@ -1,0 +1,134 @@
+"""Gather the pages and build the site: `python docs/build.py [FOLDER]`. Chapters, tutorials, pages and modules are found, not listed.
+
+The pages keep the repository's layout, so that a link between them works on GitHub and on the site.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+from nbformat.v4 import new_markdown_cell
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS, DOCS, PACKAGE = ROOT / "nbs", ROOT / "docs", ROOT / "nbtrain"
+FIRST = ("first_run", "resume", "errors", "performance", "benchmarks", "coming_from", "faq", "architecture")  # the rest by name
+UNMEASURED = "# Benchmarks\n\nNothing has been measured for this build of the pages. `make bench` measures, and writes this page.\n"
+
+
+def gather(source: Path) -> None:
+    """Write all pages as Sphinx reads them into the new folder `source`."""
+    notebooks = [p for p in NOTEBOOKS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts]
+    for path in notebooks:
+        _write(source / path.relative_to(ROOT), nbformat.writes(as_page(nbformat.read(path, as_version=4))))
+    shutil.copytree(DOCS / "images", source / "docs" / "images")
+    for path in DOCS.glob("*.md"):
+        _write(source / "docs" / path.name, path.read_text(encoding="utf-8"))
+    if not (DOCS / "benchmarks.md").exists():
+        _write(source / "docs" / "benchmarks.md", UNMEASURED)
+    modules = [module_name(p) for p in PACKAGE.rglob("*.py") if p.name not in ("__init__.py", "_modidx.py")]
+    for module in modules:
+        _write(source / "api" / f"{module}.md", _module_page(module))
+    _write(source / "api" / "index.md", "# API\n\n" + toctree("", modules))
+    _write(source / "index.ipynb", (source / "nbs" / "index.ipynb").read_text(encoding="utf-8"))
+    (source / "nbs" / "index.ipynb").unlink()
+    _add_contents(source)
+
+
+def as_page(notebook: NotebookNode) -> NotebookNode:
+    """The notebook without nbdev's marks; cells that only import, in exported code, are folded."""
+    cells = []
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            marks, source = _without_marks(cell.source)
+            if not source:
+                continue
+            cell.source = source
+            if any(mark.startswith("export") for mark in marks) and only_imports(source):
+                cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
+                cell.metadata["mystnb"] = {"code_prompt_show": "Imports", "code_prompt_hide": "Imports"}
+        cells.append(cell)
+    notebook.cells = cells
+    return notebook
+
+
+def _without_marks(source: str) -> tuple[list[str], str]:
+    lines = source.splitlines()
+    marks = [line.removeprefix("#|").strip() for line in lines if line.startswith("#|")]
+    return marks, "\n".join(line for line in lines if not line.startswith("#|")).strip("\n")
+
+
+def only_imports(source: str) -> bool:
+    return all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(source).body)
+
+
+def module_name(path: Path) -> str:
+    """`addons.state` for nbtrain/addons/state.py."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def _module_page(module: str) -> str:
+    full = f"nbtrain.{module}"
+    return f"# {module}\n\n```{{eval-rst}}\n.. automodule:: {full}\n   :members:\n```\n"
+
+
+def toctree(caption: str, names: Iterable[str], depth: int = 1) -> str:
+    """A list of pages, which the sidebar shows below `caption`."""
+    head = [f":caption: {caption}"] if caption else []
+    return "\n".join(["```{toctree}", *head, f":maxdepth: {depth}", "", *names, "```", ""])
+
+
+def _add_contents(source: Path) -> None:
+    """What the sidebar lists, at the end of the front page: folders of notebooks, pages, chapters, modules."""
+    folders = sorted({p.parent for p in (source / "nbs").rglob("*.ipynb")} - {source / "nbs"}, key=lambda p: (p.name != "tutorials", p))
+    parts = [(folder.name.capitalize(), sorted(folder.glob("*.ipynb"), key=_place)) for folder in folders]
+    parts += [("Guides", sorted((source / "docs").glob("*.md"), key=_place))]
+    parts += [("How it is built, by chapter", sorted((source / "nbs").glob("*.ipynb")))]
+    parts += [("Reference", [source / "api" / "index.md"])]
+    lists = [toctree(caption, (f"/{p.relative_to(source).with_suffix('').as_posix()}" for p in pages)) for caption, pages in parts]
+    index = nbformat.read(source / "index.ipynb", as_version=4)
+    for cell in index.cells:
+        if cell.cell_type == "markdown":  # here the output itself is to be seen, in place of README's picture of it
+            cell.source = re.sub(r"^!\[.*\n*", "", cell.source, flags=re.M)
+    hidden = [re.sub(r"^:maxdepth", ":hidden:\n:maxdepth", text, flags=re.M) for text in lists]
+    index.cells.append(new_markdown_cell("\n".join(hidden)))
+    nbformat.write(index, source / "index.ipynb")
+
+
+def _place(path: Path) -> tuple[int, str]:
+    return FIRST.index(path.stem) if path.stem in FIRST else len(FIRST), path.stem
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def build(folder: Path) -> Path:
+    """The site in `folder`/html, made anew; CalledProcessError where there is a warning. Returns that folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    gather(folder / "source")
+    options = [
+        "--quiet",
+        "--fail-on-warning",
+        "--keep-going",
+        "--builder",
+        "html",
+        "--conf-dir",
+        DOCS,
+        "--doctree-dir",
+        folder / "doctrees",
+    ]
+    subprocess.run([sys.executable, "-m", "sphinx", *options, folder / "source", folder / "html"], check=True)
+    return folder / "html"
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "_site") / "index.html")

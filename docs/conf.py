@@ -1,0 +1,125 @@
+"""How Sphinx makes the site from the pages that build.py has gathered. Nothing is executed: notebooks show the outputs they keep."""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.transforms.post_transforms import SphinxPostTransform
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import nbtrain  # noqa: E402
+
+project = html_title = "nbtrain"
+author = "the authors of nbtrain"
+version = release = nbtrain.__version__
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.linkcode", "sphinx_copybutton"]
+
+nb_execution_mode = "off"
+nb_merge_streams = True
+nb_ipywidgets_js: dict[str, Any] = {}  # its default is on a CDN
+nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", None)]  # a widget needs a kernel; what stays is HTML
+nb_code_prompt_show = "{type}"
+nb_code_prompt_hide = "{type}"
+myst_enable_extensions = ["colon_fence", "deflist"]  # no mathematics: MathJax would come from a CDN
+myst_heading_anchors = 3
+autodoc_member_order = "bysource"
+python_maximum_signature_line_length = 88
+autodoc_typehints_format = "short"
+autodoc_inherit_docstrings = False  # those of Lightning and torch belong to their own pages
+napoleon_google_docstring = True
+suppress_warnings = ["ref.python"]  # one name in two modules, as an annotation
+
+html_theme = "furo"
+html_static_path = ["style"]
+html_css_files = ["nbtrain.css"]
+html_copy_source = html_show_copyright = False
+html_theme_options = {"navigation_with_keys": True}
+copybutton_exclude = ".linenos, .gp, .go"
+
+_EXPORTS = re.compile(r"#\| default_exp ([\w.]+)")
+_SPAN = re.compile(r"(`+)(.+?)\1")
+_CALL = re.compile(r"^(?:trainer\.)?(\w+)\(.*\)$", re.S)
+
+
+@cache
+def _chapters() -> dict[str, str]:
+    """The page of the notebook that exports each module, seen from the pages in api/."""
+    found = {}
+    for path in (ROOT / "nbs").rglob("*.ipynb"):
+        if exported := _EXPORTS.search(path.read_text(encoding="utf-8")):
+            found[f"nbtrain.{exported[1]}"] = f"../{path.relative_to(ROOT).with_suffix('').as_posix()}.html"
+    return found
+
+
+def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
+    """[source] leads to the chapter that a thing is written in."""
+    return _chapters().get(info["module"])
+
+
+def docstring_as_rst(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Our docstrings have Markdown's `code`, and stars and bars that mean nothing."""
+    parts = _SPAN.split("\n".join(lines))  # text, ticks, code, text, ticks, code, …, text
+    made = [_prose(part) if i % 3 == 0 else f"\\ ``{part}``\\ " for i, part in enumerate(parts) if i % 3 != 1]
+    lines[:] = "".join(made).split("\n")
+
+
+def _prose(text: str) -> str:
+    return re.sub(r"([*|])|(?<=\w)(_)(?!\w)", r"\\\1\2", text)
+
+
+class LinkNames(SphinxPostTransform):
+    """`Trainer`, `History.plot`, `trainer.run(5)` or `nbtrain.loop` written as code, on any page, lead to that name's entry."""
+
+    default_priority = 8  # before the references are resolved
+
+    def run(self, **kwargs: Any) -> None:
+        names = _names(self.env)
+        for node in list(self.document.findall(nodes.literal)):
+            text = node.astext()
+            call = _CALL.match(text)
+            target = names.get(text) or (names.get(f"Trainer.{call[1]}") or names.get(call[1]) if call else None)
+            if target is not None and not _is_linked(node):
+                _link(node, target, self.env.docname)
+
+
+def _names(env: Any) -> dict[str, str]:
+    """What names are called in full: the public ones, `Class.method` of all classes, modules, and other classes and functions if unique."""
+    found = {name: f"nbtrain.{module}.{name}" for name, module in nbtrain._PUBLIC.items()}
+    doubled = set()
+    for full, entry in env.get_domain("py").objects.items():
+        if entry.objtype == "module":
+            found[full] = full
+            continue
+        parts = full.removeprefix("nbtrain.").split(".")
+        at = next((i for i, part in enumerate(parts) if part[:1].isupper()), len(parts) - 1)
+        short = ".".join(parts[at:])
+        if found.setdefault(short, full) != full:
+            doubled.add(short)
+    return {name: full for name, full in found.items() if name in nbtrain._PUBLIC or name not in doubled}
+
+
+def _is_linked(node: nodes.Node) -> bool:
+    parent = node.parent
+    while parent is not None and not isinstance(parent, (nodes.reference, pending_xref, nodes.title)):
+        parent = parent.parent
+    return parent is not None
+
+
+def _link(node: nodes.literal, target: str, docname: str) -> None:
+    reference = pending_xref("", refdomain="py", reftype="obj", reftarget=target, refdoc=docname, refexplicit=True, refwarn=False)
+    node.replace_self(reference)
+    reference += node
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", docstring_as_rst, priority=400)  # before napoleon's
+    app.add_post_transform(LinkNames)
