@@ -20,6 +20,7 @@ _PUBLIC = {
     "Gallery": "gallery",
     "GradientClipAddon": "addons.optim",
     "History": "history",
+    "ModelTrainer": "models",
     "NbtrainError": "errors",
     "OptionError": "errors",
     "Plan": "records",
@@ -35,6 +36,7 @@ _PUBLIC = {
     "StepError": "errors",
     "TensorLoader": "data",
     "Trainer": "trainer",
+    "TrainerArgs": "config",
     "load_run": "history",
 }
 __all__ = [*_PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.speed import CudaGraphAddon as CudaGraphAddon
     from nbtrain.addons.speed import PrefetchAddon as PrefetchAddon
     from nbtrain.addons.state import StateManagerAddon as StateManagerAddon
+    from nbtrain.config import TrainerArgs as TrainerArgs
     from nbtrain.data import TensorLoader as TensorLoader
     from nbtrain.errors import AddonError as AddonError
     from nbtrain.errors import CheckpointError as CheckpointError
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
     from nbtrain.history import History as History
     from nbtrain.history import RunResult as RunResult
     from nbtrain.history import load_run as load_run
+    from nbtrain.models import ModelTrainer as ModelTrainer
     from nbtrain.records import Event as Event
     from nbtrain.records import Plan as Plan
     from nbtrain.records import Progress as Progress

@@ -18,7 +18,7 @@ from .documents import At, Document, Problems, dotted
 from .errors import ConfigError, add_note, nearest
 
 # %% auto #0
-__all__ = ["load_name", "literal", "Maker", "check_value", "check_name", "check_call"]
+__all__ = ["load_name", "importable_name", "literal", "Maker", "check_value", "check_name", "check_call"]
 
 
 # %% ../nbs/54_resolve.ipynb #a663f895
@@ -63,6 +63,21 @@ def _attribute(holders: list[Any], attribute: str, name: str = "") -> Any:
     known = [known for known in dir(holders[0]) if not known.startswith("_")]
     remedy = nearest(attribute, known)
     raise ConfigError(what, remedy=remedy if remedy.startswith("Did") else "Give the full name: package.module.name.")
+
+
+# %% ../nbs/54_resolve.ipynb #8e2363c5
+def importable_name(item: Any) -> str:
+    """The full name that imports `item`, a class or a function. Raises ConfigError where there is none."""
+    module, name = getattr(item, "__module__", None), getattr(item, "__qualname__", None)
+    full = name if module == "builtins" else f"{module}.{name}"
+    try:
+        found = load_name(full) if module != "__main__" and name is not None else None
+    except ConfigError:
+        found = None
+    if found is not item:
+        what = f"{name or repr(item)} has no name by which it can be imported."
+        raise ConfigError(what, where=f"It is from {module}." if module else "", remedy="Put it into a module: nbtrain export my.ipynb.")
+    return str(full)
 
 
 # %% ../nbs/54_resolve.ipynb #db51f649

@@ -35,6 +35,11 @@ ORDER = [
     "checkpoints",
     "sources",
     "provenance",
+    "documents",
+    "overrides",
+    "resolve",
+    "settings",
+    "plans",
     "addons.base",
     "addons.optim",
     "addons.state",
@@ -46,10 +51,14 @@ ORDER = [
     "finding",
     "gallery",
     "trainer",
+    "models",
+    "jobs",
+    "config",
     "examples.digits",
+    "examples.mlp",
     "cli",
 ]
-PLAIN = [*ORDER[: ORDER.index("history") + 1], "sources", "provenance"]
+PLAIN = [*ORDER[: ORDER.index("history") + 1], "sources", "provenance", "documents", "overrides", "resolve", "settings", "plans"]
 
 
 def _name(path: Path) -> str:
