@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,11 @@ from .errors import ConfigError
 from .history import RunResult
 from .models import ModelTrainer
 from .plans import accumulation, limits, n_epochs, plan_compute
-from .resolve import Maker, check_call, check_name, check_value, load_name
+from .resolve import Maker, check_call, check_name, check_value, load_checked, load_name
 from .session import seed_all
-from .settings import DatasetConfig, DatasetSamplerConfig, PartConfig, Settings, ignored_fields
+from .settings import DatasetSamplerConfig, PartConfig, Settings, ignored_fields
 from .trainer import Trainer
+from .weights import load_weights, read_weights
 
 # %% auto #0
 __all__ = ["check_settings", "notes", "Job", "build"]
@@ -40,7 +40,7 @@ _STAGES = ("train", "val", "test")
 def check_settings(settings: Settings, document: Document, problems: Problems) -> None:
     """Add to `problems` all that is wrong with `settings`, as far as it can be seen without data."""
     if settings.init_module is not None:
-        check_name(settings.init_module, ("init_module",), document, problems) if not _imports(settings.init_module) else None
+        load_checked(settings.init_module, ("init_module",), document, problems)
     copies = _check_compute(settings, document, problems)
     accumulation(settings, copies, problems)
     _check_limits(settings, document, problems)
@@ -59,13 +59,6 @@ def check_settings(settings: Settings, document: Document, problems: Problems) -
     if settings.init_env_fn is not None:
         check_name(settings.init_env_fn, ("init_env_fn",), document, problems)
     _check_data(settings, document, problems)
-
-
-def _imports(module: str) -> bool:
-    with suppress(ConfigError):
-        load_name(module)
-        return True
-    return False
 
 
 def _check_compute(settings: Settings, document: Document, problems: Problems) -> int:
@@ -97,9 +90,6 @@ def _check_limits(settings: Settings, document: Document, problems: Problems) ->
         problems.add(f"checkpoint.resume_from is {resume!r}, and no_save is true.", where, "Give the path of a checkpoint.")
 
 
-_LIMITS = "Leave it out; nbtrain does not do this yet."
-
-
 def _check_pending(settings: Settings, document: Document, problems: Problems) -> None:
     """What the grammar knows and no part does yet is refused: nothing is passed over."""
     optimizer, precision = settings.optimizer, settings.precision
@@ -115,7 +105,9 @@ def _check_pending(settings: Settings, document: Document, problems: Problems) -
     }
     for at, is_pending in pending.items():
         if is_pending:
-            problems.add(f"{dotted(at)} can't be had as it is given here.", document.place(at), _LIMITS)
+            problems.add(
+                f"{dotted(at)} can't be had as it is given here.", document.place(at), "Leave it out; nbtrain does not do this yet."
+            )
 
 
 def _one_precision(precision: dict[Any, Any]) -> str | None:
@@ -219,7 +211,8 @@ class Job:
         path = self.trainer[StateManagerAddon].find(self.trainer, self.resume or "best")
         if path is None:
             return ""
-        self.trainer.apply_weights(path)
+        weights = {name.removeprefix("model."): value for name, value in read_weights(path).items()}
+        load_weights(self.trainer.model, weights, strict=True)
         return path.name
 
     def evaluate(self, stage: str) -> dict[str, float]:
@@ -315,7 +308,7 @@ def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callb
 
 def _saving(settings: Settings) -> dict[str, Any]:
     """The options of StateManagerAddon."""
-    saving, data = settings.checkpoint, settings.dataset
+    saving = settings.checkpoint
     return {
         "save_path": saving.save_dir,
         "save_format": "ckpt" if saving.format == "pt" else "safetensor",
@@ -324,12 +317,8 @@ def _saving(settings: Settings) -> dict[str, Any]:
         "keep_last_n": saving.keep_last_n_checkpoints,
         "save_best": saving.save_best,
         "save_last": saving.save_last,
-        "validate_on_save": _validates(data),
+        "validate_on_save": bool(settings.dataset.val_args),
     }
-
-
-def _validates(data: DatasetConfig) -> bool:
-    return bool(data.val_args)
 
 
 def _part(maker: Maker, part: PartConfig, at: At, short: str = "") -> Any:

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from .documents import At, Document, Problems, dotted
@@ -111,7 +112,7 @@ class _References:
     def __init__(self, document: Document, problems: Problems) -> None:
         self.document, self.problems = document, problems
         self.open: list[str] = []  # what is being resolved, from the outermost
-        self.names = {dotted(at) for at in document.places if at}
+        self.names = sorted(dotted(at) for at in document.places if at)
 
     def value(self, value: Any, at: At) -> Any:
         if isinstance(value, dict):
@@ -136,7 +137,9 @@ class _References:
         except KeyError:
             if name in os.environ:
                 return os.environ[name]
-            self.problems.add(f"$({name}) names nothing.", place, nearest(name, self.names) if self.names else "")
+            near = get_close_matches(name, self.names, n=1) or [known for known in self.names if known.endswith(f".{name}")]
+            remedy = f"Did you mean $({near[0]})?" if near else "Give the way from the top: $(model.args.dim)."
+            self.problems.add(f"$({name}) names nothing.", place, remedy)
             return None
         self.open.append(name)
         try:

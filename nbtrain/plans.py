@@ -50,7 +50,7 @@ def plan_compute(settings: Settings, n_available: int, problems: Problems) -> Co
         )
     if n > n_available:
         problems.add(
-            f"compute_config.runtime_ngpus is {n}, and there {'is' if n_available == 1 else 'are'} {n_available} here.",
+            f"compute_config.runtime_ngpus is {n}, and this machine has {n_available} device{'s'[: n_available != 1]}.",
             remedy="Ask for fewer: --compute_config.plan_ngpus 1 --compute_config.runtime_ngpus 1.",
         )
     strategies = _STRATEGIES.get(policy) if isinstance(policy, str) else None

@@ -18,7 +18,7 @@ from .documents import At, Document, Problems, dotted
 from .errors import ConfigError, add_note, nearest
 
 # %% auto #0
-__all__ = ["load_name", "importable_name", "literal", "Maker", "check_value", "check_name", "check_call"]
+__all__ = ["load_name", "importable_name", "literal", "Maker", "check_value", "load_checked", "check_name", "check_call"]
 
 
 # %% ../nbs/54_resolve.ipynb #a663f895
@@ -178,15 +178,20 @@ def check_value(value: Any, at: At, document: Document, problems: Problems) -> N
             check_name(value.get("value"), (*at, "value"), document, problems)
 
 
-def check_name(name: Any, at: At, document: Document, problems: Problems, short: str = "") -> Callable[..., Any] | None:
-    """What `name` stands for, if it can be called; else a problem is added."""
+def load_checked(name: Any, at: At, document: Document, problems: Problems, short: str = "") -> Any:
+    """What `name` stands for, as `load_name` finds it; where it finds nothing a problem is added, and None returned."""
     try:
-        found = load_name(name, short)
+        return load_name(name, short)
     except ConfigError as error:
         what, *remedy = str(error).split("\n  ")
         problems.add(f"{dotted(at)}: {what}", document.place(at), " ".join(remedy))
         return None
-    if not callable(found):
+
+
+def check_name(name: Any, at: At, document: Document, problems: Problems, short: str = "") -> Callable[..., Any] | None:
+    """As `load_checked`, for what is to be called; a problem is added where it can't be."""
+    found = load_checked(name, at, document, problems, short)
+    if found is not None and not callable(found):
         problems.add(f"{dotted(at)}: {name!r} is a {type(found).__name__}, and can't be called.", document.place(at))
         return None
     return found
