@@ -90,6 +90,7 @@ class Document:
             key = _room(holder, key, at[: n - 1])
             if holder[key] is None:
                 holder[key] = [] if _is_index(at[n]) else {}
+                self.places.setdefault(at[:n], place)
             holder = holder[key]
         holder[_room(holder, at[-1], at[:-1])] = value
         self._forget(at)
@@ -165,6 +166,7 @@ def _room(holder: Any, key: Key, at: At) -> Any:
 
 # %% ../nbs/52_documents.ipynb #d1e90193
 _MAX_VALUES = 100_000
+_PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
 class _Reader:
@@ -189,6 +191,8 @@ class _Reader:
             raise ConfigError(what, where=self._place(node), remedy="Write the values out, without aliases.")
         self.places.setdefault(at, self._place(node))
         above = (*above, node)
+        if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_TAGS:
+            raise ConfigError(f"The tag {node.tag} makes no plain data.", where=self._place(node), remedy="Leave it out.")
         if isinstance(node, yaml.MappingNode):
             return dict(self._items(node, at, above))
         if isinstance(node, yaml.SequenceNode):

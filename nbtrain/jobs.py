@@ -42,7 +42,7 @@ def check_settings(settings: Settings, document: Document, problems: Problems) -
     if settings.init_module is not None:
         load_checked(settings.init_module, ("init_module",), document, problems)
     copies = _check_compute(settings, document, problems)
-    accumulation(settings, copies, problems)
+    _check_batches(settings, copies, document, problems)
     _check_limits(settings, document, problems)
     _check_pending(settings, document, problems)
     check_value(settings.vars, ("vars",), document, problems)
@@ -74,6 +74,13 @@ def _check_compute(settings: Settings, document: Document, problems: Problems) -
     return plan.n_copies
 
 
+def _check_batches(settings: Settings, n_copies: int, document: Document, problems: Problems) -> None:
+    found = Problems()
+    accumulation(settings, n_copies, found)
+    for problem in found.found:
+        problems.add(problem.what, document.place(("global_batch_size",)), problem.remedy)
+
+
 def _check_limits(settings: Settings, document: Document, problems: Problems) -> None:
     saving = settings.checkpoint
     if settings.max_epochs is None and settings.max_train_steps is None:
@@ -93,12 +100,13 @@ def _check_limits(settings: Settings, document: Document, problems: Problems) ->
 def _check_pending(settings: Settings, document: Document, problems: Problems) -> None:
     """What the grammar knows and no part does yet is refused: nothing is passed over."""
     optimizer, precision = settings.optimizer, settings.precision
-    if "per-token-mean" in (optimizer.grad_reduction, optimizer.loss_reduction) and optimizer.aggregate_outputs_fn is None:
+    uncounted = "per-token-mean" in (optimizer.grad_reduction, optimizer.loss_reduction) and optimizer.aggregate_outputs_fn is None
+    if uncounted:
         where = document.place(("optimizer", "grad_reduction"))
         problems.add("per-token-mean needs optimizer.aggregate_outputs_fn.", where, "Name a function that returns the number of tokens.")
     pending: dict[At, bool] = {
-        ("optimizer", "grad_reduction"): optimizer.grad_reduction != "mean",
-        ("optimizer", "loss_reduction"): optimizer.loss_reduction != "mean",
+        ("optimizer", "grad_reduction"): optimizer.grad_reduction != "mean" and not uncounted,
+        ("optimizer", "loss_reduction"): optimizer.loss_reduction != "mean" and not uncounted,
         ("checkpoint", "symlink_best_and_last"): not settings.checkpoint.symlink_best_and_last,
         ("precision",): isinstance(precision, dict) and _one_precision(precision) is None,
         ("hook",): settings.hook is not None,

@@ -105,13 +105,14 @@ def escape(value: Any) -> Any:
         return {key: escape(item) for key, item in value.items()}
     if isinstance(value, list):
         return [escape(item) for item in value]
-    return re.sub(r"\$(?=\$*[({])", "$$$$", value) if isinstance(value, str) else value
+    return re.sub(r"\$(?=[({])", "$$", value) if isinstance(value, str) else value
 
 
 class _References:
     def __init__(self, document: Document, problems: Problems) -> None:
         self.document, self.problems = document, problems
         self.open: list[str] = []  # what is being resolved, from the outermost
+        self.circles: list[set[str]] = []  # that were told
         self.names = sorted(dotted(at) for at in document.places if at)
 
     def value(self, value: Any, at: At) -> Any:
@@ -129,7 +130,10 @@ class _References:
     def _named(self, name: str, at: At) -> Any:
         place = self.document.place(at)
         if name in self.open:
-            self.problems.add(f"$({name}) refers to itself: {' → '.join([*self.open[self.open.index(name) :], name])}.", place)
+            circle = self.open[self.open.index(name) :]
+            if set(circle) not in self.circles:
+                self.circles.append(set(circle))
+                self.problems.add(f"$({name}) refers to itself: {' → '.join([*circle, name])}.", place)
             return None
         target = tuple(name.replace("-", "_").split("."))
         try:

@@ -33,14 +33,14 @@ def load_name(name: Any, short: str = "") -> Any:
     if len(parts) == 1:
         places = [import_module(short)] if short else []
         return _attribute([*places, builtins], name)
-    for n in range(len(parts), 0, -1):
-        module = _import(".".join(parts[:n]), name)
-        if module is not None:
-            found = module
-            for part in parts[n:]:
-                found = _attribute([found], part, name)
-            return found
-    raise ConfigError(f"{name!r} can't be imported: there is no module {parts[0]!r}.", remedy="Is it installed, or in this folder?")
+    found: Any = None
+    while parts and (module := _import(f"{found.__name__}.{parts[0]}" if found else parts[0], name)) is not None:
+        found, parts = module, parts[1:]
+    if found is None:
+        raise ConfigError(f"{name!r} can't be imported: there is no module {parts[0]!r}.", remedy="Is it installed, or in this folder?")
+    for part in parts:
+        found = _attribute([found], part, name)
+    return found
 
 
 def _import(module: str, name: str) -> Any:

@@ -242,14 +242,20 @@ class _Reader:
             items = _fit(list, value)
             return [self.value(options[0], item, (*at, i)) for i, item in enumerate(items)]
         if origin is dict:
-            return {self.value(options[0], k, at): self.value(options[1], item, (*at, k)) for k, item in _fit(dict, value).items()}
+            return {self._key(options[0], k): self.value(options[1], item, (*at, k)) for k, item in _fit(dict, value).items()}
         return _fit(hint, value)
+
+    def _key(self, hint: Any, key: Any) -> Any:
+        try:
+            return key if hint is str else _fit(hint, key)  # the names of arguments may be numbers
+        except _Unfit as unfit:
+            raise _Unfit(f"a mapping of {unfit}") from None
 
     def _one_of(self, options: tuple[Any, ...], value: Any, at: At) -> Any:
         if type(None) in options and (value is None or value in ("None", "null")):
             return None
         words = []
-        for option in options:
+        for option in [o for o in options if get_origin(o) is dict or is_dataclass(o)] if isinstance(value, dict) else options:
             try:
                 if option is not type(None):
                     return self.value(option, value, at)
