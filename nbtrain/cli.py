@@ -71,13 +71,52 @@ def _diff(arguments: argparse.Namespace) -> None:
 
 
 # %% ../nbs/32_cli.ipynb #1cbba9db
-_OPTIONS = {"-f": "file", "-o": "out", "--devices": "devices"}
+_OPTIONS = {"-f": "file", "-o": "out", "--devices": "devices", "--jobs": "jobs"}
 _SWITCHES = {"-h": "help", "--help": "help", "--print-config": "print"}
 
 
 def _fit(line: CommandLine) -> int:
-    """train as a configuration says: nbtrain fit -f run.yaml --max_epochs 2"""
-    return _train(_read(line))
+    """train as a configuration says, or as a notebook's last run: nbtrain fit -f run.yaml --max_epochs 2, nbtrain fit my.ipynb"""
+    if not line.rest:
+        return _train(_read(line))
+    if line.overrides or line.options:
+        raise ConfigError(
+            "A notebook's run takes no fields of a configuration.", remedy="Change the notebook, or train from a file: -f run.yaml."
+        )
+    from importlib import import_module
+    from tempfile import TemporaryDirectory
+
+    from nbtrain.exporting import export_run
+
+    with TemporaryDirectory() as folder:
+        name = export_run(line.rest[0], folder, "notebook_run").stem
+        sys.path.insert(0, folder)
+        result = import_module(name).main()
+        return 130 if result.status == "interrupted" else 0
+
+
+def _export(line: CommandLine) -> int:
+    """write a notebook as a module: nbtrain export my.ipynb [-o FOLDER]"""
+    if len(line.rest) != 1:
+        raise ConfigError("export writes one notebook as a module.", remedy="Give it: nbtrain export my.ipynb.")
+    from nbtrain.exporting import export_notebook
+
+    print(export_notebook(line.rest[0], line.options.get("out", ["."])[-1]))
+    return 0
+
+
+def _sweep(line: CommandLine) -> int:
+    """run a grid, each point a run of its own: nbtrain sweep -f run.yaml --optimizer.args.lr 1e-3,3e-4 --seed 0..4 --jobs 2 -o FOLDER"""
+    from nbtrain.sweeps import compare_sweep, run_sweep
+
+    folder, jobs = line.options.get("out", ["sweep"])[-1], line.options.get("jobs", ["1"])[-1]
+    if not jobs.isdigit() or jobs == "0":
+        raise ConfigError(f"--jobs {jobs} is no number of runs at a time.", remedy="Give 1, 2, 3, …")
+    if not line.options.get("file"):
+        raise ConfigError("There is no configuration.", remedy="Give a file: -f run.yaml.")
+    codes = run_sweep(line.options["file"], line.overrides, folder, int(jobs))
+    print("\n" + compare_sweep(list(codes), folder))
+    return max(codes.values())
 
 
 def _validate(line: CommandLine) -> int:
@@ -126,7 +165,10 @@ _CONFIGURED: dict[str, Callable[[CommandLine], int]] = {
     "test": _test,
     "predict": _predict,
     "resume": _resume,
+    "sweep": _sweep,
+    "export": _export,
 }
+_WITH_FILES = ("fit", "resume", "export")  # they take a word that is no option
 
 
 def _summary(command: Callable[[CommandLine], int]) -> str:
@@ -143,10 +185,10 @@ def _configured(name: str, arguments: Sequence[str]) -> int:
         print("Of several files the later ones win; --FIELD! takes a value out; $(a.b) in a value stands for another one.\n")
         print("\n".join(["fields:", *describe_fields()]))
         return 0
-    if name != "resume" and line.rest:
+    if name not in _WITH_FILES and line.rest:
         raise ConfigError(f"{line.rest[0]!r} stands alone.", remedy="Put -f before a file, and the name of a field before its value.")
     sys.path.insert(0, str(Path.cwd()))  # for the names in the configuration
-    if "print" in line.switches and name != "resume":
+    if "print" in line.switches and not line.rest:
         print(_read(line).to_yaml(defaults=True), end="")
         return 0
     return _CONFIGURED[name](line)

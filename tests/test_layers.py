@@ -56,6 +56,8 @@ ORDER = [
     "config",
     "examples.digits",
     "examples.mlp",
+    "exporting",
+    "sweeps",
     "cli",
 ]
 PLAIN = [*ORDER[: ORDER.index("history") + 1], "sources", "provenance", "documents", "overrides", "resolve", "settings", "plans"]
