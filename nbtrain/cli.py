@@ -32,6 +32,9 @@ def _parser() -> argparse.ArgumentParser:
     for name, command in _CONFIGURED.items():
         commands.add_parser(name, help=_summary(command), add_help=False)
 
+    completion = commands.add_parser("completion", help='complete commands and fields in bash and zsh: eval "$(nbtrain completion)"')
+    completion.set_defaults(command=_completion)
+
     demo = commands.add_parser("demo", help="train a small CNN on handwritten digits (about ten seconds)")
     demo.add_argument("--epochs", type=int, default=10, help="epochs to train (default: %(default)s)")
     demo.add_argument("--save-path", default="runs/digits", help="where run folders go (default: %(default)s)")
@@ -47,6 +50,14 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("b", help="another one")
     diff.set_defaults(command=_diff)
     return parser
+
+
+def _completion(arguments: argparse.Namespace) -> None:
+    from nbtrain.settings import describe_fields
+
+    fields = [line.split()[0] for line in describe_fields() if line.startswith("  --")]
+    words = " ".join([*_CONFIGURED, "demo", "show", "diff", *_OPTIONS, *_SWITCHES, *fields])
+    print(f"[ -z \"$ZSH_VERSION\" ] || autoload -U +X bashcompinit && bashcompinit\ncomplete -o default -W '{words}' nbtrain")
 
 
 def _demo(arguments: argparse.Namespace) -> None:
@@ -242,6 +253,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"nbtrain: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except ModuleNotFoundError as error:
+        if given[0] in _CONFIGURED:  # it is a user's module that misses one
+            raise
         print(f"nbtrain: {error.name} is not installed: pip install 'nbtrain[examples]'", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -16,6 +16,7 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import IterableDataset
 
+from .arguments import check_lightning
 from .addons.state import StateManagerAddon
 from .documents import At, Document, Problems, dotted
 from .errors import ConfigError
@@ -47,6 +48,11 @@ def check_settings(settings: Settings, document: Document, problems: Problems) -
     _check_pending(settings, document, problems)
     check_value(settings.vars, ("vars",), document, problems)
     check_value(settings.lightning, ("lightning",), document, problems)
+    try:
+        check_lightning(settings.lightning)
+    except ConfigError as error:
+        what, *remedy = str(error).split("\n  ")
+        problems.add(what, document.place(("lightning",)), " ".join(remedy))
     _check_part(settings.model, ("model",), document, problems)
     _check_part(settings.optimizer, ("optimizer",), document, problems, n_first=1)
     if settings.lr_scheduler is not None:
@@ -92,9 +98,9 @@ def _check_limits(settings: Settings, document: Document, problems: Problems) ->
     if resume is not None and resume not in ("last", "best", "auto") and not Path(resume).exists():
         where = document.place(("checkpoint", "resume_from"))
         problems.add(f"checkpoint.resume_from: there is no {resume!r}.", where, "Give last, best, auto or the path of a checkpoint.")
-    if saving.no_save and resume in ("last", "best", "auto"):
+    elif saving.no_save and resume is not None:
         where = document.place(("checkpoint", "resume_from"))
-        problems.add(f"checkpoint.resume_from is {resume!r}, and no_save is true.", where, "Give the path of a checkpoint.")
+        problems.add(f"checkpoint.resume_from is {resume!r}, and checkpoint.no_save is true.", where, "Leave one of them out.")
 
 
 def _check_pending(settings: Settings, document: Document, problems: Problems) -> None:
