@@ -27,6 +27,7 @@ _PUBLIC = {
     "LimitsAddon": "addons.stopping",
     "LoggersAddon": "addons.loggers",
     "MetricsAddon": "addons.metrics",
+    "ModelTrainer": "models",
     "MultiGPUAddon": "addons.multigpu",
     "NbtrainError": "errors",
     "NeptuneLoggerAddon": "addons.loggers",
@@ -50,6 +51,7 @@ _PUBLIC = {
     "SystemMonitorAddon": "addons.system",
     "TensorLoader": "data",
     "Trainer": "trainer",
+    "TrainerArgs": "config",
     "WandBLoggerAddon": "addons.loggers",
     "WarmUpScheduler": "schedulers",
     "WorkerError": "errors",
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.stopping import LimitsAddon as LimitsAddon
     from nbtrain.addons.system import SystemMonitorAddon as SystemMonitorAddon
     from nbtrain.comparing import compare as compare
+    from nbtrain.config import TrainerArgs as TrainerArgs
     from nbtrain.control import RunHandle as RunHandle
     from nbtrain.data import TensorLoader as TensorLoader
     from nbtrain.errors import AddonError as AddonError
@@ -100,6 +103,7 @@ if TYPE_CHECKING:
     from nbtrain.history import History as History
     from nbtrain.history import RunResult as RunResult
     from nbtrain.history import load_run as load_run
+    from nbtrain.models import ModelTrainer as ModelTrainer
     from nbtrain.records import Event as Event
     from nbtrain.records import Plan as Plan
     from nbtrain.records import Progress as Progress

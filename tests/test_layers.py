@@ -47,6 +47,11 @@ ORDER = [
     "launch",
     "sharding",
     "arguments",
+    "documents",
+    "overrides",
+    "resolve",
+    "settings",
+    "plans",
     "addons.base",
     "addons.optim",
     "addons.state",
@@ -64,10 +69,19 @@ ORDER = [
     "finding",
     "gallery",
     "trainer",
+    "models",
+    "jobs",
+    "config",
     "examples.digits",
+    "examples.mlp",
+    "exporting",
+    "sweeps",
     "cli",
 ]
-PLAIN = [*ORDER[: ORDER.index("comparing") + 1], "sources", "provenance", "neptunefiles"]
+PLAIN = [
+    *ORDER[: ORDER.index("comparing") + 1],
+    *("sources", "provenance", "neptunefiles", "documents", "overrides", "resolve", "settings", "plans"),
+]
 
 
 def _name(path: Path) -> str:

@@ -1,0 +1,312 @@
+"""A run from a configuration: the fields, the grammar of overrides, and the command line from start to exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samples import same_weights, without_times
+from torch.optim import Adam
+from torch.utils.data import DataLoader, DistributedSampler
+
+from nbtrain import ConfigError, ModelTrainer, TrainerArgs, load_run
+from nbtrain.cli import main
+from nbtrain.examples.mlp import MLP, SimpleDataset
+from nbtrain.session import seed_all
+from nbtrain.settings import Settings, describe_fields
+
+SEED = """\
+compute_config:
+  plan_ngpus: 4
+  runtime_ngpus: 100
+  constant_folding: true
+  use_zero: true
+  use_end2end: true
+
+run_mode: run
+pas_policy: autodist
+micro_batch_size: 2
+global_batch_size: 8
+max_epochs: 4
+max_train_steps: 10
+
+model:
+  type: nbtrain.examples.mlp.MLP
+  args:
+    dim: 16
+    nlayers: 16
+
+optimizer:
+  type: torch.optim.Adam
+  args:
+    lr: 0.01
+
+dataset:
+  type: nbtrain.examples.mlp.SimpleDataset
+  train_args:
+    dim: 16
+    size: 100
+  val_args:
+    dim: 16
+    size: 10
+
+checkpoint:
+  keep_last_n_checkpoints: 30
+  every_n_train_steps: 1
+  save_type: deduped
+"""
+ONE = ["-f", "seed.yaml", "--compute_config.plan_ngpus", "1", "--compute_config.runtime_ngpus", "1"]
+QUIET = [*ONE, "--enable_progress_bar=false", "--seed", "0"]
+SMALL = [*QUIET, "--model.args.nlayers=2"]
+FAST = [*SMALL, "--checkpoint.no_save", "--dataset.train_args.size=16"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "seed.yaml").write_text(SEED)
+    return tmp_path
+
+
+def read(*overrides: str) -> TrainerArgs:
+    return TrainerArgs.from_cli(["-f", "seed.yaml", *overrides])
+
+
+# -- the seed's file
+def test_the_seeds_file_runs_on_one_device(folder: Path) -> None:
+    assert main(["fit", *QUIET]) == 0
+    (run,) = (folder / "checkpoints").iterdir()
+    saved = {path.stem.partition("-step=")[2] for path in (run / "checkpoints").glob("epoch=*-step=*")}
+    assert saved == {str(step) for step in range(1, 11)}
+    assert TrainerArgs.from_yaml(run / "config.yaml") == TrainerArgs.from_cli(QUIET)
+
+
+def test_the_seeds_file_as_it_is_printed_exits_with_2_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "-f", "seed.yaml"]) == 2
+    assert "compute_config.runtime_ngpus is 100, and this machine has" in capsys.readouterr().err
+
+
+def test_its_limit_by_updates_is_kept() -> None:
+    job = TrainerArgs.from_cli(FAST).build()
+    job.run()
+    assert (job.n_epoch, job.trainer.counts.update) == (4, 8)  # 16 samples are two updates an epoch
+    limited = TrainerArgs.from_cli([*FAST, "--max_train_steps=5"]).build()
+    limited.run()
+    assert (limited.n_epoch, limited.trainer.counts.update) == (3, 5)
+
+
+def test_a_run_equals_one_written_by_hand() -> None:
+    job = TrainerArgs.from_cli([*FAST, "--global_batch_size!", "--max_train_steps!", "--max_epochs=2"]).build()
+    job.run()
+    seed_all(0)
+    model, data = MLP(16, 2), SimpleDataset(16, 16)
+    trainer = ModelTrainer(model, device="cpu", log_bar=False, optimizer=lambda params: Adam(params, lr=0.01), seed=0)
+    trainer.run(2, DataLoader(data, 2, sampler=DistributedSampler(data, 1, 0)))
+    assert same_weights(job.trainer.model, trainer.model)
+
+
+# -- going on
+def test_a_finished_run_is_not_run_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["fit", *SMALL])
+    (run,) = (folder / "checkpoints").iterdir()
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    capsys.readouterr()
+    assert main(["resume", str(run)]) == 0
+    assert capsys.readouterr().out == f"This run was finished before: {run}\n"
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_resume_from_last_begins_afresh_where_nothing_was_saved() -> None:
+    result = TrainerArgs.from_cli([*SMALL, "--checkpoint.resume_from", "last", "--max_train_steps=1"]).run()
+    assert result is not None and result.status in ("completed", "stopped")
+
+
+def test_resume_wants_a_run_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume", "nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("nbtrain: There is no state in 'nowhere' to go on from.\n")
+
+
+# -- the other commands
+def test_validate_and_predict_take_the_best_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["fit", *SMALL, "--max_train_steps=2"])
+    capsys.readouterr()
+    assert main(["validate", *SMALL]) == 0
+    weights, loss = capsys.readouterr().out.splitlines()
+    assert weights.startswith("weights: epoch=") and loss.startswith("loss: 0.")
+    assert main(["predict", *SMALL, "-o", "out.pt"]) == 0
+    assert [tuple(output.shape) for output in torch.load("out.pt")] == [(2,)] * 5
+
+
+def test_test_without_test_data_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["test", *FAST]) == 2
+    assert "There is no data for 'test': dataset.test_args is empty." in capsys.readouterr().err
+
+
+def test_print_config_shows_all_fields_and_runs_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", *SMALL, "--print-config"]) == 0
+    (folder / "printed.yaml").write_text(capsys.readouterr().out)
+    assert TrainerArgs.from_yaml("printed.yaml").to_dict() == TrainerArgs.from_cli(SMALL).to_dict()
+    assert not (folder / "checkpoints").exists()
+
+
+def test_help_lists_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  --checkpoint.save_type sharded|deduped|merged = 'sharded'" in lines
+    assert len([line for line in lines if line.startswith("  --")]) == len([line for line in describe_fields() if "  --" in line]) > 70
+
+
+def test_compile_mode_prints_the_plan_and_trains_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", *SMALL, "--run_mode", "compile"]) == 0
+    assert capsys.readouterr().out == (
+        "ModelTrainer, nbtrain.examples.mlp.MLP, torch.optim.Adam\n"
+        "1 device\n"
+        "2 × 1 × 4 accumulated = 8 samples an update\n"
+        "at most 4 epochs or 10 updates\n"
+        "ignored, because no code is generated here: compute_config.constant_folding\n"
+    )
+    assert not (folder / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_a_signal_ends_is_saved_and_goes_on_exactly(folder: Path, signum: int, code: int) -> None:
+    (folder / "quits.py").write_text(
+        "import os\n\n\ndef hook(signum):\n    import lightning as L\n\n    class Quit(L.Callback):\n"
+        "        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):\n"
+        "            if batch_idx == 9:\n                os.kill(os.getpid(), signum)\n\n    return Quit()\n"
+    )
+    callback = ["--lightning.callbacks.0.__type", "quits.hook", "--lightning.callbacks.0.signum", str(int(signum))]
+    start = "import sys, signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # tests may run in the background
+    command = [sys.executable, "-c", f"{start}; from nbtrain.cli import main; sys.exit(main())", "fit", *SMALL, *callback]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    (run,) = (folder / "checkpoints").iterdir()
+    assert load_run(run).epochs == []
+    assert main(["resume", str(run), "--lightning!"]) == 0
+    whole = TrainerArgs.from_cli([*SMALL, "--checkpoint.save_dir=whole"]).build()
+    whole.run()
+    assert without_times(load_run(run).epochs) == without_times(whole.trainer.history.epochs)
+
+
+def test_an_error_of_the_users_code_is_no_bad_configuration(folder: Path) -> None:
+    (folder / "broken_data.py").write_text("def data(): raise OSError('no disk')\n")
+    with pytest.raises(OSError, match="no disk") as caught:
+        main(["fit", *FAST, "--dataset!", "--dataset.type", "broken_data.data"])
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__ == ["nbtrain: dataset.train_args, --dataset.type"]
+
+
+# -- overrides
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["--max_epochs", "2"], {"max_epochs": 2}),
+        (["--max-epochs=2"], {"max_epochs": 2}),
+        (["--seed", "1", "--seed", "2"], {"seed": 2}),
+        (["--enable-progress-bar"], {"enable_progress_bar": True}),
+        (["--enable_progress_bar", "FALSE"], {"enable_progress_bar": False}),
+        (["--max_epochs!"], {"max_epochs": None}),
+        (["--max_epochs", "None"], {"max_epochs": None}),
+        (["--model.args!", "--model.args.dim=3"], {"model": {"type": "nbtrain.examples.mlp.MLP", "args": {"dim": "3"}}}),
+        (["--optimizer.args.lr", "-1"], {"optimizer": {"type": "torch.optim.Adam", "args": {"lr": "-1"}}}),
+        (["--log.0.type", "CSVLogger"], {"log": [{"type": "CSVLogger"}]}),
+        (["--vars.x", "$(model.args.dim)"], {"vars": {"x": 16}}),
+        (["--vars.x", "d${model.args.dim}"], {"vars": {"x": "d16"}}),
+        (["--vars.x", "$$(model.args.dim)"], {"vars": {"x": "$$(model.args.dim)"}}),
+        (["--vars.x", "$$y"], {"vars": {"x": "$$y"}}),
+        (["--global_batch_size", "1e1"], {"global_batch_size": 10}),
+        (["--vars.x=a=b"], {"vars": {"x": "a=b"}}),
+        (["--vars", "{'x': 3}"], {"vars": {"x": 3}}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_overrides(overrides: list[str], expected: dict[str, Any]) -> None:
+    found = {**Settings().__dict__, **read(*overrides).to_dict()}
+    plain = TrainerArgs.from_dict({name: found[name] for name in expected}).to_dict()
+    assert plain == TrainerArgs.from_dict(expected).to_dict()
+
+
+def test_a_literal_reference_survives_the_round_trip() -> None:
+    args = read("--vars.x", "$$(model.args.dim)")
+    assert args.vars == {"x": "$(model.args.dim)"}
+    assert TrainerArgs.from_dict(args.to_dict()) == args
+
+
+def test_a_reference_follows_an_override() -> None:
+    args = read("--dataset.train_args.dim", "$(model.args.dim)", "--model.args.dim", "32")
+    assert args.dataset.train_args["dim"] == "32"
+
+
+def test_a_reference_falls_back_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NBTRAIN_TEST_DATA", "/data")
+    assert read("--vars.root", "${NBTRAIN_TEST_DATA}/train").vars == {"root": "/data/train"}
+
+
+def test_later_files_win_and_delete(folder: Path) -> None:
+    (folder / "more.yaml").write_text("model:\n  args!: {dim: 3}\nmax_train_steps!:\n")
+    args = TrainerArgs.from_yaml("seed.yaml", "more.yaml")
+    assert (args.model.args, args.max_train_steps, args.max_epochs) == ({"dim": 3}, None, 4)
+
+
+# -- parts
+def test_values_are_guessed_unless_a_type_is_given(folder: Path) -> None:
+    (folder / "parts.py").write_text("seen = {}\ndef data(**given):\n    seen.update(given)\n    raise KeyError\n")
+    given = ["--a=1e-4", "--b=[1,2]", "--c=true", "--d=adam", "--e.__value_type=str", "--e.value=1", "--f.__value_type=function"]
+    given += ["--f.value=math.sqrt", "--g.__type=fractions.Fraction", "--g.numerator=3", "--h=$!(self)"]
+    overrides = [f"--dataset.train_args.{text[2:]}" for text in given]
+    args = TrainerArgs.from_cli([*FAST, "--dataset!", "--dataset.type=parts.data", *overrides])
+    with pytest.raises(KeyError):
+        args.run()
+    import math
+    from fractions import Fraction
+
+    import parts  # pyright: ignore[reportMissingImports]
+
+    expected = {"a": 1e-4, "b": [1, 2], "c": True, "d": "adam", "e": "1", "f": math.sqrt, "g": Fraction(3), "h": args}
+    assert parts.seen == expected
+
+
+def test_schedules_step_by_update_or_by_epoch() -> None:
+    by_step = ["--lr_scheduler.type=torch.optim.lr_scheduler.StepLR", "--lr_scheduler.args.step_size=1", "--lr_scheduler.args.gamma=0.5"]
+    for interval, lr in (("step", 0.01 / 2**4), ("epoch", 0.01 / 2**2)):
+        job = TrainerArgs.from_cli([*FAST, "--max_epochs=2", *by_step, f"--lr_scheduler.interval={interval}"]).build()
+        job.run()
+        assert job.trainer.optimizer is not None and job.trainer.optimizer.param_groups[0]["lr"] == pytest.approx(lr)
+
+
+def test_a_trainer_of_ones_own_and_addons_have_their_options(folder: Path) -> None:
+    (folder / "own.py").write_text(
+        "from nbtrain import Trainer\n\n\nclass Own(Trainer):\n"
+        "    def train_step(self, batch):\n        return {'loss': self.model(batch)['loss'] * 2}\n"
+    )
+    own = ["--trainer.type=own.Own", "--trainer.args.monitor=train_loss", "--addons.0.type=PrefetchAddon"]
+    job = TrainerArgs.from_cli([*FAST, *own]).build()
+    job.valid_loader = None
+    job.run()
+    assert (job.trainer.title, job.trainer.monitor) == ("Own", "train_loss")
+
+
+def test_clipping_and_precision_reach_the_trainer() -> None:
+    precision = "{'param': 'bf16', 'buffer': 'bf16', 'input': 'bf16'}"
+    job = TrainerArgs.from_cli([*FAST, "--optimizer.clip_gnorm=0.5", "--precision", precision]).build()
+    assert (job.trainer.given["gradient_clip"], job.trainer.precision) == (0.5, "bf16-true")
+
+
+def test_automatic_arguments_are_ignored_and_that_is_said() -> None:
+    job = TrainerArgs.from_cli([*FAST, "--dataset_sampler.train_args.rank=7", "--dataset_sampler.train_args.seed=3"]).build()
+    assert job.notes[1] == "ignored, because it is given automatically: dataset_sampler.train_args.rank"
+    assert (job.loader.sampler.rank, job.loader.sampler.seed) == (0, 3)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_objects_of_python_are_written_by_their_names() -> None:
+    args = TrainerArgs.from_dict({"model": {"type": MLP, "args": {"dim": 2}}})
+    assert args.to_yaml() == "model:\n  type: nbtrain.examples.mlp.MLP\n  args:\n    dim: 2\n"
+    with pytest.raises(ConfigError, match="has no name by which it can be imported"):
+        TrainerArgs.from_dict({"model": {"type": lambda: MLP(2, 1)}}).to_yaml()
