@@ -19,8 +19,10 @@ _PUBLIC = {
     "ConfigError": "errors",
     "CosineAnnealingScheduler": "schedulers",
     "CudaGraphAddon": "addons.speed",
+    "EMAAddon": "addons.averaging",
     "EarlyStoppingAddon": "addons.stopping",
     "Event": "records",
+    "FreezeAddon": "addons.tuning",
     "Gallery": "gallery",
     "GradientClipAddon": "addons.optim",
     "History": "history",
@@ -49,6 +51,7 @@ _PUBLIC = {
     "get_lr_scheduler": "schedulers",
     "get_multi_step_lr_scheduler": "schedulers",
     "load_run": "history",
+    "param_groups": "addons.tuning",
     "plot_schedule": "schedulers",
     "plot_schedules": "schedulers",
     "warmup_cosine": "schedulers",
@@ -58,6 +61,7 @@ __all__ = [*_PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAl
 if TYPE_CHECKING:
     from nbtrain.addons.accumulation import AccumulationAddon as AccumulationAddon
     from nbtrain.addons.accumulation import AggregatedOutputs as AggregatedOutputs
+    from nbtrain.addons.averaging import EMAAddon as EMAAddon
     from nbtrain.addons.base import AddOnBase as AddOnBase
     from nbtrain.addons.metrics import MetricsAddon as MetricsAddon
     from nbtrain.addons.nonfinite import NonFiniteAddon as NonFiniteAddon
@@ -69,6 +73,8 @@ if TYPE_CHECKING:
     from nbtrain.addons.state import StateManagerAddon as StateManagerAddon
     from nbtrain.addons.stopping import EarlyStoppingAddon as EarlyStoppingAddon
     from nbtrain.addons.stopping import LimitsAddon as LimitsAddon
+    from nbtrain.addons.tuning import FreezeAddon as FreezeAddon
+    from nbtrain.addons.tuning import param_groups as param_groups
     from nbtrain.data import TensorLoader as TensorLoader
     from nbtrain.errors import AddonError as AddonError
     from nbtrain.errors import CheckpointError as CheckpointError

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from . import session
 from .addons.base import AddOnBase, options, ordered
+from .addons.nonfinite import NonFinite, NonFiniteAddon
 from .addons.optim import GradientClipAddon, SchedulerAddon
 from .addons.speed import CompileAddon
 from .addons.state import StateManagerAddon
@@ -73,7 +74,7 @@ class ProgressChecker:
 # %% ../nbs/31_trainer.ipynb #9aa4d59f
 TrainerType = TypeVar("TrainerType", bound="Trainer")
 _composed: dict[tuple[type, tuple[type[AddOnBase], ...]], type] = {}  # so that the same addons give the same class
-_SHARED = ("scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "save_path")  # arguments that addons take too
+_SHARED = ("scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "nonfinite", "save_path")  # arguments that addons take too
 _PRECISION = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 
 
@@ -91,6 +92,7 @@ class Trainer:
         gradient_clip: The largest global gradient norm; 0 for no clipping.
         compile: Compile the model with `torch.compile`: True, a mode such as "max-autotune", or a dict of its keywords.
         precision: "fp32", "bf16", "fp16", or what Lightning calls a precision.
+        nonfinite: What to do about a training loss that is no finite number: "raise" soon, "stop", "skip" its update, or "ignore".
         seed: Seeds all random numbers when the first run begins.
         save_path: Where run folders go; without it nothing touches the disk.
         monitor: The metric that says which epoch is best. "val_loss" is "train_loss" where there is no validation.
@@ -120,6 +122,7 @@ class Trainer:
         gradient_clip: float = 0.0,
         compile: bool | str | dict[str, Any] | None = None,
         precision: Any = None,
+        nonfinite: NonFinite = "raise",
         seed: int | None = None,
         save_path: str | Path | None = None,
         monitor: str = "val_loss",
@@ -482,6 +485,15 @@ class Trainer:
             loader = addon.loader(self, loader, training=training)
         return loader
 
+    def kept_weights(self) -> Weights | None:
+        """The weights that validations see and that are kept as the best, where an addon has others than the model."""
+        return next((found for addon in self._addons.values() if (found := addon.weights(self)) is not None), None)
+
+    def load_kept_weights(self, weights: Weights) -> None:
+        """Give the addons the `kept_weights` of a saved state."""
+        for addon in self._addons.values():
+            addon.load_weights(self, weights)
+
     def lightning_args(self) -> dict[str, Any]:
         """Arguments for a `lightning.Trainer`: device, precision, loggers, and what the addons and `lightning=` add."""
         args: dict[str, Any] = {
@@ -611,7 +623,7 @@ def _make_addons(kind: type[Trainer], given: dict[str, Any], shared: dict[str, A
         for addon, option in ((GradientClipAddon, "gradient_clip"), (SchedulerAddon, "scheduler"), (CompileAddon, "compile"))
         if shared.get(option) not in (None, False)
     ]
-    kinds = ordered((*kind.addons, *shorthands))
+    kinds = ordered((*kind.addons, *shorthands, NonFiniteAddon))
     return {addon: addon(**{n: v for n, v in {**shared, **given}.items() if n in options(addon)}) for addon in kinds}
 
 
