@@ -28,9 +28,11 @@ _PUBLIC = {
     "History": "history",
     "LimitsAddon": "addons.stopping",
     "MetricsAddon": "addons.metrics",
+    "MicroBatchAddon": "addons.memory",
     "NbtrainError": "errors",
     "NonFiniteAddon": "addons.nonfinite",
     "OptionError": "errors",
+    "OutOfMemory": "errors",
     "Plan": "records",
     "PrefetchAddon": "addons.speed",
     "Progress": "records",
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.accumulation import AggregatedOutputs as AggregatedOutputs
     from nbtrain.addons.averaging import EMAAddon as EMAAddon
     from nbtrain.addons.base import AddOnBase as AddOnBase
+    from nbtrain.addons.memory import MicroBatchAddon as MicroBatchAddon
     from nbtrain.addons.metrics import MetricsAddon as MetricsAddon
     from nbtrain.addons.nonfinite import NonFiniteAddon as NonFiniteAddon
     from nbtrain.addons.optim import GradientClipAddon as GradientClipAddon
@@ -81,6 +84,7 @@ if TYPE_CHECKING:
     from nbtrain.errors import ConfigError as ConfigError
     from nbtrain.errors import NbtrainError as NbtrainError
     from nbtrain.errors import OptionError as OptionError
+    from nbtrain.errors import OutOfMemory as OutOfMemory
     from nbtrain.errors import StepError as StepError
     from nbtrain.finding import RangeTest as RangeTest
     from nbtrain.gallery import Gallery as Gallery

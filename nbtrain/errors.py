@@ -17,6 +17,7 @@ __all__ = [
     "AddonError",
     "CheckpointError",
     "StepError",
+    "OutOfMemory",
     "RunPaused",
     "nearest",
     "add_note",
@@ -52,6 +53,10 @@ class CheckpointError(NbtrainError):
 
 class StepError(NbtrainError):
     """A user's `train_step`, `test_step` or `metric_on_epoch_end` returned what can't be used, or a loader gave nothing."""
+
+
+class OutOfMemory(NbtrainError):
+    """The device's memory did not suffice for a batch."""
 
 
 class RunPaused(KeyboardInterrupt):

@@ -41,6 +41,7 @@ ORDER = [
     "addons.speed",
     "addons.accumulation",
     "addons.averaging",
+    "addons.memory",
     "addons.metrics",
     "addons.nonfinite",
     "addons.stopping",

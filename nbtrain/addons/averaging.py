@@ -82,7 +82,7 @@ class _Averaging(L.Callback):
             self._update = self.owner.counts.update
             self.addon.average.add(self.owner.model)
 
-    def _lend(self, *args: Any) -> None:
+    def _lend(self, *args: Any, **kwargs: Any) -> None:
         self._lent = self.addon.lend(self.owner.model)
 
     def _take_back(self, *args: Any, **kwargs: Any) -> None:

@@ -21,12 +21,13 @@ from nbtrain import (
     AddonError,
     CompileAddon,
     CudaGraphAddon,
-    EMAAddon,
     EarlyStoppingAddon,
+    EMAAddon,
     FreezeAddon,
     GradientClipAddon,
     LimitsAddon,
     MetricsAddon,
+    MicroBatchAddon,
     NonFiniteAddon,
     PrefetchAddon,
     SchedulerAddon,
@@ -161,6 +162,7 @@ ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their opt
     EarlyStoppingAddon: lambda folder: {"patience": 5},
     FreezeAddon: lambda folder: {"freeze": {"0.bias": 1}},
     LimitsAddon: lambda folder: {"max_steps": 100, "max_val_steps": 3},
+    MicroBatchAddon: lambda folder: {"micro_reduction": "mean"},
     MetricsAddon: lambda folder: {"metrics": bias, "metrics_in_training": True},
 }
 
