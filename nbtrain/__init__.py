@@ -25,6 +25,7 @@ _PUBLIC = {
     "FreezeAddon": "addons.tuning",
     "Gallery": "gallery",
     "GradientClipAddon": "addons.optim",
+    "GradientStatsAddon": "addons.watching",
     "History": "history",
     "LimitsAddon": "addons.stopping",
     "MetricsAddon": "addons.metrics",
@@ -47,12 +48,15 @@ _PUBLIC = {
     "StateManagerAddon": "addons.state",
     "StepError": "errors",
     "TensorLoader": "data",
+    "ThroughputAddon": "addons.watching",
     "Trainer": "trainer",
     "WarmUpScheduler": "schedulers",
+    "cutmix": "mixing",
     "get_combined_lr_scheduler": "schedulers",
     "get_lr_scheduler": "schedulers",
     "get_multi_step_lr_scheduler": "schedulers",
     "load_run": "history",
+    "mixup": "mixing",
     "param_groups": "addons.tuning",
     "plot_schedule": "schedulers",
     "plot_schedules": "schedulers",
@@ -78,6 +82,8 @@ if TYPE_CHECKING:
     from nbtrain.addons.stopping import LimitsAddon as LimitsAddon
     from nbtrain.addons.tuning import FreezeAddon as FreezeAddon
     from nbtrain.addons.tuning import param_groups as param_groups
+    from nbtrain.addons.watching import GradientStatsAddon as GradientStatsAddon
+    from nbtrain.addons.watching import ThroughputAddon as ThroughputAddon
     from nbtrain.data import TensorLoader as TensorLoader
     from nbtrain.errors import AddonError as AddonError
     from nbtrain.errors import CheckpointError as CheckpointError
@@ -92,6 +98,8 @@ if TYPE_CHECKING:
     from nbtrain.history import History as History
     from nbtrain.history import RunResult as RunResult
     from nbtrain.history import load_run as load_run
+    from nbtrain.mixing import cutmix as cutmix
+    from nbtrain.mixing import mixup as mixup
     from nbtrain.records import Event as Event
     from nbtrain.records import Plan as Plan
     from nbtrain.records import Progress as Progress

@@ -89,5 +89,8 @@ def same_weights(a: nn.Module, b: nn.Module) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+_TIMES = {"time_s", "train_step_time_s", "train_data_wait", "train_samples_per_s", "train_tokens_per_s"}
+
+
 def without_times(rows: list[Any]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name != "time_s"} for row in rows]
+    return [{name: value for name, value in row.items() if name not in _TIMES} for row in rows]

@@ -25,6 +25,7 @@ from nbtrain import (
     EMAAddon,
     FreezeAddon,
     GradientClipAddon,
+    GradientStatsAddon,
     LimitsAddon,
     MetricsAddon,
     MicroBatchAddon,
@@ -32,6 +33,7 @@ from nbtrain import (
     PrefetchAddon,
     SchedulerAddon,
     StateManagerAddon,
+    ThroughputAddon,
     Trainer,
 )
 
@@ -161,9 +163,11 @@ ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their opt
     EMAAddon: lambda folder: {"ema_decay": 0.9},
     EarlyStoppingAddon: lambda folder: {"patience": 5},
     FreezeAddon: lambda folder: {"freeze": {"0.bias": 1}},
+    GradientStatsAddon: lambda folder: {"stats_every_n_steps": 2},
     LimitsAddon: lambda folder: {"max_steps": 100, "max_val_steps": 3},
     MicroBatchAddon: lambda folder: {"micro_reduction": "mean"},
     MetricsAddon: lambda folder: {"metrics": bias, "metrics_in_training": True},
+    ThroughputAddon: lambda folder: {"count_tokens": lambda batch: batch[0].numel()},
 }
 
 
