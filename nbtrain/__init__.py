@@ -21,6 +21,7 @@ _PUBLIC = {
     "CudaGraphAddon": "addons.speed",
     "EMAAddon": "addons.averaging",
     "EarlyStoppingAddon": "addons.stopping",
+    "EnvironmentAddon": "addons.environment",
     "Event": "records",
     "FreezeAddon": "addons.tuning",
     "Gallery": "gallery",
@@ -47,6 +48,8 @@ _PUBLIC = {
     "SeededLoader": "seeded",
     "StateManagerAddon": "addons.state",
     "StepError": "errors",
+    "Task": "multitask",
+    "TaskLoader": "multitask",
     "TensorLoader": "data",
     "ThroughputAddon": "addons.watching",
     "Trainer": "trainer",
@@ -69,6 +72,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.accumulation import AggregatedOutputs as AggregatedOutputs
     from nbtrain.addons.averaging import EMAAddon as EMAAddon
     from nbtrain.addons.base import AddOnBase as AddOnBase
+    from nbtrain.addons.environment import EnvironmentAddon as EnvironmentAddon
     from nbtrain.addons.memory import MicroBatchAddon as MicroBatchAddon
     from nbtrain.addons.metrics import MetricsAddon as MetricsAddon
     from nbtrain.addons.nonfinite import NonFiniteAddon as NonFiniteAddon
@@ -100,6 +104,8 @@ if TYPE_CHECKING:
     from nbtrain.history import load_run as load_run
     from nbtrain.mixing import cutmix as cutmix
     from nbtrain.mixing import mixup as mixup
+    from nbtrain.multitask import Task as Task
+    from nbtrain.multitask import TaskLoader as TaskLoader
     from nbtrain.records import Event as Event
     from nbtrain.records import Plan as Plan
     from nbtrain.records import Progress as Progress

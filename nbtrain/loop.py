@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from .batches import is_out_of_memory, out_of_memory
 from .control import Boundary, Control, Leaving
 from .errors import OutOfMemory
+from .precision import CastPrecision
 from .steps import StepModule
 
 # %% auto #0
@@ -69,7 +70,7 @@ def why_not_lean(trainer: L.Trainer, *, training: bool = True) -> str:
     reasons = {
         f"Lightning {L.__version__}": bool(unknown_version()),
         f"strategy {type(trainer.strategy).__name__}": type(trainer.strategy) is not SingleDeviceStrategy,
-        f"precision {precision.precision}": type(precision) not in (Precision, MixedPrecision, HalfPrecision)
+        f"precision {precision.precision}": type(precision) not in (Precision, MixedPrecision, HalfPrecision, CastPrecision)
         or getattr(precision, "scaler", None) is not None,
         f"profiler {type(profiler).__name__}": type(profiler) is not PassThroughProfiler,
         "a datamodule": getattr(trainer, "datamodule", None) is not None,

@@ -36,6 +36,7 @@ from .recorder import Recorder
 from .finding import RangeTest, find_lr, update_args
 from .gallery import Draw, Gallery, first_samples, worst_samples
 from .inspection import Summary, check_steps, summarize
+from .precision import precision_args, resolve_precision
 from .records import Event, MonitorMode
 from .schedulers import Scheduler
 from .session import BestWeights
@@ -75,7 +76,6 @@ class ProgressChecker:
 TrainerType = TypeVar("TrainerType", bound="Trainer")
 _composed: dict[tuple[type, tuple[type[AddOnBase], ...]], type] = {}  # so that the same addons give the same class
 _SHARED = ("scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "nonfinite", "save_path")  # arguments that addons take too
-_PRECISION = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 
 
 class Trainer:
@@ -91,7 +91,8 @@ class Trainer:
         scheduler_step_on_batch: A scheduler instance steps per batch instead.
         gradient_clip: The largest global gradient norm; 0 for no clipping.
         compile: Compile the model with `torch.compile`: True, a mode such as "max-autotune", or a dict of its keywords.
-        precision: "fp32", "bf16", "fp16", or what Lightning calls a precision.
+        precision: "fp32", "bf16", "fp16" or another name of these, what Lightning calls a precision, "auto" for the best of the device,
+            a list of which the first is taken that the device can do, or a dict of dtypes for "param", "buffer" and "input".
         nonfinite: What to do about a training loss that is no finite number: "raise" soon, "stop", "skip" its update, or "ignore".
         seed: Seeds all random numbers when the first run begins.
         save_path: Where run folders go; without it nothing touches the disk.
@@ -142,7 +143,7 @@ class Trainer:
         self.scheduler = scheduler
         self.log_bar, self.seed, self.save_path = log_bar, seed, save_path
         self.keep_source, self.given = keep_source, given
-        self.precision = _PRECISION.get(precision, precision) if isinstance(precision, str) else precision
+        self.precision = resolve_precision(precision, self.device)
         self.monitor = monitor
         self.monitor_mode: MonitorMode = resolve_monitor(monitor, monitor_mode)
         self._lightning = check_lightning(lightning or {})
@@ -505,15 +506,13 @@ class Trainer:
             "num_sanity_val_steps": 0,
             "inference_mode": False,  # a tensor that a model caches in validation must still work in training
         }
-        if self.precision is not None:
-            args["precision"] = self.precision
+        args |= precision_args(self.precision)
         if self.run_dir is not None:
             args["default_root_dir"] = self.run_dir
         for addon in self._addons.values():
             args |= addon.lightning_args(self)
-        args |= self._lightning
-        callbacks = args.get("callbacks") or []
-        args["callbacks"] = callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        args |= self._lightning | ({"plugins": args["plugins"] + _as_list(self._lightning.get("plugins"))} if "plugins" in args else {})
+        args["callbacks"] = callbacks = _as_list(args.get("callbacks"))
         if any(isinstance(callback, Checkpoint) for callback in callbacks):
             args["enable_checkpointing"] = True
         if any(isinstance(callback, ModelSummary) for callback in callbacks):
@@ -600,6 +599,11 @@ class Trainer:
 def _written(kind: type[TrainerType]) -> type[TrainerType]:
     """The class that a user wrote, which for a class made by `add_on` is the one it was made from."""
     return kind.__dict__.get("_base") or kind
+
+
+def _as_list(given: Any) -> list[Any]:
+    """One, several or none as a list, as Lightning takes them."""
+    return given if isinstance(given, list) else [] if given is None else [given]
 
 
 def _rebuild(base: type[Trainer], addons: tuple[type[AddOnBase], ...]) -> Trainer:
