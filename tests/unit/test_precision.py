@@ -30,14 +30,14 @@ def test_auto_and_lists_ask_the_device(capability: tuple[int, int], best: str, m
     assert resolve_precision("fp16", CUDA) == "16-mixed"
 
 
+NO_FP16 = 'fp16 needs a GPU, and the device is the CPU.\n  Give precision="bf16", or "auto" for the best of the device.'
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (
-            "fp16",
-            'precision=\'fp16\': fp16 needs a GPU, and the device is the CPU.\n  Give precision="bf16", or "auto" for the best of the device.',
-        ),
-        (16, 'precision=16: fp16 needs a GPU, and the device is the CPU.\n  Give precision="bf16", or "auto" for the best of the device.'),
+        ("fp16", f"precision='fp16': {NO_FP16}"),
+        (16, f"precision=16: {NO_FP16}"),
         ("bf61", "precision='bf61' is unknown.\n  Did you mean 'bf16'?"),
         (["fp16", "16-true"], "precision=['fp16', '16-true']: cpu can do none of them.\n  Add \"fp32\" at the end."),
         ({"parm": "bf16"}, "precision: there is no 'parm'.\n  Did you mean 'param'?"),
