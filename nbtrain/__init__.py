@@ -19,20 +19,26 @@ _PUBLIC = {
     "ConfigError": "errors",
     "CosineAnnealingScheduler": "schedulers",
     "CudaGraphAddon": "addons.speed",
+    "EMAAddon": "addons.averaging",
     "EarlyStoppingAddon": "addons.stopping",
+    "EnvironmentAddon": "addons.environment",
     "Event": "records",
+    "FreezeAddon": "addons.tuning",
     "Gallery": "gallery",
     "GradientClipAddon": "addons.optim",
+    "GradientStatsAddon": "addons.watching",
     "History": "history",
     "LimitsAddon": "addons.stopping",
     "LoggersAddon": "addons.loggers",
     "MetricsAddon": "addons.metrics",
+    "MicroBatchAddon": "addons.memory",
     "ModelTrainer": "models",
     "MultiGPUAddon": "addons.multigpu",
     "NbtrainError": "errors",
     "NeptuneLoggerAddon": "addons.loggers",
     "NonFiniteAddon": "addons.nonfinite",
     "OptionError": "errors",
+    "OutOfMemory": "errors",
     "Plan": "records",
     "PrefetchAddon": "addons.speed",
     "Progress": "records",
@@ -49,17 +55,23 @@ _PUBLIC = {
     "StateManagerAddon": "addons.state",
     "StepError": "errors",
     "SystemMonitorAddon": "addons.system",
+    "Task": "multitask",
+    "TaskLoader": "multitask",
     "TensorLoader": "data",
+    "ThroughputAddon": "addons.watching",
     "Trainer": "trainer",
     "TrainerArgs": "config",
     "WandBLoggerAddon": "addons.loggers",
     "WarmUpScheduler": "schedulers",
     "WorkerError": "errors",
     "compare": "comparing",
+    "cutmix": "mixing",
     "get_combined_lr_scheduler": "schedulers",
     "get_lr_scheduler": "schedulers",
     "get_multi_step_lr_scheduler": "schedulers",
     "load_run": "history",
+    "mixup": "mixing",
+    "param_groups": "addons.tuning",
     "plot_schedule": "schedulers",
     "plot_schedules": "schedulers",
     "warmup_cosine": "schedulers",
@@ -69,10 +81,13 @@ __all__ = [*_PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAl
 if TYPE_CHECKING:
     from nbtrain.addons.accumulation import AccumulationAddon as AccumulationAddon
     from nbtrain.addons.accumulation import AggregatedOutputs as AggregatedOutputs
+    from nbtrain.addons.averaging import EMAAddon as EMAAddon
     from nbtrain.addons.base import AddOnBase as AddOnBase
+    from nbtrain.addons.environment import EnvironmentAddon as EnvironmentAddon
     from nbtrain.addons.loggers import LoggersAddon as LoggersAddon
     from nbtrain.addons.loggers import NeptuneLoggerAddon as NeptuneLoggerAddon
     from nbtrain.addons.loggers import WandBLoggerAddon as WandBLoggerAddon
+    from nbtrain.addons.memory import MicroBatchAddon as MicroBatchAddon
     from nbtrain.addons.metrics import MetricsAddon as MetricsAddon
     from nbtrain.addons.multigpu import MultiGPUAddon as MultiGPUAddon
     from nbtrain.addons.nonfinite import NonFiniteAddon as NonFiniteAddon
@@ -85,6 +100,10 @@ if TYPE_CHECKING:
     from nbtrain.addons.stopping import EarlyStoppingAddon as EarlyStoppingAddon
     from nbtrain.addons.stopping import LimitsAddon as LimitsAddon
     from nbtrain.addons.system import SystemMonitorAddon as SystemMonitorAddon
+    from nbtrain.addons.tuning import FreezeAddon as FreezeAddon
+    from nbtrain.addons.tuning import param_groups as param_groups
+    from nbtrain.addons.watching import GradientStatsAddon as GradientStatsAddon
+    from nbtrain.addons.watching import ThroughputAddon as ThroughputAddon
     from nbtrain.comparing import compare as compare
     from nbtrain.config import TrainerArgs as TrainerArgs
     from nbtrain.control import RunHandle as RunHandle
@@ -94,6 +113,7 @@ if TYPE_CHECKING:
     from nbtrain.errors import ConfigError as ConfigError
     from nbtrain.errors import NbtrainError as NbtrainError
     from nbtrain.errors import OptionError as OptionError
+    from nbtrain.errors import OutOfMemory as OutOfMemory
     from nbtrain.errors import RunPaused as RunPaused
     from nbtrain.errors import StepError as StepError
     from nbtrain.errors import WorkerError as WorkerError
@@ -103,7 +123,11 @@ if TYPE_CHECKING:
     from nbtrain.history import History as History
     from nbtrain.history import RunResult as RunResult
     from nbtrain.history import load_run as load_run
+    from nbtrain.mixing import cutmix as cutmix
+    from nbtrain.mixing import mixup as mixup
     from nbtrain.models import ModelTrainer as ModelTrainer
+    from nbtrain.multitask import Task as Task
+    from nbtrain.multitask import TaskLoader as TaskLoader
     from nbtrain.records import Event as Event
     from nbtrain.records import Plan as Plan
     from nbtrain.records import Progress as Progress

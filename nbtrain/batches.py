@@ -15,8 +15,10 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from .errors import OutOfMemory, first_line
+
 # %% auto #0
-__all__ = ["batch_size", "describe", "to_device", "pin", "tensors"]
+__all__ = ["batch_size", "describe", "to_device", "pin", "tensors", "split", "is_out_of_memory", "out_of_memory"]
 
 
 # %% ../nbs/08_batches.ipynb #3cbd991d
@@ -107,3 +109,44 @@ def tensors(batch: Any) -> Iterator[Tensor]:
         yield batch
     for item in (_parts(batch) or {}).values():
         yield from tensors(item)
+
+
+# %% ../nbs/08_batches.ipynb #f08f10be
+def split(batch: Any, size: int) -> list[Any]:
+    """`batch` in parts of `size` samples, the last one shorter: tensors by their first dimension, lists without tensors by their items."""
+    n = batch_size(batch)
+    return [batch] if size >= n else [_rows(batch, slice(start, start + size), n) for start in range(0, n, size)]
+
+
+def _rows(item: Any, rows: slice, n: int) -> Any:
+    if isinstance(item, Tensor):
+        return item[rows] if item.ndim and len(item) == n else item
+    if isinstance(item, Mapping):
+        return {key: _rows(value, rows, n) for key, value in item.items()}
+    if is_dataclass(item) and not isinstance(item, type):
+        return replace(item, **{f.name: _rows(getattr(item, f.name), rows, n) for f in fields(item) if f.init})
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return type(item)(*(_rows(value, rows, n) for value in item))
+    if isinstance(item, (list, tuple)):
+        if len(item) == n and next(tensors(item), None) is None:
+            return item[rows]
+        return type(item)(_rows(value, rows, n) for value in item)
+    return item
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Does `error` say that a device has no more memory? MPS and the CPU have no class of their own for it."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+    )
+
+
+def out_of_memory(error: BaseException, batch: Any, device: torch.device, place: str) -> OutOfMemory:
+    """The error for a `batch` that did not fit."""
+    return OutOfMemory(
+        f"The memory of {device} is full: {first_line(error)}",
+        where=f"{place}: the batch is {describe(batch)}",
+        remedy="Make the batches smaller, or let auto_micro_batch=True of MicroBatchAddon do it; take precision='bf16'; "
+        "look who else uses the device (nvidia-smi), and call trainer.free() before the next run.",
+    )

@@ -18,6 +18,7 @@ __all__ = [
     "CheckpointError",
     "StepError",
     "WorkerError",
+    "OutOfMemory",
     "RunPaused",
     "nearest",
     "add_note",
@@ -57,6 +58,10 @@ class StepError(NbtrainError):
 
 class WorkerError(NbtrainError):
     """A worker process was killed or has failed, or what it is to do can't be sent to it."""
+
+
+class OutOfMemory(NbtrainError):
+    """The device's memory did not suffice for a batch."""
 
 
 class RunPaused(KeyboardInterrupt):

@@ -24,6 +24,7 @@ from .data import as_loader
 from .errors import ConfigError, StepError
 from .inspection import put_back, unchanged
 from .meters import Meter
+from .precision import precision_args
 from .resumable import borrowed
 from .schedulers import set_group_lr
 from .control import refuse_while_on
@@ -232,7 +233,10 @@ def update_args(precision: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What of Lightning's arguments concerns how an update is computed, and nothing that shows, logs, saves or limits."""
     silent = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
     shaping = {name: arguments[name] for name in _SHAPES_UPDATES if name in arguments}
-    return silent | shaping | ({} if precision is None else {"precision": precision})
+    given = precision_args(precision)
+    if "plugins" in given:
+        given["plugins"] += shaping.get("plugins") or []
+    return silent | shaping | given
 
 
 def find_lr(owner: Owner, loader: Iterable[Any], arguments: dict[str, Any], start: float, end: float, n_batches: int) -> RangeTest:

@@ -26,7 +26,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .batches import is_out_of_memory, out_of_memory
 from .control import Boundary, Control, Leaving
+from .errors import OutOfMemory
+from .precision import CastPrecision
 from .steps import StepModule
 
 # %% auto #0
@@ -67,7 +70,7 @@ def why_not_lean(trainer: L.Trainer, *, training: bool = True) -> str:
     reasons = {
         f"Lightning {L.__version__}": bool(unknown_version()),
         f"strategy {type(trainer.strategy).__name__}": type(trainer.strategy) is not SingleDeviceStrategy,
-        f"precision {precision.precision}": type(precision) not in (Precision, MixedPrecision, HalfPrecision)
+        f"precision {precision.precision}": type(precision) not in (Precision, MixedPrecision, HalfPrecision, CastPrecision)
         or getattr(precision, "scaler", None) is not None,
         f"profiler {type(profiler).__name__}": type(profiler) is not PassThroughProfiler,
         "a datamodule": getattr(trainer, "datamodule", None) is not None,
@@ -195,6 +198,13 @@ def _direct(fetcher: _DataFetcher) -> Any:
     """`fetcher`, in its direct form where there is one."""
     batches = _only_iterator(fetcher)
     return fetcher if batches is None else _DirectFetcher(fetcher, batches)
+
+
+def _memory_is_full(error: RuntimeError, loop: Any) -> OutOfMemory:
+    """The error of a loop whose batch at hand was too large."""
+    trainer = loop.trainer
+    place = f"epoch {trainer.current_epoch + 1}, batch {loop.batch_progress.current.ready}"
+    return out_of_memory(error, loop._results.batch, trainer.strategy.root_device, place)
 
 
 def _is_there(batch: Any, device: torch.device) -> bool:
@@ -442,10 +452,15 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     def run(self, data_fetcher: _DataFetcher) -> None:
         self.stood_aside = self._objection(data_fetcher)
-        if self.stood_aside:
-            super().run(data_fetcher)
-        else:
-            self._run_lean(data_fetcher)
+        try:
+            if self.stood_aside:
+                super().run(data_fetcher)
+            else:
+                self._run_lean(data_fetcher)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise _memory_is_full(error, self) from error
+            raise
         batches = _only_iterator(data_fetcher)
         if batches is not None and data_fetcher.fetched == sized_len(data_fetcher.combined_loader.flattened[0]):
             # A plain loop asks until there is no more, and a RandomSampler with a generator of its own draws from it then
@@ -581,10 +596,15 @@ class LeanEvaluationLoop(_EvaluationLoop):
         return why_not_lean(self.trainer, training=False)
 
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
-        if self._pass is None:
-            super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
-        else:
-            self._pass.advance(batch, batch_idx)
+        try:
+            if self._pass is None:
+                super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
+            else:
+                self._pass.advance(batch, batch_idx)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise _memory_is_full(error, self) from error
+            raise
         if self.control.asked:
             self._attend()
 

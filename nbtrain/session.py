@@ -74,7 +74,7 @@ class BestWeights(L.Callback):
             return
         self._check_monitor(trainer)
         if self.owner.history.last_is_best:
-            self.owner.best_weights = copy_weights(self.owner.model, self.owner.best_weights)
+            self.owner.best_weights = copy_weights(self.owner.model, self.owner.best_weights, self.owner.kept_weights())
 
     def _check_monitor(self, trainer: L.Trainer) -> None:
         """Raise ConfigError for a `monitor` that this run never gives; one epoch is lost, not a night."""
@@ -181,6 +181,7 @@ class Owner(Steps, Protocol):
     def lightning_args(self) -> dict[str, Any]: ...
     def validate_now(self) -> Any: ...
     def read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]: ...
+    def kept_weights(self) -> Weights | None: ...  # that validations see, where they are not the model's
 
 
 def run(

@@ -166,13 +166,18 @@ class StepModule(L.LightningModule):
         self.metric_names: set[str] = set()  # of all passes
         self.sources: list[Callable[[str], dict[str, float]]] = []  # of more metrics: asked with train, valid or test when a pass ends
         self.listeners: list[Callable[[Mapping[str, Any]], None]] = []  # told what each training step returns, before its backward pass
+        # Calls the step, its first argument, on parts of a batch, where an addon does that
+        self.in_parts: Callable[[Callable[[Any], Mapping[str, Any]], Any], Mapping[str, Any]] | None = None
         self._train_open = self._accumulates = self._sanity_check = False
         self._validation = ExitStack()  # what a validation borrowed: the RNG state and the owner's mode
         self._known_metrics = _KnownMetrics()
 
     # -- steps
     def training_step(self, batch: Any, batch_idx: int) -> Mapping[str, Any]:
-        output = self._run_step("train_step", batch, batch_idx)
+        if self.in_parts is None:
+            output = self._run_step("train_step", batch, batch_idx)
+        else:
+            output = self.in_parts(lambda part: self._run_step("train_step", part, batch_idx), batch)
         for listener in self.listeners:
             listener(output)
         self.add_output("train", output, batch)

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from . import session
 from .addons.base import AddOnBase, Launcher, options, ordered
+from .addons.nonfinite import NonFinite, NonFiniteAddon
 from .addons.optim import GradientClipAddon, SchedulerAddon
 from .addons.speed import CompileAddon
 from .addons.state import StateManagerAddon
@@ -36,6 +37,7 @@ from .recorder import Recorder
 from .finding import RangeTest, find_lr, update_args
 from .gallery import Draw, Gallery, first_samples, worst_samples
 from .inspection import Summary, check_steps, summarize
+from .precision import precision_args, resolve_precision
 from .records import Event, MonitorMode
 from .schedulers import Scheduler
 from .session import BestWeights
@@ -74,8 +76,8 @@ class ProgressChecker:
 # %% ../nbs/31_trainer.ipynb #9aa4d59f
 TrainerType = TypeVar("TrainerType", bound="Trainer")
 _composed: dict[tuple[type, tuple[type[AddOnBase], ...]], type] = {}  # so that the same addons give the same class
-_SHARED = ("device", "scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "save_path")  # arguments that addons take too
-_PRECISION = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
+# Arguments that addons take too
+_SHARED = ("device", "scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "nonfinite", "save_path")
 
 
 class Trainer:
@@ -91,7 +93,9 @@ class Trainer:
         scheduler_step_on_batch: A scheduler instance steps per batch instead.
         gradient_clip: The largest global gradient norm; 0 for no clipping.
         compile: Compile the model with `torch.compile`: True, a mode such as "max-autotune", or a dict of its keywords.
-        precision: "fp32", "bf16", "fp16", or what Lightning calls a precision.
+        precision: "fp32", "bf16", "fp16" or another name of these, what Lightning calls a precision, "auto" for the best of the device,
+            a list of which the first is taken that the device can do, or a dict of dtypes for "param", "buffer" and "input".
+        nonfinite: What to do about a training loss that is no finite number: "raise" soon, "stop", "skip" its update, or "ignore".
         seed: Seeds all random numbers when the first run begins.
         save_path: Where run folders go; without it nothing touches the disk.
         monitor: The metric that says which epoch is best. "val_loss" is "train_loss" where there is no validation.
@@ -121,6 +125,7 @@ class Trainer:
         gradient_clip: float = 0.0,
         compile: bool | str | dict[str, Any] | None = None,
         precision: Any = None,
+        nonfinite: NonFinite = "raise",
         seed: int | None = None,
         save_path: str | Path | None = None,
         monitor: str = "val_loss",
@@ -141,7 +146,7 @@ class Trainer:
         self.scheduler = scheduler
         self.log_bar, self.seed, self.save_path = log_bar, seed, save_path
         self.keep_source, self.given = keep_source, given
-        self.precision = _PRECISION.get(precision, precision) if isinstance(precision, str) else precision
+        self.precision = resolve_precision(precision, self.device)
         self.monitor = monitor
         self.monitor_mode: MonitorMode = resolve_monitor(monitor, monitor_mode)
         self.lightning = check_lightning(lightning or {})
@@ -488,6 +493,15 @@ class Trainer:
             loader = addon.loader(self, loader, training=training)
         return loader
 
+    def kept_weights(self) -> Weights | None:
+        """The weights that validations see and that are kept as the best, where an addon has others than the model."""
+        return next((found for addon in self._addons.values() if (found := addon.weights(self)) is not None), None)
+
+    def load_kept_weights(self, weights: Weights) -> None:
+        """Give the addons the `kept_weights` of a saved state."""
+        for addon in self._addons.values():
+            addon.load_weights(self, weights)
+
     def lightning_args(self) -> dict[str, Any]:
         """Arguments for a `lightning.Trainer`: device, precision, loggers, and what the addons and `lightning=` add."""
         args: dict[str, Any] = {
@@ -498,16 +512,14 @@ class Trainer:
             "num_sanity_val_steps": 0,
             "inference_mode": False,  # a tensor that a model caches in validation must still work in training
         }
-        if self.precision is not None:
-            args["precision"] = self.precision
+        args |= precision_args(self.precision)
         if self.run_dir is not None:
             args["default_root_dir"] = self.run_dir
         for addon in self._addons.values():
             args |= addon.lightning_args(self)
-        args |= self.lightning
+        args |= self.lightning | ({"plugins": args["plugins"] + _as_list(self.lightning.get("plugins"))} if "plugins" in args else {})
         args["logger"] = self._loggers(args.get("logger"))
-        callbacks = args.get("callbacks") or []
-        args["callbacks"] = callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        args["callbacks"] = callbacks = _as_list(args.get("callbacks"))
         if any(isinstance(callback, Checkpoint) for callback in callbacks):
             args["enable_checkpointing"] = True
         if any(isinstance(callback, ModelSummary) for callback in callbacks):
@@ -609,6 +621,11 @@ def _written(kind: type[TrainerType]) -> type[TrainerType]:
     return kind.__dict__.get("_base") or kind
 
 
+def _as_list(given: Any) -> list[Any]:
+    """One, several or none as a list, as Lightning takes them."""
+    return given if isinstance(given, list) else [] if given is None else [given]
+
+
 def _rebuild(base: type[Trainer], addons: tuple[type[AddOnBase], ...]) -> Trainer:
     kind = base.add_on(*addons) if addons else base
     return kind.__new__(kind)
@@ -630,7 +647,7 @@ def _make_addons(kind: type[Trainer], given: dict[str, Any], shared: dict[str, A
         for addon, option in ((GradientClipAddon, "gradient_clip"), (SchedulerAddon, "scheduler"), (CompileAddon, "compile"))
         if shared.get(option) not in (None, False)
     ]
-    kinds = ordered((*kind.addons, *shorthands))
+    kinds = ordered((*kind.addons, *shorthands, NonFiniteAddon))
     return {addon: addon(**{n: v for n, v in {**shared, **given}.items() if n in options(addon)}) for addon in kinds}
 
 

@@ -23,9 +23,12 @@ __all__ = ["Weights", "copy_weights", "save_weights", "read_weights", "load_weig
 Weights = dict[str, Tensor]
 
 
-def copy_weights(model: nn.Module, into: Weights | None = None) -> Weights:
-    """The model's weights on the CPU, independent of the model; written into the tensors of `into` where they fit."""
-    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping[str, Tensor] | None = None) -> Weights:
+    """The model's weights on the CPU, independent of the model; written into the tensors of `into` where they fit.
+
+    Those in `instead` stand for the model's of the same name.
+    """
+    state = {name: value for name, value in (model.state_dict() | dict(instead or {})).items() if isinstance(value, Tensor)}
     if into is None or any(name not in into or into[name].shape != value.shape for name, value in state.items()):
         return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
     for name, value in state.items():

@@ -89,7 +89,18 @@ def same_weights(a: nn.Module, b: nn.Module) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+_TIMES = {
+    "time_s",
+    "wait_share",
+    "samples_per_s",
+    "ram_gb",
+    "train_step_time_s",
+    "train_data_wait",
+    "train_samples_per_s",
+    "train_tokens_per_s",
+}
+
+
 def without_times(rows: list[Any]) -> list[dict[str, Any]]:
     """The rows without what is never the same twice."""
-    measured = ("time_s", "wait_share", "samples_per_s", "ram_gb")
-    return [{name: value for name, value in row.items() if name not in measured} for row in rows]
+    return [{name: value for name, value in row.items() if name not in _TIMES} for row in rows]

@@ -5,12 +5,13 @@
 # %% ../../nbs/24_addons.base.ipynb #385dcf76
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar
 
 import lightning as L
 from lightning.pytorch.loggers import Logger
+from torch import Tensor
 from typing_extensions import dataclass_transform
 
 from ..errors import AddonError
@@ -48,6 +49,13 @@ class AddOnBase:
     def loader(self, trainer: Any, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         """The loader as the runs read it: `loader` itself, or something around it."""
         return loader
+
+    def weights(self, trainer: Any) -> dict[str, Tensor] | None:
+        """What validations see, and what is kept as the best, where that is not the model itself: by the names of its `state_dict`."""
+        return None
+
+    def load_weights(self, trainer: Any, weights: Mapping[str, Tensor]) -> None:
+        """Take up the `weights` of a saved state; the model has those that training goes on with."""
 
     def lightning_args(self, trainer: Any) -> dict[str, Any]:
         """Arguments for `lightning.Trainer`."""

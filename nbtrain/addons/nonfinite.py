@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import lightning as L
 from torch.nn.utils import get_total_norm
@@ -18,7 +18,7 @@ from ..records import Event
 from ..steps import StepModule
 
 # %% auto #0
-__all__ = ["first_nonfinite", "NonFiniteAddon"]
+__all__ = ["NonFinite", "first_nonfinite", "NonFiniteAddon"]
 
 
 # %% ../../nbs/52_addons.nonfinite.ipynb #4a16dd1a
@@ -39,45 +39,51 @@ def first_nonfinite(event: Event) -> str:
 _EVERY = 50  # batches after which several processes ask each other
 
 
-class _Watch(Stopper):
-    """Raises, or with `stops` ends the run, when a recorded loss is not finite."""
+class _Watch(L.Callback):
+    """Raises when a recorded loss is not finite."""
 
-    def __init__(self, owner: Any, *, stops: bool) -> None:
-        self.owner, self.stops = owner, stops
-        self._found = ""
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
 
     def update(self, event: Event) -> None:
         """Look at `event`."""
-        if self._found:
-            return  # the block of the end would raise a second time
-        self._found = first_nonfinite(event)
-        if self._found and not self.stops:
+        if found := first_nonfinite(event):
             raise StepError(
-                self._found,
+                found,
                 remedy="Its update is applied, and no save was made since. Lower the learning rate, clip with gradient_clip=1.0, "
-                'or skip such updates with NonFiniteAddon(nonfinite="skip").',
+                'skip such updates with nonfinite="skip", or let them be with nonfinite="ignore".',
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.owner.sinks.append(self)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        # One process is told at once; several flush at times of their own, and must stop at the same batch
-        if self.stops and (self._found if trainer.world_size == 1 else (batch_idx + 1) % _EVERY == 0):
-            self.stop_if(trainer, bool(self._found), self._found.rstrip("."))
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.stops:
-            self.stop_if(trainer, bool(self._found), self._found.rstrip("."))
-
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._leave()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._leave()
+        self._leave()  # what is emitted at the end of a failed run must not raise a second time
 
     def _leave(self) -> None:
         self.owner.sinks[:] = [sink for sink in self.owner.sinks if sink is not self]
+
+
+class _Stop(_Watch, Stopper):
+    """Ends the run instead."""
+
+    def __init__(self, owner: Any) -> None:
+        super().__init__(owner)
+        self._found = ""
+
+    def update(self, event: Event) -> None:
+        self._found = self._found or first_nonfinite(event)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        # One process is told at once; several flush at times of their own, and must stop at the same batch
+        if self._found if trainer.world_size == 1 else (batch_idx + 1) % _EVERY == 0:
+            self.stop_if(trainer, bool(self._found), self._found.rstrip("."))
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.stop_if(trainer, bool(self._found), self._found.rstrip("."))
 
 
 # %% ../../nbs/52_addons.nonfinite.ipynb #e090678b
@@ -112,6 +118,9 @@ class _Skip(L.Callback):
 
 
 # %% ../../nbs/52_addons.nonfinite.ipynb #40f8ca29
+NonFinite = Literal["raise", "skip", "stop", "ignore"]
+
+
 class NonFiniteAddon(AddOnBase):
     """Do something about training steps whose loss or gradient is NaN or infinite.
 
@@ -120,18 +129,22 @@ class NonFiniteAddon(AddOnBase):
             its update is applied by then, and no save is made after it. "stop": end the run then, with status "stopped". "skip": look
             at the gradients before each update, which makes the device wait, and leave out those that are not finite; counted in
             `n_skipped` of this addon, and as a share of the updates in `train_skipped`. The recorded loss of such a step stays.
+            "ignore": nothing.
         max_skipped: More skipped updates in a row than this are a StepError.
+
+    Every trainer has it: `nonfinite=` is an argument of its own, `max_skipped=` needs `add_on(NonFiniteAddon)`.
     """
 
-    nonfinite: Literal["raise", "skip", "stop"] = "raise"
+    nonfinite: NonFinite = "raise"
     max_skipped: int = 10
 
     def __post_init__(self) -> None:
-        if self.nonfinite not in ("raise", "skip", "stop"):
-            raise ConfigError(f"nonfinite={self.nonfinite!r} is unknown.", remedy=nearest(str(self.nonfinite), ("raise", "skip", "stop")))
+        if self.nonfinite not in get_args(NonFinite):
+            raise ConfigError(f"nonfinite={self.nonfinite!r} is unknown.", remedy=nearest(str(self.nonfinite), get_args(NonFinite)))
         if type(self.max_skipped) is not int or self.max_skipped < 0:
             raise ConfigError(f"max_skipped={self.max_skipped!r} is no number of updates.", remedy="Give 0, 1, 2, …")
         self.n_skipped = 0
 
     def callbacks(self, trainer: Any) -> list[L.Callback]:
-        return [_Skip(self)] if self.nonfinite == "skip" else [_Watch(trainer, stops=self.nonfinite == "stop")]
+        made = {"raise": _Watch, "stop": _Stop}.get(self.nonfinite)
+        return [made(trainer)] if made is not None else [_Skip(self)] if self.nonfinite == "skip" else []

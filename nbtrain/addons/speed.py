@@ -227,6 +227,7 @@ def why_not_graphed(trainer: L.Trainer, graphs: Graphs | None) -> str:
     optimizer = trainer.optimizers[0]
     reasons = {
         f"gradients of {trainer.accumulate_grad_batches} batches are accumulated": trainer.accumulate_grad_batches > 1,
+        "the batch may be taken in parts": module.in_parts is not None,
         f"somebody listens to {heard(trainer, _INNER_HOOKS)}": bool(heard(trainer, _INNER_HOOKS)),
         f"{type(optimizer).__name__} is not capturable (make it with capturable=True)": not _is_capturable(optimizer),
         f"{type(optimizer).__name__} has hooks": bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks),

@@ -35,6 +35,7 @@ __all__ = ["StateManagerAddon"]
 # %% ../../nbs/26_addons.state.ipynb #a7c1688a
 _FOLDER = "checkpoints"  # in a run folder
 _VERSION = 1  # of nbtrain's part
+_TRAINING = "training_state_dict"  # the weights that training goes on with, where `state_dict` has others
 
 
 _PARTS = ("model", "world_size", "run", "first_epoch", "counts", "finished", "random", "loader", "history", "meters", "metrics", "best")
@@ -70,7 +71,7 @@ def _world_size(owner: Any) -> int:
 
 def _without_weights(state: Mapping[str, Any]) -> dict[str, Any]:
     """Lightning's part of a state, without what is large."""
-    return {name: value for name, value in state.items() if name not in ("state_dict", "optimizer_states", "nbtrain")}
+    return {name: value for name, value in state.items() if name not in ("state_dict", _TRAINING, "optimizer_states", "nbtrain")}
 
 
 def _from_outside(owner: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
@@ -360,6 +361,9 @@ class StateManagerAddon(AddOnBase):
         best = history.best.path if self.save_best and history.best is not None else None
         best = best if best is not None and best.parent == path.parent else None
         state["nbtrain"]["best"] = best.name if best is not None else None
+        if (kept := trainer.kept_weights()) is not None:  # whoever loads the file gets what was validated
+            state[_TRAINING] = state["state_dict"]
+            state["state_dict"] = state[_TRAINING] | {f"model.{name}": value for name, value in kept.items()}
 
         def settle(path: Path) -> None:
             if self.save_last:
@@ -445,8 +449,8 @@ class StateManagerAddon(AddOnBase):
                 trainer.recorder.note(f"the best weights are lost: {first_line(error)}")
 
 
-def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.removeprefix("model."): value for name, value in state["state_dict"].items()}
+def _weights(state: Mapping[str, Any], part: str = "state_dict") -> dict[str, Any]:
+    return {name.removeprefix("model."): value for name, value in state[part].items()}
 
 
 def _checked(state: Mapping[str, Any], path: Path, world_size: int) -> Mapping[str, Any]:
@@ -476,7 +480,10 @@ def _checked(state: Mapping[str, Any], path: Path, world_size: int) -> Mapping[s
 
 
 def _restore_parts(trainer: Any, state: Mapping[str, Any], path: Path) -> None:
-    load_weights(trainer.model, _weights(state))
+    training = _TRAINING in state and trainer.mode == "train"
+    load_weights(trainer.model, _weights(state, _TRAINING if training else "state_dict"))
+    if training:
+        trainer.load_kept_weights(_weights(state))
     if trainer.optimizer is None:
         return
     if not state["optimizer_states"]:

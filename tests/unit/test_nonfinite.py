@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from samples import make_model, make_trainer, make_valid, same_weights
@@ -46,6 +48,34 @@ def test_first_bad_step_is_named_at_the_next_flush(every_s: float, value: float)
     with pytest.raises(StepError, match=r"^The training loss is (nan|inf) at epoch 2, batch 6, step 17\.\n  Its update is applied"):
         trainer.run(1, make_batches(5, 6, value=value), make_valid())
     assert trainer.counts.update == (14 if every_s == 0.0 else 16) and trainer.result.status == "failed"
+
+
+def test_every_trainer_raises_by_default_and_ignores_when_told() -> None:
+    def make_plain(**options: Any) -> Any:
+        return make_trainer(Linear, model=torch.nn.Linear(8, 1), **options)
+
+    with pytest.raises(StepError, match="The training loss is nan at epoch 1, batch 3, step 3"):
+        make_plain().run(1, make_batches(2))
+    trainer = make_plain(nonfinite="ignore")
+    assert trainer.run(2, make_batches(2)).status == "completed" and math.isnan(trainer.history.last["train_loss"])
+    trainer = make_plain(nonfinite="skip")
+    trainer.run(1, make_batches(2))
+    assert trainer[NonFiniteAddon].n_skipped == 1
+
+
+def test_an_error_that_somebody_else_caught_comes_again() -> None:
+    class Saving(L.Callback):
+        """Flushes between two batches, as a button that saves does, and makes a note of the error."""
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 3:
+                with pytest.raises(StepError, match="batch 3, step 3"):
+                    pl_module.owner.recorder.flush()
+
+    trainer = make(lightning={"callbacks": [Saving()]})
+    trainer.recorder.every_s = 3600.0
+    with pytest.raises(StepError, match="batch 4, step 4"):
+        trainer.run(1, make_batches(2))
 
 
 def test_trainer_is_whole_after_the_error() -> None:
@@ -130,7 +160,7 @@ def test_skipping_without_an_end_is_an_error() -> None:
     trainer.run(1, make_batches(0, 1, 3, 4))
 
 
-@pytest.mark.parametrize("options", [{"nonfinite": "ignore"}, {"max_skipped": -1}])
+@pytest.mark.parametrize("options", [{"nonfinite": "warn"}, {"max_skipped": -1}])
 def test_unknown_ways_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         make(**options)

@@ -18,7 +18,17 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from nbtrain import CheckpointError, ConfigError, GradientClipAddon, SeededLoader, StateManagerAddon, TensorLoader, load_run
+from nbtrain import (
+    CheckpointError,
+    ConfigError,
+    EMAAddon,
+    FreezeAddon,
+    GradientClipAddon,
+    SeededLoader,
+    StateManagerAddon,
+    TensorLoader,
+    load_run,
+)
 from nbtrain.checkpoints import read_checkpoint, write_checkpoint
 from nbtrain.durable import written
 from nbtrain.snapshots import snapshot
@@ -92,6 +102,9 @@ CASES: dict[str, dict[str, Any]] = {
     "SeededLoader": {"loader": lambda: SeededLoader(Augmented(), 16)},
     "SeededLoader, limited": {"loader": lambda: SeededLoader(Augmented(), 16), "lightning": LIMITED},
     "Lightning's own loops": {"valid": True, "lean": False},
+    "averaged weights": {"kind": Regress.add_on(EMAAddon), "ema_decay": 0.9, "valid": True},
+    "averaged weights in safetensors": {"kind": Regress.add_on(EMAAddon), "valid": True, "save_format": "safetensor", "every": 2},
+    "frozen for an epoch": {"kind": Regress.add_on(FreezeAddon), "freeze": {"0": range(1, 2)}},
     "validate_on_save": {"valid": True, "validate_on_save": True, "every": 2},
 }
 
