@@ -70,7 +70,7 @@ def _completion(arguments: argparse.Namespace) -> None:
 
     fields = [line.split()[0] for line in describe_fields() if line.startswith("  --")]
     words = " ".join([*_CONFIGURED, "demo", "show", "diff", *_OPTIONS, *_SWITCHES, *fields])
-    print(f"[ -z \"$ZSH_VERSION\" ] || autoload -U +X bashcompinit && bashcompinit\ncomplete -o default -W '{words}' nbtrain")
+    print(f"[ -z \"$ZSH_VERSION\" ] || {{ autoload -U +X bashcompinit; bashcompinit; }}\ncomplete -o default -W '{words}' nbtrain")
 
 
 def _demo(arguments: argparse.Namespace) -> None:
