@@ -622,6 +622,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'nbtrain.addons.state._delete': ('addons.state.html#_delete', 'nbtrain/addons/state.py'),
                                       'nbtrain.addons.state._from_outside': ('addons.state.html#_from_outside', 'nbtrain/addons/state.py'),
                                       'nbtrain.addons.state._is_whole': ('addons.state.html#_is_whole', 'nbtrain/addons/state.py'),
+                                      'nbtrain.addons.state._loss': ('addons.state.html#_loss', 'nbtrain/addons/state.py'),
                                       'nbtrain.addons.state._own_part': ('addons.state.html#_own_part', 'nbtrain/addons/state.py'),
                                       'nbtrain.addons.state._place_loop': ('addons.state.html#_place_loop', 'nbtrain/addons/state.py'),
                                       'nbtrain.addons.state._restore_parts': ( 'addons.state.html#_restore_parts',

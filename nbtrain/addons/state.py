@@ -16,10 +16,12 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer import call
+from torch.utils.data import IterableDataset
 
 from .base import AddOnBase
 from ..control import Boundary, Leaving, refuse_while_on
 from ..checkpoints import Writer, newest_valid, read_checkpoint
+from ..data import StatefulLoader
 from ..durable import clean_leftovers, point_to
 from ..errors import CheckpointError, ConfigError, first_line, nearest
 from ..history import open_run_folder, run_folders
@@ -45,7 +47,6 @@ def _own_part(
     owner: Any, module: StepModule | None, finished: int | None, random: dict[str, Any], loader: ResumableLoader | None
 ) -> dict[str, Any]:
     """nbtrain's part of a state: `finished` is the number of batches done in the open epoch, None between epochs."""
-    last = owner.history.last or {}
     return {
         "version": _VERSION,
         "model": type(owner.model).__name__,
@@ -59,8 +60,16 @@ def _own_part(
         "history": owner.history.state_dict(),
         "meters": {mode: meter.state_dict() for mode, meter in owner.meters.items()} if finished is not None else None,
         "metrics": {"train": owner.train_metrics, "test": owner.test_metrics, "epoch": module.epoch_metrics if module is not None else {}},
-        "loss": last.get("val_loss", last.get("train_loss")),
+        "loss": _loss(owner, module, finished),
     }
+
+
+def _loss(owner: Any, module: StepModule | None, finished: int | None) -> float | None:
+    """The newest validation loss of the epoch, else its training loss so far."""
+    known = module.epoch_metrics if module is not None else owner.history.last or {}
+    if "val_loss" in known or finished is None:
+        return known.get("val_loss", known.get("train_loss"))
+    return owner.meters["train"].means().get("loss")
 
 
 def _world_size(owner: Any) -> int:
@@ -303,6 +312,10 @@ class StateManagerAddon(AddOnBase):
             return loader
         if getattr(loader, "persistent_workers", False):
             trainer.recorder.note("persistent_workers=True: what the loader's workers draw at random can't be resumed exactly.")
+        if isinstance(getattr(loader, "dataset", None), IterableDataset) and not isinstance(loader, StatefulLoader):
+            trainer.recorder.note(
+                "an IterableDataset is resumed exactly only if each of its passes gives the same, or draws from torch's numbers."
+            )
         self.open_loader = ResumableLoader(loader)
         if self.taken_up is not None and self.taken_up["nbtrain"]["loader"] is not None:
             self.open_loader.load_state_dict(self.taken_up["nbtrain"]["loader"], self.taken_up["nbtrain"]["random"])

@@ -506,6 +506,34 @@ def test_persistent_workers_are_said_to_be_inexact(tmp_path: Path) -> None:
     assert "persistent_workers=True: what the loader's workers draw at random" in (trainer.run_dir / "events.jsonl").read_text()
 
 
+class Same(IterableDataset[Any]):
+    """A dataset without a length."""
+
+    def __iter__(self) -> Any:
+        return iter([(torch.ones(8), torch.ones(1))] * 8)
+
+
+def test_a_stream_is_said_to_be_exact_only_where_its_passes_are_the_same(tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, keep_source=False)
+    trainer.run(1, DataLoader(Same(), batch_size=4))
+    assert "an IterableDataset is resumed exactly only if" in (trainer.run_dir / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_a_save_by_steps_records_the_loss_of_its_validation_else_of_the_training_so_far(tmp_path: Path, validates: bool) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, every_n_steps=3, validate_on_save=validates)
+    trainer.run(1, make_loader(), make_valid())
+    path = tmp_path / "run-001" / "checkpoints" / "epoch=0-step=3.ckpt"
+    loss = read_checkpoint(path)["nbtrain"]["loss"]
+    if validates:
+        again = make_trainer(Saving, save_path=tmp_path / "other")
+        again.load_state(path)
+        assert loss == pytest.approx(again.evaluate(make_valid())["loss"], rel=1e-6)
+    else:
+        losses, samples = trainer.history.steps["train"]["train_loss"][:3], 16
+        assert loss == pytest.approx(sum(value * samples for value in losses) / (3 * samples), rel=1e-12)
+
+
 def test_a_trainer_with_a_state_manager_pickles(tmp_path: Path) -> None:
     import pickle
 
