@@ -19,6 +19,12 @@ __all__ = ["Controls", "NotebookView", "in_shell", "in_kernel", "open_view"]
 
 
 # %% ../../nbs/06_views.notebook.ipynb #4833ed9a
+def _shell() -> Any:
+    """IPython's shell, if there is one."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None
+
+
 @dataclass(frozen=True)
 class Controls:
     """What the buttons do, by name: "pause", "continue", "stop", "save", "validate". None of them may wait. `cell_waits`: does a cell?"""
@@ -186,12 +192,6 @@ class NotebookView:
 
 
 # %% ../../nbs/06_views.notebook.ipynb #2e1f7a23
-def _shell() -> Any:
-    """IPython's shell, if there is one."""
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None else None
-
-
 def in_shell() -> bool:
     """Is there somebody who types the next line: in a notebook or in plain IPython?"""
     return _shell() is not None

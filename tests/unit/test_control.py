@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,17 @@ class Asks(Regress):
 
     def test_step(self, batch: Any) -> dict[str, Any]:
         return Regress.train_step(self, batch)
+
+
+@pytest.fixture(autouse=True)
+def _default_handlers() -> Iterator[None]:
+    """A shell lets its background jobs ignore Ctrl-C, and what they start."""
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 def measured(trainer: Trainer) -> list[dict[str, float]]:

@@ -547,7 +547,7 @@ def test_a_loss_that_is_nan_shows() -> None:
             return {**found, "loss": found["loss"] * (float("nan") if self.progress_checker.get_step() == 2 else 1.0)}
 
     logger = Listed()
-    make_trainer(Diverges.add_on(LoggersAddon), loggers=[logger]).run(1, make_loader())
+    make_trainer(Diverges.add_on(LoggersAddon), loggers=[logger], nonfinite="ignore").run(1, make_loader())
     assert [str(point["train_loss_step"]) for _, point in logger.points if "lr" in point] == ["nan"]
 
 
