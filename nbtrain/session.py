@@ -40,7 +40,7 @@ from .provenance import record
 from .recorder import Recorder
 from .records import MonitorMode, Status
 from .resumable import keep_random
-from .steps import Counts, StepModule, Steps
+from .steps import Counts, StepModule, Steps, is_whole_epoch
 from .weights import Weights, copy_weights
 from .views.notebook import Controls, NotebookView, in_shell, open_view
 from .views.text import View
@@ -70,7 +70,7 @@ class BestWeights(L.Callback):
         self.owner = owner
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if isinstance(pl_module, StepModule) and not pl_module.whole_epoch:
+        if not is_whole_epoch(pl_module):
             return
         self._check_monitor(trainer)
         if self.owner.history.last_is_best:

@@ -24,7 +24,7 @@ from .errors import NbtrainError, StepError, add_note
 from .meters import Meter, Scalar, snapshot
 
 # %% auto #0
-__all__ = ["Mode", "Counts", "Steps", "check_output", "StepModule"]
+__all__ = ["Mode", "Counts", "Steps", "check_output", "StepModule", "is_whole_epoch"]
 
 # %% ../nbs/20_steps.ipynb #61b197b9
 Mode = Literal["train", "test"]
@@ -344,3 +344,8 @@ class StepModule(L.LightningModule):
 
     def configure_callbacks(self) -> list[L.Callback]:
         return self.owner.callbacks()
+
+
+def is_whole_epoch(module: L.LightningModule) -> bool:
+    """Are the epochs of this module whole ones? Those of a single batch are not."""
+    return not isinstance(module, StepModule) or module.whole_epoch

@@ -17,7 +17,7 @@ from .base import AddOnBase
 from ..errors import ConfigError
 from ..records import Plan
 from ..schedulers import FunctionSchedule, Schedule, Scheduler, resolve_schedule, scale_lr
-from ..steps import StepModule
+from ..steps import StepModule, is_whole_epoch
 
 # %% auto #0
 __all__ = ["GradientClipAddon", "scale_schedules", "SchedulerAddon"]
@@ -131,8 +131,7 @@ class _Step(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert self._schedule is not None
-        whole_epoch = not isinstance(pl_module, StepModule) or pl_module.whole_epoch
-        if self._schedule.interval == "epoch" and whole_epoch:
+        if self._schedule.interval == "epoch" and is_whole_epoch(pl_module):
             self._schedule.step(_monitored(self.owner.monitor, pl_module))
 
 

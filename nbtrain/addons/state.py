@@ -28,7 +28,7 @@ from ..history import open_run_folder, run_folders
 from ..loop import LeanEpochLoop
 from ..resumable import ResumableLoader, random_state
 from ..snapshots import plain
-from ..steps import StepModule
+from ..steps import StepModule, is_whole_epoch
 from ..weights import load_weights
 
 # %% auto #0
@@ -152,7 +152,7 @@ class _StateKeeper(Checkpoint, Leaving):
             return
         self._step_seen = step
         loop = trainer.fit_loop.epoch_loop
-        if step % every or not _is_whole(pl_module):
+        if step % every or not is_whole_epoch(pl_module):
             return
         if loop._num_ready_batches_reached():
             self._due = True
@@ -171,7 +171,7 @@ class _StateKeeper(Checkpoint, Leaving):
             self._save(trainer, *waiting)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not _is_whole(pl_module):
+        if not is_whole_epoch(pl_module):
             return
         due, self._due = self._due, False
         every, history = self.addon.every_n_epochs, self.owner.history
@@ -181,7 +181,7 @@ class _StateKeeper(Checkpoint, Leaving):
     # -- by hand
     def save_here(self, trainer: L.Trainer) -> Path | None:
         """Save between two training batches. Returns the path, None in a run of a single batch."""
-        if not _is_whole(trainer.lightning_module):
+        if not is_whole_epoch(trainer.lightning_module):
             return None
         fit_loop = trainer.fit_loop
         finished = fit_loop.epoch_loop.batch_progress.current.ready
@@ -198,7 +198,7 @@ class _StateKeeper(Checkpoint, Leaving):
     # -- the end
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         counts = self.owner.counts
-        if _is_whole(pl_module) and self._saved != (counts.epoch, counts.update) and self.owner.history.epochs:
+        if is_whole_epoch(pl_module) and self._saved != (counts.epoch, counts.update) and self.owner.history.epochs:
             self._save(trainer, None, random_state())
         self._finish()
 
@@ -234,10 +234,6 @@ class _StateKeeper(Checkpoint, Leaving):
             if self.addon.stop_on_save_error:
                 raise error
             self.owner.recorder.note(f"a state was not saved: {first_line(error)}")
-
-
-def _is_whole(module: L.LightningModule) -> bool:
-    return not isinstance(module, StepModule) or module.whole_epoch
 
 
 def _place_loop(trainer: L.Trainer, state: Mapping[str, Any]) -> None:

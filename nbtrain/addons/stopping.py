@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from .base import AddOnBase, Stopper
 from ..errors import ConfigError
 from ..records import is_better
-from ..steps import StepModule
+from ..steps import StepModule, is_whole_epoch
 from ..weights import load_weights
 
 # %% auto #0
@@ -33,7 +33,7 @@ class _EarlyStop(Stopper):
             self._look(trainer, pl_module, self.owner.monitor)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if isinstance(pl_module, StepModule) and not pl_module.whole_epoch:
+        if not is_whole_epoch(pl_module):
             return
         if not self.owner.monitor.startswith("val_"):
             self._look(trainer, pl_module, self.owner.monitor)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 _IDLE = "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+_NO_BUTTONS = "() => ![...document.querySelectorAll('.jp-OutputArea button')].some(b => b.checkVisibility())"
 _SHOWS = "(p) => new RegExp(p, 'm').test([...document.querySelectorAll('.jp-OutputArea')].map(o => o.innerText).join('\\n'))"
 
 
@@ -100,6 +101,10 @@ class Lab:
 
     def wait_text(self, pattern: str, timeout_s: float = 90) -> None:
         self.page.wait_for_function(_SHOWS, arg=pattern, timeout=timeout_s * 1000)
+
+    def wait_no_buttons(self) -> None:
+        """The widgets close after the record's last update."""
+        self.page.wait_for_function(_NO_BUTTONS, timeout=30_000)
 
 
 @pytest.fixture
