@@ -617,6 +617,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'nbtrain/addons/state.py'),
                                       'nbtrain.addons.state._StateKeeper.setup': ( 'addons.state.html#_statekeeper.setup',
                                                                                    'nbtrain/addons/state.py'),
+                                      'nbtrain.addons.state._check_types': ('addons.state.html#_check_types', 'nbtrain/addons/state.py'),
                                       'nbtrain.addons.state._checked': ('addons.state.html#_checked', 'nbtrain/addons/state.py'),
                                       'nbtrain.addons.state._config': ('addons.state.html#_config', 'nbtrain/addons/state.py'),
                                       'nbtrain.addons.state._delete': ('addons.state.html#_delete', 'nbtrain/addons/state.py'),

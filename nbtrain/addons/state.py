@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,11 +25,11 @@ from ..checkpoints import Writer, newest_valid, read_checkpoint
 from ..data import StatefulLoader
 from ..durable import clean_leftovers, point_to
 from ..errors import CheckpointError, ConfigError, first_line, nearest
-from ..history import open_run_folder, run_folders
+from ..history import History, open_run_folder, run_folders
 from ..loop import LeanEpochLoop
 from ..resumable import ResumableLoader, random_state
 from ..snapshots import plain
-from ..steps import StepModule, is_whole_epoch
+from ..steps import Counts, StepModule, is_whole_epoch
 from ..weights import load_weights
 
 # %% auto #0
@@ -40,7 +41,20 @@ _VERSION = 1  # of nbtrain's part
 _TRAINING = "training_state_dict"  # the weights that training goes on with, where `state_dict` has others
 
 
-_PARTS = ("model", "world_size", "run", "first_epoch", "counts", "finished", "random", "loader", "history", "meters", "metrics", "best")
+_PARTS: dict[str, type | tuple[type, ...]] = {
+    "model": str,
+    "world_size": int,
+    "run": int,
+    "first_epoch": int,
+    "counts": dict,
+    "finished": (int, type(None)),
+    "random": dict,
+    "loader": (dict, type(None)),
+    "history": dict,
+    "meters": (dict, type(None)),
+    "metrics": dict,
+    "best": (str, type(None)),
+}
 
 
 def _own_part(
@@ -465,7 +479,7 @@ def _weights(state: Mapping[str, Any], part: str = "state_dict") -> dict[str, An
 def _checked(state: Mapping[str, Any], path: Path, world_size: int) -> Mapping[str, Any]:
     """nbtrain's part of a state, if it can be taken up."""
     own = state.get("nbtrain")
-    if own is None:
+    if not isinstance(own, dict):
         raise CheckpointError(
             f"{path.name} holds weights, and no state of an nbtrain run.",
             where=str(path),
@@ -479,6 +493,7 @@ def _checked(state: Mapping[str, Any], path: Path, world_size: int) -> Mapping[s
     missing += [name for name in ("state_dict", "optimizer_states") if name not in state]
     if missing:
         raise CheckpointError(f"{path.name} is no whole state: {', '.join(missing)} is missing.", where=str(path))
+    _check_types(state, own, path)
     if own["finished"] is not None and own["world_size"] != world_size:
         raise CheckpointError(
             f"{path.name} was saved in mid-epoch by {own['world_size']} processes, and {world_size} would go on.",
@@ -486,6 +501,24 @@ def _checked(state: Mapping[str, Any], path: Path, world_size: int) -> Mapping[s
             remedy="Resume with as many processes, or from a state that was saved at the end of an epoch.",
         )
     return own
+
+
+def _check_types(state: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> None:
+    """A file that was made by hand must not fail half way, with a part of it already in the trainer."""
+    wrong = [f"nbtrain.{name}" for name, kind in _PARTS.items() if not isinstance(own[name], kind)]
+    wrong += [name for name, kind in (("state_dict", dict), ("optimizer_states", list)) if not isinstance(state[name], kind)]
+    for name, read in (
+        ("counts", lambda part: Counts(**part)),
+        ("history", History().load_state_dict),
+        ("metrics", itemgetter("train", "test")),
+    ):
+        try:
+            read(own[name])
+        except (TypeError, KeyError, ValueError, AttributeError):
+            wrong.append(f"nbtrain.{name}")
+    if wrong:
+        names = ", ".join(dict.fromkeys(wrong))
+        raise CheckpointError(f"{path.name} is no state of a run: what it has as {names} no run has saved.", where=str(path))
 
 
 def _restore_parts(trainer: Any, state: Mapping[str, Any], path: Path) -> None:

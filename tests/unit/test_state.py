@@ -254,6 +254,29 @@ def test_keep_last_n_keeps_what_best_points_to(tmp_path: Path) -> None:
     assert [row["epoch"] for row in trainer.history.epochs if row.path] == sorted({best, 4})
 
 
+@pytest.mark.parametrize("save_format", ["ckpt", "safetensor"])
+def test_where_links_can_not_be_best_and_last_are_copies_and_no_more_is_kept(
+    save_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise OSError("no links here")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    options = {"keep_last_n": 1, "monitor": "train_mae", "monitor_mode": "max", "save_format": save_format}
+    trainer = make_trainer(Saving, save_path=tmp_path, **options)
+    trainer.run(4, make_loader())
+    best, suffix = trainer.history.best["epoch"], ".ckpt" if save_format == "ckpt" else ""
+    folder = trainer.run_dir / "checkpoints"
+    names = {f"epoch={best}-step={5 * best}{suffix}", f"epoch=4-step=20{suffix}", f"best{suffix}", f"last{suffix}"}
+    assert set(saved(trainer)) == names and best < 4 and not any(path.is_symlink() for path in folder.iterdir())
+    for link, name in (("best", f"epoch={best}-step={5 * best}"), ("last", "epoch=4-step=20")):
+        copied, original = read_checkpoint(folder / f"{link}{suffix}"), read_checkpoint(folder / f"{name}{suffix}")
+        assert numbers(copied["state_dict"]) == numbers(original["state_dict"])
+    again = make_trainer(Saving, save_path=tmp_path, **options)
+    again.run(5, make_loader(), resume="last")
+    assert again.counts.epoch == 5 and again.run_dir == trainer.run_dir and f"epoch={best}-step={5 * best}{suffix}" in saved(again)
+
+
 def test_weights_of_the_folder_are_the_bare_model(tmp_path: Path) -> None:
     trainer = make_trainer(Saving, save_path=tmp_path, save_format="safetensor")
     trainer.model.config = {"width": 16}
@@ -467,6 +490,35 @@ def test_a_state_without_one_of_its_parts_is_refused_and_changes_nothing(name: s
     with pytest.raises(CheckpointError) as error:
         two.load_state(tmp_path / "a.ckpt")
     assert str(error.value).splitlines()[0] == text and numbers(two.model.state_dict()) == before and two.counts.epoch == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nbtrain.counts", [1, 2, 3]),
+        ("nbtrain.counts", {"epoch": 1, "years": 2}),
+        ("nbtrain.history", {"epochs": 3}),
+        ("nbtrain.history", "a long one"),
+        ("nbtrain.metrics", {"train": {}}),
+        ("nbtrain.finished", "two"),
+        ("nbtrain.random", None),
+        ("nbtrain.best", 3),
+        ("optimizer_states", {"lr": 0.1}),
+        ("state_dict", [torch.ones(2)]),
+    ],
+)
+def test_a_state_with_something_else_for_one_of_its_parts_is_refused_and_changes_nothing(name: str, value: Any, tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path)
+    one.run(1, make_loader())
+    state = read_checkpoint(one.result.last.path)
+    (state["nbtrain"] if name.startswith("nbtrain.") else state)[name.removeprefix("nbtrain.")] = value
+    write_checkpoint(snapshot(state), tmp_path / "a.ckpt")
+    two = make_trainer(Saving, save_path=tmp_path)
+    before = numbers(two.model.state_dict())
+    with pytest.raises(CheckpointError) as error:
+        two.load_state(tmp_path / "a.ckpt")
+    assert str(error.value).splitlines()[0] == f"a.ckpt is no state of a run: what it has as {name} no run has saved."
+    assert numbers(two.model.state_dict()) == before and two.counts.epoch == 0
 
 
 class FolderGone(Callback):
