@@ -5,6 +5,7 @@
 # %% ../nbs/61_session.ipynb #af99edf7
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import signal
@@ -35,6 +36,7 @@ from .control import Control, Leave, RunHandle, State, refuse_while_on, signals_
 from .data import BatchList, as_loader, suggest_loader, with_batch_size
 from .errors import ConfigError, NbtrainError, add_note, first_line
 from .history import History, ResultMetrics, Row, RunFolder, RunResult, open_run_folder
+from .meters import Meter
 from .loop import unknown_version, use_lean_loops
 from .provenance import record
 from .recorder import Recorder
@@ -58,6 +60,7 @@ __all__ = [
     "run_batch",
     "validate",
     "collect",
+    "measure",
     "rehearse",
 ]
 
@@ -602,11 +605,39 @@ def collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) -> 
 def _collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) -> list[Any]:
     module = StepModule(owner)
     module.predict = lambda batch: call(batch)  # a function: a model would become a part of the module
+    outputs = _predict(owner, module, loader)
+    return [to_device(output, torch.device("cpu")) for output in outputs or []]
+
+
+def _predict(owner: Owner, module: StepModule, loader: Iterable[Any]) -> Any:
     module.cpu = lambda: module  # Lightning would move the model away from a run that is on
     with _driving(owner, module), keep_random():
         # In a BatchList, because Lightning would keep a DataLoader from dropping its last batch
-        outputs = L.Trainer(**_unlogged(owner.lightning_args())).predict(module, BatchList(loader))
-    return [to_device(output, torch.device("cpu")) for output in outputs or []]
+        return L.Trainer(**_unlogged(owner.lightning_args())).predict(module, BatchList(loader))
+
+
+def measure(owner: Owner, loader: Iterable[Any]) -> dict[str, float]:
+    """The mean of each of `test_step`'s metrics, between two batches of a run that is on, which does not notice; recorded nowhere."""
+    return owner.control.do(lambda at: _measure(owner, loader))
+
+
+def _measure(owner: Owner, loader: Iterable[Any]) -> dict[str, float]:
+    open_meter, mode, module, index = owner.meters["test"], owner.mode, StepModule(owner), itertools.count()
+
+    def step(batch: Any) -> int:
+        module.validation_step(batch, number := next(index))
+        return number  # because Lightning warns of a None
+
+    module.predict = step
+    owner.meters["test"] = meter = Meter()
+    owner.mode = "test"
+    meter.reset(keep_tensors=owner.reads_tensors)
+    try:
+        _predict(owner, module, loader)
+        meter.close()
+        return meter.means() | module.own_metrics()
+    finally:
+        owner.meters["test"], owner.mode = open_meter, mode
 
 
 def rehearse(owner: Owner, module: StepModule, loader: Iterable[Any], arguments: dict[str, Any]) -> None:

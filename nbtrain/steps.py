@@ -315,7 +315,7 @@ class StepModule(L.LightningModule):
                 f"The loader gave no batch ({_PREFIX[phase]} pass of epoch {owner.counts.epoch + 1}).",
                 remedy="A generator or an iterator works for one pass only: give a DataLoader, a list, or an object with __iter__.",
             )
-        own = self._own_metrics()
+        own = self.own_metrics()
         for source in self.sources:
             own |= source(phase)
         setattr(owner, f"{mode}_metrics", own)
@@ -324,7 +324,8 @@ class StepModule(L.LightningModule):
         self.metric_names.update(metrics)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, logger=bool(self.trainer.loggers))
 
-    def _own_metrics(self) -> dict[str, float]:
+    def own_metrics(self) -> dict[str, float]:
+        """What the owner's `metric_on_epoch_end` finds for the pass that ends."""
         metrics = self.owner.metric_on_epoch_end()
         where = f"{type(self.owner).__name__}.metric_on_epoch_end, mode {self.owner.mode!r}, epoch {self.owner.counts.epoch + 1}"
         if metrics is None:

@@ -353,9 +353,12 @@ class Trainer:
     def evaluate(self, data: Iterable[Any] | Dataset[Any], batch_size: int = 32) -> dict[str, float]:
         """The mean of each of `test_step`'s metrics over a loader or a dataset, by the step's own names.
 
-        It is recorded in `history.tests`. `batch_size` is for a dataset. Mode and `result` are as before.
+        It is recorded in `history.tests`. `batch_size` is for a dataset. Mode and `result` are as before. While a run is on or paused,
+        it is done between two of its batches and recorded nowhere; what addons measure is not there then.
         """
         loader = DataLoader(data, batch_size) if isinstance(data, Dataset) else data
+        if self.control.state != "idle":
+            return session.measure(self, loader)
         mode, result = self.mode, self.result
         self.mode = "test"
         try:

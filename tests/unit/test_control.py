@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from samples import Regress, make_loader, make_trainer, make_valid
 
 from nbtrain import ConfigError, OptionError, RunHandle, RunPaused, StateManagerAddon, Trainer
@@ -271,7 +272,7 @@ def test_a_second_run_is_refused_while_one_is_on() -> None:
     trainer = asking(2, lambda trainer: trainer.pause())
     with pytest.raises(RunPaused):
         start(trainer, 1, make_loader()).wait()
-    for again in (lambda: trainer.run(1, make_loader()), lambda: trainer.evaluate(make_valid()), lambda: trainer.run_batch(None)):
+    for again in (lambda: trainer.run(1, make_loader()), lambda: trainer.validate(make_valid()), lambda: trainer.run_batch(None)):
         with pytest.raises(ConfigError) as error:
             again()
         lines = ["A run of this trainer is paused.", "epoch 1, batch 3", "resume() lets a paused one go on; stop() ends it."]
@@ -289,6 +290,46 @@ def test_validate_now_is_as_a_validation_of_the_run_and_draws_nothing_from_it() 
     losses = [[row[name] for name in ("train_loss", "val_loss")] for row in (*never.history.epochs, *trainer.history.epochs)]
     assert losses[:2] == losses[2:] and all(map(torch.equal, never.model.parameters(), trainer.model.parameters()))
     assert [text.split(":")[0] for _, text in trainer.history.marks] == ["validated"]
+
+
+class Ranked(Asks):
+    pauses_in = ""
+
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        if self.control.state == "running" and self.pauses_in == "validation":
+            self.pauses_in = ""
+            self.pause()
+        return super().test_step(batch)
+
+    def metric_on_epoch_end(self) -> dict[str, float]:
+        log = self.log_train if self.mode == "train" else self.log_test
+        return {"mode": float(self.mode == "test"), "n_batches": float(len(log["loss"]))}
+
+
+@pytest.mark.parametrize("where", ["training", "validation"])
+def test_a_paused_run_can_be_evaluated_and_does_not_notice(where: str) -> None:
+    never = make_trainer(Ranked)
+    never.run(2, make_loader(), make_valid())
+    trainer = asking(3 if where == "training" else 0, lambda trainer: trainer.pause(), Ranked)
+    trainer.pauses_in = where
+    with pytest.raises(RunPaused, match="validation batch 2" if where == "validation" else "epoch 1, batch 4"):
+        start(trainer, 2, make_loader(), make_valid()).wait()
+    other = make_trainer(Ranked)
+    other.model.load_state_dict(trainer.model.state_dict())
+    events = len(trainer.history.tests)
+    assert trainer.evaluate(make_valid()) == other.evaluate(make_valid()) and len(trainer.history.tests) == events
+    trainer.resume()
+    assert same(trainer, never)
+
+
+def test_a_callback_may_evaluate_at_the_end_of_each_epoch() -> None:
+    found: list[float] = []
+    callback = LambdaCallback(on_train_epoch_end=lambda *_: found.append(trainer.evaluate(make_valid())["loss"]))
+    trainer = make_trainer(Asks, lightning={"callbacks": [callback]})
+    trainer.run(2, make_loader(), make_valid())
+    never = make_trainer(Asks)
+    never.run(2, make_loader(), make_valid())
+    assert same(trainer, never) and found[1] == never.evaluate(make_valid())["loss"]
 
 
 def test_a_run_without_a_valid_loader_says_so_when_it_is_to_be_validated() -> None:
