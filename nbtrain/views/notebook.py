@@ -103,11 +103,14 @@ class _Buttons:
 
 # %% ../../nbs/06_views.notebook.ipynb #11dc24dc
 class NotebookView:
-    """Shows a run below the cell: a record that stays, and bars and buttons of ipywidgets that go at the end."""
+    """Shows a run below the cell: a record that stays, and bars and buttons of ipywidgets that go at the end.
 
-    def __init__(self, controls: Controls | None = None, every_s: float = 0.2, record_every_s: float = 1.0) -> None:
+    `live=False`: the record alone.
+    """
+
+    def __init__(self, controls: Controls | None = None, every_s: float = 0.2, record_every_s: float = 1.0, *, live: bool = True) -> None:
         self.board = text.Board()
-        self.controls = controls
+        self.controls, self.live = controls, live
         self.every_s, self.record_every_s = every_s, record_every_s
         self._record: Any = None  # IPython display handles
         self._live_output: Any = None
@@ -130,7 +133,7 @@ class NotebookView:
             self._buttons.show(event.data["state"])
         self._news = self._news or event.kind not in ("steps", "start")
         if event.kind in ("state", "mark"):
-            self._bar.value = html.bar_html(self.board)
+            self._refresh_bar()
             self._refresh_record(event)
         elif event.time_s - self._last_s >= self.every_s:
             self._refresh(event)
@@ -142,6 +145,10 @@ class NotebookView:
             self._refresh_record(event)
         else:
             self._last_s = event.time_s
+            self._refresh_bar()
+
+    def _refresh_bar(self) -> None:
+        if self._bar is not None:
             self._bar.value = html.bar_html(self.board)
 
     def _refresh_record(self, event: Event) -> None:
@@ -162,8 +169,7 @@ class NotebookView:
     def refresh(self) -> None:
         """Bring it up to date from the cell at hand: programs that execute notebooks hear of no other while it runs."""
         self._record.update(self._bundle(), raw=True)
-        if self._live is None:
-            self._live_output.update({"text/html": "", "text/plain": ""}, raw=True)
+        self._clear_live()
 
     def _open(self) -> None:
         from IPython.display import display
@@ -171,6 +177,8 @@ class NotebookView:
 
         self._cell = _shell().execution_count
         self._record = display(self._bundle(), raw=True, display_id=True)
+        if not self.live:
+            return
         self._bar = HTML(html.bar_html(self.board))
         self._buttons = _Buttons(self.controls) if self.controls is not None else None
         self._live = VBox([self._bar, self._buttons.box]) if self._buttons is not None else self._bar
@@ -180,12 +188,15 @@ class NotebookView:
         if len([row for row in self.board.rows if "epoch" in row]) > 1:
             self._picture = plots.png(plots.curves(self.board.rows, self.board.best, self.board.marks))
         self._record.update(self._bundle(), raw=True)
-        self._live_output.update({"text/html": "", "text/plain": ""}, raw=True)
-        if self._buttons is not None:
-            self._buttons.close()
-            self._live.close()
-        self._bar.close()
-        self._live = None
+        widgets = [widget for widget in (self._buttons, self._live, self._bar) if widget is not None]
+        self._buttons = self._live = self._bar = None
+        self._clear_live()
+        for widget in widgets:
+            widget.close()
+
+    def _clear_live(self) -> None:
+        if self._live is None and self._live_output is not None:
+            self._live_output.update({"text/html": "", "text/plain": ""}, raw=True)
 
     def _bundle(self) -> dict[str, str]:
         return {"text/html": html.record_html(self.board, self._picture), "text/plain": text.record_text(self.board)}
@@ -202,10 +213,15 @@ def in_kernel() -> bool:
     return hasattr(_shell(), "kernel")  # only a kernel's shell has one: what the frontend can do
 
 
+def _is_watched() -> bool:
+    """Is there somebody at the notebook? Programs that execute one for nobody, as nbclient and papermill do, let no cell ask for input."""
+    return _shell().kernel.get_parent("shell").get("content", {}).get("allow_stdin", True)
+
+
 def open_view(controls: Controls | None = None) -> text.View:
     """The view for this place: notebook, with buttons for `controls`, terminal or log."""
     if in_kernel():
-        return NotebookView(controls)
+        return NotebookView(controls, live=_is_watched())
     if sys.stdout.isatty() and not os.environ.get("CI"):
         return text.TerminalView(width=os.get_terminal_size().columns)
     return text.LogView()

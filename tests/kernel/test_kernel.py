@@ -27,9 +27,18 @@ loader = [torch.randn(8, 4) for _ in range(200)]
 """
 
 
+class Watched(NotebookClient):
+    """Asks as a frontend does at which somebody sits."""
+
+    async def async_start_new_kernel_client(self, **options: Any) -> Any:
+        client = await super().async_start_new_kernel_client(**options)
+        client.allow_stdin = True
+        return client
+
+
 def execute(*cells: str) -> Any:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    NotebookClient(notebook, timeout=120, store_widget_state=False, allow_errors=True).execute()
+    Watched(notebook, timeout=120, store_widget_state=False, allow_errors=True).execute()
     return notebook
 
 
