@@ -235,8 +235,8 @@ class Control:
         assert self._at is not None
         random = random_state()
         modes = [(part, part.training) for part in self._at.trainer.lightning_module.modules()]
-        self._tell("paused")
         with self._changed:
+            self._tell("paused")
             self.state = "paused" if self.state == "pausing" else self.state  # somebody may have asked for the end meanwhile
             self._changed.notify_all()
         while self.state == "paused":
@@ -270,8 +270,8 @@ class Control:
             self._changed.notify_all()
             if self.elsewhere is not None:
                 self.elsewhere((state,))
-        if tells:
-            self._tell(state)
+            if tells:  # in here: the run must not tell that it is paused before this tells that it will be
+                self._tell(state)
 
 
 def refuse_while_on(control: Control, place: str = "") -> None:

@@ -139,7 +139,7 @@ class Board:
         self._samples += event.data["samples"]
         self.lr = event.data.get("lr")
         for loss in event.data["values"].get("train_loss", ()):
-            self.loss = loss if self.loss is None or math.isnan(self.loss) else 0.98 * self.loss + 0.02 * loss
+            self.loss = loss if self.loss is None or math.isnan(self.loss) else 0.95 * self.loss + 0.05 * loss
         if self.loss is not None:
             self.curve.append((event.progress.step, self.loss))
         if len(self.curve) > 2 * _MAX_POINTS:

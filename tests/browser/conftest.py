@@ -95,9 +95,9 @@ class Lab:
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
         self.page.wait_for_function(_IDLE, timeout=90_000)
 
-    def command(self, name: str, *, wait: bool = False) -> None:
-        code = "([name, wait]) => { const done = jupyterapp.commands.execute(name); return wait ? done.then(() => null) : null }"
-        self.page.evaluate(code, [name, wait])
+    def command(self, name: str, *, wait: bool = False, **arguments: str) -> None:
+        code = "([name, a, wait]) => { const done = jupyterapp.commands.execute(name, a); return wait ? done.then(() => null) : null }"
+        self.page.evaluate(code, [name, arguments, wait])
 
     def wait_text(self, pattern: str, timeout_s: float = 90) -> None:
         self.page.wait_for_function(_SHOWS, arg=pattern, timeout=timeout_s * 1000)

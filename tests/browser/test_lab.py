@@ -143,3 +143,23 @@ def test_buttons_in_the_background(lab: Any, lab_root: Path, version: str) -> No
     lab.wait_text(r"[2-4]/6")
     _press(lab, "Stop")
     lab.wait_text(r"■ stopped · ")
+
+
+def test_a_paused_notebook_opened_with_a_dead_kernel_shows_where_it_paused(lab: Any, lab_root: Path) -> None:
+    lab.open(_write(lab_root, "left", SLOW, "trainer.run(20, *loaders)"))
+    lab.command("apputils:change-theme", theme="JupyterLab Dark")
+    lab.command("notebook:run-all-cells")
+    lab.wait_text(r"epoch 3/20")
+    _shoot(lab.page, "dark")
+    lab.command("notebook:interrupt-kernel")
+    lab.wait_text(r"‖ paused at epoch \d")  # the error
+    lab.wait_text(r"‖ paused · epoch 3/20 · \d+/45")  # the record
+    _shoot(lab.page, "dark-paused")
+    lab.command("docmanager:save", wait=True)
+    saved = nbformat.read(lab_root / "left.ipynb", as_version=4)
+    assert not saved.metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json", {}).get("state")
+    lab.command("kernelmenu:shutdown", wait=True)
+    lab.page.goto(f"{lab.url}/lab/tree/left.ipynb?reset")
+    lab.wait_text(r"‖ paused · epoch 3/20 · \d+/45")
+    _shoot(lab.page, "dark-reloaded")
+    assert "Error displaying widget" not in lab.page.inner_text("body")

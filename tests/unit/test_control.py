@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from samples import Regress, make_loader, make_trainer, make_valid
 
 from nbtrain import ConfigError, OptionError, RunHandle, RunPaused, StateManagerAddon, Trainer
-from nbtrain.control import Control, workers_ignore_interrupts
+from nbtrain.control import Boundary, Control, workers_ignore_interrupts
 from nbtrain.records import Event
 from nbtrain.schedulers import WarmUpScheduler
 
@@ -410,6 +411,34 @@ def test_the_training_thread_has_the_settings_of_the_one_that_began_it() -> None
     handle.start()
     handle.join()
     assert seen == [torch.device("meta"), False, "nbtrain run"]
+
+
+def test_a_pause_is_told_before_the_run_tells_that_it_is_there() -> None:
+    told: list[str] = []
+    control = Control()
+
+    def tell(state: str) -> None:
+        if state == "pausing":
+            boundary.set()
+            ran.wait(0.2)  # the run gets time to be there first
+        told.append(state)
+
+    boundary, ran = threading.Event(), threading.Event()
+    control.begin(tell)
+    trainer: Any = SimpleNamespace(lightning_module=torch.nn.Linear(1, 1))
+
+    def run() -> None:
+        boundary.wait()
+        control.attend(Boundary(trainer, "train", True))
+        ran.set()
+
+    control.thread = threading.Thread(target=run, daemon=True)
+    control.thread.start()
+    control.pause()
+    assert control.wait_settled(5) and told == ["pausing", "paused"]
+    control.proceed()
+    control.thread.join()
+    assert told == ["pausing", "paused", "running"]
 
 
 def test_a_pickled_control_has_no_run() -> None:
