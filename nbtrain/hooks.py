@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 # %% ../nbs/80_hooks.ipynb #948b414e
-Span = Literal["run", "epoch", "batch", "update", "validation", "validation batch", "asked"]
+Span = Literal["run", "epoch", "batch", "update", "validation", "validation batch", "asked", "test"]
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,9 @@ HOOKS: tuple[HookPoint, ...] = (
         given=("optimizer",),
         hook="before_zero_grad",
     ),
+    HookPoint("batch", "The loss is there, divided by the batches of the window.", callback="on_before_backward", given=("loss",)),
     HookPoint("update", "Gradients are zeroed.", hook="after_zero_grad", via="on_before_backward"),
-    HookPoint(
-        "batch", "The loss is there.", callback="on_before_backward", given=("loss",), tlama="on_backward_start", tlama_arguments=("loss",)
-    ),
+    HookPoint("batch", "The backward pass is to begin.", tlama="on_backward_start", tlama_arguments=("loss",), via="on_before_backward"),
     HookPoint(
         "update",
         "The same for the last batch of an update: this pass sums over processes.",
@@ -282,7 +281,7 @@ HOOKS: tuple[HookPoint, ...] = (
     HookPoint("asked", "Somebody has asked for a pause, which begins.", callback="on_paused", hook="on_paused"),
     HookPoint("asked", "The run goes on.", callback="on_resumed", hook="on_resumed"),
     HookPoint(
-        "asked",
+        "test",
         "The metrics of a pass in mode `test` are to be logged.",
         callback="on_before_log_metrics",
         given=("metrics", "phase"),

@@ -121,3 +121,7 @@ def test_diagram_of_the_architecture_is_the_order_of_the_modules() -> None:
     assert drawn.FLOORS.keys() <= set(drawn.order())
     for named in re.findall(r"`nbtrain\.([\w.]+)`", drawn.page()):
         assert named in drawn.order()
+
+
+def test_table_of_hooks_is_that_of_the_code() -> None:
+    assert (DOCS / "hooks.md").read_text(encoding="utf-8") == _script("make_hooks").page(), "run `make names`"

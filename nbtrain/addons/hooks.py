@@ -232,7 +232,7 @@ class _Ends(L.Callback):
         if stage == "fit":
             found = listeners(trainer, "on_finalize").items()
             calls = [partial(call_hook, label, trainer, method, trainer, pl_module) for label, method in found]
-            self._left = [*self._bound("on_finalize", trainer), *calls]
+            self._left = [*calls, *self._bound("on_finalize", trainer)]
             self._n_last = len(self._left)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
