@@ -91,7 +91,7 @@ class _Window:
         self.batches: list[Any] = []
         self.outputs: list[Any] = []
         self._began: int | None = None  # with which update the newest window has begun, and with which the one before has ended
-        self._ended: int = owner.counts.update
+        self._ended: int | None = None
 
     def begins(self, batch_idx: int) -> bool:
         """Is the batch that begins the first one of a window?"""
@@ -102,11 +102,16 @@ class _Window:
             self.let_go()  # a run that was stopped within a window has left it open
         return begins
 
+    def listen(self, output: Mapping[str, Any]) -> None:
+        """Keep what a step has returned: a callback is told its loss divided by the batches of a window."""
+        self.outputs.append({name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()})
+
     def ends(self, outputs: Any, batch: Any) -> bool:
-        """Add a batch that is done. Was it the last one of the window?"""
+        """Is the batch, which is done, the last one of the window?"""
         if self.keeps:
             self.batches.append(batch)
-            self.outputs.append({name: value.detach() if isinstance(value, Tensor) else value for name, value in outputs.items()})
+            if len(self.outputs) < len(self.batches):  # a step that runs as a CUDA graph is a window of its own, and tells no listener
+                self.listen(outputs)
         return self.owner.counts.update != self._ended
 
     def let_go(self) -> None:
@@ -198,6 +203,10 @@ class _Dispatch(Callback):
         for trigger, found in points.items():
             setattr(self, trigger, partial(self._call, found))
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if self.window.keeps and isinstance(pl_module, StepModule):
+            pl_module.listeners.append(self.window.listen)
+
     def _call(self, points: list[HookPoint], trainer: L.Trainer, module: L.LightningModule, *given: Any) -> None:
         if trainer.sanity_checking:
             return
@@ -288,7 +297,7 @@ class HooksAddon(AddOnBase):
 
     def callbacks(self, trainer: Any) -> list[L.Callback]:
         hooks = self.gather(trainer)
-        return [*([_Dispatch(trainer, hooks)] if hooks else []), _Ends(trainer, hooks)]
+        return [_Ends(trainer, hooks), *([_Dispatch(trainer, hooks)] if hooks else [])]
 
     def gather(self, trainer: Any) -> dict[str, list[_Bound]]:
         """The hooks of a trainer by name, in the order of their calls. Raises ConfigError for a name or a signature that is wrong."""
