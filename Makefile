@@ -65,10 +65,11 @@ docs: .venv/installed-dev
 readme: .venv/installed-dev
 	$(BIN)/python docs/make_readme.py
 
-# docs/names.md: every public name with its one line; docs/architecture.md: the modules with what they rest on
+# docs/names.md: every public name with its one line; docs/architecture.md: the modules with what they rest on; docs/hooks.md: the table of hooks
 names: .venv/installed-dev
 	$(BIN)/python docs/make_names.py
 	$(BIN)/python docs/make_architecture.py
+	$(BIN)/python docs/make_hooks.py
 
 # Execute every notebook and keep its outputs
 notebooks: .venv/installed-dev

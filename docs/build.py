@@ -19,7 +19,7 @@ from nbformat.v4 import new_markdown_cell
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS, DOCS, PACKAGE = ROOT / "nbs", ROOT / "docs", ROOT / "nbtrain"
-FIRST = ("first_run", "resume", "errors", "performance", "benchmarks", "coming_from", "faq", "architecture")  # the rest by name
+FIRST = ("first_run", "resume", "hooks", "errors", "performance", "benchmarks", "coming_from", "faq", "architecture")  # the rest by name
 UNMEASURED = "# Benchmarks\n\nNothing has been measured for this build of the pages. `make bench` measures, and writes this page.\n"
 
 

@@ -14,6 +14,7 @@ _PUBLIC = {
     "AddOnBase": "addons.base",
     "AddonError": "errors",
     "AggregatedOutputs": "addons.accumulation",
+    "Callback": "hooks",
     "CheckpointError": "errors",
     "CompileAddon": "addons.speed",
     "ConfigError": "errors",
@@ -28,6 +29,7 @@ _PUBLIC = {
     "GradientClipAddon": "addons.optim",
     "GradientStatsAddon": "addons.watching",
     "History": "history",
+    "HooksAddon": "addons.hooks",
     "LimitsAddon": "addons.stopping",
     "LoggersAddon": "addons.loggers",
     "MetricsAddon": "addons.metrics",
@@ -59,6 +61,7 @@ _PUBLIC = {
     "TaskLoader": "multitask",
     "TensorLoader": "data",
     "ThroughputAddon": "addons.watching",
+    "TrainHook": "hooks",
     "Trainer": "trainer",
     "TrainerArgs": "config",
     "WandBLoggerAddon": "addons.loggers",
@@ -84,6 +87,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.averaging import EMAAddon as EMAAddon
     from nbtrain.addons.base import AddOnBase as AddOnBase
     from nbtrain.addons.environment import EnvironmentAddon as EnvironmentAddon
+    from nbtrain.addons.hooks import HooksAddon as HooksAddon
     from nbtrain.addons.loggers import LoggersAddon as LoggersAddon
     from nbtrain.addons.loggers import NeptuneLoggerAddon as NeptuneLoggerAddon
     from nbtrain.addons.loggers import WandBLoggerAddon as WandBLoggerAddon
@@ -125,6 +129,8 @@ if TYPE_CHECKING:
     from nbtrain.history import load_run as load_run
     from nbtrain.mixing import cutmix as cutmix
     from nbtrain.mixing import mixup as mixup
+    from nbtrain.hooks import Callback as Callback
+    from nbtrain.hooks import TrainHook as TrainHook
     from nbtrain.models import ModelTrainer as ModelTrainer
     from nbtrain.multitask import Task as Task
     from nbtrain.multitask import TaskLoader as TaskLoader

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 
 from .errors import ConfigError, RunPaused
 from .history import RunResult
+from .hooks import is_of_hook, tell
 from .records import Phase
 from .resumable import random_state, set_random_state
 
@@ -95,6 +96,8 @@ class _Request:
                 self.future.set_result(self.command(at))
             except Exception as error:  # it is the asker's, and not the run's
                 self.future.set_exception(error)
+                if is_of_hook(error):
+                    raise
 
 
 class Control:
@@ -235,6 +238,7 @@ class Control:
         assert self._at is not None
         random = random_state()
         modes = [(part, part.training) for part in self._at.trainer.lightning_module.modules()]
+        tell(self._at.trainer, "on_paused")
         with self._changed:
             self._tell("paused")
             self.state = "paused" if self.state == "pausing" else self.state  # somebody may have asked for the end meanwhile
@@ -248,15 +252,23 @@ class Control:
             part.training = training
         set_random_state(random)
         self._tell(self.state)
+        if self.state == "running":
+            tell(self._at.trainer, "on_resumed")
 
     def _run_requests(self) -> None:
+        while (request := self._take_request()) is not None:
+            try:
+                request.run(self._at)
+            finally:
+                with self._changed:
+                    self._changed.notify_all()
+
+    def _take_request(self) -> _Request | None:
+        """The oldest one that can be done here; those behind it stay asked, should it end the run."""
         with self._changed:
-            ready = [request for request in self._requests if request.fits(self._at)]
-            self._requests = [request for request in self._requests if not request.fits(self._at)]
-        for request in ready:
-            request.run(self._at)
-            with self._changed:
-                self._changed.notify_all()
+            found = next((request for request in self._requests if request.fits(self._at)), None)
+            self._requests = [request for request in self._requests if request is not found]
+        return found
 
     def _waits_in_vain(self, whole: bool) -> bool:
         return whole and self.state == "paused" and self._at is not None and not self._at.is_whole

@@ -12,6 +12,7 @@ from torch import Tensor
 from .addons.optim import scale_schedules
 from .control import Boundary, Control
 from .errors import ConfigError, OptionError, nearest
+from .hooks import tell
 from .loop import LeanEpochLoop
 from .recorder import Recorder
 from .schedulers import scale_lr
@@ -50,10 +51,10 @@ def set_options(owner: Edited, options: dict[str, Any]) -> None:
 
 def _set_options(owner: Edited, options: dict[str, Any]) -> None:
     assert owner.optimizer is not None
-    changes = []
+    changes, before_all = [], {}
     for name, value in options.items():
         before = owner.optimizer.param_groups[0][name]
-        before = float(before) if isinstance(before, Tensor) else before
+        before = before_all[name] = float(before) if isinstance(before, Tensor) else before
         if name == "lr":
             _set_lr(owner, before, value)
         else:
@@ -61,6 +62,9 @@ def _set_options(owner: Edited, options: dict[str, Any]) -> None:
                 group[name] = value
         changes.append(f"{name} {format_value(before)} → {format_value(value)}")
     owner.recorder.mark(", ".join(changes))
+    if owner.module is not None:
+        for name, value in options.items():
+            tell(owner.module.trainer, "on_setting_changed", name, before_all[name], value)
 
 
 def _set_lr(owner: Edited, before: float, lr: float) -> None:

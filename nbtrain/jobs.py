@@ -17,6 +17,7 @@ from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import IterableDataset
 
 from .arguments import check_lightning
+from .addons.hooks import HooksAddon
 from .addons.state import StateManagerAddon
 from .documents import At, Document, Problems, dotted
 from .errors import ConfigError
@@ -64,7 +65,29 @@ def check_settings(settings: Settings, document: Document, problems: Problems) -
             _check_part(part, (name, i), document, problems, short=short)
     if settings.init_env_fn is not None:
         check_name(settings.init_env_fn, ("init_env_fn",), document, problems)
+    if settings.hook is not None:
+        _check_hook(settings.hook, document, problems)
     _check_data(settings, document, problems)
+
+
+def _check_hook(hook: dict[str, Any], document: Document, problems: Problems) -> None:
+    """A class with its arguments, or functions by the names of their moments."""
+    if "type" in hook:
+        for name in hook.keys() - {"type", "args"}:
+            problems.add(f"hook has a type, and {name!r} beside it.", document.place(("hook", name)), "Give a type and args, or functions.")
+        _check_part(_hook_part(hook), ("hook",), document, problems)
+        return
+    for name, value in hook.items():
+        function = check_name(value, ("hook", name), document, problems) if value is not None else None
+        try:
+            HooksAddon(hooks={name: function or print}).gather(None)
+        except ConfigError as error:
+            what, *remedy = str(error).split("\n  ")
+            problems.add(what, document.place(("hook", name)), " ".join(remedy))
+
+
+def _hook_part(hook: dict[str, Any]) -> PartConfig:
+    return PartConfig(hook["type"], hook.get("args") or {})
 
 
 def _check_compute(settings: Settings, document: Document, problems: Problems) -> int:
@@ -115,7 +138,6 @@ def _check_pending(settings: Settings, document: Document, problems: Problems) -
         ("optimizer", "loss_reduction"): optimizer.loss_reduction != "mean" and not uncounted,
         ("checkpoint", "symlink_best_and_last"): not settings.checkpoint.symlink_best_and_last,
         ("precision",): isinstance(precision, dict) and _one_precision(precision) is None,
-        ("hook",): settings.hook is not None,
     }
     for at, is_pending in pending.items():
         if is_pending:
@@ -306,6 +328,8 @@ def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callb
     if settings.log:
         lightning["logger"] = [_part(maker, part, ("log", i), _LOGGERS) for i, part in enumerate(settings.log)]
     precision = _one_precision(precision) if isinstance(precision, dict) else precision
+    if (hooks := _hooks(settings, maker)) is not None:
+        given["hooks"] = hooks
     return kind.add_on(*addons)(
         model=model,
         optimizer=optimizer,
@@ -318,6 +342,16 @@ def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callb
         **maker.arguments(settings.trainer.args, ("trainer", "args")),
         **given,
     )
+
+
+def _hooks(settings: Settings, maker: Maker) -> Any:
+    """The TrainHook, or the functions by name; those that are null are left out."""
+    hook = settings.hook
+    if hook is None:
+        return None
+    if "type" in hook:
+        return _part(maker, _hook_part(hook), ("hook",))
+    return {name: load_name(function) for name, function in hook.items() if function is not None}
 
 
 def _saving(settings: Settings) -> dict[str, Any]:

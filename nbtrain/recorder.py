@@ -67,6 +67,7 @@ class Recorder(L.Callback):
         self.n_epochs = n_epochs
         self._start_s = self._epoch_s = self.clock()
         self._due_s = self._start_s + self.every_s
+        self._paused_s = None  # an error may have ended the run before in its pause
         self._enter("idle", None)
         self.tell("start", header)
         self._is_on, held, self._held = True, self._held, []

@@ -36,6 +36,7 @@ from .control import Control, Leave, RunHandle, State, refuse_while_on, signals_
 from .data import BatchList, as_loader, suggest_loader, with_batch_size
 from .errors import ConfigError, NbtrainError, add_note, first_line
 from .history import History, ResultMetrics, Row, RunFolder, RunResult, open_run_folder
+from .hooks import tell
 from .meters import Meter
 from .loop import unknown_version, use_lean_loops
 from .provenance import record
@@ -78,6 +79,7 @@ class BestWeights(L.Callback):
         self._check_monitor(trainer)
         if self.owner.history.last_is_best:
             self.owner.best_weights = copy_weights(self.owner.model, self.owner.best_weights, self.owner.kept_weights())
+            tell(trainer, "on_best_changed", self.owner.history.last)
 
     def _check_monitor(self, trainer: L.Trainer) -> None:
         """Raise ConfigError for a `monitor` that this run never gives; one epoch is lost, not a night."""

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from .batches import batch_size, describe, to_device
 from .errors import NbtrainError, StepError, add_note
+from .hooks import tell
 from .meters import Meter, Scalar, snapshot
 
 # %% auto #0
@@ -320,6 +321,8 @@ class StepModule(L.LightningModule):
             own |= source(phase)
         setattr(owner, f"{mode}_metrics", own)
         metrics = {f"{_PREFIX[phase]}_{name}": value for name, value in {**meter.means(), **own}.items()}
+        if tell(self.trainer, "on_before_log_metrics", metrics, phase):
+            metrics = _numbers(metrics, "on_before_log_metrics left", f"epoch {owner.counts.epoch + 1}")
         self.epoch_metrics.update(metrics)
         self.metric_names.update(metrics)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, logger=bool(self.trainer.loggers))
@@ -334,10 +337,7 @@ class StepModule(L.LightningModule):
             raise StepError(
                 f"metric_on_epoch_end returned {type(metrics).__name__}, not a dict.", where=where, remedy="Return a dict, or None."
             )
-        try:
-            return {name: float(snapshot(value)) for name, value in metrics.items()}  # pyright: ignore[reportArgumentType]
-        except (TypeError, ValueError) as error:
-            raise StepError(f"metric_on_epoch_end returned a metric that is no number: {error}.", where=where) from error
+        return _numbers(metrics, "metric_on_epoch_end returned", where)
 
     # -- what Lightning asks for
     def configure_optimizers(self) -> Optimizer | None:
@@ -345,6 +345,13 @@ class StepModule(L.LightningModule):
 
     def configure_callbacks(self) -> list[L.Callback]:
         return self.owner.callbacks()
+
+
+def _numbers(metrics: Mapping[str, Any], whose: str, where: str) -> dict[str, float]:
+    try:
+        return {name: float(snapshot(value)) for name, value in metrics.items()}  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError) as error:
+        raise StepError(f"{whose} a metric that is no number: {error}.", where=where) from error
 
 
 def is_whole_epoch(module: L.LightningModule) -> bool:

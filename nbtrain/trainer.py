@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from . import session
 from .addons.base import AddOnBase, Launcher, options, ordered
+from .addons.hooks import Hooks, HooksAddon
 from .addons.nonfinite import NonFinite, NonFiniteAddon
 from .addons.optim import GradientClipAddon, SchedulerAddon
 from .addons.speed import CompileAddon
@@ -77,7 +78,7 @@ class ProgressChecker:
 TrainerType = TypeVar("TrainerType", bound="Trainer")
 _composed: dict[tuple[type, tuple[type[AddOnBase], ...]], type] = {}  # so that the same addons give the same class
 # Arguments that addons take too
-_SHARED = ("device", "scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "nonfinite", "save_path")
+_SHARED = ("device", "scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "hooks", "nonfinite", "save_path")
 
 
 class Trainer:
@@ -95,6 +96,7 @@ class Trainer:
         compile: Compile the model with `torch.compile`: True, a mode such as "max-autotune", or a dict of its keywords.
         precision: "fp32", "bf16", "fp16" or another name of these, what Lightning calls a precision, "auto" for the best of the device,
             a list of which the first is taken that the device can do, or a dict of dtypes for "param", "buffer" and "input".
+        hooks: Functions by the names of their moments, `{"after_optimizer_step": fn}`, or TrainHooks.
         nonfinite: What to do about a training loss that is no finite number: "raise" soon, "stop", "skip" its update, or "ignore".
         seed: Seeds all random numbers when the first run begins.
         save_path: Where run folders go; without it nothing touches the disk.
@@ -125,6 +127,7 @@ class Trainer:
         gradient_clip: float = 0.0,
         compile: bool | str | dict[str, Any] | None = None,
         precision: Any = None,
+        hooks: Hooks | Sequence[Hooks] | None = None,
         nonfinite: NonFinite = "raise",
         seed: int | None = None,
         save_path: str | Path | None = None,
@@ -151,6 +154,7 @@ class Trainer:
         self.monitor_mode: MonitorMode = resolve_monitor(monitor, monitor_mode)
         self.lightning = check_lightning(lightning or {})
         self._addons = _make_addons(type(self), addon_options, {name: given[name] for name in _SHARED if given[name] is not None})
+        self[HooksAddon].gather(self)  # for its errors
         self._have_run_nothing()
         self.own_names = frozenset(vars(self)) | {"own_names"}  # what a user's class or steps add is not in it
 
@@ -650,7 +654,7 @@ def _make_addons(kind: type[Trainer], given: dict[str, Any], shared: dict[str, A
         for addon, option in ((GradientClipAddon, "gradient_clip"), (SchedulerAddon, "scheduler"), (CompileAddon, "compile"))
         if shared.get(option) not in (None, False)
     ]
-    kinds = ordered((*kind.addons, *shorthands, NonFiniteAddon))
+    kinds = ordered((*kind.addons, *shorthands, NonFiniteAddon, HooksAddon))
     return {addon: addon(**{n: v for n, v in {**shared, **given}.items() if n in options(addon)}) for addon in kinds}
 
 

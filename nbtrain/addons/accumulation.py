@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from .base import AddOnBase
 from ..batches import batch_size
 from ..errors import ConfigError, StepError, nearest
+from ..hooks import Told, teller
 from ..steps import StepModule
 
 # %% auto #0
@@ -96,11 +97,18 @@ class _Accumulate(L.Callback):
         self.outputs: list[Mapping[str, Any]] = []  # of the window, where a function aggregates them
         self.unit = 0  # samples of a batch with weight 1, the same in all processes and in the whole run
         self._samples = 0  # of the batch at hand
+        self._tell: Told | None = None  # what was aggregated
+        self._loss_reduction = addon.loss_reduction
 
     # -- the window's length
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if isinstance(pl_module, StepModule) and self._listen not in pl_module.listeners:
             pl_module.listeners.append(self._listen)
+        self._tell = teller(trainer, "on_outputs_aggregated")
+        if self._tell is not None:
+            self._loss_reduction = self.addon.loss_reduction or "mean"
+            # on the instance: where nobody listens, the lean loops have nothing to call
+            self.on_validation_batch_end = self._tell_validation  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         wanted = self.addon.window(self.owner, trainer)
@@ -141,8 +149,8 @@ class _Accumulate(L.Callback):
             loss.register_hook(lambda gradient: gradient * weight)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        n_samples, n_batches = self._over_processes(trainer)
-        found = self._aggregate(trainer, n_batches)
+        n_samples, n_batches = self._over_processes(trainer, self.window.n_samples, self.window.n_batches)
+        found = self._aggregate(trainer, self.outputs, self.window.loss, n_batches)
         # Lightning has divided by the batches that a full window has, and a strategy of several processes by their number
         divided = trainer.accumulate_grad_batches * trainer.world_size
         if self.addon.grad_reduction == "mean":
@@ -156,18 +164,19 @@ class _Accumulate(L.Callback):
             torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
         if self.addon.loss_reduction is not None and isinstance(pl_module, StepModule):
             pl_module.record("window_loss", self._loss(found, n_samples))
+        if self._tell is not None:
+            self._tell(found, self._loss_or_none(found, n_samples))
         self._reset()
 
     def _reset(self) -> None:
         self.window.reset()
         self.outputs = []
 
-    def _over_processes(self, trainer: L.Trainer) -> tuple[int, int]:
-        """Samples and batches of the window, in all processes."""
-        window = self.window
+    def _over_processes(self, trainer: L.Trainer, n_samples: int, n_batches: int) -> tuple[int, int]:
+        """Samples and batches in all processes, from those of this one."""
         if trainer.world_size == 1:
-            return window.n_samples, window.n_batches
-        counts = torch.tensor([window.n_samples, window.n_batches], device=trainer.strategy.root_device)
+            return n_samples, n_batches
+        counts = torch.tensor([n_samples, n_batches], device=trainer.strategy.root_device)
         n_samples, n_batches = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
         return n_samples, n_batches
 
@@ -176,16 +185,30 @@ class _Accumulate(L.Callback):
         addon = self.addon
         if addon.aggregate_outputs_fn is not None:
             self.outputs.append({name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()})
-        elif addon.loss_reduction is not None:
-            self.window.loss = self.window.loss + output["loss"].detach() * (self._samples if addon.loss_reduction == "mean" else 1)
+        elif self._loss_reduction is not None:
+            self.window.loss = self.window.loss + output["loss"].detach() * (self._samples if self._loss_reduction == "mean" else 1)
 
-    def _aggregate(self, trainer: L.Trainer, n_batches: int) -> AggregatedOutputs:
+    def _aggregate(
+        self, trainer: L.Trainer, outputs: Sequence[Mapping[str, Any]], loss: float | Tensor | None, n_batches: int
+    ) -> AggregatedOutputs:
         if self.addon.aggregate_outputs_fn is not None:
-            return self.addon.aggregate_outputs_fn(self.outputs, torch.distributed.group.WORLD if trainer.world_size > 1 else None)
-        loss = self.window.loss
-        if self.addon.loss_reduction is not None and trainer.world_size > 1:
+            return self.addon.aggregate_outputs_fn(outputs, torch.distributed.group.WORLD if trainer.world_size > 1 else None)
+        if self._loss_reduction is not None and loss is not None and trainer.world_size > 1:
             loss = trainer.strategy.reduce(torch.as_tensor(loss), reduce_op="sum")
         return AggregatedOutputs(loss, n_batches)
+
+    def _tell_validation(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *args: Any) -> None:
+        if trainer.sanity_checking or self._tell is None:
+            return
+        loss, size = outputs.get("loss"), batch_size(batch)  # a window may be open, which is none of this
+        n_samples, n_batches = self._over_processes(trainer, size, 1)
+        weighted = loss * size if loss is not None and self._loss_reduction == "mean" else loss
+        found = self._aggregate(trainer, [outputs], weighted, n_batches)
+        self._tell(found, self._loss_or_none(found, n_samples))
+
+    def _loss_or_none(self, found: AggregatedOutputs, n_samples: int) -> float | Tensor | None:
+        known = found.loss_sum is not None and (found.num_batches is not None or self.addon.loss_reduction == "sum")
+        return self._loss(found, n_samples) if known else None
 
     def _loss(self, found: AggregatedOutputs, n_samples: int) -> float | Tensor:
         if found.loss_sum is None or found.num_batches is None:

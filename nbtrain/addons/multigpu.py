@@ -29,6 +29,7 @@ from torch import Tensor
 from .base import AddOnBase, Launcher, options
 from ..arguments import Devices, resolve_devices
 from ..errors import ConfigError, WorkerError, nearest
+from ..hooks import tell
 from ..launch import Launch, Pool
 from ..records import Event, Status
 from ..resumable import loader_place, put_loader, random_state, set_random_state
@@ -218,6 +219,7 @@ class _InRank(L.Callback):
 
     def _wait(self) -> None:
         """Be paused. What comes meanwhile is done in its order, by each rank for itself."""
+        tell(self._owner.module.trainer, "on_paused")
         self._owner.recorder.change("paused")
         while True:
             command = self._commands.popleft() if self._commands else self._agreement.next()
@@ -226,6 +228,8 @@ class _InRank(L.Callback):
             if command[0] in ("running", "stopping"):
                 break
         self._owner.recorder.change("running")
+        if command[0] == "running":
+            tell(self._owner.module.trainer, "on_resumed")
 
 
 class _Sender:

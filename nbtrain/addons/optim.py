@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from .base import AddOnBase
 from ..errors import ConfigError
+from ..hooks import Told, teller
 from ..records import Plan
 from ..schedulers import FunctionSchedule, Schedule, Scheduler, resolve_schedule, scale_lr
 from ..steps import StepModule, is_whole_epoch
@@ -27,10 +28,19 @@ __all__ = ["GradientClipAddon", "scale_schedules", "SchedulerAddon"]
 class _Clip(L.Callback):
     def __init__(self, bound: float, algorithm: Literal["norm", "value"]) -> None:
         self.bound, self.algorithm = bound, algorithm
+        self._tell_before: Told | None = None
+        self._tell_after: Told | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._tell_before, self._tell_after = teller(trainer, "on_before_clip"), teller(trainer, "on_after_clip")
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if self._tell_before is not None:
+            self._tell_before()
         norm = self._clip(parameters)
+        if self._tell_after is not None:
+            self._tell_after(norm)
         if isinstance(pl_module, StepModule):
             pl_module.record("grad_norm", norm)
 

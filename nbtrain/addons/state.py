@@ -26,6 +26,7 @@ from ..data import StatefulLoader
 from ..durable import clean_leftovers, point_to
 from ..errors import CheckpointError, ConfigError, first_line, nearest
 from ..history import History, open_run_folder, run_folders
+from ..hooks import listeners, tell
 from ..loop import LeanEpochLoop
 from ..resumable import ResumableLoader, random_state
 from ..snapshots import plain
@@ -236,18 +237,25 @@ class _StateKeeper(Checkpoint, Leaving):
         state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         state["nbtrain"] = _own_part(self.owner, module, finished, random, self.addon.open_loader)
         self.addon.rest = _without_weights(state)
-        path = self.addon.write(self.owner, state, self.writer)
+        expired: list[Path] = []
+        path = self.addon.write(self.owner, state, self.writer, expired)
         self._saved = self.owner.counts.epoch, self.owner.counts.update
-        self._report()
+        if waits := any(listeners(trainer, name) for name in ("on_checkpoint_saved", "on_checkpoint_expired")):
+            self.writer.wait()
+        if self._report() and waits:
+            tell(trainer, "on_checkpoint_saved", path)
+            for old in expired:
+                tell(trainer, "on_checkpoint_expired", old)
         return path
 
-    def _report(self) -> None:
-        """A save that failed stops nothing, unless it is told to."""
+    def _report(self) -> bool:
+        """Has none failed of the saves that are done? One that has stops nothing, unless it is told to."""
         errors = self.writer.take_errors() if self.writer is not None else []
         for error in errors:
             if self.addon.stop_on_save_error:
                 raise error
             self.owner.recorder.note(f"a state was not saved: {first_line(error)}")
+        return not errors
 
 
 def _place_loop(trainer: L.Trainer, state: Mapping[str, Any]) -> None:
@@ -369,14 +377,14 @@ class StateManagerAddon(AddOnBase):
         state = _from_outside(trainer, self.rest)
         state["nbtrain"] = _own_part(trainer, None, None, random_state(), self.open_loader)
         writer = Writer()
-        path = self.write(trainer, state, writer)
+        path = self.write(trainer, state, writer, [])
         writer.wait()
         for error in writer.take_errors():
             raise error
         return path
 
-    def write(self, trainer: Any, state: dict[str, Any], writer: Writer) -> Path:
-        """Hand `state` to the writer. Links are set, and old checkpoints go, when it is on the disk."""
+    def write(self, trainer: Any, state: dict[str, Any], writer: Writer, expired: list[Path]) -> Path:
+        """Hand `state` to the writer. When it is on the disk, links are set, and old checkpoints go, which are added to `expired`."""
         history, suffix = trainer.history, ".ckpt" if self.save_format == "ckpt" else ""
         path = trainer.run_dir / _FOLDER / f"epoch={trainer.counts.epoch}-step={trainer.counts.update}{suffix}"
         if state["nbtrain"]["finished"] is None and history.epochs and history.epochs[-1].path is None:
@@ -394,19 +402,20 @@ class StateManagerAddon(AddOnBase):
             if best is not None and (best == path or best != self._best) and best.exists():
                 point_to(path.with_name("best" + suffix), best)
                 self._best = best
-            self._remove_old(path.parent)
+            expired.extend(self._remove_old(path.parent))
 
         writer.save(state, path, self.save_format, config=_config(trainer.model), then=settle)
         return path
 
-    def _remove_old(self, folder: Path) -> None:
+    def _remove_old(self, folder: Path) -> list[Path]:
         if self.keep_last_n is None:
-            return
+            return []
         saved = sorted((path for path in folder.glob("epoch=*-step=*")), key=lambda path: path.stat().st_mtime_ns)
         pointed = {link.resolve() for link in folder.iterdir() if link.is_symlink()}
-        for path in saved[: -self.keep_last_n]:
-            if path.resolve() not in pointed and path != self._best:
-                _delete(path)
+        old = [path for path in saved[: -self.keep_last_n] if path.resolve() not in pointed and path != self._best]
+        for path in old:
+            _delete(path)
+        return old
 
     # -- resuming
     def load_state(self, trainer: Any, path: str | Path | None = None) -> Path:

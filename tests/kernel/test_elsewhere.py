@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +48,10 @@ def test_papermill_writes_the_record_and_its_parameters_reach_the_run(tmp_path: 
 def test_plain_ipython_shows_a_line_pauses_at_ctrl_c_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "setup.py").write_text(SETUP)
     options = ["-m", "IPython", "--no-banner", "--simple-prompt", "--colors=NoColor", "--HistoryManager.enabled=False"]
-    shell = pexpect.spawn(sys.executable, options, cwd=str(tmp_path), encoding="utf-8", timeout=90, dimensions=(40, 140))
+    terminal = {"cwd": str(tmp_path), "encoding": "utf-8", "timeout": 90, "dimensions": (40, 140)}
+    terminal["env"] = {name: value for name, value in os.environ.items() if name != "CI"}  # which stands for a log
+    # A background job of a shell ignores SIGINT, and so would what it starts
+    shell = pexpect.spawn(sys.executable, options, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **terminal)
 
     def ask(line: str, *expected: str) -> None:
         shell.sendline(line)

@@ -27,6 +27,7 @@ from nbtrain import (
     FreezeAddon,
     GradientClipAddon,
     GradientStatsAddon,
+    HooksAddon,
     LimitsAddon,
     LoggersAddon,
     MetricsAddon,
@@ -158,6 +159,10 @@ def bias(y_true: Any, y_pred: Any) -> dict[str, float]:
     return {"bias": float((y_pred - y_true).mean())}
 
 
+def watch(*args: Any) -> None:
+    """A hook that only looks."""
+
+
 ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their options; the folder is one to write in
     AccumulationAddon: lambda folder: {"loss_reduction": "mean"},
     GradientClipAddon: lambda folder: {"gradient_clip": 0.5},
@@ -172,6 +177,7 @@ ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their opt
     EnvironmentAddon: lambda folder: {"deterministic": True},
     FreezeAddon: lambda folder: {"freeze": {"0.bias": 1}},
     GradientStatsAddon: lambda folder: {"stats_every_n_steps": 2},
+    HooksAddon: lambda folder: {"hooks": {"after_gnorm_clip": watch, "on_step_start": watch, "on_val_end": watch}},
     LimitsAddon: lambda folder: {"max_steps": 100, "max_val_steps": 3},
     MicroBatchAddon: lambda folder: {"micro_reduction": "mean"},
     MetricsAddon: lambda folder: {"metrics": bias, "metrics_in_training": True},

@@ -310,3 +310,50 @@ def test_objects_of_python_are_written_by_their_names() -> None:
     assert args.to_yaml() == "model:\n  type: nbtrain.examples.mlp.MLP\n  args:\n    dim: 2\n"
     with pytest.raises(ConfigError, match="has no name by which it can be imported"):
         TrainerArgs.from_dict({"model": {"type": lambda: MLP(2, 1)}}).to_yaml()
+
+
+# -- hooks
+HOOKS = """\
+from nbtrain import TrainHook
+
+
+class Count(TrainHook):
+    def __init__(self, start):
+        self.n = start
+
+    def after_optimizer_step(self, trainer):
+        self.n += 1
+
+
+def clipped(trainer, gnorm):
+    trainer.norm = float(gnorm)
+
+
+def wants_more(trainer, gnorm, idx): ...
+"""
+
+
+def test_hook_is_a_class_with_its_arguments(folder: Path) -> None:
+    (folder / "counting.py").write_text(HOOKS)
+    job = TrainerArgs.from_cli([*FAST, "--hook.type=counting.Count", "--hook.args.start=10"]).build()
+    job.run()
+    assert job.trainer.given["hooks"].n == 10 + job.trainer.counts.update > 10
+
+
+def test_hook_is_functions_by_the_names_of_their_moments(folder: Path) -> None:
+    (folder / "clipping.py").write_text(HOOKS)
+    plain = TrainerArgs.from_cli([*FAST, "--optimizer.clip_gnorm=1.0"]).to_dict()
+    args = TrainerArgs.from_dict(plain | {"hook": {"after_gnorm_clip": "clipping.clipped", "after_setup": None}})
+    job = args.build()
+    job.run()
+    assert job.trainer.norm > 0 and TrainerArgs.from_dict(args.to_dict()) == args
+
+
+def test_slips_in_hook_are_named_together(folder: Path) -> None:
+    (folder / "slips.py").write_text(HOOKS)
+    names = {"after_gnrom_clip": "slips.clipped", "after_gnorm_clip": "slips.wants_more", "on_epoch_end": "slips.nothing"}
+    with pytest.raises(ConfigError) as caught:
+        TrainerArgs.from_cli([*FAST, *(f"--hook.{name}={function}" for name, function in names.items())]).build()
+    text = str(caught.value)
+    assert "There is no hook 'after_gnrom_clip'." in text and "Did you mean 'after_gnorm_clip'?" in text
+    assert "The hook after_gnorm_clip (wants_more) takes 'idx' too." in text and "slips has no 'nothing'" in text

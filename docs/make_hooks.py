@@ -1,0 +1,38 @@
+"""Write the table of docs/hooks.md from `nbtrain.hooks.HOOKS`: `make names`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from nbtrain.hooks import HOOKS, HookPoint
+
+PAGE = Path(__file__).resolve().parent / "hooks.md"
+_TABLE = re.compile(r"^\| when .*?(?=^$|\Z)", re.M | re.S)
+_HEAD = "| when | each | `nbtrain.Callback` | Lightning's | `TrainHook` | tlama |"
+
+
+def _call(name: str, arguments: tuple[str, ...]) -> str:
+    return f"`{name}({', '.join(arguments)})`" if name else ""
+
+
+def _row(point: HookPoint) -> str:
+    callback = _call(point.callback, point.given)
+    own, lightnings = ("", callback) if point.is_lightnings else (callback, "")
+    when = point.when + (f" With `{point.needs}`." if point.needs else "")
+    cells = [when, point.span, own, lightnings, _call(point.hook, point.arguments), _call(point.tlama, point.tlama_arguments)]
+    return f"| {' | '.join(cells)} |"
+
+
+def table() -> str:
+    """The table as Markdown, in the order of a run."""
+    return "\n".join([_HEAD, "|" + "---|" * (_HEAD.count("|") - 1), *map(_row, HOOKS)]) + "\n"
+
+
+def page() -> str:
+    """The page as it should be."""
+    return _TABLE.sub(lambda found: table(), PAGE.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
