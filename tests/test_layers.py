@@ -49,6 +49,7 @@ ORDER = [
     "worker",
     "launch",
     "sharding",
+    "worlds",
     "arguments",
     "documents",
     "overrides",

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
-from samples import Regress, make_loader, make_trainer, make_valid, same_weights, without_times
+from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from nbtrain import AddonError, ConfigError, MultiGPUAddon, RunPaused, StateManagerAddon, TensorLoader, WorkerError
+from nbtrain import AddonError, CheckpointError, ConfigError, MultiGPUAddon, RunPaused, StateManagerAddon, TensorLoader, WorkerError
 from nbtrain.addons.base import Launcher
 from nbtrain.addons.multigpu import _pool
 from nbtrain.history import load_run
@@ -148,6 +148,20 @@ def test_resumed_at_the_end_of_an_epoch_by_any_number_of_ranks(tmp_path: Path) -
     two = make_several(kind, save_path=tmp_path / "parts")
     two.run(3, batches_of(8)["loader"], resume="auto")
     assert two.counts.epoch == 3 and difference(whole.model, two.model) < 1e-5
+
+
+def test_state_of_two_ranks_in_mid_epoch_is_resumed_exactly_by_two(tmp_path: Path) -> None:
+    """With dropout: each rank has random numbers of its own."""
+    kind, options = Measured.add_on(MultiGPUAddon, StateManagerAddon), {"model": make_model(), "seed": 1, "every_n_steps": 2}
+    whole = make_several(kind, save_path=tmp_path / "whole", **options)
+    whole.run(2, batches_of(8)["loader"])
+    states = tmp_path / "whole" / "run-001" / "checkpoints"
+    resumed = make_several(kind, save_path=tmp_path / "resumed", **options | {"model": make_model(7)})
+    resumed.run(2, batches_of(8)["loader"], resume=states / "epoch=1-step=8.ckpt")
+    assert same_weights(whole.model, resumed.model)
+    assert without_times(whole.history.epochs) == without_times(resumed.history.epochs)
+    with pytest.raises(CheckpointError, match="epoch=1-step=8.ckpt was saved in mid-epoch by 2 processes, and 1 would go on."):
+        make_several(kind, device="cpu", save_path=tmp_path / "one").load_state(states / "epoch=1-step=8.ckpt")
 
 
 class Faulty(Measured):
@@ -291,7 +305,7 @@ def test_second_launcher_is_refused() -> None:
         ({"strategy": "dpp"}, "strategy='dpp' is unknown.\n  Did you mean 'ddp'?"),
         ({"device": ["cpu", "meta"]}, "device='meta' can't train here.\n  Give \"auto\", \"cpu\", \"cuda\" or \"mps\"."),
         ({"device": []}, "device=[] names no device.\n  Give \"auto\", or a list of devices."),
-        ({"num_nodes": 2}, "num_nodes=2: runs on several machines are not there yet.\n  Leave it out."),
+        ({"num_nodes": 2}, "num_nodes=2, and this is one of 1.\n  Start the script on each machine: torchrun --nnodes 2 --nproc-per-node 8 ..., or srun."),
     ],
 )  # fmt: skip
 def test_what_can_not_work_is_refused_when_the_trainer_is_made(options: dict[str, Any], text: str) -> None:
