@@ -280,7 +280,7 @@ class MultiGPUAddon(Launcher):
         if self.num_nodes not in (1, self.world.n_machines):
             raise ConfigError(
                 f"num_nodes={self.num_nodes!r}, and this is one of {self.world.n_machines}.",
-                remedy="Start the script on each machine: torchrun --nnodes 2 --nproc-per-node 8 ..., or srun.",
+                remedy="Start the script on each machine, with torchrun --nnodes or srun.",
             )
         self.devices = _all_devices(self.device)
 

@@ -305,7 +305,7 @@ def test_second_launcher_is_refused() -> None:
         ({"strategy": "dpp"}, "strategy='dpp' is unknown.\n  Did you mean 'ddp'?"),
         ({"device": ["cpu", "meta"]}, "device='meta' can't train here.\n  Give \"auto\", \"cpu\", \"cuda\" or \"mps\"."),
         ({"device": []}, "device=[] names no device.\n  Give \"auto\", or a list of devices."),
-        ({"num_nodes": 2}, "num_nodes=2, and this is one of 1.\n  Start the script on each machine: torchrun --nnodes 2 --nproc-per-node 8 ..., or srun."),
+        ({"num_nodes": 2}, "num_nodes=2, and this is one of 1.\n  Start the script on each machine, with torchrun --nnodes or srun."),
     ],
 )  # fmt: skip
 def test_what_can_not_work_is_refused_when_the_trainer_is_made(options: dict[str, Any], text: str) -> None:
