@@ -1,7 +1,8 @@
 """Steps a second in two processes: nbtrain under torchrun against a plain DistributedDataParallel loop under torchrun.
 
-Both train in the same two processes, in turns, so that they have the same neighbours; in odd rounds nbtrain goes first. The clock is wall time, because
-waiting for the other rank is what such a step consists of. It begins after the first 200 steps. gloo on the CPU, one thread each.
+Both train in the same two processes, in turns, so that they have the same neighbours; in odd rounds nbtrain goes first. The clock is
+wall time, because waiting for the other rank is a part of such a step; so the machine must have nothing else to do. It begins after the
+first 200 steps. gloo on the CPU, one thread each.
 """
 
 from __future__ import annotations

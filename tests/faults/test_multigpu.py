@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -19,9 +20,20 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from nbtrain import AddonError, CheckpointError, ConfigError, MultiGPUAddon, RunPaused, StateManagerAddon, TensorLoader, WorkerError
+from nbtrain import (
+    AddonError,
+    CheckpointError,
+    ConfigError,
+    MultiGPUAddon,
+    RunPaused,
+    StateManagerAddon,
+    TensorLoader,
+    TrainerArgs,
+    WorkerError,
+)
 from nbtrain.addons.base import Launcher
 from nbtrain.addons.multigpu import _pool
+from nbtrain.cli import main
 from nbtrain.history import load_run
 
 TWO = ["cpu", "cpu"]
@@ -319,3 +331,38 @@ def test_no_warning_and_no_variable_is_left(capfd: pytest.CaptureFixture[str]) -
     with warnings.catch_warnings(record=True) as caught:
         make_several().run(1, batches_of(8)["loader"], make_valid())
     assert caught == [] and capfd.readouterr() == ("", "") and dict(os.environ) == environment
+
+
+def test_two_devices_from_a_configuration_are_one_with_twice_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    common = {"max_epochs": 2, "seed": 0, "enable_progress_bar": False, "global_batch_size": 8, "checkpoint": {"no_save": True}}
+    parts = {
+        "model": {"type": "nbtrain.examples.mlp.MLP", "args": {"dim": 8, "nlayers": 2}},
+        "optimizer": {"type": "torch.optim.Adam", "args": {"lr": 0.01}},
+        "dataset": {"type": "nbtrain.examples.mlp.SimpleDataset", "train_args": {"dim": 8, "size": 32}},
+        "trainer": {"type": "nbtrain.models.ModelTrainer", "args": {"device": "cpu"}},
+    }
+    one = TrainerArgs.from_dict(common | parts | {"micro_batch_size": 4}).build()
+    two = TrainerArgs.from_dict(common | parts | {"micro_batch_size": 4, "compute_config": {"runtime_ngpus": 2}}).build()
+    assert one.run().status == two.run().status == "completed"
+    assert one.trainer.lightning["accumulate_grad_batches"] == 2 and "accumulate_grad_batches" not in two.trainer.lightning
+    assert one.trainer.counts.update == two.trainer.counts.update == 8
+    assert difference(one.trainer.model, two.trainer.model) < 1e-6
+
+
+def test_notebook_is_run_on_two_devices_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.chdir(tmp_path)
+    cells = [
+        "import torch\nfrom torch import nn\nfrom nbtrain import Trainer\nfrom torch.nn.functional import mse_loss",
+        "class Fit(Trainer):\n    def train_step(self, batch):\n        return {'loss': mse_loss(self.model(batch), batch)}",
+        "lr = 0.0\ndata = [torch.ones(4, 3) * i for i in range(5)]\nmodel = nn.Linear(3, 3)",
+        "trainer = Fit(model, 'cpu', log_bar=False, save_path='runs', optimizer=lambda p: torch.optim.SGD(p, lr=lr))",
+        "trainer.run(1, data)\ntrainer.run(2, data)",
+    ]
+    made = [{"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": source} for source in cells]
+    Path("page.ipynb").write_text(json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    assert main(["fit", "page.ipynb", "--devices", "2", "--lr", "0.01"]) == 0
+    rows = load_run("runs").epochs
+    assert [row["step"] for row in rows] == [3, 6, 9]  # five batches are three rounds
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"]
