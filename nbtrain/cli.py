@@ -120,23 +120,45 @@ _SWITCHES = {"-h": "help", "--help": "help", "--print-config": "print"}
 
 
 def _fit(line: CommandLine) -> int:
-    """train as a configuration says, or as a notebook's last run: nbtrain fit -f run.yaml --max_epochs 2, nbtrain fit my.ipynb"""
+    """train as a configuration says, or as a notebook's last run: nbtrain fit -f run.yaml --max_epochs 2, nbtrain fit my.ipynb --lr 0.1"""
     if not line.rest:
         return _train(_read(line))
-    if line.overrides or line.options:
-        raise ConfigError(
-            "A notebook's run takes no fields of a configuration.", remedy="Change the notebook, or train from a file: -f run.yaml."
-        )
+    if line.options.keys() - {"devices"} or len(line.rest) > 1:
+        raise ConfigError("A notebook's run takes no configuration.", remedy="Train from one of both: fit my.ipynb, or fit -f run.yaml.")
+    devices = line.options.get("devices", ["1"])[-1]
+    if not devices.isdigit() or devices == "0":
+        raise ConfigError(f"--devices {devices} is no number of devices.", remedy="Give 1, 2, 3, …")
     from importlib import import_module
     from tempfile import TemporaryDirectory
 
     from nbtrain.exporting import export_run
 
     with TemporaryDirectory() as folder:
-        name = export_run(line.rest[0], folder, "notebook_run").stem
+        name = export_run(line.rest[0], folder, "notebook_run", values=_values(line.overrides), devices=int(devices)).stem
         sys.path.insert(0, folder)
-        result = import_module(name).main()
+        try:
+            result = import_module(name).main()
+        finally:
+            sys.path.remove(folder)
+            sys.modules.pop(name, None)
         return 130 if result.status == "interrupted" else 0
+
+
+def _values(overrides: Sequence[Override]) -> dict[str, object]:
+    """Plain values for names of a notebook."""
+    from ast import literal_eval
+
+    from nbtrain.documents import dotted
+
+    found: dict[str, object] = {}
+    for override in overrides:
+        if override.deletes or len(override.at) > 1:
+            raise ConfigError(f"{override.text} is no name in a notebook.", remedy="Give a name that a cell sets: --lr 0.1.")
+        try:
+            found[dotted(override.at)] = True if override.value is None else literal_eval(override.value)
+        except (ValueError, SyntaxError):  # a text without quotes
+            found[dotted(override.at)] = {"true": True, "false": False}.get(override.value or "", override.value)
+    return found
 
 
 def _export(line: CommandLine) -> int:

@@ -37,7 +37,7 @@ class _KeepConfig(L.Callback):
         self.owner: Any = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "fit" and self.owner.run_dir is not None:
+        if stage == "fit" and self.owner.run_dir is not None and trainer.is_global_zero:
             (self.owner.run_dir / CONFIG_FILE).write_text(self.text, encoding="utf-8")
 
 

@@ -115,6 +115,8 @@ class Control:
         self._tell: Callable[[State], None] = lambda state: None
         self._untold = False
         self.elsewhere: Callable[[tuple[Any, ...]], None] | None = None  # how a run in other processes is told
+        self.together: Callable[[int | None], None] | None = None  # how all ranks are stopped at one batch, where this is one of several
+        self._told_together = False
         self._at: Boundary | None = None  # while it attends
         self._requests: list[_Request] = []
         self._changed = threading.Condition()
@@ -125,6 +127,8 @@ class Control:
     # -- for everybody
     def pause(self) -> None:
         """Ask the run to wait at the end of the batch at hand."""
+        if self.together is not None:
+            raise ConfigError("One rank of several can't be paused.", remedy="stop() ends the run on all of them.")
         self._ask("pausing", ("running",))
 
     def proceed(self) -> None:
@@ -136,6 +140,19 @@ class Control:
 
         `signum`: the signal that wants it. A handler has broken into whatever was done, so nothing is told before the batch ends.
         """
+        if self.together is None:
+            self.stop_here(signum)
+        elif self.state != "idle":
+            self._told_together = True
+            self.together(signum)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Was it asked for the end already?"""
+        return self.state == "stopping" or self._told_together
+
+    def stop_here(self, signum: int | None = None) -> None:
+        """`stop` for this process: of several ranks, each one calls it after the same batch."""
         self.signum = signum
         self._untold = signum is not None
         self._ask("stopping", ("running", "pausing", "paused"))
@@ -187,7 +204,7 @@ class Control:
     def begin(self, tell: Callable[[State], None]) -> None:
         """A run begins. `tell` is called with each new state, by the thread that brings it about."""
         self._tell = tell
-        self.signum, self._untold, self.asked = None, False, False
+        self.signum, self._untold, self.asked, self._told_together = None, False, False, False
         self.state = "running"
 
     def end(self) -> None:
@@ -305,15 +322,18 @@ _DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.S
 
 
 @contextmanager
-def _hearing(signals: Iterable[signal.Signals], call: Callable[[int], None]) -> Iterator[None]:
-    """While it is open, `call` is given those of `signals` for which nobody has a handler yet. In the main thread: others get none."""
+def _hearing(signals: Iterable[signal.Signals], call: Callable[[int], None]) -> Iterator[frozenset[signal.Signals]]:
+    """While it is open, `call` is given those of `signals` for which nobody has a handler yet: they are what this gives.
+
+    In the main thread: others get none.
+    """
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
         before = {signum: _DEFAULTS[signum] for signum in signals if signal.getsignal(signum) is _DEFAULTS[signum]}
     for signum in before:
         signal.signal(signum, lambda signum, frame: call(signum))
     try:
-        yield
+        yield frozenset(before)
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
@@ -441,13 +461,14 @@ def signals_stop(control: Control, trainer: L.Trainer) -> Iterator[None]:
     """While it is open, Ctrl-C and SIGTERM ask `control` for the end of the run. Only in the main thread: others get no signals."""
 
     def stop(signum: int) -> None:
-        if control.state == "stopping":
+        if control.is_stopping:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             raise KeyboardInterrupt
         control.stop(signum)
-        trainer._signal_connector.received_sigterm = False  # Lightning has put its own handler before this one, and would leave at once
 
-    with _hearing((signal.SIGINT, signal.SIGTERM), stop):
+    with _hearing((signal.SIGINT, signal.SIGTERM), stop) as heard:
+        if signal.SIGTERM in heard:  # Lightning puts its own handler first: it would leave at once, or wait there for the other ranks
+            trainer._signal_connector._sigterm_notifier_fn = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
         yield
 
 

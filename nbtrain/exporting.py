@@ -10,12 +10,13 @@ import builtins
 import json
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, nearest
 
 # %% auto #0
 __all__ = ["Statement", "read_statements", "reached", "export_notebook", "export_run"]
@@ -141,15 +142,70 @@ def _write(notebook: dict[str, Any], folder: Path, name: str) -> Path:
     return folder / f"{name}.py"
 
 
-def export_run(path: str | Path, folder: str | Path, name: str) -> Path:
+# A worker that imported the module would run it
+_ON_SEVERAL = """import sys
+from cloudpickle import register_pickle_by_value
+from nbtrain.jobs import spread
+register_pickle_by_value(sys.modules[__name__])
+"""
+
+
+def _plain_names(statements: list[Statement]) -> dict[str, Statement]:
+    """The statements that give a name a plain value, such as `lr = 0.1`, by the name; the last one where there are several."""
+    found = {}
+    for s in statements:
+        if isinstance(s.node, ast.Assign) and isinstance(s.node.targets[0], ast.Name):
+            with suppress(ValueError):
+                ast.literal_eval(s.node.value)
+                found[s.node.targets[0].id] = s
+    return found
+
+
+def _set_values(statements: list[Statement], values: Mapping[str, Any], path: str | Path) -> list[Statement]:
+    """The statements, in which these names get other values."""
+    known = _plain_names(statements)
+    for name in values:
+        if name not in known:
+            what = f"No cell that the run needs gives {name!r} a plain value."
+            raise ConfigError(what, where=str(path), remedy=nearest(name, known) if known else f"Write {name} = ... in a cell.")
+    changed = {id(known[name]): f"{name} = {value!r}" for name, value in values.items()}
+    return [_statement(ast.parse(changed[id(s)]).body[0], changed[id(s)]) if id(s) in changed else s for s in statements]
+
+
+def _spread(statements: list[Statement], trainer: ast.expr, n: int, path: str | Path) -> list[Statement]:
+    """The statements, in which `trainer` is made for `n` devices."""
+    for i, s in reversed(list(enumerate(statements))):
+        if (
+            isinstance(trainer, ast.Name)
+            and trainer.id in s.defines
+            and isinstance(s.node, ast.Assign)
+            and isinstance(s.node.value, ast.Call)
+        ):
+            made = s.node.value
+            made.func = ast.parse(f"spread({ast.unparse(made.func)}, {n})", mode="eval").body
+            text = ast.unparse(s.node)
+            first = next((at for at, other in enumerate(statements) if not _is_future(other)), 0)
+            found = [*statements[:i], _statement(ast.parse(text).body[0], text), *statements[i + 1 :]]
+            return [*found[:first], *(_statement(node, _ON_SEVERAL) for node in ast.parse(_ON_SEVERAL).body), *found[first:]]
+    raise ConfigError(
+        f"No cell makes {ast.unparse(trainer)} by a call.", where=str(path), remedy="Write trainer = Digits(model, ...) in a cell."
+    )
+
+
+def export_run(path: str | Path, folder: str | Path, name: str, *, values: Mapping[str, Any] | None = None, devices: int = 1) -> Path:
     """Write what the notebook's last `trainer.run(...)` needs as a module, with a function `main()` that makes that call.
 
-    Raises ConfigError for a notebook without a run.
+    `values`: other plain values for names that a cell sets, `{"lr": 0.1}`. `devices`: how many the trainer is to run on. Raises ConfigError
+    for a notebook without a run, and for names that no cell sets so.
     """
     statements = read_statements(path)
     runs = [s for s in statements if _run_call(s) is not None]
     if not runs:
         raise ConfigError("No cell has a trainer.run(...).", where=str(path), remedy="Write the run as a statement of its own.")
     *needed, _ = reached(statements[: statements.index(runs[-1]) + 1], [runs[-1]], effects=True)
-    call = ast.unparse(_run_call(runs[-1]))  # pyright: ignore[reportArgumentType]
-    return _write(_notebook([*(s.text for s in needed), f"def main():\n    return {call}"]), Path(folder), name)
+    call = _run_call(runs[-1])
+    assert call is not None and isinstance(call.func, ast.Attribute)
+    needed = _set_values(needed, values or {}, path)
+    if devices > 1:
+        needed = _spread(needed, call.func.value, devices, path)
+    return _write(_notebook([*(s.text for s in needed), f"def main():\n    return {ast.unparse(call)}"]), Path(folder), name)

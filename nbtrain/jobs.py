@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +18,10 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import IterableDataset
 
-from .arguments import check_lightning
+from .arguments import check_lightning, resolve_devices
+from .addons.base import AddOnBase
 from .addons.hooks import HooksAddon
+from .addons.multigpu import MultiGPUAddon
 from .addons.state import StateManagerAddon
 from .documents import At, Document, Problems, dotted
 from .errors import ConfigError
@@ -29,9 +33,10 @@ from .session import seed_all
 from .settings import DatasetSamplerConfig, PartConfig, Settings, ignored_fields
 from .trainer import Trainer
 from .weights import load_weights, read_weights
+from .worlds import find_world
 
 # %% auto #0
-__all__ = ["check_settings", "notes", "Job", "build"]
+__all__ = ["check_settings", "notes", "Job", "build", "spread"]
 
 # %% ../nbs/68_jobs.ipynb #3adcfea6
 _AUTOMATIC = {"dataloader": ("dataset", "batch_size", "sampler"), "dataset_sampler": ("dataset", "num_replicas", "rank")}
@@ -91,16 +96,36 @@ def _hook_part(hook: dict[str, Any]) -> PartConfig:
 
 
 def _check_compute(settings: Settings, document: Document, problems: Problems) -> int:
-    n_available = max(torch.cuda.device_count(), 1)
-    found = Problems()
-    plan = plan_compute(settings, n_available, found)
+    found, world = Problems(), find_world()
+    plan = plan_compute(settings, world.size if world.size > 1 else _n_available(_device_type(settings)), found)
     for problem in found.found:
         name = problem.what.split()[0]
         problems.add(problem.what, document.place(tuple(name.split("."))), problem.remedy)
-    if plan.n_devices > 1 and not found.found:
-        where = document.place(("compute_config", "runtime_ngpus"))
-        problems.add(f"Runs on {plan.n_devices} devices can't be started from a configuration yet.", where, "Ask for 1 device.")
+    where = document.place(("compute_config", "runtime_ngpus"))
+    if found.found:
+        return plan.n_copies
+    if plan.n_devices not in (1, world.size) and world.environment is not None or plan.n_devices < world.size:
+        what = f"compute_config.runtime_ngpus is {plan.n_devices}, and {world.size} processes were started."
+        problems.add(what, where, f"Give --compute_config.runtime_ngpus {world.size}, or start as many.")
+    elif plan.strategy not in _STRATEGIES:
+        problems.add(f"{plan.strategy} can't be had from a configuration yet.", where, "Leave use_zero out, and give plan_ngpus 1.")
     return plan.n_copies
+
+
+_STRATEGIES = {"none": "ddp", "ddp": "ddp"}  # of MultiGPUAddon, by what a plan calls them
+
+
+def _device_type(settings: Settings) -> str:
+    """The kind of device that `trainer.args.device` names, or else the best that is there."""
+    try:
+        return resolve_devices(settings.trainer.args.get("device", "auto"))[0].type
+    except ConfigError:  # the trainer tells it
+        return "cpu"
+
+
+def _n_available(device_type: str) -> int:
+    """How many devices of a kind there are; on the CPU each core can have a process."""
+    return torch.cuda.device_count() if device_type == "cuda" else os.cpu_count() or 1
 
 
 def _check_batches(settings: Settings, n_copies: int, document: Document, problems: Problems) -> None:
@@ -278,10 +303,12 @@ def build(settings: Settings, document: Document, owner: Any, callbacks: Iterabl
     maker = Maker(document, owner)
     model = maker.call(load_name(settings.model.type), settings.model.args, ("model", "args"))
     optimizer = maker.call(load_name(settings.optimizer.type), settings.optimizer.args, ("optimizer", "args"), model.parameters())
-    accumulate = accumulation(settings, 1, Problems())
+    n_copies = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems()).n_copies
+    accumulate = accumulation(settings, n_copies, Problems())
     loaders = {stage: _loader(settings, maker, stage) for stage in _STAGES}
-    n_epoch = n_epochs(settings, sized_len(loaders["train"]), accumulate)
-    trainer = _trainer(settings, maker, model, optimizer, list(callbacks))
+    n_batches = sized_len(loaders["train"])
+    n_epoch = n_epochs(settings, math.ceil(n_batches / n_copies) if n_batches is not None else None, accumulate)
+    trainer = _trainer(settings, maker, model, optimizer, list(callbacks), limits(settings, accumulate))
     resume = settings.checkpoint.resume_from
     return Job(trainer, n_epoch, loaders["train"], loaders["val"], loaders["test"], resume, notes(settings))
 
@@ -312,11 +339,11 @@ def _stage_args(maker: Maker, section: Any, name: str, stage: str) -> dict[str, 
 _PRECISIONS = {"fp32": "32-true", "fp16": "16-true", "bf16": "bf16-true", "none": None}
 
 
-def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callbacks: list[L.Callback]) -> Trainer:
+def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callbacks: list[L.Callback], lengths: dict[str, Any]) -> Trainer:
     saving, precision = settings.checkpoint, settings.precision
     kind: type[Trainer] = load_name(settings.trainer.type) if settings.trainer.type is not None else ModelTrainer
     given: dict[str, Any] = {}
-    addons = [StateManagerAddon] if not saving.no_save else []
+    addons: list[type[AddOnBase]] = [StateManagerAddon] if not saving.no_save else []
     for i, part in enumerate(settings.addons):
         addons.append(load_name(part.type, "nbtrain"))
         given |= maker.arguments(part.args, ("addons", i, "args"))
@@ -330,6 +357,10 @@ def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callb
     precision = _one_precision(precision) if isinstance(precision, dict) else precision
     if (hooks := _hooks(settings, maker)) is not None:
         given["hooks"] = hooks
+    given |= maker.arguments(settings.trainer.args, ("trainer", "args"))
+    if settings.compute_config.runtime_ngpus > 1:
+        addons.append(MultiGPUAddon)
+        given |= _devices(settings)
     return kind.add_on(*addons)(
         model=model,
         optimizer=optimizer,
@@ -338,8 +369,7 @@ def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callb
         precision=_PRECISIONS[precision or "none"],
         seed=settings.seed,
         log_bar=settings.enable_progress_bar,
-        lightning=limits(settings, accumulation(settings, 1, Problems())) | lightning,
-        **maker.arguments(settings.trainer.args, ("trainer", "args")),
+        lightning=lengths | lightning,
         **given,
     )
 
@@ -352,6 +382,36 @@ def _hooks(settings: Settings, maker: Maker) -> Any:
     if "type" in hook:
         return _part(maker, _hook_part(hook), ("hook",))
     return {name: load_name(function) for name, function in hook.items() if function is not None}
+
+
+def _devices(settings: Settings) -> dict[str, Any]:
+    """The options of MultiGPUAddon. Under torchrun or SLURM the devices are those of each machine."""
+    plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems())
+    return {"device": _named_devices(_device_type(settings), plan.n_devices), "strategy": _STRATEGIES[plan.strategy]}
+
+
+def _named_devices(kind: str, n: int) -> list[str]:
+    """`n` devices of a kind, or those of each machine where torchrun or SLURM has started the processes."""
+    world = find_world()
+    n = n if world.size == 1 else world.n_local
+    return [f"cuda:{i}" for i in range(n)] if kind == "cuda" else [kind] * n
+
+
+def spread(kind: type[Trainer], n: int) -> Callable[..., Trainer]:
+    """What makes trainers of `kind` that run on `n` devices, of the sort that they are given. Raises ConfigError where there are fewer."""
+    if not (isinstance(kind, type) and issubclass(kind, Trainer)):
+        name = getattr(kind, "__name__", repr(kind))
+        raise ConfigError(f"The trainer is made by {name}, which is no class of a Trainer.", remedy="Make it by its class in the notebook.")
+
+    def make(*args: Any, **options: Any) -> Trainer:
+        given: dict[str, Any] = dict(inspect.signature(kind.add_on(MultiGPUAddon)).bind(*args, **options).arguments)
+        sort = resolve_devices(given.get("device", "auto"))[0].type
+        if find_world().size == 1 and n > _n_available(sort):
+            raise ConfigError(f"{n} devices are asked for, and this machine has {_n_available(sort)}.", remedy="Ask for fewer.")
+        given["device"] = _named_devices(sort, n)
+        return kind.add_on(MultiGPUAddon)(**given)
+
+    return make
 
 
 def _saving(settings: Settings) -> dict[str, Any]:

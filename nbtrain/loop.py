@@ -18,7 +18,8 @@ from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle, _Sequential
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -69,7 +70,8 @@ def why_not_lean(trainer: L.Trainer, *, training: bool = True) -> str:
     profiler: Any = trainer.profiler  # pyright: ignore[reportAttributeAccessIssue]
     reasons = {
         f"Lightning {L.__version__}": bool(unknown_version()),
-        f"strategy {type(trainer.strategy).__name__}": type(trainer.strategy) is not SingleDeviceStrategy,
+        f"strategy {type(trainer.strategy).__name__}": type(trainer.strategy) not in (SingleDeviceStrategy, DDPStrategy),
+        "averaged models": getattr(trainer.strategy, "_model_averager", None) is not None,
         f"precision {precision.precision}": type(precision) not in (Precision, MixedPrecision, HalfPrecision, CastPrecision)
         or getattr(precision, "scaler", None) is not None,
         f"profiler {type(profiler).__name__}": type(profiler) is not PassThroughProfiler,
@@ -124,6 +126,9 @@ class _Pass:
         self.signals = trainer._signal_connector
         precision = trainer.precision_plugin
         self.precision = None if type(precision) is Precision else precision
+        # DistributedDataParallel must be called itself, which the strategy does, in the precision's context
+        self.is_wrapped = trainer.strategy.model is not self.module
+        self.context = None if self.is_wrapped else self.precision
         self.look_up_hooks()
 
     def look_up_hooks(self) -> None:
@@ -249,9 +254,9 @@ class _TrainingPass(_Pass):
         self.has_schedulers = bool(self.trainer.lr_scheduler_configs)
         self.validates = loop._should_check_val_epoch()
         self.log_every: int = self.trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
-        self.step = self.module.training_step
-        self.takes_index = len(inspect.signature(self.step).parameters) > 1
-        self.whole_step = loop.whole_step
+        self.takes_index = len(inspect.signature(self.module.training_step).parameters) > 1
+        self.step = self.trainer.strategy.training_step if self.is_wrapped else self.module.training_step
+        self.whole_step = None if self.is_wrapped else loop.whole_step
         self.index = 0
         self.batch: Any = None
         self.output: Any = None
@@ -340,7 +345,8 @@ class _TrainingPass(_Pass):
     # -- the optimization
     def optimize(self) -> None:
         if self.trainer.accumulate_grad_batches > 1 and self.loop._should_accumulate():
-            self.forward_backward()
+            with _block_parallel_sync_behavior(self.trainer.strategy):
+                self.forward_backward()
             return
         total, current = self.updates.total, self.updates.current
         total.ready += 1
@@ -367,10 +373,10 @@ class _TrainingPass(_Pass):
 
     def forward_backward(self) -> Tensor | None:
         self.names["_current_fx_name"] = "training_step"
-        if self.precision is None:
+        if self.context is None:
             self.output = self.step(self.batch, self.index) if self.takes_index else self.step(self.batch)
         else:
-            with self.precision.train_step_context():
+            with self.context.train_step_context():
                 self.output = self.step(self.batch, self.index) if self.takes_index else self.step(self.batch)
         n = self.trainer.accumulate_grad_batches
         self.loss = loss = self.find_loss(n)
@@ -531,8 +537,8 @@ class _EvaluationPass(_Pass):
         super().__init__(loop.trainer, loop._results, loop.batch_progress)
         self.loop, self.progress = loop, loop.batch_progress
         self.step_name = f"{stage}_step"
-        self.step = getattr(self.module, self.step_name)
-        self.takes_index = len(inspect.signature(self.step).parameters) > 1
+        self.takes_index = len(inspect.signature(getattr(self.module, self.step_name)).parameters) > 1
+        self.step = getattr(self.trainer.strategy if self.is_wrapped else self.module, self.step_name)
         self.is_check = loop.trainer.sanity_checking
 
     def advance(self, batch: Any, index: int) -> None:
@@ -544,10 +550,10 @@ class _EvaluationPass(_Pass):
         self.current.started += 1
         self.names["_current_fx_name"] = self.step_name
         args = (batch, index) if self.takes_index else (batch,)
-        if self.precision is None:
+        if self.context is None:
             output = self.step(*args)
         else:
-            with self.precision.val_step_context():
+            with self.context.val_step_context():
                 output = self.step(*args)
         self.total.processed += 1
         self.current.processed += 1

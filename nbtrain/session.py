@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
 from .addons.base import Launcher, Stopper
-from .arguments import check_optimizer, check_run
+from .arguments import check_optimizer, check_run, device_args
 from .batches import to_device
 from .control import Control, Leave, RunHandle, State, refuse_while_on, signals_stop, workers_ignore_interrupts
 from .data import BatchList, as_loader, suggest_loader, with_batch_size
@@ -45,6 +45,7 @@ from .records import MonitorMode, Status
 from .resumable import keep_random
 from .steps import Counts, StepModule, Steps, is_whole_epoch
 from .weights import Weights, copy_weights
+from .worlds import World
 from .views.notebook import Controls, NotebookView, in_shell, open_view
 from .views.text import View
 
@@ -98,6 +99,7 @@ _NOISE = (
     "smaller than the logging interval",
     "module(s) in eval mode",
     "LeafSpec",
+    *(f"self.log('{prefix}_" for prefix in ("train", "val", "test")),  # these are the metrics of all ranks already
 )
 
 
@@ -182,6 +184,8 @@ class Owner(Steps, Protocol):
     @property
     def launcher(self) -> Launcher | None: ...  # where the runs execute, if not here
     @property
+    def world(self) -> World: ...  # who runs the same together with this process
+    @property
     def title(self) -> str: ...
     def lightning_args(self) -> dict[str, Any]: ...
     def validate_now(self) -> Any: ...
@@ -200,6 +204,8 @@ def run(
     check_run(owner.mode, n_epoch, loader, valid_loader)
     if owner.mode == "train":
         check_optimizer(owner.optimizer, owner.model)
+    if background and owner.world.size > 1:
+        raise ConfigError(f"background=True: this process is one rank of {owner.world.size}.", remedy="Leave it out.")
     _prepare(owner)
     owner.control.begin(partial(_changed, owner))
     sinks = _open_sinks(owner, valid_loader is not None)
@@ -401,12 +407,12 @@ def _prepare(owner: Owner) -> None:
     if owner.recorder.run == 0 and owner.seed is not None:
         seed_all(owner.seed)
     if owner.save_path is not None and owner.run_dir is None:
-        owner.run_dir = open_run_folder(owner.save_path)
+        owner.run_dir = owner.world.agree(partial(open_run_folder, owner.save_path))
 
 
 def keep_source(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
     """Write into the run folder what this run comes from. What can't be written is noted, and the run goes on."""
-    if owner.run_dir is None or not owner.keep_source:
+    if owner.run_dir is None or not owner.keep_source or not owner.world.is_first:
         return
     arguments = {name: value for name, value in owner.given.items() if value is not None}
     run = {"mode": owner.mode, "n_epoch": n_epoch, "loader": loader, "valid_loader": valid_loader}
@@ -418,7 +424,9 @@ def keep_source(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader:
 
 
 def _open_sinks(owner: Owner, validates: bool) -> list[View]:
-    """While a run is on, its events also go to the run folder and to a view."""
+    """While a run is on, its events also go to the run folder and to a view; those of other ranks say the same."""
+    if not owner.world.is_first:
+        return []
     owner.view = open_view(_controls(owner, validates)) if owner.log_bar else None
     sinks: list[View] = [RunFolder(owner.run_dir, owner.history)] if owner.run_dir is not None else []
     sinks += [owner.view] if owner.view is not None else []
@@ -465,7 +473,7 @@ def _n_batches(loader: Iterable[Any] | None, limit: Any) -> int | None:
 
 
 def _header(owner: Owner, arguments: dict[str, Any], loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> dict[str, Any]:
-    n_processes = owner.launcher.n_processes if owner.launcher is not None else 1
+    n_processes = owner.launcher.n_processes if owner.launcher is not None else owner.world.size
     return {
         "title": owner.title,
         "model": type(owner.model).__name__,
@@ -529,7 +537,7 @@ def _reason(error: BaseException, place: str) -> str:
 def _finish(owner: Owner, status: Status, reason: str) -> RunResult:
     """Write the weights, tell the end, and make the result."""
     history = owner.history
-    if owner.run_dir is not None and history.epochs and history.epochs[-1].path is None:
+    if owner.run_dir is not None and owner.world.is_first and history.epochs and history.epochs[-1].path is None:
         try:
             _save_weights(owner, owner.run_dir)
         except (OSError, SafetensorError) as error:  # a full disk must not cost the result
@@ -604,6 +612,14 @@ def collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) -> 
     return owner.control.do(lambda at: _collect(owner, loader, call))
 
 
+def _alone(owner: Owner) -> dict[str, Any]:
+    """The arguments for Lightning in this process, whatever other ranks do."""
+    arguments = owner.lightning_args()
+    if owner.world.size > 1:
+        arguments |= device_args(owner.device) | {"num_nodes": 1, "strategy": "auto"}
+    return arguments
+
+
 def _collect(owner: Owner, loader: Iterable[Any], call: Callable[[Any], Any]) -> list[Any]:
     module = StepModule(owner)
     module.predict = lambda batch: call(batch)  # a function: a model would become a part of the module
@@ -615,7 +631,7 @@ def _predict(owner: Owner, module: StepModule, loader: Iterable[Any]) -> Any:
     module.cpu = lambda: module  # Lightning would move the model away from a run that is on
     with _driving(owner, module), keep_random():
         # In a BatchList, because Lightning would keep a DataLoader from dropping its last batch
-        return L.Trainer(**_unlogged(owner.lightning_args())).predict(module, BatchList(loader))
+        return L.Trainer(**_unlogged(_alone(owner))).predict(module, BatchList(loader))
 
 
 def measure(owner: Owner, loader: Iterable[Any]) -> dict[str, float]:

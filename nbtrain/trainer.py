@@ -28,7 +28,7 @@ from .addons.optim import GradientClipAddon, SchedulerAddon
 from .addons.speed import CompileAddon
 from .addons.state import StateManagerAddon
 from .arguments import Device, check_lightning, check_mode, check_run, device_args, make_optimizer
-from .arguments import resolve_device, resolve_devices, resolve_monitor
+from .arguments import resolve_device, resolve_monitor
 from .control import Control, RunHandle, free_last_error, refuse_while_on
 from .edits import change_class, set_options, validate_now
 from .errors import AddonError, CheckpointError, ConfigError, OptionError, StepError, nearest
@@ -46,6 +46,7 @@ from .steps import Counts, Mode, StepModule
 from .views.html import table_html
 from .views.notebook import NotebookView
 from .weights import Weights, load_weights, read_weights, save_weights
+from .worlds import World
 from .views.text import View, best_words, format_count
 
 # %% auto #0
@@ -141,8 +142,8 @@ class Trainer:
         _check_options(type(self), addon_options)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model={type(model).__name__} is no torch.nn.Module.", remedy="Give an instance, such as nn.Linear(2, 1).")
-        several = any(issubclass(addon, Launcher) for addon in type(self).addons)
-        self.device = resolve_devices(device)[0] if several else resolve_device(device)
+        launcher = next((addon for addon in type(self).addons if issubclass(addon, Launcher)), None)
+        self.device = launcher.home(device) if launcher is not None else resolve_device(device)
         self.model = model.to(self.device)
         self.mode = mode
         self.optimizer = make_optimizer(optimizer, model, mode)
@@ -544,6 +545,11 @@ class Trainer:
     def launcher(self) -> Launcher | None:
         """The addon that lets the runs execute elsewhere, where they do."""
         return next((addon for addon in self._addons.values() if isinstance(addon, Launcher) and addon.is_elsewhere), None)
+
+    @property
+    def world(self) -> World:
+        """The processes that torchrun or SLURM has started together, over which the runs are spread."""
+        return next((addon.world for addon in self._addons.values() if isinstance(addon, Launcher)), World())
 
     def _emit(self, event: Event) -> None:
         with self.control.lock:

@@ -34,7 +34,7 @@ from .errors import WorkerError
 from .sources import is_user_file, is_user_module
 
 # %% auto #0
-__all__ = ["dumps", "loads", "Task", "Failure", "describe_failure", "Terminated", "Channel", "Agreement", "Rank", "main"]
+__all__ = ["dumps", "loads", "Task", "Failure", "describe_failure", "Terminated", "Channel", "LateReduce", "Agreement", "Rank", "main"]
 
 
 # %% ../nbs/36_worker.ipynb #d156a3fd
@@ -162,23 +162,49 @@ class Channel:
 
 
 # %% ../nbs/36_worker.ipynb #340d1a9d
-class Agreement:
-    """Hands out the parent's commands on every rank at the same call. `due` is to be called equally often on all ranks.
+class LateReduce:
+    """Reduces a number over all ranks by `op`; the answer comes with the next call. To be called equally often on all ranks.
 
     A group of its own (gloo, on the CPU) keeps its messages apart from those of the gradients.
     """
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, op: Any) -> None:
+        self._op = op
         self._alone = dist.get_world_size() == 1
         self._group = None if self._alone else dist.new_group(backend="gloo")
-        self._n_heard: torch.Tensor | None = None  # by all ranks, when `_asked` is done
         self._asked: Any = None
+        self._number: torch.Tensor | None = None  # that of all ranks, when `_asked` is done
+
+    def __call__(self, number: int) -> int:
+        """What the last call has asked for; 0 at the first one. A process that is alone has its answer at once."""
+        if self._alone:
+            return number
+        found = 0
+        if self._asked is not None and self._number is not None:
+            self._asked.wait()
+            found = int(self._number)
+        self._number = torch.tensor(number)
+        self._asked = dist.all_reduce(self._number, self._op, self._group, async_op=True)
+        return found
+
+    def forget(self) -> None:
+        """Drop what the last call has asked for."""
+        if self._asked is not None:
+            self._asked.wait()
+        self._asked = None
+
+
+class Agreement:
+    """Hands out the parent's commands on every rank at the same call. `due` is to be called equally often on all ranks."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._reduce = LateReduce(dist.ReduceOp.MIN)
         self._n_given = 0
 
     def due(self) -> list[Any]:
         """The commands that every rank had heard at the last call, and that were not given yet."""
-        n = len(self._channel.commands) if self._alone else self._ask()
+        n = self._reduce(len(self._channel.commands))
         commands, self._n_given = self._channel.commands[self._n_given : n], max(n, self._n_given)
         return commands
 
@@ -188,15 +214,6 @@ class Agreement:
             time.sleep(_LOOK_S)
         self._n_given += 1
         return self._channel.commands[self._n_given - 1]
-
-    def _ask(self) -> int:
-        n = 0
-        if self._asked is not None and self._n_heard is not None:
-            self._asked.wait()
-            n = int(self._n_heard)
-        self._n_heard = torch.tensor(len(self._channel.commands))
-        self._asked = dist.all_reduce(self._n_heard, dist.ReduceOp.MIN, self._group, async_op=True)
-        return n
 
 
 # %% ../nbs/36_worker.ipynb #c93ca73d

@@ -50,6 +50,7 @@ ORDER = [
     "worker",
     "launch",
     "sharding",
+    "worlds",
     "arguments",
     "documents",
     "overrides",

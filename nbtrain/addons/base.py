@@ -10,12 +10,15 @@ from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar
 
 import lightning as L
+import torch
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from typing_extensions import dataclass_transform
 
+from ..arguments import Devices, resolve_devices
 from ..errors import AddonError
 from ..records import Status
+from ..worlds import World
 
 # %% auto #0
 __all__ = ["AddOnBase", "Stopper", "Launcher", "options", "ordered"]
@@ -77,7 +80,9 @@ class Stopper(L.Callback):
 
 # %% ../../nbs/45_addons.base.ipynb #322b6ae9
 class Launcher(AddOnBase):
-    """Base of addons that let a run execute somewhere else, such as in worker processes."""
+    """Base of addons that let a run execute somewhere else, such as in worker processes. `world`: what somebody else has started."""
+
+    world = World()
 
     @property
     def is_elsewhere(self) -> bool:
@@ -88,6 +93,11 @@ class Launcher(AddOnBase):
     def n_processes(self) -> int:
         """How many processes train together."""
         return 1
+
+    @classmethod
+    def home(cls, device: Devices) -> torch.device:
+        """Which of the devices that a trainer was given is that of this process."""
+        return resolve_devices(device)[0]
 
     def launch(self, trainer: Any, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any) -> tuple[Status, str]:
         """Run `drive(trainer, loader, valid_loader)`, and leave `trainer` as if it had run here. Returns what it returns, or raises it.

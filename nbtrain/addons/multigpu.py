@@ -20,7 +20,6 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
 from lightning.pytorch.strategies import DDPStrategy
@@ -33,8 +32,8 @@ from ..hooks import tell
 from ..launch import Launch, Pool
 from ..records import Event, Status
 from ..resumable import loader_place, put_loader, random_state, set_random_state
-from ..sharding import RankLoader, RankMeter
 from ..worker import Agreement, Rank, Terminated, dumps, loads
+from ..worlds import InWorld, RankCallback, find_world
 
 # %% auto #0
 __all__ = ["take_state", "put_state", "MultiGPUAddon"]
@@ -147,63 +146,27 @@ class _Environment(ClusterEnvironment):
 
 
 # %% ../../nbs/60_addons.multigpu.ipynb #b0a2b31c
-class _InRank(L.Callback):
-    """What is different in a run that is one rank of several: its part of the data, and the parent's commands."""
+class _InRank(RankCallback):
+    """A rank that a notebook has started: a trainer's copy, and the parent's commands."""
 
-    def __init__(self, rank: Rank, device: torch.device) -> None:
-        self.rank, self.device = rank, device
-        self.group = dist.new_group(backend="gloo")
-        self.loaders: dict[bool, RankLoader] = {}  # by: for training?
+    def __init__(self, trainer: Any, rank: Rank, device: torch.device) -> None:
+        super().__init__(trainer, rank.number, rank.world_size)
+        self.rank = rank
         self._agreement = Agreement(rank.channel)
         self._commands: deque[tuple[Any, ...]] = deque()  # that all ranks have heard, and not done yet
-        self._share = 1.0
-        self._owner: Any = None
-
-    def enter(self, trainer: Any) -> None:
-        """Make a trainer's copy that of this rank."""
-        self._owner = trainer
         trainer.control.begin(lambda state: None)  # the parent knows
         trainer.control.thread = threading.current_thread()
-        trainer.device = self.device
-        trainer.meters = {mode: RankMeter(self.group) for mode in trainer.meters}
-        if self.rank.number == 0:
-            trainer.sinks.append(_Sender(self.rank))
+        trainer.device = device
+        if rank.number == 0:
+            trainer.sinks.append(_Sender(rank))
 
-    def loader(self, loader: Iterable[Any], *, training: bool) -> RankLoader:
-        self.loaders[training] = RankLoader(loader, self.rank.number, self.rank.world_size, self.group)
-        return self.loaders[training]
-
-    # -- Lightning's hooks
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.rank.channel.catch_sigterm()  # Lightning's own handler waits for the other ranks, and they for it
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.rank.channel.catch_sigterm()
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        self._share = self.loaders[True].shares[batch_idx]
-        self._owner.meters["train"].skips = not self._share
-
-    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        share = self._share
-        if share != 1.0:
-            loss.register_hook(lambda gradient: gradient * share)
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._obey()
-
-    def on_validation_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._owner.meters["test"].skips = not self.loaders[False].shares[batch_idx]
-
-    def on_validation_batch_end(self, *args: Any, **options: Any) -> None:
-        self._obey()
-
-    on_test_batch_start = on_validation_batch_start
-    on_test_batch_end = on_validation_batch_end
-
-    def _obey(self) -> None:
+    def obey(self) -> None:
         self._commands.extend(self._agreement.due())
         while self._commands:
             self._do(self._commands.popleft())
@@ -213,23 +176,23 @@ class _InRank(L.Callback):
         if command[0] == "pausing":
             self._wait()
         elif command[0] == "stopping":
-            self._owner.control.stop()
+            self.owner.control.stop()
         elif command[0] == "call":
-            getattr(self._owner, command[1])(**command[2])
+            getattr(self.owner, command[1])(**command[2])
 
     def _wait(self) -> None:
         """Be paused. What comes meanwhile is done in its order, by each rank for itself."""
-        tell(self._owner.module.trainer, "on_paused")
-        self._owner.recorder.change("paused")
+        tell(self.owner.module.trainer, "on_paused")
+        self.owner.recorder.change("paused")
         while True:
             command = self._commands.popleft() if self._commands else self._agreement.next()
             if command[0] != "pausing":
                 self._do(command)
             if command[0] in ("running", "stopping"):
                 break
-        self._owner.recorder.change("running")
+        self.owner.recorder.change("running")
         if command[0] == "running":
-            tell(self._owner.module.trainer, "on_resumed")
+            tell(self.owner.module.trainer, "on_resumed")
 
 
 class _Sender:
@@ -244,7 +207,6 @@ class _Sender:
 
 # %% ../../nbs/60_addons.multigpu.ipynb #f91421d4
 _NOISE = (
-    r".*self\.log\('(train|val|test)_.*sync_dist=True.*",  # the metrics are those of all ranks already
     ".*optimizer.step.* has been overridden after learning rate scheduler.*",  # so it is after a pickle
 )
 
@@ -267,8 +229,7 @@ class _Job:
     random: dict[str, Any]
 
     def __call__(self, rank: Rank) -> tuple[Status, str]:
-        in_rank = self.trainer.launcher.in_rank = _InRank(rank, self.devices[rank.number])
-        in_rank.enter(self.trainer)
+        self.trainer.launcher.in_rank = _InRank(self.trainer, rank, self.devices[rank.number])
         set_random_state(self.random)
         try:
             with warnings.catch_warnings():
@@ -305,7 +266,9 @@ class MultiGPUAddon(Launcher):
     Args:
         init_method: Where the processes meet, such as "tcp://localhost:12355"; else at `MASTER_PORT`, or else at a free port.
         strategy: "ddp", or "ddp_find_unused_parameters_true" for a model of which a step may leave parts out.
-        num_nodes: The number of machines.
+        num_nodes: The number of machines. torchrun and SLURM say it themselves.
+
+    Under torchrun or SLURM nothing is started: this process is one of the ranks already, and `device` names the devices of each machine.
     """
 
     device: Devices = "auto"
@@ -314,42 +277,60 @@ class MultiGPUAddon(Launcher):
     num_nodes: int = 1
 
     def __post_init__(self) -> None:
-        self.in_rank: _InRank | None = None
+        self.in_rank: RankCallback | None = None
+        self.world = find_world()
         if self.strategy not in _STRATEGIES:
             raise ConfigError(f"strategy={self.strategy!r} is unknown.", remedy=nearest(str(self.strategy), _STRATEGIES))
-        if self.num_nodes != 1:
-            raise ConfigError(f"num_nodes={self.num_nodes!r}: runs on several machines are not there yet.", remedy="Leave it out.")
+        if self.num_nodes not in (1, self.world.n_machines):
+            raise ConfigError(
+                f"num_nodes={self.num_nodes!r}, and this is one of {self.world.n_machines}.",
+                remedy="Start the script on each machine, with torchrun --nnodes or srun.",
+            )
         self.devices = _all_devices(self.device)
+
+    @classmethod
+    def home(cls, device: Devices) -> torch.device:
+        return find_world().own_device(_all_devices(device))
 
     @property
     def is_elsewhere(self) -> bool:
-        return len(self.devices) > 1 or isinstance(self.device, (list, tuple))
+        return self.world.environment is None and (len(self.devices) > 1 or isinstance(self.device, (list, tuple)))
 
     @property
     def n_processes(self) -> int:
-        return len(self.devices)
+        return len(self.devices) if self.world.environment is None else self.world.size
 
     # -- in a rank
+    def _rank(self, trainer: Any) -> RankCallback | None:
+        """What makes this process a rank, where it is one."""
+        if self.in_rank is None and self.world.size > 1:
+            _refuse_own(trainer)
+            self.in_rank = InWorld(trainer, self.world)
+        return self.in_rank
+
     def callbacks(self, trainer: Any) -> list[L.Callback]:
-        return [] if self.in_rank is None else [self.in_rank]
+        rank = self._rank(trainer)
+        return [] if rank is None else [rank]
 
     def loader(self, trainer: Any, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
-        return loader if self.in_rank is None else self.in_rank.loader(loader, training=training)
+        rank = self._rank(trainer)
+        return loader if rank is None else rank.loader(loader, training=training)
 
     def lightning_args(self, trainer: Any) -> dict[str, Any]:
-        if self.in_rank is None:
+        rank = self._rank(trainer)
+        if rank is None:
             return {}
-        strategy = DDPStrategy(cluster_environment=_Environment(self.in_rank.rank), **_STRATEGIES[self.strategy])
+        environment, n = self.world.environment, self.world.n_local
+        if isinstance(rank, _InRank):
+            environment, n = _Environment(rank.rank), len(self.devices)
+        strategy = DDPStrategy(cluster_environment=environment, **_STRATEGIES[self.strategy])
         on_cuda = self.devices[0].type == "cuda"
-        devices = [device.index for device in self.devices] if on_cuda else len(self.devices)
-        return {"devices": devices, "strategy": strategy, "use_distributed_sampler": False}
+        devices = [device.index for device in self.devices[:n]] if on_cuda else n
+        return {"devices": devices, "num_nodes": self.world.n_machines, "strategy": strategy, "use_distributed_sampler": False}
 
     # -- in the notebook
     def launch(self, trainer: Any, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any) -> tuple[Status, str]:
-        for name in {"strategy", "num_nodes", "use_distributed_sampler"} & trainer.lightning.keys():
-            raise ConfigError(
-                f"lightning={{{name!r}: ...}} is set by MultiGPUAddon.", remedy=f"Leave it out, or use {name}=... of the addon."
-            )
+        _refuse_own(trainer)
         with _off_devices(trainer):
             job = _Job(trainer, drive, (loader, valid_loader), self.devices, random_state(devices=False))
             backend = "cpu:gloo,cuda:nccl" if self.devices[0].type == "cuda" else "gloo"
@@ -360,6 +341,11 @@ class MultiGPUAddon(Launcher):
         port = os.environ.get("MASTER_PORT")
         own = f"tcp://{os.environ.get('MASTER_ADDR', 'localhost')}:{port}" if port else None
         return self.init_method or own
+
+
+def _refuse_own(trainer: Any) -> None:
+    for name in {"strategy", "num_nodes", "use_distributed_sampler"} & trainer.lightning.keys():
+        raise ConfigError(f"lightning={{{name!r}: ...}} is set by MultiGPUAddon.", remedy=f"Leave it out, or use {name}=... of the addon.")
 
 
 def _all_devices(device: Devices) -> list[torch.device]:

@@ -222,6 +222,8 @@ def why_not_graphed(trainer: L.Trainer, graphs: Graphs | None) -> str:
         return f"the device is {trainer.strategy.root_device}"
     if not isinstance(loop, LeanEpochLoop) or not loop.lean or not isinstance(module, StepModule):
         return "nbtrain's lean loop is off"
+    if trainer.world_size > 1:
+        return "several devices"
     if reason := why_not_lean(trainer):
         return reason
     optimizer = trainer.optimizers[0]

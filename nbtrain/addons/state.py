@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from operator import itemgetter
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer import call
 from torch.utils.data import IterableDataset
@@ -32,6 +32,7 @@ from ..resumable import ResumableLoader, random_state
 from ..snapshots import plain
 from ..steps import Counts, StepModule, is_whole_epoch
 from ..weights import load_weights
+from ..worlds import gather, rank_number
 
 # %% auto #0
 __all__ = ["StateManagerAddon"]
@@ -61,7 +62,11 @@ _PARTS: dict[str, type | tuple[type, ...]] = {
 def _own_part(
     owner: Any, module: StepModule | None, finished: int | None, random: dict[str, Any], loader: ResumableLoader | None
 ) -> dict[str, Any]:
-    """nbtrain's part of a state: `finished` is the number of batches done in the open epoch, None between epochs."""
+    """nbtrain's part of a state: `finished` is the number of batches done in the open epoch, None between epochs.
+
+    In mid-epoch all ranks must call it, and get what each of them has alone.
+    """
+    alone = {"random": random, "meters": {mode: meter.state_dict() for mode, meter in owner.meters.items()}} if finished is not None else {}
     return {
         "version": _VERSION,
         "model": type(owner.model).__name__,
@@ -73,7 +78,8 @@ def _own_part(
         "random": random,
         "loader": loader.state_dict(finished) if loader is not None else None,
         "history": owner.history.state_dict(),
-        "meters": {mode: meter.state_dict() for mode, meter in owner.meters.items()} if finished is not None else None,
+        "meters": alone.get("meters"),
+        "others": gather(alone)[1:] if alone else [],  # the random numbers and meters of the ranks past the first
         "metrics": {"train": owner.train_metrics, "test": owner.test_metrics, "epoch": module.epoch_metrics if module is not None else {}},
         "loss": _loss(owner, module, finished),
     }
@@ -88,9 +94,13 @@ def _loss(owner: Any, module: StepModule | None, finished: int | None) -> float 
 
 
 def _world_size(owner: Any) -> int:
-    if owner.launcher is not None:
-        return owner.launcher.n_processes
-    return torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
+    return owner.launcher.n_processes if owner.launcher is not None else owner.world.size
+
+
+def _of_rank(own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The random numbers and the meters that a state has for this rank. Between two epochs those of all ranks are one."""
+    number = rank_number() if own["finished"] is not None else 0
+    return own["others"][number - 1] if number else own
 
 
 def _without_weights(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,11 +142,8 @@ class _StateKeeper(Checkpoint, Leaving):
         if stage != "fit":
             return
         self.writer = Writer()
-        # In all run folders: a run that was killed before its first save is begun anew in another one
-        folders = {self.addon.folder(self.owner), *(run / _FOLDER for run in run_folders(self.owner.save_path))}
-        for folder in folders if trainer.is_global_zero else ():
-            with suppress(OSError):  # that is somebody else's
-                clean_leftovers(folder)
+        if trainer.is_global_zero:
+            self._clean()
         state = self.addon.taken_up
         if state is not None:
             call._call_callbacks_on_load_checkpoint(trainer, state)
@@ -144,6 +151,13 @@ class _StateKeeper(Checkpoint, Leaving):
             plugin: Any = trainer.precision_plugin
             plugin.load_state_dict(state.get(type(plugin).__qualname__, {}))
             _place_loop(trainer, state)
+
+    def _clean(self) -> None:
+        """Remove what was cut off. In all run folders: a run that was killed before its first save is begun anew in another one."""
+        folders = {self.addon.folder(self.owner), *(run / _FOLDER for run in run_folders(self.owner.save_path))}
+        for folder in folders:
+            with suppress(OSError):  # that is somebody else's
+                clean_leftovers(folder)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step_seen = trainer.global_step
@@ -153,7 +167,7 @@ class _StateKeeper(Checkpoint, Leaving):
         if state is not None and state["nbtrain"]["finished"] is not None:
             assert isinstance(pl_module, StepModule)
             for mode, meter in self.owner.meters.items():
-                meter.load_state_dict(state["nbtrain"]["meters"][mode])
+                meter.load_state_dict(_of_rank(state["nbtrain"])["meters"][mode])
             pl_module.epoch_metrics = dict(state["nbtrain"]["metrics"]["epoch"])
             self.owner.recorder.take_up(state["nbtrain"]["finished"])
 
@@ -228,14 +242,16 @@ class _StateKeeper(Checkpoint, Leaving):
                 row.path = row.path if row.path is not None and row.path.exists() else None
 
     def _save(self, trainer: L.Trainer, finished: int | None, random: dict[str, Any]) -> Path | None:
-        """Save, and return the path; None in a rank past the first, as all have the same state."""
+        """Save, and return the path; None in a rank past the first, of which the first one writes what it has alone."""
         assert self.writer is not None
-        if not trainer.is_global_zero:
-            return None
         module: Any = trainer.lightning_module
         self.owner.recorder.flush()  # what is in the saved history is in the events too, once
+        self._saved = self.owner.counts.epoch, self.owner.counts.update
+        own = _own_part(self.owner, module, finished, random, self.addon.open_loader)
+        if not trainer.is_global_zero:
+            return None
         state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        state["nbtrain"] = _own_part(self.owner, module, finished, random, self.addon.open_loader)
+        state["nbtrain"] = own
         self.addon.rest = _without_weights(state)
         expired: list[Path] = []
         path = self.addon.write(self.owner, state, self.writer, expired)
@@ -336,14 +352,14 @@ class StateManagerAddon(AddOnBase):
             )
         self.open_loader = ResumableLoader(loader)
         if self.taken_up is not None and self.taken_up["nbtrain"]["loader"] is not None:
-            self.open_loader.load_state_dict(self.taken_up["nbtrain"]["loader"], self.taken_up["nbtrain"]["random"])
+            self.open_loader.load_state_dict(self.taken_up["nbtrain"]["loader"], _of_rank(self.taken_up["nbtrain"])["random"])
         return self.open_loader
 
     # -- saving
     def folder(self, trainer: Any) -> Path:
         """Where this run's checkpoints are; it is made where it is not there."""
         if trainer.run_dir is None:
-            trainer.run_dir = open_run_folder(trainer.save_path)
+            trainer.run_dir = trainer.world.agree(partial(open_run_folder, trainer.save_path))
         folder = trainer.run_dir / _FOLDER
         try:
             folder.mkdir(exist_ok=True)
@@ -424,7 +440,7 @@ class StateManagerAddon(AddOnBase):
         Raises CheckpointError where there is none, or where it is of another model or optimizer, and ConfigError while a run is on.
         """
         refuse_while_on(trainer.control)
-        found = Path(path) if path is not None else self._newest(trainer)
+        found = Path(path) if path is not None else trainer.world.agree(partial(self._newest, trainer))
         if found is None:
             raise CheckpointError(f"There is no state in {str(self.save_path)!r} yet.", remedy="Run an epoch first, or give a path.")
         self.restore(trainer, found)
@@ -442,6 +458,9 @@ class StateManagerAddon(AddOnBase):
 
     def find(self, trainer: Any, resume: str | Path) -> Path | None:
         """The checkpoint that `resume` means: "last", "best", "auto" or a path. None where there is none yet."""
+        return trainer.world.agree(partial(self._find, trainer, resume))
+
+    def _find(self, trainer: Any, resume: str | Path) -> Path | None:
         if resume == "auto":
             return self._newest(trainer)
         if resume not in ("last", "best"):
@@ -456,6 +475,12 @@ class StateManagerAddon(AddOnBase):
     def restore(self, trainer: Any, path: Path) -> None:
         """Put the state of the checkpoint at `path` into the trainer."""
         path = path.resolve() if path.is_symlink() else path  # `last` will soon stand for another
+        if not trainer.world.is_first and not path.exists():
+            raise CheckpointError(
+                f"{path.name} is not on this machine, and rank 0 has it.",
+                where=str(path),
+                remedy="save_path must be on a disk of all machines.",
+            )
         state = read_checkpoint(path)
         own = _checked(state, path, _world_size(trainer))
         _restore_parts(trainer, state, path)
@@ -508,6 +533,12 @@ def _checked(state: Mapping[str, Any], path: Path, world_size: int) -> Mapping[s
             f"{path.name} was saved in mid-epoch by {own['world_size']} processes, and {world_size} would go on.",
             where=str(path),
             remedy="Resume with as many processes, or from a state that was saved at the end of an epoch.",
+        )
+    if own["finished"] is not None and len(own.get("others", [])) != world_size - 1:
+        raise CheckpointError(
+            f"{path.name} was saved in mid-epoch, and has the random numbers of 1 of {world_size} processes.",
+            where=str(path),
+            remedy="Resume from a state that was saved at the end of an epoch.",
         )
     return own
 

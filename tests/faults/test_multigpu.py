@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -14,14 +15,25 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
-from samples import Regress, make_loader, make_trainer, make_valid, same_weights, without_times
+from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from nbtrain import AddonError, ConfigError, MultiGPUAddon, RunPaused, StateManagerAddon, TensorLoader, WorkerError
+from nbtrain import (
+    AddonError,
+    CheckpointError,
+    ConfigError,
+    MultiGPUAddon,
+    RunPaused,
+    StateManagerAddon,
+    TensorLoader,
+    TrainerArgs,
+    WorkerError,
+)
 from nbtrain.addons.base import Launcher
 from nbtrain.addons.multigpu import _pool
+from nbtrain.cli import main
 from nbtrain.history import load_run
 
 TWO = ["cpu", "cpu"]
@@ -148,6 +160,20 @@ def test_resumed_at_the_end_of_an_epoch_by_any_number_of_ranks(tmp_path: Path) -
     two = make_several(kind, save_path=tmp_path / "parts")
     two.run(3, batches_of(8)["loader"], resume="auto")
     assert two.counts.epoch == 3 and difference(whole.model, two.model) < 1e-5
+
+
+def test_state_of_two_ranks_in_mid_epoch_is_resumed_exactly_by_two(tmp_path: Path) -> None:
+    """With dropout: each rank has random numbers of its own."""
+    kind, options = Measured.add_on(MultiGPUAddon, StateManagerAddon), {"model": make_model(), "seed": 1, "every_n_steps": 2}
+    whole = make_several(kind, save_path=tmp_path / "whole", **options)
+    whole.run(2, batches_of(8)["loader"])
+    states = tmp_path / "whole" / "run-001" / "checkpoints"
+    resumed = make_several(kind, save_path=tmp_path / "resumed", **options | {"model": make_model(7)})
+    resumed.run(2, batches_of(8)["loader"], resume=states / "epoch=1-step=8.ckpt")
+    assert same_weights(whole.model, resumed.model)
+    assert without_times(whole.history.epochs) == without_times(resumed.history.epochs)
+    with pytest.raises(CheckpointError, match="epoch=1-step=8.ckpt was saved in mid-epoch by 2 processes, and 1 would go on."):
+        make_several(kind, device="cpu", save_path=tmp_path / "one").load_state(states / "epoch=1-step=8.ckpt")
 
 
 class Faulty(Measured):
@@ -291,7 +317,7 @@ def test_second_launcher_is_refused() -> None:
         ({"strategy": "dpp"}, "strategy='dpp' is unknown.\n  Did you mean 'ddp'?"),
         ({"device": ["cpu", "meta"]}, "device='meta' can't train here.\n  Give \"auto\", \"cpu\", \"cuda\" or \"mps\"."),
         ({"device": []}, "device=[] names no device.\n  Give \"auto\", or a list of devices."),
-        ({"num_nodes": 2}, "num_nodes=2: runs on several machines are not there yet.\n  Leave it out."),
+        ({"num_nodes": 2}, "num_nodes=2, and this is one of 1.\n  Start the script on each machine, with torchrun --nnodes or srun."),
     ],
 )  # fmt: skip
 def test_what_can_not_work_is_refused_when_the_trainer_is_made(options: dict[str, Any], text: str) -> None:
@@ -305,3 +331,38 @@ def test_no_warning_and_no_variable_is_left(capfd: pytest.CaptureFixture[str]) -
     with warnings.catch_warnings(record=True) as caught:
         make_several().run(1, batches_of(8)["loader"], make_valid())
     assert caught == [] and capfd.readouterr() == ("", "") and dict(os.environ) == environment
+
+
+def test_two_devices_from_a_configuration_are_one_with_twice_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    common = {"max_epochs": 2, "seed": 0, "enable_progress_bar": False, "global_batch_size": 8, "checkpoint": {"no_save": True}}
+    parts = {
+        "model": {"type": "nbtrain.examples.mlp.MLP", "args": {"dim": 8, "nlayers": 2}},
+        "optimizer": {"type": "torch.optim.Adam", "args": {"lr": 0.01}},
+        "dataset": {"type": "nbtrain.examples.mlp.SimpleDataset", "train_args": {"dim": 8, "size": 32}},
+        "trainer": {"type": "nbtrain.models.ModelTrainer", "args": {"device": "cpu"}},
+    }
+    one = TrainerArgs.from_dict(common | parts | {"micro_batch_size": 4}).build()
+    two = TrainerArgs.from_dict(common | parts | {"micro_batch_size": 4, "compute_config": {"runtime_ngpus": 2}}).build()
+    assert one.run().status == two.run().status == "completed"
+    assert one.trainer.lightning["accumulate_grad_batches"] == 2 and "accumulate_grad_batches" not in two.trainer.lightning
+    assert one.trainer.counts.update == two.trainer.counts.update == 8
+    assert difference(one.trainer.model, two.trainer.model) < 1e-6
+
+
+def test_notebook_is_run_on_two_devices_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.chdir(tmp_path)
+    cells = [
+        "import torch\nfrom torch import nn\nfrom nbtrain import Trainer\nfrom torch.nn.functional import mse_loss",
+        "class Fit(Trainer):\n    def train_step(self, batch):\n        return {'loss': mse_loss(self.model(batch), batch)}",
+        "lr = 0.0\ndata = [torch.ones(4, 3) * i for i in range(5)]\nmodel = nn.Linear(3, 3)",
+        "trainer = Fit(model, 'cpu', log_bar=False, save_path='runs', optimizer=lambda p: torch.optim.SGD(p, lr=lr))",
+        "trainer.run(1, data)\ntrainer.run(2, data)",
+    ]
+    made = [{"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": source} for source in cells]
+    Path("page.ipynb").write_text(json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    assert main(["fit", "page.ipynb", "--devices", "2", "--lr", "0.01"]) == 0
+    rows = load_run("runs").epochs
+    assert [row["step"] for row in rows] == [3, 6, 9]  # five batches are three rounds
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"]

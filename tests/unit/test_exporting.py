@@ -73,10 +73,25 @@ def test_fit_runs_the_last_run_of_a_notebook(folder: Path, capsys: pytest.Captur
     assert not (folder / "notebook_run.py").exists()
 
 
-def test_fields_for_a_notebook_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_value_of_a_notebook_is_changed_and_one_that_it_does_not_set_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder / "page.ipynb", CELLS)
-    assert main(["fit", "page.ipynb", "--max_epochs", "2"]) == 2
-    assert capsys.readouterr().err.startswith("nbtrain: A notebook's run takes no fields of a configuration.")
+    assert main(["fit", "page.ipynb", "--SCALE", "0.5"]) == 0
+    assert main(["fit", "page.ipynb", "--SCALES", "0.5"]) == 2
+    error = "No cell that the run needs gives 'SCALES' a plain value.\n  page.ipynb\n  Did you mean 'SCALE'?"
+    assert capsys.readouterr().err == f"nbtrain: {error}\n"
+    assert "\nSCALE = 0.5\n" in export_run(folder / "page.ipynb", folder, "changed", values={"SCALE": 0.5}).read_text()
+
+
+def test_a_configuration_for_a_notebook_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "page.ipynb", "-f", "run.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("nbtrain: A notebook's run takes no configuration.")
+
+
+def test_a_trainer_that_no_class_makes_can_not_be_spread(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = [*CELLS[:6], "def make():\n    return Fit(model, device='cpu')", "trainer = make()\ntrainer.run(1, data)"]
+    write(folder / "page.ipynb", [cell for cell in cells if "trainer = Fit" not in cell])
+    assert main(["fit", "page.ipynb", "--devices", "2"]) == 2
+    assert capsys.readouterr().err.startswith("nbtrain: The trainer is made by make, which is no class of a Trainer.")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,143 @@
+"""Steps a second in two processes: nbtrain under torchrun against a plain DistributedDataParallel loop under torchrun.
+
+Both train in the same two processes, in turns, so that they have the same neighbours; in odd rounds nbtrain goes first. The clock is
+wall time, because waiting for the other rank is a part of such a step; so the machine must have nothing else to do. It begins after the
+first 200 steps. gloo on the CPU, one thread each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tables import Claim, Row, Table, main
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from workload import BATCH_SIZE, N_FEATURES, WARM_UP, Clock, adam, make_data
+
+from nbtrain import MultiGPUAddon, Trainer
+
+N_STEPS, N_PROCESSES = 1200, 2
+WIDTHS = {"MLP 32→64→2": 64, "MLP 32→1024→1024→2": 1024}  # the model of the other benchmarks, and one in which a step takes some ms
+
+
+class WallClock(Clock):
+    """Reads the time at each forward."""
+
+    def tick(self) -> None:
+        self.reads_s.append(time.perf_counter())
+
+    @property
+    def steps_per_s(self) -> float:
+        return (len(self.reads_s) - 1 - WARM_UP) / (self.reads_s[-1] - self.reads_s[WARM_UP])
+
+
+class Net(nn.Module):
+    def __init__(self, width: int, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        inner = [nn.Linear(width, width), nn.ReLU()] if width > 64 else []
+        self.layers = nn.Sequential(nn.Linear(N_FEATURES, width), nn.ReLU(), *inner, nn.Linear(width, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.clock.tick()
+        return self.layers(x)
+
+
+def make_net(width: int, clock: Clock) -> Net:
+    torch.manual_seed(0)
+    return Net(width, clock)
+
+
+def plain_ddp(width: int, n_steps: int, clock: Clock) -> nn.Module:
+    """What PyTorch's tutorial shows, with loss and accuracy tracked as `contenders.plain` does."""
+    model = DistributedDataParallel(net := make_net(width, clock))
+    optimizer = adam(model.parameters())
+    dataset = TensorDataset(*make_data(n_steps * N_PROCESSES))
+    loader = DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset, shuffle=True))
+    loss_sum, n_right = torch.zeros(()), torch.zeros((), dtype=torch.long)
+    for x, y in loader:
+        logits = model(x)
+        loss = cross_entropy(logits, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss_sum += loss.detach() * len(y)
+        n_right += (logits.argmax(1) == y).sum()
+    return net
+
+
+class Classify(Trainer):
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        logits = self.model(x)
+        return {"loss": cross_entropy(logits, y), "acc": (logits.argmax(1) == y).float().mean()}
+
+
+def ours(width: int, n_steps: int, clock: Clock) -> nn.Module:
+    """nbtrain with its defaults."""
+    dataset = TensorDataset(*make_data(n_steps * N_PROCESSES))
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Classify.add_on(MultiGPUAddon)(make_net(width, clock), "cpu", optimizer=adam, save_path=folder)
+        trainer.run(1, DataLoader(dataset, BATCH_SIZE, shuffle=True))
+    return trainer.model
+
+
+def measured(train: Callable[..., Any], width: int) -> float:
+    dist.barrier()
+    train(width, N_STEPS, clock := WallClock())
+    return clock.steps_per_s
+
+
+def rank(path: Path, n_rounds: int, width: int) -> None:
+    """One of the processes. Rank 0 writes what was found: steps a second of (plain, ours) by round."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rounds = []
+    for i in range(n_rounds):
+        pair = [plain_ddp, ours][:: -1 if i % 2 else 1]
+        found = {train: measured(train, width) for train in pair}
+        rounds.append((found[plain_ddp], found[ours]))
+    if dist.get_rank() == 0:
+        path.write_text(json.dumps(rounds))
+
+
+def play(n_rounds: int, width: int) -> list[tuple[float, float]]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rounds.json"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", N_PROCESSES, __file__]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        subprocess.run([*map(str, command), str(path), str(n_rounds), str(width)], check=True, env=environment, stdout=subprocess.DEVNULL)
+        return json.loads(path.read_text())
+
+
+def row(name: str, rounds: list[tuple[float, float]]) -> Row:
+    plain, own, ratio = (median(values) for values in zip(*((a, b, b / a) for a, b in rounds)))
+    ratios = sorted(b / a for a, b in rounds)
+    cells = name, f"{own:.0f}", f"{plain:.0f}", f"{ratio:.3f}", f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+    return Row(cells, (Claim("≥ {}", ratio, 0.90, aim=0.97, at_least=True),))
+
+
+def table(n_rounds: int, only: set[str]) -> Table:
+    title = f"Two processes under torchrun: {N_STEPS} steps by rank, batch {BATCH_SIZE}, gloo, against plain DistributedDataParallel"
+    rows = [row(name, play(n_rounds, width)) for name, width in WIDTHS.items() if not only or name in only]
+    return Table(title, ("model", "steps/s", "plain DDP", "ratio", "in the rounds"), tuple(rows), "Medians over the rounds, of wall time.")
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        rank(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        main(table, 9)

@@ -1,0 +1,56 @@
+"""A training as a user's script has it; torchrun, SLURM or a shell start it. Rank 0 writes what it ended with. A program."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from samples import Regress, make_loader, make_trainer, make_valid
+from torch import nn
+
+from nbtrain import MultiGPUAddon, StateManagerAddon
+
+
+class Faulty(Regress):
+    """Once, before the update `at`, it sends itself `fault`, and with SIGKILL the process too that has started it: a machine is gone."""
+
+    fault, at, mark = "", 0, Path()
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        if self.fault and self.counts.update == self.at and not self.mark.exists():
+            self.mark.touch()
+            signum = getattr(signal, self.fault)
+            for pid in (os.getppid(), os.getpid()) if signum == signal.SIGKILL else (os.getpid(),):
+                os.kill(pid, signum)
+        return super().train_step(batch)
+
+
+def make_net(dropout: float) -> nn.Module:
+    torch.manual_seed(int(os.environ.get("RANK", "0")))  # the ranks begin with the weights of the first one
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 1))
+
+
+def train(folder: Path, *, fault: str = "", at: int = 0, batch_size: int = 8, dropout: float = 0.0) -> None:
+    """12 updates of two ranks, or of one process with twice the batch size, in 3 epochs; each third one is saved."""
+    trainer = make_trainer(
+        Faulty.add_on(MultiGPUAddon, StateManagerAddon), model=make_net(dropout), save_path=folder / "runs", seed=1, every_n_steps=3
+    )
+    trainer.fault, trainer.at, trainer.mark = fault, at, folder / "faulted"
+    result = trainer.run(3, make_loader(64, batch_size=batch_size), make_valid(), resume="auto")
+    evaluated = trainer.evaluate(make_valid())
+    if trainer.world.is_first:
+        rows = [dict(row) for row in trainer.history.epochs]
+        torch.save({"weights": trainer.model.state_dict(), "rows": rows, "result": str(result), "evaluated": evaluated}, folder / "end.pt")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--at", type=int, default=0)
+    parser.add_argument("--dropout", type=float, default=0.0)
+    train(**vars(parser.parse_args()))

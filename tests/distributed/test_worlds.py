@@ -1,0 +1,129 @@
+"""One script under torchrun on two "machines", and under SLURM's variables: it ends as one process does, disturbed or not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank import train
+from samples import without_times
+
+TESTS = Path(__file__).parent.parent
+RANK = Path(__file__).with_name("rank.py")
+WAIT_S = 120
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return bound.getsockname()[1]
+
+
+def start(command: list[Any], **variables: str) -> subprocess.Popen[str]:
+    """A process in a session of its own, so that all it starts can be ended."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS))), "OMP_NUM_THREADS": "1"} | variables
+    return subprocess.Popen(
+        list(map(str, command)), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+@contextlib.contextmanager
+def ended(*processes: subprocess.Popen[str]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.communicate(timeout=WAIT_S)
+
+
+def node(port: int, folder: Path, *arguments: Any, host: bool) -> subprocess.Popen[str]:
+    """One of two machines. The first one, where they meet, is not the one that is killed."""
+    own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # pytorch#135712: a machine that comes back does not find the shared one
+    meeting = f"is_host={int(host)},keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=1,join_timeout={WAIT_S}"
+    return start(
+        [sys.executable, "-m", "torch.distributed.run", "--nnodes", 2, "--nproc-per-node", 1, "--max-restarts", 2,
+         "--monitor-interval", 0.1, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}",
+         "--rdzv-conf", meeting, RANK, folder, *arguments],
+        **own_store,
+    )  # fmt: skip
+
+
+def task(number: int, port: int, folder: Path, *arguments: Any) -> subprocess.Popen[str]:
+    """One of two tasks as srun starts them."""
+    variables = {"NTASKS": "2", "NTASKS_PER_NODE": "2", "PROCID": str(number), "LOCALID": str(number), "NODEID": "0", "JOB_ID": "7"}
+    slurm = {f"SLURM_{name}": value for name, value in variables.items()} | {"SLURM_JOB_NAME": "train"}
+    return start([sys.executable, RANK, folder, *arguments], MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **slurm)
+
+
+def finish(*processes: subprocess.Popen[str]) -> list[int]:
+    with ended(*processes):
+        outputs = [process.communicate(timeout=WAIT_S)[0] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert set(codes) <= {0, 128 + signal.SIGTERM}, "\n".join(outputs)
+    return codes
+
+
+def end_of(folder: Path) -> dict[str, Any]:
+    return torch.load(folder / "end.pt")
+
+
+def same_end(a: Path, b: Path) -> bool:
+    """Weights bit for bit, and all that was measured."""
+    left, right = end_of(a), end_of(b)
+    assert without_times(left["rows"]) == without_times(right["rows"]) and left["evaluated"] == right["evaluated"]
+    return all(torch.equal(left["weights"][name], right["weights"][name]) for name in left["weights"])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, port = tmp_path_factory.mktemp("undisturbed"), free_port()
+    assert finish(*(task(number, port, folder, "--dropout", 0.3) for number in range(2))) == [0, 0]
+    return folder
+
+
+def test_two_machines_do_what_one_process_does_with_twice_the_batch(tmp_path: Path) -> None:
+    (one := tmp_path / "one").mkdir()
+    (two := tmp_path / "two").mkdir()
+    port = free_port()
+    assert finish(*(node(port, two, host=host) for host in (True, False))) == [0, 0]
+    train(one, batch_size=16)
+    a, b = end_of(one), end_of(two)
+    assert max(float((a["weights"][name] - b["weights"][name]).abs().max()) for name in a["weights"]) < 1e-5
+    assert a["evaluated"] == pytest.approx(b["evaluated"], rel=1e-5)
+    assert [row["val_loss"] for row in a["rows"]] == pytest.approx([row["val_loss"] for row in b["rows"]], rel=1e-5)
+    assert len(list((two / "runs").iterdir())) == 1  # one run folder, of both
+
+
+def test_machine_that_was_killed_and_started_again_ends_as_if_nothing_had_happened(undisturbed: Path, tmp_path: Path) -> None:
+    """In the middle of an epoch, with dropout: the random numbers of both ranks go on."""
+    port, options = free_port(), ["--dropout", 0.3]
+    first = node(port, tmp_path, *options, host=True)
+    killed = node(port, tmp_path, *options, "--fault", "SIGKILL", "--at", 7, host=False)
+    with ended(first, killed):
+        assert killed.wait(WAIT_S) == -signal.SIGKILL
+        again = node(port, tmp_path, *options, host=False)
+        assert finish(first, again) == [0, 0]
+    assert same_end(undisturbed, tmp_path)
+    names = {path.name for path in tmp_path.glob("runs/run-001/checkpoints/*")}
+    assert "epoch=1-step=6.ckpt" in names and len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_sigterm_to_one_rank_ends_all_after_the_same_batch_and_the_next_start_goes_on(undisturbed: Path, tmp_path: Path) -> None:
+    options = [tmp_path, "--dropout", 0.3]
+    port = free_port()
+    codes = finish(task(0, port, *options), task(1, port, *options, "--fault", "SIGTERM", "--at", 5))
+    assert codes == [128 + signal.SIGTERM] * 2 and not (tmp_path / "end.pt").exists()
+    port = free_port()
+    assert finish(*(task(number, port, *options) for number in range(2))) == [0, 0]
+    assert same_end(undisturbed, tmp_path)
