@@ -34,6 +34,7 @@ ORDER = [
     "recorder",
     "control",
     "loop",
+    "parallel",
     "weights",
     "durable",
     "snapshots",

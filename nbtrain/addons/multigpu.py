@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -23,16 +25,19 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import Strategy
 from torch import Tensor
+from torch.distributed.tensor.parallel import ParallelStyle
 
 from .base import AddOnBase, Launcher, options
 from ..arguments import Devices, resolve_devices
-from ..errors import ConfigError, WorkerError, nearest
+from ..errors import ConfigError, WorkerError
 from ..launch import Launch, Pool
+from ..parallel import Parallelism, Parallelize, SplitStrategy, resolve_parallelism, whole
 from ..records import Event, Status
 from ..resumable import loader_place, put_loader, random_state, set_random_state
 from ..sharding import RankLoader, RankMeter
+from ..steps import StepModule
 from ..worker import Agreement, Rank, Terminated, dumps, loads
 
 # %% auto #0
@@ -43,11 +48,11 @@ _PLAIN = ("train_metrics", "test_metrics", "best_weights")
 
 
 def take_state(trainer: Any, loaders: Iterable[Any]) -> dict[str, Any]:
-    """All that a run may have changed in `trainer` and `loaders`."""
+    """All that a run may have changed in `trainer` and `loaders`. Where ranks share a model all of them have to call it."""
     users = {name: value for name, value in vars(trainer).items() if name not in trainer.own_names}
     return {
-        "stateful": {name: part.state_dict() for name, part in _stateful(trainer).items()},
-        "buffers": dict(trainer.model.named_buffers()),  # those too that are in no state_dict
+        "stateful": {name: whole(part.state_dict()) for name, part in _stateful(trainer).items()},
+        "buffers": whole(dict(trainer.model.named_buffers())),  # those too that are in no state_dict
         "values": {name: getattr(trainer, name) for name in _PLAIN} | {name: value for name, value in users.items() if _is_data(value)},
         "counts": trainer.counts,
         "meters": {mode: meter.state_dict() for mode, meter in trainer.meters.items()},
@@ -149,14 +154,16 @@ class _Environment(ClusterEnvironment):
 class _InRank(L.Callback):
     """What is different in a run that is one rank of several: its part of the data, and the parent's commands."""
 
-    def __init__(self, rank: Rank, device: torch.device) -> None:
-        self.rank, self.device = rank, device
+    def __init__(self, rank: Rank, device: torch.device, parallelism: Parallelism) -> None:
+        self.rank, self.device, self.parallelism = rank, device, parallelism
         self.group = dist.new_group(backend="gloo")
+        self._readers = self._group_of_readers()
         self.loaders: dict[bool, RankLoader] = {}  # by: for training?
         self._agreement = Agreement(rank.channel)
         self._commands: deque[tuple[Any, ...]] = deque()  # that all ranks have heard, and not done yet
         self._share = 1.0
         self._owner: Any = None
+        self._is_split = False
 
     def enter(self, trainer: Any) -> None:
         """Make a trainer's copy that of this rank."""
@@ -164,15 +171,33 @@ class _InRank(L.Callback):
         trainer.control.begin(lambda state: None)  # the parent knows
         trainer.control.thread = threading.current_thread()
         trainer.device = self.device
-        trainer.meters = {mode: RankMeter(self.group) for mode in trainer.meters}
+        trainer.meters = {mode: RankMeter(self._readers) for mode in trainer.meters}
         if self.rank.number == 0:
             trainer.sinks.append(_Sender(self.rank))
 
     def loader(self, loader: Iterable[Any], *, training: bool) -> RankLoader:
-        self.loaders[training] = RankLoader(loader, self.rank.number, self.rank.world_size, self.group)
+        reader = self.rank.number // self.parallelism.tensor_size
+        self.loaders[training] = RankLoader(loader, reader, self.parallelism.n_readers, self.group)
         return self.loaders[training]
 
+    def _group_of_readers(self) -> Any:
+        """The ranks that together have read each batch once, this one among them."""
+        n = self.parallelism.tensor_size
+        if n == 1:
+            return self.group
+        columns = [list(range(first, self.rank.world_size, n)) for first in range(n)]
+        return dist.new_subgroups_by_enumeration(columns, backend="gloo")[0]
+
     # -- Lightning's hooks
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if isinstance(trainer.strategy, SplitStrategy) and isinstance(pl_module, StepModule) and not self._is_split:
+            pl_module.split = partial(self._split, pl_module)
+
+    def _split(self, module: StepModule) -> None:
+        if not self._is_split:  # each of Lightning's entry points asks for it
+            self._is_split = True
+            self.parallelism.split(module.model, self._owner.optimizer, module.device_mesh)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.rank.channel.catch_sigterm()  # Lightning's own handler waits for the other ranks, and they for it
 
@@ -245,6 +270,9 @@ _NOISE = (
 )
 
 
+_MEET = timedelta(seconds=5)
+
+
 @dataclass(frozen=True)
 class _Returned:
     """The message of rank 0 with `take_state`, pickled."""
@@ -263,7 +291,8 @@ class _Job:
     random: dict[str, Any]
 
     def __call__(self, rank: Rank) -> tuple[Status, str]:
-        in_rank = self.trainer.launcher.in_rank = _InRank(rank, self.devices[rank.number])
+        launcher = self.trainer.launcher
+        in_rank = launcher.in_rank = _InRank(rank, self.devices[rank.number], launcher.parallelism)
         in_rank.enter(self.trainer)
         set_random_state(self.random)
         try:
@@ -273,14 +302,20 @@ class _Job:
                 outcome = self.drive(self.trainer, *self.loaders)
         except Exception:
             with suppress(Exception):  # a state that can't be taken any more must not hide the error
-                self._tell_state(rank)
+                self._tell_state(in_rank)
             raise
-        self._tell_state(rank)
+        self._tell_state(in_rank)
         return outcome
 
-    def _tell_state(self, rank: Rank) -> None:
+    def _tell_state(self, in_rank: _InRank) -> None:
+        rank = in_rank.rank
+        if in_rank.parallelism.splits:  # gathering is work of all; who has failed alone finds nobody here
+            dist.monitored_barrier(in_rank.group, timeout=_MEET)
+        elif rank.number:
+            return
+        state = take_state(self.trainer, self.loaders)
         if rank.number == 0:
-            rank.channel.emit(_Returned(dumps(take_state(self.trainer, self.loaders))))
+            rank.channel.emit(_Returned(dumps(state)))
 
 
 # %% ../../nbs/60_addons.multigpu.ipynb #3075d5f7
@@ -290,9 +325,6 @@ def _pool() -> Pool:
     return Pool(("nbtrain.trainer",))
 
 
-_STRATEGIES = {"ddp": {}, "ddp_find_unused_parameters_true": {"find_unused_parameters": True}}
-
-
 class MultiGPUAddon(Launcher):
     """Run on several devices: `device=[...]`, or "cuda" for all GPUs; `["cpu", "cpu"]` are two processes on the CPU.
 
@@ -300,22 +332,41 @@ class MultiGPUAddon(Launcher):
 
     Args:
         init_method: Where the processes meet, such as "tcp://localhost:12355"; else at `MASTER_PORT`, or else at a free port.
-        strategy: "ddp", or "ddp_find_unused_parameters_true" for a model of which a step may leave parts out.
+        strategy: "ddp", where each device has the whole model; "ddp_find_unused_parameters_true" for a model of which a step may leave
+            parts out; "fsdp2", where they share its parts; "tp", where they share the work of its layers; "auto" for what the devices'
+            memory allows; "fsdp" or "deepspeed" on GPUs; a Lightning strategy, or a function that makes one.
+        shard_size: How many devices hold a copy of the model together under "fsdp2"; all by default.
+        tensor_parallel_size: How many devices compute on a batch together under "tp"; all by default.
+        tensor_plan: How "tp" splits layers, by name: {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}.
+        parallelize: A function `(model, mesh)` that splits the model in place, instead of what "fsdp2" and "tp" would do.
+        memory_gb: The memory of a device for "auto", in GB, where it is not to be what the device has.
         num_nodes: The number of machines.
     """
 
     device: Devices = "auto"
     init_method: str | None = None
-    strategy: str = "ddp"
+    strategy: str | Strategy | Callable[[], Strategy] = "ddp"
+    shard_size: int | None = None
+    tensor_parallel_size: int | None = None
+    tensor_plan: Mapping[str, str | ParallelStyle] | None = None
+    parallelize: Parallelize | None = None
+    memory_gb: float | None = None
     num_nodes: int = 1
 
     def __post_init__(self) -> None:
         self.in_rank: _InRank | None = None
-        if self.strategy not in _STRATEGIES:
-            raise ConfigError(f"strategy={self.strategy!r} is unknown.", remedy=nearest(str(self.strategy), _STRATEGIES))
         if self.num_nodes != 1:
             raise ConfigError(f"num_nodes={self.num_nodes!r}: runs on several machines are not there yet.", remedy="Leave it out.")
         self.devices = _all_devices(self.device)
+        self.parallelism = resolve_parallelism(
+            self.strategy,
+            len(self.devices),
+            self.devices[0].type,
+            shard_size=self.shard_size,
+            tensor_size=self.tensor_parallel_size,
+            tensor_plan=self.tensor_plan,
+            parallelize=self.parallelize,
+        )
 
     @property
     def is_elsewhere(self) -> bool:
@@ -324,6 +375,10 @@ class MultiGPUAddon(Launcher):
     @property
     def n_processes(self) -> int:
         return len(self.devices)
+
+    @property
+    def n_readers(self) -> int:
+        return self.parallelism.n_readers
 
     # -- in a rank
     def callbacks(self, trainer: Any) -> list[L.Callback]:
@@ -335,7 +390,7 @@ class MultiGPUAddon(Launcher):
     def lightning_args(self, trainer: Any) -> dict[str, Any]:
         if self.in_rank is None:
             return {}
-        strategy = DDPStrategy(cluster_environment=_Environment(self.in_rank.rank), **_STRATEGIES[self.strategy])
+        strategy = self.parallelism.make(_Environment(self.in_rank.rank))
         on_cuda = self.devices[0].type == "cuda"
         devices = [device.index for device in self.devices] if on_cuda else len(self.devices)
         return {"devices": devices, "strategy": strategy, "use_distributed_sampler": False}
@@ -346,11 +401,20 @@ class MultiGPUAddon(Launcher):
             raise ConfigError(
                 f"lightning={{{name!r}: ...}} is set by MultiGPUAddon.", remedy=f"Leave it out, or use {name}=... of the addon."
             )
+        self._check_addons(trainer)
         with _off_devices(trainer):
             job = _Job(trainer, drive, (loader, valid_loader), self.devices, random_state(devices=False))
             backend = "cpu:gloo,cuda:nccl" if self.devices[0].type == "cuda" else "gloo"
             with Launch(job, len(self.devices), pool=_pool(), backend=backend, init_method=self._address()) as launch:
                 return _follow(launch, trainer, job.loaders)
+
+    def _check_addons(self, trainer: Any) -> None:
+        """Weights that an addon keeps beside the model's would not be split with them."""
+        keepers = [kind.__name__ for kind in trainer.addons if kind.weights is not AddOnBase.weights]
+        if keepers and self.parallelism.splits:
+            raise ConfigError(
+                f"{keepers[0]} keeps whole weights, and {self.parallelism} splits the model.", remedy="Leave it out, or use strategy='ddp'."
+            )
 
     def _address(self) -> str | None:
         port = os.environ.get("MASTER_PORT")

@@ -26,6 +26,7 @@ from ..durable import clean_leftovers, point_to
 from ..errors import CheckpointError, ConfigError, first_line, nearest
 from ..history import open_run_folder, run_folders
 from ..loop import LeanEpochLoop
+from ..parallel import SplitStrategy
 from ..resumable import ResumableLoader, random_state
 from ..snapshots import plain
 from ..steps import StepModule, is_whole_epoch
@@ -74,7 +75,7 @@ def _loss(owner: Any, module: StepModule | None, finished: int | None) -> float 
 
 def _world_size(owner: Any) -> int:
     if owner.launcher is not None:
-        return owner.launcher.n_processes
+        return owner.launcher.n_readers  # a place in a loader is that of a reader
     return torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
 
 
@@ -215,15 +216,18 @@ class _StateKeeper(Checkpoint, Leaving):
     def _save(self, trainer: L.Trainer, finished: int | None, random: dict[str, Any]) -> Path | None:
         """Save, and return the path; None in a rank past the first, as all have the same state."""
         assert self.writer is not None
-        if not trainer.is_global_zero:
+        counts = self.owner.counts
+        self._saved = counts.epoch, counts.update
+        if not (trainer.is_global_zero or isinstance(trainer.strategy, SplitStrategy)):
             return None
         module: Any = trainer.lightning_module
         self.owner.recorder.flush()  # what is in the saved history is in the events too, once
         state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        if not trainer.is_global_zero:
+            return None
         state["nbtrain"] = _own_part(self.owner, module, finished, random, self.addon.open_loader)
         self.addon.rest = _without_weights(state)
         path = self.addon.write(self.owner, state, self.writer)
-        self._saved = self.owner.counts.epoch, self.owner.counts.update
         self._report()
         return path
 
