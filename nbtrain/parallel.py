@@ -71,7 +71,8 @@ def _large(module: nn.Module) -> tuple[list[nn.Module], int]:
 def whole(value: Any) -> Any:
     """`value` with each split tensor in it, in dicts and lists too, whole on the CPU. All ranks have to call it at once."""
     if isinstance(value, DTensor):
-        return value.detach().full_tensor().cpu()
+        with torch.no_grad():
+            return value.full_tensor().cpu()
     if type(value) in (dict, OrderedDict):
         return type(value)((name, whole(item)) for name, item in value.items())
     return type(value)(map(whole, value)) if type(value) in (list, tuple) else value
@@ -132,6 +133,11 @@ class Parallelism:
     def n_readers(self) -> int:
         """How many processes read batches of their own."""
         return self.n_devices // self.tensor_size
+
+    @property
+    def returns(self) -> bool:
+        """Can what a rank has become be put back into a whole model?"""
+        return self.strategy not in ("fsdp", "deepspeed")
 
     @property
     def splits(self) -> bool:
@@ -213,13 +219,14 @@ def resolve_parallelism(
     tensor_plan: Mapping[str, str | ParallelStyle] | None = None,
     parallelize: Parallelize | None = None,
 ) -> Parallelism:
-    """How `strategy` spreads a model over `n_devices` of a type such as "cuda".
+    """How `strategy` spreads a model over `n_devices` of a type such as "cuda". Raises ConfigError for what can't work.
 
     `strategy`: "ddp", "ddp_find_unused_parameters_true", "fsdp2", "tp", "fsdp", "deepspeed", "auto" (to be chosen when the model is
-    known), a Lightning strategy, or a function that makes one. `shard_size`: how many devices hold a copy together under "fsdp2", all by default. `tensor_size`: how many compute on a
-    batch together under "tp", all by default; the others share the copies as under "fsdp2". `tensor_plan`: the styles of modules by
-    name, "colwise", "rowwise" or a torch `ParallelStyle`. `parallelize(model, mesh)` splits the model in place instead; the mesh has the
-    dimensions "data_parallel" and "tensor_parallel". Raises ConfigError for what can't work.
+    known), a Lightning strategy, or a function that makes one. `shard_size`: how many devices hold a copy together under "fsdp2", all by
+    default. `tensor_size`: how many compute on a batch together under "tp", all by default; where they are fewer, the devices that
+    remain share the copies as under "fsdp2". `tensor_plan`: the styles of modules by name, "colwise", "rowwise" or a torch
+    `ParallelStyle`. `parallelize(model, mesh)` splits the model in place instead; the mesh has the dimensions "data_parallel" and
+    "tensor_parallel".
     """
     if not isinstance(strategy, str):
         return _given(strategy, n_devices, device_type, tensor_plan, parallelize)
@@ -243,7 +250,7 @@ _TAKES = {"fsdp2": ("shard_size", "parallelize"), "tp": ("tensor_parallel_size",
 
 def _given(strategy: Any, n_devices: int, device_type: str, plan: Any, parallelize: Parallelize | None) -> Parallelism:
     """A Lightning strategy, or what makes one. The one for split models is replaced by ours, of the same sizes."""
-    make = (lambda: strategy) if isinstance(strategy, Strategy) else strategy
+    make: Any = strategy if not isinstance(strategy, Strategy) else lambda: strategy
     made: Any = make() if callable(make) else None
     if not isinstance(made, Strategy):
         raise ConfigError(
@@ -251,12 +258,12 @@ def _given(strategy: Any, n_devices: int, device_type: str, plan: Any, paralleli
         )
     for name, kind in (("fsdp", FSDPStrategy), ("deepspeed", DeepSpeedStrategy)):
         if isinstance(made, kind):
-            _check_place(name, device_type)
+            return resolve_parallelism(name, n_devices, device_type)
     if not isinstance(made, ModelParallelStrategy):
-        return Parallelism(make, n_devices)
-    tensor, data = made._tensor_parallel_size, made._data_parallel_size
-    tensor = n_devices if tensor == "auto" else tensor  # as Lightning does on one machine
-    data = 1 if data == "auto" else data
+        return Parallelism(make, n_devices)  # pyright: ignore[reportArgumentType]  # it has just made one
+    sizes: tuple[Any, Any] = made._tensor_parallel_size, made._data_parallel_size
+    tensor = n_devices if sizes[0] == "auto" else sizes[0]  # as Lightning does on one machine
+    data = 1 if sizes[1] == "auto" else sizes[1]
     if tensor * data != n_devices:
         raise ConfigError(f"ModelParallelStrategy({data}, {tensor}) needs {data * tensor} devices, and there are {n_devices}.")
     if tensor > 1:
@@ -265,6 +272,7 @@ def _given(strategy: Any, n_devices: int, device_type: str, plan: Any, paralleli
 
 
 def _check_place(name: str, device_type: str) -> None:
+    """The two that run on GPUs alone."""
     if name not in ("fsdp", "deepspeed"):
         return
     if name == "deepspeed" and importlib.util.find_spec("deepspeed") is None:

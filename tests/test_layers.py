@@ -35,6 +35,7 @@ ORDER = [
     "control",
     "loop",
     "parallel",
+    "estimates",
     "weights",
     "durable",
     "snapshots",

@@ -32,6 +32,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from .base import AddOnBase, Launcher, options
 from ..arguments import Devices, resolve_devices
 from ..errors import ConfigError, WorkerError
+from ..estimates import device_memory, plan_devices
 from ..launch import Launch, Pool
 from ..parallel import Parallelism, Parallelize, SplitStrategy, resolve_parallelism, whole
 from ..records import Event, Status
@@ -151,13 +152,17 @@ class _Environment(ClusterEnvironment):
 
 
 # %% ../../nbs/60_addons.multigpu.ipynb #b0a2b31c
+_MEET = timedelta(seconds=5)
+
+
 class _InRank(L.Callback):
     """What is different in a run that is one rank of several: its part of the data, and the parent's commands."""
 
     def __init__(self, rank: Rank, device: torch.device, parallelism: Parallelism) -> None:
         self.rank, self.device, self.parallelism = rank, device, parallelism
-        self.group = dist.new_group(backend="gloo")
+        self.group: Any = dist.new_group(backend="gloo")
         self._readers = self._group_of_readers()
+        self._meeting: Any = dist.new_group(backend="gloo", timeout=_MEET) if parallelism.splits else None
         self.loaders: dict[bool, RankLoader] = {}  # by: for training?
         self._agreement = Agreement(rank.channel)
         self._commands: deque[tuple[Any, ...]] = deque()  # that all ranks have heard, and not done yet
@@ -180,6 +185,11 @@ class _InRank(L.Callback):
         self.loaders[training] = RankLoader(loader, reader, self.parallelism.n_readers, self.group)
         return self.loaders[training]
 
+    def meet(self) -> None:
+        """Find out whether all ranks of a split model are here after an error. Raises in one that has failed alone."""
+        if self._meeting is not None:
+            dist.barrier(self._meeting)
+
     def _group_of_readers(self) -> Any:
         """The ranks that together have read each batch once, this one among them."""
         n = self.parallelism.tensor_size
@@ -196,7 +206,9 @@ class _InRank(L.Callback):
     def _split(self, module: StepModule) -> None:
         if not self._is_split:  # each of Lightning's entry points asks for it
             self._is_split = True
-            self.parallelism.split(module.model, self._owner.optimizer, module.device_mesh)
+            mesh = module.device_mesh
+            assert mesh is not None  # Lightning has made it just before
+            self.parallelism.split(module.model, self._owner.optimizer, mesh)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.rank.channel.catch_sigterm()  # Lightning's own handler waits for the other ranks, and they for it
@@ -270,9 +282,6 @@ _NOISE = (
 )
 
 
-_MEET = timedelta(seconds=5)
-
-
 @dataclass(frozen=True)
 class _Returned:
     """The message of rank 0 with `take_state`, pickled."""
@@ -302,20 +311,18 @@ class _Job:
                 outcome = self.drive(self.trainer, *self.loaders)
         except Exception:
             with suppress(Exception):  # a state that can't be taken any more must not hide the error
+                in_rank.meet()
                 self._tell_state(in_rank)
             raise
         self._tell_state(in_rank)
         return outcome
 
     def _tell_state(self, in_rank: _InRank) -> None:
-        rank = in_rank.rank
-        if in_rank.parallelism.splits:  # gathering is work of all; who has failed alone finds nobody here
-            dist.monitored_barrier(in_rank.group, timeout=_MEET)
-        elif rank.number:
+        if in_rank.rank.number and not in_rank.parallelism.splits:
             return
         state = take_state(self.trainer, self.loaders)
-        if rank.number == 0:
-            rank.channel.emit(_Returned(dumps(state)))
+        if in_rank.rank.number == 0:
+            in_rank.rank.channel.emit(_Returned(dumps(state)))
 
 
 # %% ../../nbs/60_addons.multigpu.ipynb #3075d5f7
@@ -334,7 +341,7 @@ class MultiGPUAddon(Launcher):
         init_method: Where the processes meet, such as "tcp://localhost:12355"; else at `MASTER_PORT`, or else at a free port.
         strategy: "ddp", where each device has the whole model; "ddp_find_unused_parameters_true" for a model of which a step may leave
             parts out; "fsdp2", where they share its parts; "tp", where they share the work of its layers; "auto" for what the devices'
-            memory allows; "fsdp" or "deepspeed" on GPUs; a Lightning strategy, or a function that makes one.
+            memory allows; a Lightning strategy, or a function that makes one.
         shard_size: How many devices hold a copy of the model together under "fsdp2"; all by default.
         tensor_parallel_size: How many devices compute on a batch together under "tp"; all by default.
         tensor_plan: How "tp" splits layers, by name: {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}.
@@ -357,6 +364,8 @@ class MultiGPUAddon(Launcher):
         self.in_rank: _InRank | None = None
         if self.num_nodes != 1:
             raise ConfigError(f"num_nodes={self.num_nodes!r}: runs on several machines are not there yet.", remedy="Leave it out.")
+        if self.memory_gb is not None and (self.strategy != "auto" or not self.memory_gb > 0):
+            raise ConfigError(f"memory_gb={self.memory_gb!r} is of no use here.", remedy="Give a positive number, with strategy='auto'.")
         self.devices = _all_devices(self.device)
         self.parallelism = resolve_parallelism(
             self.strategy,
@@ -401,15 +410,30 @@ class MultiGPUAddon(Launcher):
             raise ConfigError(
                 f"lightning={{{name!r}: ...}} is set by MultiGPUAddon.", remedy=f"Leave it out, or use {name}=... of the addon."
             )
-        self._check_addons(trainer)
+        if self.strategy == "auto":
+            self._choose(trainer)
+        self._check_split(trainer)
         with _off_devices(trainer):
             job = _Job(trainer, drive, (loader, valid_loader), self.devices, random_state(devices=False))
             backend = "cpu:gloo,cuda:nccl" if self.devices[0].type == "cuda" else "gloo"
             with Launch(job, len(self.devices), pool=_pool(), backend=backend, init_method=self._address()) as launch:
                 return _follow(launch, trainer, job.loaders)
 
-    def _check_addons(self, trainer: Any) -> None:
-        """Weights that an addon keeps beside the model's would not be split with them."""
+    def _choose(self, trainer: Any) -> None:
+        n = len(self.devices)
+        size = min(device_memory(device, n) for device in self.devices) if self.memory_gb is None else int(self.memory_gb * 1e9)
+        plan = plan_devices(trainer.model, trainer.optimizer if trainer.mode == "train" else None, n, size)
+        for line in str(plan).splitlines():
+            trainer.recorder.note(line)
+        self.parallelism = plan.chosen()
+
+    def _check_split(self, trainer: Any) -> None:
+        if not self.parallelism.returns:
+            raise ConfigError(
+                f"strategy={self.parallelism.strategy!r} keeps its parts in its own form, which can't be put back into the trainer.",
+                remedy="Use strategy='fsdp2', or a lightning.Trainer of your own: fit(trainer.as_lightning_module(), loader).",
+            )
+        # Weights that an addon keeps beside the model's would not be split with them
         keepers = [kind.__name__ for kind in trainer.addons if kind.weights is not AddOnBase.weights]
         if keepers and self.parallelism.splits:
             raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from samples import Regress, make_data, make_trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nbtrain import MultiGPUAddon, StateManagerAddon
+from nbtrain import ConfigError, MultiGPUAddon, StateManagerAddon
 from nbtrain.addons.multigpu import _pool
 
 PLAN = {"0": "colwise", "2": "rowwise"}  # the others stay whole
@@ -97,11 +98,27 @@ def test_split_by_a_function_and_a_strategy_of_lightning_and_resumed_by_any_othe
         {"strategy": "fsdp2", "save_format": "safetensor"},
         {"strategy": ModelParallelStrategy(1, 2), "parallelize": by_hand, "save_format": "safetensor"},
     ]
+    parts = never
     for n, way in enumerate(ways, 1):
         parts = make(addons, save_path=tmp_path, **way)
         parts.run(n, loader(parts), resume="auto")
         assert len(list(tmp_path.glob("run-001/checkpoints/epoch=*"))) == n
     assert parts.counts.epoch == 4 and difference(never, parts) < 1e-5
+
+
+def test_auto_says_what_fits_and_takes_it_or_refuses_with_the_numbers() -> None:
+    trainer, texts = make(strategy="auto", memory_gb=5e-6), []
+    trainer.sinks.append(SimpleNamespace(update=lambda event: texts.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.run(1, loader(trainer))
+    assert texts == [
+        "2 devices of 5e-06 GB, 4e-06 GB of it beside activations; on each, in kB:",
+        "  strategy     weights  gradients  optimizer  exchange    total",
+        "  ddp             0.98       0.98       1.96      0.98     4.90",
+        "→ fsdp2 ×2        0.49       0.49       0.98      1.77     3.73",
+    ]
+    assert trainer.counts.update == 5
+    with pytest.raises(ConfigError, match="fit on no device.\n  2 devices of 1e-06 GB(.|\n)*fsdp2 ×2        0.49"):
+        make(strategy="auto", memory_gb=1e-6).run(1, loader(trainer))
 
 
 class Faulty(Regress):
@@ -111,7 +128,7 @@ class Faulty(Regress):
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         self.n_steps += 1
-        if self.n_steps == 3 and self.module.global_rank in self.ranks:
+        if self.n_steps == 3 and torch.distributed.get_rank() in self.ranks:
             raise LookupError("no third step")
         return super().train_step(batch)
 
