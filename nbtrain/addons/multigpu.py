@@ -152,7 +152,7 @@ class _Environment(ClusterEnvironment):
 
 
 # %% ../../nbs/60_addons.multigpu.ipynb #b0a2b31c
-_MEET = timedelta(seconds=5)
+_MEET = timedelta(seconds=5)  # what a rank that has failed waits for the others to have failed too
 
 
 class _InRank(L.Callback):
