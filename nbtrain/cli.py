@@ -115,7 +115,7 @@ def _neptune_export(arguments: argparse.Namespace) -> None:
 
 
 # %% ../nbs/73_cli.ipynb #90478dcd
-_OPTIONS = {"-f": "file", "-o": "out", "--devices": "devices", "--jobs": "jobs"}
+_OPTIONS = {"-f": "file", "-o": "out", "--devices": "devices", "--jobs": "jobs", "--memory": "memory"}
 _SWITCHES = {"-h": "help", "--help": "help", "--print-config": "print"}
 
 
@@ -209,6 +209,16 @@ def _predict(line: CommandLine) -> int:
     return 0
 
 
+def _plan(line: CommandLine) -> int:
+    """print what training takes on each device, and the strategy that fits: nbtrain plan -f run.yaml --devices 8 --memory 80"""
+    given = line.options.get("memory", [""])[-1]
+    if given and not given.replace(".", "", 1).isdigit():
+        raise ConfigError(f"--memory {given} is no memory in GB.", remedy="Give that of a device: --memory 80.")
+    plan = _read(line).estimate(float(given) if given else None)
+    print(plan)
+    return 0 if plan.pick is not None else 1
+
+
 def _resume(line: CommandLine) -> int:
     """go on with a run that was broken off, in its run folder: nbtrain resume DIR"""
     if len(line.rest) != 1:
@@ -230,6 +240,7 @@ _CONFIGURED: dict[str, Callable[[CommandLine], int]] = {
     "validate": _validate,
     "test": _test,
     "predict": _predict,
+    "plan": _plan,
     "resume": _resume,
     "sweep": _sweep,
     "export": _export,

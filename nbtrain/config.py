@@ -16,7 +16,8 @@ import yaml
 from .documents import Document, Problems, read_yaml
 from .errors import ConfigError
 from .history import RunResult
-from .jobs import Job, build, check_settings, notes
+from .estimates import DevicePlan
+from .jobs import Job, build, check_settings, estimate_devices, notes
 from .overrides import Override, apply_overrides, escape, read_command_line, resolve_references
 from .plans import accumulation, plan_compute
 from .resolve import importable_name
@@ -114,6 +115,10 @@ class TrainerArgs(Settings):
         length = [f"{self.max_epochs} epochs" if self.max_epochs else "", f"{self.max_train_steps} updates" if self.max_train_steps else ""]
         parts = [f"{_word(self.trainer.type) or 'ModelTrainer'}, {_word(self.model.type)}, {_word(self.optimizer.type)}"]
         return "\n".join([*parts, str(compute), size, "at most " + " or ".join(filter(None, length)), *notes(self)])
+
+    def estimate(self, memory_gb: float | None = None) -> DevicePlan:
+        """What training takes on each device, and the strategy that fits. `memory_gb`: the memory of a device, else this machine's."""
+        return estimate_devices(self, self._source, self, memory_gb)
 
     def build(self) -> Job:
         """Make trainer and loaders. Raises ConfigError with all that can't work, before any data is touched."""

@@ -25,6 +25,7 @@ from .addons.multigpu import MultiGPUAddon
 from .addons.state import StateManagerAddon
 from .documents import At, Document, Problems, dotted
 from .errors import ConfigError
+from .estimates import DevicePlan, device_memory, plan_devices
 from .history import RunResult
 from .models import ModelTrainer
 from .plans import accumulation, limits, n_epochs, plan_compute
@@ -36,7 +37,7 @@ from .weights import load_weights, read_weights
 from .worlds import find_world
 
 # %% auto #0
-__all__ = ["check_settings", "notes", "Job", "build", "spread"]
+__all__ = ["check_settings", "notes", "Job", "build", "estimate_devices", "spread"]
 
 # %% ../nbs/68_jobs.ipynb #3adcfea6
 _AUTOMATIC = {"dataloader": ("dataset", "batch_size", "sampler"), "dataset_sampler": ("dataset", "num_replicas", "rank")}
@@ -301,8 +302,7 @@ def build(settings: Settings, document: Document, owner: Any, callbacks: Iterabl
         function = load_name(settings.init_env_fn)
         function(owner) if inspect.signature(function).parameters else function()
     maker = Maker(document, owner)
-    model = maker.call(load_name(settings.model.type), settings.model.args, ("model", "args"))
-    optimizer = maker.call(load_name(settings.optimizer.type), settings.optimizer.args, ("optimizer", "args"), model.parameters())
+    model, optimizer = _model_and_optimizer(settings, maker)
     n_copies = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems()).n_copies
     accumulate = accumulation(settings, n_copies, Problems())
     loaders = {stage: _loader(settings, maker, stage) for stage in _STAGES}
@@ -311,6 +311,25 @@ def build(settings: Settings, document: Document, owner: Any, callbacks: Iterabl
     trainer = _trainer(settings, maker, model, optimizer, list(callbacks), limits(settings, accumulate))
     resume = settings.checkpoint.resume_from
     return Job(trainer, n_epoch, loaders["train"], loaders["val"], loaders["test"], resume, notes(settings))
+
+
+def _model_and_optimizer(settings: Settings, maker: Maker) -> tuple[Any, Any]:
+    model = maker.call(load_name(settings.model.type), settings.model.args, ("model", "args"))
+    return model, maker.call(load_name(settings.optimizer.type), settings.optimizer.args, ("optimizer", "args"), model.parameters())
+
+
+def estimate_devices(settings: Settings, document: Document, owner: Any, memory_gb: float | None = None) -> DevicePlan:
+    """What training takes on each of the devices that `settings` ask for, whether this machine has them or not; no data is touched.
+
+    `memory_gb`: the memory of a device, where it is another than this machine's. Raises ConfigError where model or optimizer can't be made.
+    """
+    problems = Problems()
+    _check_part(settings.model, ("model",), document, problems)
+    _check_part(settings.optimizer, ("optimizer",), document, problems, n_first=1)
+    problems.raise_any()
+    n = settings.compute_config.runtime_ngpus
+    size = device_memory(resolve_devices("auto")[0], n) if memory_gb is None else int(memory_gb * 1e9)
+    return plan_devices(*_model_and_optimizer(settings, Maker(document, owner)), n, size)
 
 
 def _loader(settings: Settings, maker: Maker, stage: str) -> Any:

@@ -169,6 +169,7 @@ class StepModule(L.LightningModule):
         self.listeners: list[Callable[[Mapping[str, Any]], None]] = []  # told what each training step returns, before its backward pass
         # Calls the step, its first argument, on parts of a batch, where an addon does that
         self.in_parts: Callable[[Callable[[Any], Mapping[str, Any]], Any], Mapping[str, Any]] | None = None
+        self.split: Callable[[], None] | None = None  # splits the model over the ranks, in a run that does that
         self._train_open = self._accumulates = self._sanity_check = False
         self._validation = ExitStack()  # what a validation borrowed: the RNG state and the owner's mode
         self._known_metrics = _KnownMetrics()
@@ -340,6 +341,10 @@ class StepModule(L.LightningModule):
         return _numbers(metrics, "metric_on_epoch_end returned", where)
 
     # -- what Lightning asks for
+    def configure_model(self) -> None:
+        if self.split is not None:
+            self.split()
+
     def configure_optimizers(self) -> Optimizer | None:
         return self.owner.optimizer
 

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .errors import CheckpointError
+from .parallel import whole
 
 # %% auto #0
 __all__ = ["Weights", "copy_weights", "save_weights", "read_weights", "load_weights"]
@@ -26,13 +27,13 @@ Weights = dict[str, Tensor]
 def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping[str, Tensor] | None = None) -> Weights:
     """The model's weights on the CPU, independent of the model; written into the tensors of `into` where they fit.
 
-    Those in `instead` stand for the model's of the same name.
+    Those in `instead` stand for the model's of the same name. Of a model that is split over ranks all of them have to call this.
     """
     state = {name: value for name, value in (model.state_dict() | dict(instead or {})).items() if isinstance(value, Tensor)}
     if into is None or any(name not in into or into[name].shape != value.shape for name, value in state.items()):
-        return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
+        return {name: whole(value).detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
     for name, value in state.items():
-        into[name].copy_(value)
+        into[name].copy_(whole(value))
     return into
 
 

@@ -24,7 +24,7 @@ from .sharding import RankLoader, RankMeter
 from .worker import LateReduce
 
 # %% auto #0
-__all__ = ["Value", "World", "find_world", "gather", "rank_number", "StopTogether", "RankCallback", "InWorld"]
+__all__ = ["Value", "World", "find_world", "gather", "reader_number", "StopTogether", "RankCallback", "InWorld"]
 
 # %% ../nbs/80_worlds.ipynb #b1242426
 Value = TypeVar("Value")
@@ -120,9 +120,9 @@ def gather(value: Value) -> list[Value]:
     return values
 
 
-def rank_number() -> int:
-    """The number of this rank; 0 for a process alone."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+def reader_number(n_readers: int) -> int:
+    """Which of `n_readers` this rank is, of which ranks in a row share the batches of one; 0 for a process alone."""
+    return dist.get_rank() * n_readers // dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
 
 
 # %% ../nbs/80_worlds.ipynb #f18a796a
@@ -151,22 +151,34 @@ class StopTogether:
 
 # %% ../nbs/80_worlds.ipynb #9f89cf07
 class RankCallback(L.Callback):
-    """What is different in a run that is rank `number` of `n_ranks`: its part of the data. `owner` is the trainer of this rank."""
+    """What is different in a run that is rank `number` of `n_ranks`: its part of the data. `owner` is the trainer of this rank.
 
-    def __init__(self, owner: Any, number: int, n_ranks: int) -> None:
-        self.owner, self.number, self.n_ranks = owner, number, n_ranks
-        self.group = dist.new_group(backend="gloo")
+    `n_sharing`: how many ranks in a row read the same batches, because they compute on them together.
+    """
+
+    def __init__(self, owner: Any, number: int, n_ranks: int, n_sharing: int = 1) -> None:
+        self.owner = owner
+        self.group: Any = dist.new_group(backend="gloo")
+        self._reader, self._n_readers = number // n_sharing, n_ranks // n_sharing
         self.loaders: dict[bool, RankLoader] = {}  # by: for training?
         self._share = 1.0
-        owner.meters = {mode: RankMeter(self.group) for mode in owner.meters}
+        readers = self._group_of_readers(n_ranks, n_sharing)
+        owner.meters = {mode: RankMeter(readers) for mode in owner.meters}
 
     def obey(self) -> None:
         """Do what was asked of all ranks. Called after each batch, equally often on all of them."""
 
     def loader(self, loader: Iterable[Any], *, training: bool) -> RankLoader:
         """This rank's part of `loader`."""
-        self.loaders[training] = RankLoader(loader, self.number, self.n_ranks, self.group)
+        self.loaders[training] = RankLoader(loader, self._reader, self._n_readers, self.group)
         return self.loaders[training]
+
+    def _group_of_readers(self, n_ranks: int, n_sharing: int) -> Any:
+        """The ranks that together have read each batch once, this one among them."""
+        if n_sharing == 1:
+            return self.group
+        columns = [list(range(first, n_ranks, n_sharing)) for first in range(n_sharing)]
+        return dist.new_subgroups_by_enumeration(columns, backend="gloo")[0]
 
     def _share_of(self, batch_idx: int, *, training: bool) -> float:
         return self.loaders[training].shares[batch_idx] if training in self.loaders else 1.0  # a batch given by hand: all have it

@@ -35,6 +35,8 @@ ORDER = [
     "recorder",
     "control",
     "loop",
+    "parallel",
+    "estimates",
     "weights",
     "durable",
     "snapshots",

@@ -99,6 +99,11 @@ class Launcher(AddOnBase):
         """Which of the devices that a trainer was given is that of this process."""
         return resolve_devices(device)[0]
 
+    @property
+    def n_readers(self) -> int:
+        """How many of them read batches of their own; the others share those of one that does."""
+        return self.n_processes
+
     def launch(self, trainer: Any, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any) -> tuple[Status, str]:
         """Run `drive(trainer, loader, valid_loader)`, and leave `trainer` as if it had run here. Returns what it returns, or raises it.
 

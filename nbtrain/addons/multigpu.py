@@ -14,24 +14,31 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
 from pathlib import PurePath
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import numpy as np
 import torch
+import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import Strategy
 from torch import Tensor
+from torch.distributed.tensor.parallel import ParallelStyle
 
 from .base import AddOnBase, Launcher, options
 from ..arguments import Devices, resolve_devices
-from ..errors import ConfigError, WorkerError, nearest
+from ..errors import ConfigError, WorkerError
+from ..estimates import device_memory, plan_devices
 from ..hooks import tell
 from ..launch import Launch, Pool
+from ..parallel import Parallelism, Parallelize, SplitStrategy, resolve_parallelism, whole
 from ..records import Event, Status
 from ..resumable import loader_place, put_loader, random_state, set_random_state
+from ..steps import StepModule
 from ..worker import Agreement, Rank, Terminated, dumps, loads
 from ..worlds import InWorld, RankCallback, find_world
 
@@ -43,11 +50,11 @@ _PLAIN = ("train_metrics", "test_metrics", "best_weights")
 
 
 def take_state(trainer: Any, loaders: Iterable[Any]) -> dict[str, Any]:
-    """All that a run may have changed in `trainer` and `loaders`."""
+    """All that a run may have changed in `trainer` and `loaders`. Where ranks share a model all of them have to call it."""
     users = {name: value for name, value in vars(trainer).items() if name not in trainer.own_names}
     return {
-        "stateful": {name: part.state_dict() for name, part in _stateful(trainer).items()},
-        "buffers": dict(trainer.model.named_buffers()),  # those too that are in no state_dict
+        "stateful": {name: whole(part.state_dict()) for name, part in _stateful(trainer).items()},
+        "buffers": whole(dict(trainer.model.named_buffers())),  # those too that are in no state_dict
         "values": {name: getattr(trainer, name) for name in _PLAIN} | {name: value for name, value in users.items() if _is_data(value)},
         "counts": trainer.counts,
         "meters": {mode: meter.state_dict() for mode, meter in trainer.meters.items()},
@@ -146,19 +153,41 @@ class _Environment(ClusterEnvironment):
 
 
 # %% ../../nbs/60_addons.multigpu.ipynb #b0a2b31c
-class _InRank(RankCallback):
-    """A rank that a notebook has started: a trainer's copy, and the parent's commands."""
+_MEET = timedelta(seconds=5)  # what a rank that has failed waits for the others to have failed too
 
-    def __init__(self, trainer: Any, rank: Rank, device: torch.device) -> None:
-        super().__init__(trainer, rank.number, rank.world_size)
-        self.rank = rank
+
+class _InRank(RankCallback):
+    """A rank that a notebook has started: a trainer's copy with its part of the model, and the parent's commands."""
+
+    def __init__(self, trainer: Any, rank: Rank, device: torch.device, parallelism: Parallelism) -> None:
+        super().__init__(trainer, rank.number, rank.world_size, parallelism.tensor_size)
+        self.rank, self.parallelism = rank, parallelism
+        self._meeting: Any = dist.new_group(backend="gloo", timeout=_MEET) if parallelism.splits else None
         self._agreement = Agreement(rank.channel)
         self._commands: deque[tuple[Any, ...]] = deque()  # that all ranks have heard, and not done yet
+        self._is_split = False
         trainer.control.begin(lambda state: None)  # the parent knows
         trainer.control.thread = threading.current_thread()
         trainer.device = device
         if rank.number == 0:
             trainer.sinks.append(_Sender(rank))
+
+    def meet(self) -> None:
+        """Find out whether all ranks of a split model are here after an error. Raises in one that has failed alone."""
+        if self._meeting is not None:
+            dist.barrier(self._meeting)
+
+    # -- Lightning's hooks
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if isinstance(trainer.strategy, SplitStrategy) and isinstance(pl_module, StepModule) and not self._is_split:
+            pl_module.split = partial(self._split, pl_module)
+
+    def _split(self, module: StepModule) -> None:
+        if not self._is_split:  # each of Lightning's entry points asks for it
+            self._is_split = True
+            mesh = module.device_mesh
+            assert mesh is not None  # Lightning has made it just before
+            self.parallelism.split(module.model, self.owner.optimizer, mesh)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.rank.channel.catch_sigterm()  # Lightning's own handler waits for the other ranks, and they for it
@@ -229,7 +258,8 @@ class _Job:
     random: dict[str, Any]
 
     def __call__(self, rank: Rank) -> tuple[Status, str]:
-        self.trainer.launcher.in_rank = _InRank(self.trainer, rank, self.devices[rank.number])
+        launcher = self.trainer.launcher
+        in_rank = launcher.in_rank = _InRank(self.trainer, rank, self.devices[rank.number], launcher.parallelism)
         set_random_state(self.random)
         try:
             with warnings.catch_warnings():
@@ -238,14 +268,18 @@ class _Job:
                 outcome = self.drive(self.trainer, *self.loaders)
         except Exception:
             with suppress(Exception):  # a state that can't be taken any more must not hide the error
-                self._tell_state(rank)
+                in_rank.meet()
+                self._tell_state(in_rank)
             raise
-        self._tell_state(rank)
+        self._tell_state(in_rank)
         return outcome
 
-    def _tell_state(self, rank: Rank) -> None:
-        if rank.number == 0:
-            rank.channel.emit(_Returned(dumps(take_state(self.trainer, self.loaders))))
+    def _tell_state(self, in_rank: _InRank) -> None:
+        if in_rank.rank.number and not in_rank.parallelism.splits:
+            return
+        state = take_state(self.trainer, self.loaders)
+        if in_rank.rank.number == 0:
+            in_rank.rank.channel.emit(_Returned(dumps(state)))
 
 
 # %% ../../nbs/60_addons.multigpu.ipynb #3075d5f7
@@ -255,9 +289,6 @@ def _pool() -> Pool:
     return Pool(("nbtrain.trainer",))
 
 
-_STRATEGIES = {"ddp": {}, "ddp_find_unused_parameters_true": {"find_unused_parameters": True}}
-
-
 class MultiGPUAddon(Launcher):
     """Run on several devices: `device=[...]`, or "cuda" for all GPUs; `["cpu", "cpu"]` are two processes on the CPU.
 
@@ -265,28 +296,50 @@ class MultiGPUAddon(Launcher):
 
     Args:
         init_method: Where the processes meet, such as "tcp://localhost:12355"; else at `MASTER_PORT`, or else at a free port.
-        strategy: "ddp", or "ddp_find_unused_parameters_true" for a model of which a step may leave parts out.
+        strategy: "ddp", where each device has the whole model; "ddp_find_unused_parameters_true" for a model of which a step may leave
+            parts out; "fsdp2", where they share its parts; "tp", where they share the work of its layers; "auto" for what the devices'
+            memory allows; a Lightning strategy, or a function that makes one.
+        shard_size: How many devices hold a copy of the model together under "fsdp2"; all by default.
+        tensor_parallel_size: How many devices compute on a batch together under "tp"; all by default.
+        tensor_plan: How "tp" splits layers, by name: {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}.
+        parallelize: A function `(model, mesh)` that splits the model in place, instead of what "fsdp2" and "tp" would do.
+        memory_gb: The memory of a device for "auto", in GB, where it is not to be what the device has.
         num_nodes: The number of machines. torchrun and SLURM say it themselves.
 
     Under torchrun or SLURM nothing is started: this process is one of the ranks already, and `device` names the devices of each machine.
+    A strategy that splits the model is not there for them.
     """
 
     device: Devices = "auto"
     init_method: str | None = None
-    strategy: str = "ddp"
+    strategy: str | Strategy | Callable[[], Strategy] = "ddp"
+    shard_size: int | None = None
+    tensor_parallel_size: int | None = None
+    tensor_plan: Mapping[str, str | ParallelStyle] | None = None
+    parallelize: Parallelize | None = None
+    memory_gb: float | None = None
     num_nodes: int = 1
 
     def __post_init__(self) -> None:
         self.in_rank: RankCallback | None = None
         self.world = find_world()
-        if self.strategy not in _STRATEGIES:
-            raise ConfigError(f"strategy={self.strategy!r} is unknown.", remedy=nearest(str(self.strategy), _STRATEGIES))
         if self.num_nodes not in (1, self.world.n_machines):
             raise ConfigError(
                 f"num_nodes={self.num_nodes!r}, and this is one of {self.world.n_machines}.",
                 remedy="Start the script on each machine, with torchrun --nnodes or srun.",
             )
+        if self.memory_gb is not None and (self.strategy != "auto" or not self.memory_gb > 0):
+            raise ConfigError(f"memory_gb={self.memory_gb!r} is of no use here.", remedy="Give a positive number, with strategy='auto'.")
         self.devices = _all_devices(self.device)
+        self.parallelism = resolve_parallelism(
+            self.strategy,
+            self.n_processes,
+            self.devices[0].type,
+            shard_size=self.shard_size,
+            tensor_size=self.tensor_parallel_size,
+            tensor_plan=self.tensor_plan,
+            parallelize=self.parallelize,
+        )
 
     @classmethod
     def home(cls, device: Devices) -> torch.device:
@@ -300,11 +353,16 @@ class MultiGPUAddon(Launcher):
     def n_processes(self) -> int:
         return len(self.devices) if self.world.environment is None else self.world.size
 
+    @property
+    def n_readers(self) -> int:
+        return self.parallelism.n_readers
+
     # -- in a rank
     def _rank(self, trainer: Any) -> RankCallback | None:
         """What makes this process a rank, where it is one."""
         if self.in_rank is None and self.world.size > 1:
             _refuse_own(trainer)
+            self._fit_parallelism(trainer)
             self.in_rank = InWorld(trainer, self.world)
         return self.in_rank
 
@@ -320,10 +378,10 @@ class MultiGPUAddon(Launcher):
         rank = self._rank(trainer)
         if rank is None:
             return {}
-        environment, n = self.world.environment, self.world.n_local
+        environment, n = cast(ClusterEnvironment, self.world.environment), self.world.n_local
         if isinstance(rank, _InRank):
             environment, n = _Environment(rank.rank), len(self.devices)
-        strategy = DDPStrategy(cluster_environment=environment, **_STRATEGIES[self.strategy])
+        strategy = self.parallelism.make(environment)
         on_cuda = self.devices[0].type == "cuda"
         devices = [device.index for device in self.devices[:n]] if on_cuda else n
         return {"devices": devices, "num_nodes": self.world.n_machines, "strategy": strategy, "use_distributed_sampler": False}
@@ -331,11 +389,44 @@ class MultiGPUAddon(Launcher):
     # -- in the notebook
     def launch(self, trainer: Any, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any) -> tuple[Status, str]:
         _refuse_own(trainer)
+        self._fit_parallelism(trainer)
         with _off_devices(trainer):
             job = _Job(trainer, drive, (loader, valid_loader), self.devices, random_state(devices=False))
             backend = "cpu:gloo,cuda:nccl" if self.devices[0].type == "cuda" else "gloo"
             with Launch(job, len(self.devices), pool=_pool(), backend=backend, init_method=self._address()) as launch:
                 return _follow(launch, trainer, job.loaders)
+
+    def _fit_parallelism(self, trainer: Any) -> None:
+        """Choose where that is left to us, and refuse what can't be done for `trainer`."""
+        if self.strategy == "auto":
+            self._choose(trainer)
+        self._check_split(trainer)
+
+    def _choose(self, trainer: Any) -> None:
+        n = self.n_processes
+        size = min(device_memory(device, n) for device in self.devices) if self.memory_gb is None else int(self.memory_gb * 1e9)
+        plan = plan_devices(trainer.model, trainer.optimizer if trainer.mode == "train" else None, n, size)
+        for line in str(plan).splitlines():
+            trainer.recorder.note(line)
+        self.parallelism = plan.chosen()
+
+    def _check_split(self, trainer: Any) -> None:
+        if not self.parallelism.returns:
+            raise ConfigError(
+                f"strategy={self.parallelism.strategy!r} keeps its parts in its own form, which can't be put back into the trainer.",
+                remedy="Use strategy='fsdp2', or a lightning.Trainer of your own: fit(trainer.as_lightning_module(), loader).",
+            )
+        if self.parallelism.splits and self.world.environment is not None:
+            raise ConfigError(
+                f"{self.parallelism} splits the model, and what torchrun or SLURM has started can't put it together again.",
+                remedy="Start the script as one process, with device=[...]; or use strategy='ddp'.",
+            )
+        # Weights that an addon keeps beside the model's would not be split with them
+        keepers = [kind.__name__ for kind in trainer.addons if kind.weights is not AddOnBase.weights]
+        if keepers and self.parallelism.splits:
+            raise ConfigError(
+                f"{keepers[0]} keeps whole weights, and {self.parallelism} splits the model.", remedy="Leave it out, or use strategy='ddp'."
+            )
 
     def _address(self) -> str | None:
         port = os.environ.get("MASTER_PORT")

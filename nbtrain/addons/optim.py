@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import lightning as L
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from .base import AddOnBase
@@ -46,11 +47,29 @@ class _Clip(L.Callback):
 
     def _clip(self, parameters: list[Tensor]) -> Tensor:
         """Clip in place and return the norm before it."""
-        if self.algorithm == "norm":
+        if self.algorithm == "norm" and not any(isinstance(p, DTensor) for p in parameters):
             return clip_grad_norm_(parameters, self.bound)
-        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        clip_grad_value_(parameters, self.bound)
+        norm = _total_norm(parameters)
+        for alike in _by_mesh(parameters):
+            if self.algorithm == "norm":
+                clip_grads_with_norm_(alike, self.bound, norm)
+            else:
+                clip_grad_value_(alike, self.bound)
         return norm
+
+
+def _by_mesh(parameters: list[Tensor]) -> list[list[Tensor]]:
+    """The parameters that are split alike; torch computes on no mixture."""
+    groups: dict[Any, list[Tensor]] = {}
+    for p in parameters:
+        groups.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
+    return list(groups.values())
+
+
+def _total_norm(parameters: list[Tensor]) -> Tensor:
+    """The L2 norm of all gradients, those of the other ranks' parts too."""
+    norms = [get_total_norm([p.grad for p in alike if p.grad is not None]) for alike in _by_mesh(parameters)]
+    return get_total_norm([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms])
 
 
 # %% ../../nbs/46_addons.optim.ipynb #dbcd5ab4

@@ -28,11 +28,12 @@ from ..errors import CheckpointError, ConfigError, first_line, nearest
 from ..history import History, open_run_folder, run_folders
 from ..hooks import listeners, tell
 from ..loop import LeanEpochLoop
+from ..parallel import SplitStrategy
 from ..resumable import ResumableLoader, random_state
 from ..snapshots import plain
 from ..steps import Counts, StepModule, is_whole_epoch
 from ..weights import load_weights
-from ..worlds import gather, rank_number
+from ..worlds import gather, reader_number
 
 # %% auto #0
 __all__ = ["StateManagerAddon"]
@@ -79,10 +80,16 @@ def _own_part(
         "loader": loader.state_dict(finished) if loader is not None else None,
         "history": owner.history.state_dict(),
         "meters": alone.get("meters"),
-        "others": gather(alone)[1:] if alone else [],  # the random numbers and meters of the ranks past the first
+        "others": _of_readers(alone, owner)[1:] if alone else [],  # the random numbers and meters of the ranks past the first
         "metrics": {"train": owner.train_metrics, "test": owner.test_metrics, "epoch": module.epoch_metrics if module is not None else {}},
         "loss": _loss(owner, module, finished),
     }
+
+
+def _of_readers(value: Any, owner: Any) -> list[Any]:
+    """The `value` of each rank that reads batches of its own; all ranks must call it."""
+    values = gather(value)
+    return values[:: len(values) // _world_size(owner)]
 
 
 def _loss(owner: Any, module: StepModule | None, finished: int | None) -> float | None:
@@ -94,12 +101,12 @@ def _loss(owner: Any, module: StepModule | None, finished: int | None) -> float 
 
 
 def _world_size(owner: Any) -> int:
-    return owner.launcher.n_processes if owner.launcher is not None else owner.world.size
+    return owner.launcher.n_readers if owner.launcher is not None else owner.world.size  # a place in a loader is that of a reader
 
 
 def _of_rank(own: Mapping[str, Any]) -> Mapping[str, Any]:
     """The random numbers and the meters that a state has for this rank. Between two epochs those of all ranks are one."""
-    number = rank_number() if own["finished"] is not None else 0
+    number = reader_number(own["world_size"]) if own["finished"] is not None else 0
     return own["others"][number - 1] if number else own
 
 
@@ -248,14 +255,14 @@ class _StateKeeper(Checkpoint, Leaving):
         self.owner.recorder.flush()  # what is in the saved history is in the events too, once
         self._saved = self.owner.counts.epoch, self.owner.counts.update
         own = _own_part(self.owner, module, finished, random, self.addon.open_loader)
+        split = isinstance(trainer.strategy, SplitStrategy)
+        state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False) if trainer.is_global_zero or split else {}
         if not trainer.is_global_zero:
             return None
-        state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         state["nbtrain"] = own
         self.addon.rest = _without_weights(state)
         expired: list[Path] = []
         path = self.addon.write(self.owner, state, self.writer, expired)
-        self._saved = self.owner.counts.epoch, self.owner.counts.update
         if waits := any(listeners(trainer, name) for name in ("on_checkpoint_saved", "on_checkpoint_expired")):
             self.writer.wait()
         if self._report() and waits:
