@@ -27,6 +27,7 @@ _PUBLIC = {
     "Gallery": "gallery",
     "GradientClipAddon": "addons.optim",
     "GradientStatsAddon": "addons.watching",
+    "HFCallback": "hfcallbacks",
     "History": "history",
     "LimitsAddon": "addons.stopping",
     "LoggersAddon": "addons.loggers",
@@ -120,6 +121,7 @@ if TYPE_CHECKING:
     from nbtrain.finding import RangeTest as RangeTest
     from nbtrain.gallery import Gallery as Gallery
     from nbtrain.gallery import Sample as Sample
+    from nbtrain.hfcallbacks import HFCallback as HFCallback
     from nbtrain.history import History as History
     from nbtrain.history import RunResult as RunResult
     from nbtrain.history import load_run as load_run

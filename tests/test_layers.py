@@ -78,6 +78,7 @@ ORDER = [
     "gallery",
     "trainer",
     "models",
+    "hfcallbacks",
     "jobs",
     "config",
     "examples.digits",
