@@ -35,6 +35,7 @@ _PUBLIC = {
     "MicroBatchAddon": "addons.memory",
     "ModelTrainer": "models",
     "MultiGPUAddon": "addons.multigpu",
+    "MultiOptimizerTrainer": "multioptimizer",
     "NbtrainError": "errors",
     "NeptuneLoggerAddon": "addons.loggers",
     "NonFiniteAddon": "addons.nonfinite",
@@ -128,6 +129,7 @@ if TYPE_CHECKING:
     from nbtrain.mixing import cutmix as cutmix
     from nbtrain.mixing import mixup as mixup
     from nbtrain.models import ModelTrainer as ModelTrainer
+    from nbtrain.multioptimizer import MultiOptimizerTrainer as MultiOptimizerTrainer
     from nbtrain.multitask import Task as Task
     from nbtrain.multitask import TaskLoader as TaskLoader
     from nbtrain.records import Event as Event

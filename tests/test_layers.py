@@ -79,6 +79,7 @@ ORDER = [
     "trainer",
     "models",
     "hfcallbacks",
+    "multioptimizer",
     "jobs",
     "config",
     "examples.digits",
