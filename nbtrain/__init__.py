@@ -28,6 +28,7 @@ _PUBLIC = {
     "Gallery": "gallery",
     "GradientClipAddon": "addons.optim",
     "GradientStatsAddon": "addons.watching",
+    "HFCallback": "hfcallbacks",
     "History": "history",
     "HooksAddon": "addons.hooks",
     "LimitsAddon": "addons.stopping",
@@ -36,6 +37,7 @@ _PUBLIC = {
     "MicroBatchAddon": "addons.memory",
     "ModelTrainer": "models",
     "MultiGPUAddon": "addons.multigpu",
+    "MultiOptimizerTrainer": "multioptimizer",
     "NbtrainError": "errors",
     "NeptuneLoggerAddon": "addons.loggers",
     "NonFiniteAddon": "addons.nonfinite",
@@ -124,6 +126,7 @@ if TYPE_CHECKING:
     from nbtrain.finding import RangeTest as RangeTest
     from nbtrain.gallery import Gallery as Gallery
     from nbtrain.gallery import Sample as Sample
+    from nbtrain.hfcallbacks import HFCallback as HFCallback
     from nbtrain.history import History as History
     from nbtrain.history import RunResult as RunResult
     from nbtrain.history import load_run as load_run
@@ -132,6 +135,7 @@ if TYPE_CHECKING:
     from nbtrain.hooks import Callback as Callback
     from nbtrain.hooks import TrainHook as TrainHook
     from nbtrain.models import ModelTrainer as ModelTrainer
+    from nbtrain.multioptimizer import MultiOptimizerTrainer as MultiOptimizerTrainer
     from nbtrain.multitask import Task as Task
     from nbtrain.multitask import TaskLoader as TaskLoader
     from nbtrain.records import Event as Event

@@ -6,18 +6,41 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, Protocol, overload, runtime_checkable
 
+import lightning as L
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from .addons.tuning import param_groups
+from .arguments import Device
 from .batches import describe
-from .errors import StepError
+from .control import RunHandle
+from .errors import ConfigError, StepError
+from .history import RunResult
+from .schedulers import Scheduler
+from .seeded import SeededLoader
+from .steps import Mode, StepModule, Steps
 from .trainer import Trainer
 
 # %% auto #0
-__all__ = ["call_model", "ModelTrainer"]
+__all__ = [
+    "Optimizing",
+    "call_model",
+    "Loading",
+    "choose_optimizer",
+    "perplexity",
+    "SavesPretrained",
+    "enable_checkpointing",
+    "ModelTrainer",
+]
 
 
 # %% ../nbs/67_models.ipynb #37f91cb6
@@ -36,36 +59,6 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 # %% ../nbs/67_models.ipynb #8474ccc6
 _LABELS = ("labels", "label", "target", "y")
 _OUTPUTS = ("output", "logits", "prediction")
-
-
-class ModelTrainer(Trainer):
-    """A trainer for models that return their loss; no steps need to be written.
-
-    With `loss_fn(output, target)` the model returns its output only: a batch is then `(input, target)`, or a mapping in which the target
-    is "labels", "label", "target" or "y". Override `prepare_batch` for batches of another form. The other arguments are Trainer's.
-    """
-
-    def __init__(self, model: nn.Module, *args: Any, loss_fn: Callable[[Any, Any], Tensor] | None = None, **options: Any) -> None:
-        super().__init__(model, *args, **options)
-        self.loss_fn = loss_fn
-        self.given["loss_fn"] = loss_fn
-
-    def prepare_batch(self, batch: Any) -> Any:
-        """Your change of each batch, which is on the device already."""
-        return batch
-
-    def train_step(self, batch: Any) -> dict[str, Any]:
-        """The loss, all scalars, and "output" and "label" where they are known."""
-        batch = self.prepare_batch(batch)
-        if self.loss_fn is None:
-            return _as_step(call_model(self.model, batch), _target(batch))
-        given, label = _parted(batch)
-        output = call_model(self.model, given)
-        return {"loss": self.loss_fn(output, label), "output": output, "label": label}
-
-    def test_step(self, batch: Any) -> dict[str, Any]:
-        """As `train_step`."""
-        return self.train_step(batch)
 
 
 def _target(batch: Any) -> Any:
@@ -106,3 +99,250 @@ def _without_loss(output: Any) -> dict[str, Any]:
         f"The model returned {describe(output)}, without a loss.",
         remedy='Return a scalar, or a mapping with "loss"; or give loss_fn=torch.nn.functional.cross_entropy.',
     )
+
+
+# %% ../nbs/67_models.ipynb #6ff04886
+@dataclass(frozen=True)
+class Loading:
+    """How datasets become batches."""
+
+    batch_size: int
+    num_workers: int
+    pin_memory: bool
+    prefetch_factor: int | None
+    drop_last: bool
+    collate_fn: Callable[[list[Any]], Any] | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.prefetch_factor is not None and not self.num_workers:
+            raise ConfigError("prefetch_factor needs workers that fetch.", remedy="Give num_workers=2, or leave prefetch_factor out.")
+
+    def loader(self, dataset: Any, *, training: bool) -> Iterable[Any]:
+        """Batches of `dataset`: shuffled anew in each epoch of the training, and in order, with the last short one, else."""
+        drop_last = self.drop_last and training
+        options = {name: getattr(self, name) for name in ("num_workers", "pin_memory", "prefetch_factor", "collate_fn")}
+        if isinstance(dataset, IterableDataset):
+            return DataLoader(dataset, self.batch_size, drop_last=drop_last, **options)
+        return SeededLoader(dataset, self.batch_size, shuffle=training, seed=self.seed, drop_last=drop_last, **options)
+
+
+# %% ../nbs/67_models.ipynb #3017c02c
+_LEARNING_RATE, _WEIGHT_DECAY = 5e-5, 0.01
+Optimizing = Optimizer | Callable[..., Optimizer]
+
+
+def choose_optimizer(
+    model: nn.Module, mode: str, optimizer: Optimizing | None, learning_rate: float | None, weight_decay: float | None
+) -> Optimizing | None:
+    """The optimizer that was given, else one that makes AdamW; None in mode "test" where nothing asks for one."""
+    given = {name: value for name, value in {"learning_rate": learning_rate, "weight_decay": weight_decay}.items() if value is not None}
+    if optimizer is not None and given:
+        raise ConfigError(
+            f"optimizer and {' and '.join(given)} are both given.", remedy="Leave optimizer out, or give it what it needs itself."
+        )
+    if optimizer is not None or (mode == "test" and not given):
+        return optimizer
+    lr, decay = given.get("learning_rate", _LEARNING_RATE), given.get("weight_decay", _WEIGHT_DECAY)
+    if not lr > 0 or not decay >= 0:
+        raise ConfigError(
+            f"learning_rate={lr!r} with weight_decay={decay!r} can't train.", remedy="Give a positive rate and a decay from 0."
+        )
+    return lambda params: AdamW(param_groups(model, lr, weight_decay=decay), lr=lr, weight_decay=decay)
+
+
+# %% ../nbs/67_models.ipynb #8d521c36
+def perplexity(loss: float) -> float:
+    """exp(loss), where `loss` is a mean cross entropy in nats; infinity where that is too large for a float."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+class _Perplexity(L.Callback):
+    """Adds the perplexity to the metrics of each pass."""
+
+    def __init__(self, owner: Steps) -> None:
+        self.owner = owner
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if isinstance(pl_module, StepModule) and self._compute not in pl_module.sources:
+            pl_module.sources.append(self._compute)
+
+    def _compute(self, phase: str) -> dict[str, float]:
+        means = self.owner.meters["train" if phase == "train" else "test"].means()
+        return {"perplexity": perplexity(means["loss"])} if "loss" in means else {}
+
+
+# %% ../nbs/67_models.ipynb #482611e3
+@runtime_checkable
+class SavesPretrained(Protocol):
+    """A model that writes weights and configuration into a folder."""
+
+    def save_pretrained(self, save_directory: str | Path) -> Any: ...
+
+
+def enable_checkpointing(model: nn.Module) -> None:
+    """Let `model` compute its activations again in the backward pass. Raises ConfigError where it can't."""
+    names = (
+        "activation_checkpointing_enable",
+        "gradient_checkpointing_enable",
+    )  # the first since transformers 5.2x, which warns of the other
+    enable = next((method for name in names if callable(method := getattr(model, name, None))), None)
+    remedy = "Leave gradient_checkpointing out, or use torch.utils.checkpoint in its forward."
+    if enable is None:
+        raise ConfigError(f"{type(model).__name__} has no gradient_checkpointing_enable.", remedy=remedy)
+    try:
+        enable()
+    except ValueError as error:
+        raise ConfigError(f"{type(model).__name__} can't do gradient checkpointing: {error}", remedy=remedy) from error
+
+
+# %% ../nbs/67_models.ipynb #52a9b338
+class ModelTrainer(Trainer):
+    """A trainer for models that return their loss; no steps need to be written.
+
+    With `loss_fn(output, target)` the model returns its output only: a batch is then `(input, target)`, or a mapping in which the target
+    is "labels", "label", "target" or "y". Override `prepare_batch` for batches of another form.
+
+    Args:
+        model, device, mode, optimizer, scheduler: As Trainer's, but that the optimizer may be left out.
+        loss_fn: `loss_fn(output, target)`, for a model that does not return its loss.
+        train_dataset: What `run` trains on where it is given no loader.
+        eval_dataset: What it validates on, and what it evaluates in mode "test", where it is given no loader.
+        batch_size: For the datasets.
+        num_workers: Processes that read the datasets; 0 for none.
+        pin_memory: Hand out batches in page-locked memory; where the device is a GPU if it is not said.
+        prefetch_factor: Batches that each worker reads ahead.
+        drop_last: Leave out the last batch of a training epoch where it is short.
+        collate_fn: Makes a batch of a list of samples.
+        learning_rate: Of AdamW, which is the optimizer where none is given; 5e-5 if it is not said.
+        weight_decay: Of AdamW, for parameters of two dimensions and more; 0.01 if it is not said.
+        gradient_checkpointing: Save memory: compute activations again in the backward pass. For models that can.
+        perplexity: Record exp of the mean loss of each pass, too. Batches count by their samples, not by their tokens.
+
+    The other arguments are Trainer's. The order of `train_dataset` depends on `seed` (0 where there is none) and epoch alone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: Device | list[Device] = "auto",
+        mode: Mode = "train",
+        optimizer: Optimizing | None = None,
+        scheduler: Scheduler | None = None,
+        *,
+        loss_fn: Callable[[Any, Any], Tensor] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        batch_size: int = 8,
+        num_workers: int = 0,
+        pin_memory: bool | None = None,
+        prefetch_factor: int | None = None,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        learning_rate: float | None = None,
+        weight_decay: float | None = None,
+        gradient_checkpointing: bool = False,
+        perplexity: bool = False,
+        **options: Any,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "options", "__class__")}
+        made = choose_optimizer(model, mode, optimizer, learning_rate, weight_decay)
+        super().__init__(model, device, mode, made, scheduler, **options)
+        self.given |= given
+        self.loss_fn, self.perplexity = loss_fn, perplexity
+        pin = self.device.type == "cuda" if pin_memory is None else pin_memory
+        self.loading = Loading(batch_size, num_workers, pin, prefetch_factor, drop_last, collate_fn, self.seed or 0)
+        self.train_loader = None if train_dataset is None else self.loading.loader(train_dataset, training=True)
+        self.eval_loader = None if eval_dataset is None else self.loading.loader(eval_dataset, training=False)
+        if gradient_checkpointing:
+            enable_checkpointing(model)
+
+    # -- steps
+    def prepare_batch(self, batch: Any) -> Any:
+        """Your change of each batch, which is on the device already."""
+        return batch
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        """The loss, all scalars, and "output" and "label" where they are known."""
+        batch = self.prepare_batch(batch)
+        if self.loss_fn is None:
+            return _as_step(call_model(self.model, batch), _target(batch))
+        given, label = _parted(batch)
+        output = call_model(self.model, given)
+        return {"loss": self.loss_fn(output, label), "output": output, "label": label}
+
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        """As `train_step`."""
+        return self.train_step(batch)
+
+    # -- running
+    @overload
+    def run(
+        self,
+        n_epoch: int,
+        loader: Iterable[Any] | None = None,
+        valid_loader: Iterable[Any] | None = None,
+        *,
+        resume: str | Path | None = None,
+        background: Literal[False] = False,
+    ) -> RunResult: ...
+    @overload
+    def run(
+        self,
+        n_epoch: int,
+        loader: Iterable[Any] | None = None,
+        valid_loader: Iterable[Any] | None = None,
+        *,
+        resume: str | Path | None = None,
+        background: bool,
+    ) -> RunResult | RunHandle: ...
+    def run(
+        self,
+        n_epoch: int,
+        loader: Iterable[Any] | None = None,
+        valid_loader: Iterable[Any] | None = None,
+        *,
+        resume: str | Path | None = None,
+        background: bool = False,
+    ) -> RunResult | RunHandle:
+        """As Trainer's `run`; what is not given is read from `train_dataset` and `eval_dataset`."""
+        if self.mode == "train":
+            loader = self.train_loader if loader is None else loader
+            valid_loader = self.eval_loader if valid_loader is None else valid_loader
+        else:
+            loader = self.eval_loader if loader is None else loader
+        return super().run(n_epoch, self._needed(loader), valid_loader, resume=resume, background=background)
+
+    def evaluate(self, data: Iterable[Any] | Dataset[Any] | None = None, batch_size: int | None = None) -> dict[str, float]:
+        """As Trainer's `evaluate`: of a loader, of a dataset, or of `eval_dataset` where nothing is given."""
+        if isinstance(data, Dataset):
+            data = replace(self.loading, batch_size=batch_size or self.loading.batch_size).loader(data, training=False)
+        return super().evaluate(self._needed(self.eval_loader if data is None else data))
+
+    def _needed(self, loader: Iterable[Any] | None) -> Iterable[Any]:
+        if loader is None:
+            dataset = "train_dataset" if self.mode == "train" else "eval_dataset"
+            raise ConfigError(
+                "There are no data: no loader was given, and no dataset.", remedy=f"Make the trainer with {dataset}=..., or give a loader."
+            )
+        return loader
+
+    # -- around a run
+    def callbacks(self) -> list[L.Callback]:
+        return [*super().callbacks(), *([_Perplexity(self)] if self.perplexity else [])]
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write the model into `folder` as `from_pretrained` of its class reads it. While a run is on, between two batches."""
+        model = self.model
+        if not isinstance(model, SavesPretrained):
+            raise ConfigError(f"{type(model).__name__} has no save_pretrained.", remedy="Write its weights with save_model(filename).")
+        self.control.do(lambda at: model.save_pretrained(folder))
+        return Path(folder)
+
+    @property
+    def is_main_process(self) -> bool:
+        """Is this the process that writes and reports? Of several that train together it is the one of rank 0."""
+        return (rank_zero_only.rank or 0) == 0  # pyright: ignore[reportFunctionMemberAccess]

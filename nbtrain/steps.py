@@ -75,11 +75,11 @@ def check_output(output: Any, step: str, where: Callable[[], str], device: torch
     if not isinstance(output, Mapping):
         remedy = 'Return {"loss": loss}.' if isinstance(output, Tensor) else example
         raise StepError(f"{step} returned {'None' if output is None else type(output).__name__}, not a dict.", where=where(), remedy=remedy)
-    if step == "train_step":
+    if step.startswith("train_step"):  # a trainer with several optimizers has train_step_<name>
         if "loss" not in output:
             names = "{" + ", ".join(map(repr, output)) + "}"
             raise StepError(f"{step} returned {names}, without 'loss'.", where=where(), remedy=example)
-        _check_loss(output["loss"], where, device)
+        _check_loss(output["loss"], step, where, device)
     for name, value in output.items():
         if not isinstance(value, (Tensor, Real, list, tuple, Mapping)):
             raise StepError(
@@ -90,24 +90,24 @@ def check_output(output: Any, step: str, where: Callable[[], str], device: torch
     return output
 
 
-def _check_loss(loss: Any, where: Callable[[], str], device: torch.device | None) -> None:
+def _check_loss(loss: Any, step: str, where: Callable[[], str], device: torch.device | None) -> None:
     if not isinstance(loss, Tensor):
         raise StepError(
-            f"train_step returned its loss as {type(loss).__name__}, which has no gradient.", where=where(), remedy="Return it as a tensor."
+            f"{step} returned its loss as {type(loss).__name__}, which has no gradient.", where=where(), remedy="Return it as a tensor."
         )
     if loss.numel() != 1:
         raise StepError(
-            f"train_step returned a loss of shape {tuple(loss.shape)}, not a scalar.", where=where(), remedy="Take its mean: loss.mean()."
+            f"{step} returned a loss of shape {tuple(loss.shape)}, not a scalar.", where=where(), remedy="Take its mean: loss.mean()."
         )
     if device is not None and loss.device.type != device.type:
         raise StepError(
-            f"train_step returned a loss on {loss.device}, and the model is on {device}.",
+            f"{step} returned a loss on {loss.device}, and the model is on {device}.",
             where=where(),
             remedy="Make all tensors of the loss on the batch's device: torch.zeros(..., device=x.device).",
         )
     if not loss.requires_grad:
         raise StepError(
-            "train_step returned a loss without a gradient.",
+            f"{step} returned a loss without a gradient.",
             where=where(),
             remedy="Make it from the model's output, without .detach(), .item() or torch.no_grad().",
         )
@@ -170,6 +170,9 @@ class StepModule(L.LightningModule):
         # Calls the step, its first argument, on parts of a batch, where an addon does that
         self.in_parts: Callable[[Callable[[Any], Mapping[str, Any]], Any], Mapping[str, Any]] | None = None
         self.split: Callable[[], None] | None = None  # splits the model over the ranks, in a run that does that
+        # Counts what a training step returns, where a batch has several; `turn` is then the name of the one at hand
+        self.count: Callable[[Mapping[str, Any], Any], None] | None = None
+        self.turn = ""
         self._train_open = self._accumulates = self._sanity_check = False
         self._validation = ExitStack()  # what a validation borrowed: the RNG state and the owner's mode
         self._known_metrics = _KnownMetrics()
@@ -182,7 +185,10 @@ class StepModule(L.LightningModule):
             output = self.in_parts(lambda part: self._run_step("train_step", part, batch_idx), batch)
         for listener in self.listeners:
             listener(output)
-        self.add_output("train", output, batch)
+        if self.count is None:
+            self.add_output("train", output, batch)
+        else:
+            self.count(output, batch)
         return output
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Mapping[str, Any]:
@@ -215,12 +221,19 @@ class StepModule(L.LightningModule):
         if not self.whole_epoch:
             self.output = apply_to_collection(dict(output), Tensor, Tensor.detach)
 
+    def amend_output(self, output: Mapping[str, Any]) -> None:
+        """Count the scalars that a further step has returned for the newest training batch."""
+        for name, value in output.items():
+            self.owner.meters["train"].amend(name, value)
+        if not self.whole_epoch:
+            self.output |= apply_to_collection(dict(output), Tensor, Tensor.detach)
+
     def _where(self, name: str, batch_idx: int) -> str:
         return f"{type(self.owner).__name__}.{name}, epoch {self.owner.counts.epoch + 1}, batch {batch_idx + 1}"
 
     def record(self, name: str, value: Scalar) -> None:
         """Add a scalar to the training batch that is being processed: `train_<name>` in the history."""
-        self.owner.meters["train"].amend(name, value)
+        self.owner.meters["train"].amend(f"{name}_{self.turn}" if self.turn else name, value)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Lightning's `log`, with a short way for a number that was logged before in this epoch."""

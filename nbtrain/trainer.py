@@ -646,11 +646,11 @@ def _rebuild(base: type[Trainer], addons: tuple[type[AddOnBase], ...]) -> Traine
 
 # %% ../nbs/66_trainer.ipynb #03cb4f99
 def _check_options(kind: type[Trainer], given: Iterable[str]) -> None:
-    known = {name for addon in kind.addons for name in options(addon)} | set(inspect.signature(Trainer.__init__).parameters)
+    known = {name for addon in kind.addons for name in options(addon)} | {parameter.name for parameter in _parameters(kind)}
     for name in given:
         if name not in known:
             what = f"{_written(kind).__name__} takes no argument {name!r}."
-            raise OptionError(what, remedy=nearest(name, known - {"self", "addon_options"}))
+            raise OptionError(what, remedy=nearest(name, known))
 
 
 def _make_addons(kind: type[Trainer], given: dict[str, Any], shared: dict[str, Any]) -> dict[type[AddOnBase], AddOnBase]:
@@ -687,9 +687,27 @@ def _command(addon: type[AddOnBase], method: Callable[..., Any]) -> Callable[...
     return command
 
 
+def _parameters(kind: type[Trainer]) -> list[inspect.Parameter]:
+    """What a constructor takes by name, its own first: where it takes any keyword, those of the class above it too."""
+    found: dict[str, inspect.Parameter] = {}
+    in_place = True  # do positional arguments reach this class?
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        _, *own = inspect.signature(base.__init__).parameters.values()
+        kinds = {parameter.kind for parameter in own}
+        for parameter in own:
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                found.setdefault(parameter.name, parameter if in_place else parameter.replace(kind=parameter.KEYWORD_ONLY))
+        if base is Trainer or inspect.Parameter.VAR_KEYWORD not in kinds:
+            break
+        in_place = in_place and inspect.Parameter.VAR_POSITIONAL in kinds and inspect.Parameter.POSITIONAL_OR_KEYWORD not in kinds
+    return sorted(found.values(), key=lambda parameter: parameter.kind)
+
+
 def _signature(base: type[Trainer], addons: Iterable[type[AddOnBase]]) -> inspect.Signature:
     """The constructor's signature with the options of the addons, for `help()` and Tab."""
-    parameters = [p for p in inspect.signature(base).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    parameters = _parameters(base)
     names = {p.name for p in parameters}
     for addon in addons:
         for name, field in inspect.signature(addon).parameters.items():

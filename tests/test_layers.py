@@ -83,6 +83,8 @@ ORDER = [
     "gallery",
     "trainer",
     "models",
+    "hfcallbacks",
+    "multioptimizer",
     "jobs",
     "config",
     "examples.digits",
