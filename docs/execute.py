@@ -18,7 +18,8 @@ def execute(path: Path, folder: str) -> nbformat.NotebookNode:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    client = NotebookClient(notebook, timeout=300, store_widget_state=False, resources={"metadata": {"path": folder}})
+    resources = {"metadata": {"path": folder}}
+    client = NotebookClient(notebook, timeout=900, store_widget_state=False, coalesce_streams=True, resources=resources)
     client.execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times of day
