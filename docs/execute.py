@@ -19,7 +19,7 @@ def execute(path: Path, folder: str) -> nbformat.NotebookNode:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     resources = {"metadata": {"path": folder}}
-    client = NotebookClient(notebook, timeout=900, store_widget_state=False, coalesce_streams=True, resources=resources)
+    client = NotebookClient(notebook, timeout=3600, store_widget_state=False, coalesce_streams=True, resources=resources)
     client.execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times of day

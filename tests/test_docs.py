@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import runpy
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -113,6 +115,32 @@ def test_code_of_a_page_runs_and_prints_what_the_page_says(
     script.write_text("\n\n".join(text for kind, text in blocks if kind == "python"))
     runpy.run_path(str(script), run_name="page")
     assert capsys.readouterr().out == "".join(text for kind, text in blocks if kind == "text")
+
+
+def _lasting_folder() -> Path:
+    """What the recipe of resume.md finds here."""
+    code = next(text for _, text in BLOCK.findall((DOCS / "resume.md").read_text(encoding="utf-8")) if "def lasting_folder" in text)
+    tree = ast.parse(code)
+    tree.body = [
+        node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)) or getattr(node, "name", "") == "lasting_folder"
+    ]
+    names: dict[str, Any] = {}
+    exec(compile(tree, "resume.md", "exec"), names)
+    return names["lasting_folder"]()
+
+
+def test_recipe_saves_to_drive_on_colab(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted: list[str] = []
+    colab = ModuleType("google.colab")
+    colab.drive = SimpleNamespace(mount=mounted.append)  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "google.colab", colab)
+    assert _lasting_folder() == Path("/content/drive/MyDrive/runs")
+    assert mounted == ["/content/drive"]
+
+
+def test_recipe_saves_to_the_output_on_kaggle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "is_dir", lambda path: path == Path("/kaggle/working"))
+    assert _lasting_folder() == Path("/kaggle/working/runs")
 
 
 def test_diagram_of_the_architecture_is_the_order_of_the_modules() -> None:
