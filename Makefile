@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test test-fast coverage faults bench bench-peers lab docs readme names notebooks format check dist clean
+.PHONY: demo test test-fast coverage faults bench bench-peers examples lab docs readme names notebooks format check dist clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
@@ -37,6 +37,10 @@ bench: .venv/installed-dev
 bench-peers: .venv/installed-dev
 	$(PIP) --requirement tests/benchmarks/requirements.txt
 	$(PIP) --no-deps fastai==2.8.12
+
+# Execute every notebook and compare its metrics with the stored ones: minutes of training; the text that one trains on is that of Python 3.11
+examples: .venv/installed-dev
+	$(BIN)/python docs/execute.py --compare
 
 # The demo as a notebook
 lab: .venv/installed-dev

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-SHORT = [p for p in NOTEBOOKS if p.stem not in ("index",)]
+SHORT = [p for p in NOTEBOOKS if not p.stem.startswith("index") and p.parent.name != "examples"]  # the others: make examples
 
 
 def _script(name: str) -> ModuleType:
@@ -76,6 +76,27 @@ def test_notebook_has_a_title_a_promise_and_no_star_imports(path: Path) -> None:
 def test_notebook_runs(path: Path, tmp_path: Path) -> None:
     notebook = _script("execute").execute(path, str(tmp_path))
     assert all(output.output_type != "error" for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs)
+
+
+def _notebook_with(text: str) -> nbformat.NotebookNode:
+    output = nbformat.v4.new_output("stream", text=text)
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(outputs=[output])])
+
+
+def test_results_are_the_metrics_of_tables_and_of_lines() -> None:
+    table = "Digits · cpu\nepoch  train_loss  val_acc  train_samples_per_s  time\n    1       2.078   0.8129                 1000  0.1s ★\n"
+    line = "epoch 1/2 · train_loss 1.5 · train_step_time_s 0.3 · time 0.5s ★\n{'loss': 0.25, 'f1': 1e-2}"
+    found = _script("execute").results(_notebook_with(table + line))
+    values = [("train_loss", 2.078), ("val_acc", 0.8129), ("train_loss", 1.5), ("loss", 0.25), ("f1", 0.01)]
+    assert found == [(0, name, value) for name, value in values]
+
+
+def test_only_metrics_that_are_far_off_are_told() -> None:
+    differences = _script("execute").differences
+    stored = _notebook_with("val_loss 1.0 · val_acc 0.5 · time 1.0s")
+    assert differences(stored, _notebook_with("val_loss 1.04 · val_acc 0.5 · time 9.0s")) == []
+    assert differences(stored, _notebook_with("val_loss 1.2 · val_acc 0.5 · time 1.0s")) == ["cell 0: val_loss is 1, 1.2 came out"]
+    assert differences(stored, _notebook_with("val_loss 1.0")) == ["other metrics: 2 are stored, 1 came out"]
 
 
 def test_readme_is_the_index() -> None:
