@@ -65,7 +65,7 @@ lab: .venv/installed-dev
 docs: .venv/installed-dev
 	$(BIN)/python docs/build.py
 
-# README.md is nbs/index.ipynb as Markdown
+# README.md is nbs/index.ipynb as Markdown, README.ko.md nbs/index.ko.ipynb
 readme: .venv/installed-dev
 	$(BIN)/python docs/make_readme.py
 

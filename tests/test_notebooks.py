@@ -65,7 +65,7 @@ def test_outputs_are_fit_to_be_read(path: Path) -> None:
 def test_notebook_has_a_title_a_promise_and_no_star_imports(path: Path) -> None:
     cells = nbformat.read(path, as_version=4).cells
     assert cells[0].cell_type == "markdown" and cells[0].source.startswith("# ")
-    if path.stem != "index":
+    if not path.stem.startswith("index"):
         assert re.search(r"^> .+\.$", cells[0].source, re.M)
         assert any(re.search(r"^assert |^    assert ", cell.source, re.M) for cell in cells if cell.cell_type == "code")
         assert cells[-1].source.startswith("Left out") or "\nLeft out" in cells[-1].source
@@ -102,6 +102,20 @@ def test_only_metrics_that_are_far_off_are_told() -> None:
 def test_readme_is_the_index() -> None:
     assert (ROOT / "README.md").read_text() == _script("make_readme").readme(), "run `make readme`"
     assert (ROOT / "docs" / "images" / "notebook.png").stat().st_size > 5_000
+
+
+def test_korean_readme_has_the_code_of_the_other() -> None:
+    korean = ROOT / "nbs" / "index.ko.ipynb"
+    assert (ROOT / "README.ko.md").read_text(encoding="utf-8") == _script("make_readme").readme(korean), "run `make readme`"
+
+    def code(path: Path) -> list[str]:
+        return [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+    def quoted(path: Path) -> list[str]:
+        return re.findall(r"`[^`\n]+`|^#+ |\(docs/images/\S+\)", path.read_text(encoding="utf-8"), re.M)
+
+    assert code(korean) == code(ROOT / "nbs" / "index.ipynb")
+    assert sorted(quoted(ROOT / "README.ko.md")) == sorted(quoted(ROOT / "README.md")), "a part is missing or was added"
 
 
 def test_every_public_name_has_its_line() -> None:
