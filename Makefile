@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test test-fast coverage faults bench bench-peers lab docs readme names notebooks format check dist clean
+.PHONY: demo test test-fast coverage faults bench bench-peers examples lab docs readme names notebooks format check dist clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
@@ -38,6 +38,11 @@ bench-peers: .venv/installed-dev
 	$(PIP) --requirement tests/benchmarks/requirements.txt
 	$(PIP) --no-deps fastai==2.8.12
 
+# Execute every notebook and compare its metrics with the stored ones: minutes of training; the text that one trains on is that of Python 3.11
+examples: .venv/installed-dev
+	$(PIP) mnist1d==0.0.2.post1
+	$(BIN)/python docs/execute.py --compare
+
 # The demo as a notebook
 lab: .venv/installed-dev
 	$(BIN)/jupyter lab nbs/tutorials/first_run.ipynb
@@ -61,7 +66,7 @@ lab: .venv/installed-dev
 docs: .venv/installed-dev
 	$(BIN)/python docs/build.py
 
-# README.md is nbs/index.ipynb as Markdown
+# README.md is nbs/index.ipynb as Markdown, README.ko.md nbs/index.ko.ipynb
 readme: .venv/installed-dev
 	$(BIN)/python docs/make_readme.py
 

@@ -27,7 +27,8 @@ def gather(source: Path) -> None:
     """Write all pages as Sphinx reads them into the new folder `source`."""
     notebooks = [p for p in NOTEBOOKS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts]
     for path in notebooks:
-        _write(source / path.relative_to(ROOT), nbformat.writes(as_page(nbformat.read(path, as_version=4))))
+        page = as_page(nbformat.read(path, as_version=4))
+        _write(source / path.relative_to(ROOT), nbformat.writes(without_pictures(page) if path.stem.startswith("index") else page))
     shutil.copytree(DOCS / "images", source / "docs" / "images")
     for path in DOCS.glob("*.md"):
         _write(source / "docs" / path.name, path.read_text(encoding="utf-8"))
@@ -56,6 +57,15 @@ def as_page(notebook: NotebookNode) -> NotebookNode:
                 cell.metadata["mystnb"] = {"code_prompt_show": "Imports", "code_prompt_hide": "Imports"}
         cells.append(cell)
     notebook.cells = cells
+    notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}  # it knows %%bash
+    return notebook
+
+
+def without_pictures(notebook: NotebookNode) -> NotebookNode:
+    """A front page whose outputs are seen themselves, in place of README's pictures of them."""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(r"^!\[.*\n*", "", cell.source, flags=re.M)
     return notebook
 
 
@@ -90,13 +100,11 @@ def _add_contents(source: Path) -> None:
     folders = sorted({p.parent for p in (source / "nbs").rglob("*.ipynb")} - {source / "nbs"}, key=lambda p: (p.name != "tutorials", p))
     parts = [(folder.name.capitalize(), sorted(folder.glob("*.ipynb"), key=_place)) for folder in folders]
     parts += [("Guides", sorted((source / "docs").glob("*.md"), key=_place))]
-    parts += [("How it is built, by chapter", sorted((source / "nbs").glob("*.ipynb")))]
+    parts += [("How it is built, by chapter", sorted((source / "nbs").glob("[0-9]*.ipynb")))]
+    parts += [("한국어", [source / "nbs" / "index.ko.ipynb"])]
     parts += [("Reference", [source / "api" / "index.md"])]
     lists = [toctree(caption, (f"/{p.relative_to(source).with_suffix('').as_posix()}" for p in pages)) for caption, pages in parts]
     index = nbformat.read(source / "index.ipynb", as_version=4)
-    for cell in index.cells:
-        if cell.cell_type == "markdown":  # here the output itself is to be seen, in place of README's picture of it
-            cell.source = re.sub(r"^!\[.*\n*", "", cell.source, flags=re.M)
     hidden = [re.sub(r"^:maxdepth", ":hidden:\n:maxdepth", text, flags=re.M) for text in lists]
     index.cells.append(new_markdown_cell("\n".join(hidden)))
     nbformat.write(index, source / "index.ipynb")

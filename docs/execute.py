@@ -1,24 +1,60 @@
-"""Execute notebooks in a folder of their own, and keep the outputs: `python docs/execute.py [NOTEBOOK ...]`."""
+"""Execute notebooks in a folder of their own, and keep the outputs: `python docs/execute.py [NOTEBOOK ...]`.
+
+With `--compare` nothing is kept: the metrics that come out are set beside those of the stored outputs.
+"""
 
 from __future__ import annotations
 
+import argparse
+import math
+import re
+import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parent.parent
+_NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+_METRIC = re.compile(rf"\b((?:train|val|test)_\w+|loss|accuracy|acc|f1|perplexity)['\"]?[:=]?\s+({_NUMBER})\b")
+_VARYING = re.compile(r"(_per_s|_time_s|_wait|_gb)$")  # of the machine and the moment
+_RELATIVE, _ABSOLUTE = 0.05, 0.02  # another processor rounds otherwise, and training amplifies it
 
 
-def execute(path: Path, folder: str) -> nbformat.NotebookNode:
-    """The notebook at `path`, executed in `folder`; a raising cell raises."""
+@contextmanager
+def warm_kernels() -> Iterator[KernelSpec]:
+    """What starts kernels that have imported the large packages already: see `warm_kernels.py`."""
+    program = [sys.executable, str(ROOT / "docs" / "warm_kernels.py")]
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/socket"
+        process = subprocess.Popen([*program, path])
+        try:
+            while not Path(path).exists():
+                assert process.poll() is None, "the process that forks kernels has ended"
+                time.sleep(0.05)
+            yield KernelSpec(argv=[*program, path, "-f", "{connection_file}"], display_name="warm", language="python")
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def execute(path: Path, folder: str, kernel: KernelSpec) -> nbformat.NotebookNode:
+    """The notebook at `path`, executed in `folder` by a `kernel` of `warm_kernels`; a raising cell raises."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    client = NotebookClient(notebook, timeout=300, store_widget_state=False, resources={"metadata": {"path": folder}})
+    resources = {"metadata": {"path": folder}}
+    manager = AsyncKernelManager()
+    manager._kernel_spec = kernel
+    client = NotebookClient(notebook, manager, timeout=3600, store_widget_state=False, coalesce_streams=True, resources=resources)
     client.execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times of day
@@ -26,13 +62,69 @@ def execute(path: Path, folder: str) -> nbformat.NotebookNode:
     return notebook
 
 
-def main(names: list[str]) -> None:
-    paths = [Path(name) for name in names] or sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-    for path in paths:
-        with tempfile.TemporaryDirectory() as folder:
-            nbformat.write(execute(path, folder), path)
-        print(path)
+def results(notebook: nbformat.NotebookNode) -> list[tuple[int, str, float]]:
+    """What the outputs say that was measured, in their order: the cell, a metric's name, its value.
+
+    Times and rates are left out, and cells tagged "varies": what they show depends on when something happened.
+    """
+    found = []
+    for n, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", []) if "varies" not in cell.metadata.get("tags", []) else []:
+            text = output.get("text", "") or output.get("data", {}).get("text/plain", "")
+            found += [(n, name, float(value)) for name, value in _pairs(text) if not _VARYING.search(name)]
+    return found
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    """Names with their values: of tables by column, elsewhere where a value follows a name."""
+    header: list[str] = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) > 1 and all(re.fullmatch(r"[a-z]\w*", word) for word in words):
+            header = words
+        elif header and len(words) >= len(header) and re.fullmatch(_NUMBER, words[0]):
+            yield from ((name, word) for name, word in zip(header, words) if "_" in name and re.fullmatch(_NUMBER, word))
+        else:
+            header = []
+            yield from _METRIC.findall(line)
+
+
+def differences(stored: nbformat.NotebookNode, fresh: nbformat.NotebookNode) -> list[str]:
+    """What does not agree, a line each."""
+    old, new = results(stored), results(fresh)
+    if [found[:2] for found in old] != [found[:2] for found in new]:
+        return [f"other metrics: {len(old)} are stored, {len(new)} came out"]
+    return [
+        f"cell {cell}: {name} is {value:g}, {after:g} came out"
+        for (cell, name, value), (_, _, after) in zip(old, new)
+        if not math.isclose(value, after, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Returns how many notebooks do not agree with what they have stored; 0 without `--compare`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all")
+    parser.add_argument("--compare", action="store_true", help="keep the stored outputs, and compare with them")
+    given = parser.parse_args(arguments)
+    paths = given.notebooks or sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+    with warm_kernels() as kernel:
+        return sum(_execute_one(path, kernel, compare=given.compare) for path in paths)
+
+
+def _execute_one(path: Path, kernel: KernelSpec, *, compare: bool) -> bool:
+    """Does it not agree with what it has stored?"""
+    with tempfile.TemporaryDirectory() as folder:
+        fresh = execute(path, folder, kernel)
+    if not compare:
+        nbformat.write(fresh, path)
+        print(path, flush=True)
+        return False
+    stored = nbformat.read(path, as_version=4)
+    found = differences(stored, fresh)
+    print(path, *(found or [f"{len(results(stored))} metrics agree"]), sep="\n  ", flush=True)
+    return bool(found)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

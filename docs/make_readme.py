@@ -1,4 +1,4 @@
-"""Write README.md from nbs/index.ipynb: text and code as they are, outputs left out (the picture shows them)."""
+"""Write README.md and README.ko.md from nbs/index.ipynb and nbs/index.ko.ipynb: text and code; pictures are in place of outputs."""
 
 from __future__ import annotations
 
@@ -16,4 +16,5 @@ def readme(notebook: Path = ROOT / "nbs" / "index.ipynb") -> str:
 
 
 if __name__ == "__main__":
-    (ROOT / "README.md").write_text(readme(), encoding="utf-8")
+    for name, notebook in (("README.md", "index.ipynb"), ("README.ko.md", "index.ko.ipynb")):
+        (ROOT / name).write_text(readme(ROOT / "nbs" / notebook), encoding="utf-8")

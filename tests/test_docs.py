@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
+import ast
 import re
 import runpy
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from conftest import script
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 PAGES = sorted(path for path in DOCS.glob("*.md") if "```python\n" in path.read_text(encoding="utf-8"))
-
-
-def _script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class _Page(HTMLParser):
@@ -49,7 +43,7 @@ class _Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _script("build").build(tmp_path_factory.mktemp("site"))
+    return script("build").build(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +55,7 @@ def test_every_notebook_page_and_module_is_on_the_site(site: Path) -> None:
     sources = [p.relative_to(ROOT) for p in [*(ROOT / "nbs").rglob("*.ipynb"), *DOCS.glob("*.md")] if ".ipynb_checkpoints" not in p.parts]
     sources = [path if path.stem != "index" else Path("index") for path in sources]
     assert not [path for path in sources if not (site / path.with_suffix(".html")).exists()]
-    modules = {_script("build").module_name(p) for p in (ROOT / "nbtrain").rglob("*.py") if p.name not in ("__init__.py", "_modidx.py")}
+    modules = {script("build").module_name(p) for p in (ROOT / "nbtrain").rglob("*.py") if p.name not in ("__init__.py", "_modidx.py")}
     assert modules == {path.stem for path in (site / "api").glob("*.html")} - {"index"}
 
 
@@ -114,8 +108,34 @@ def test_code_of_a_page_runs_and_prints_what_the_page_says(
     assert capsys.readouterr().out == "".join(text for kind, text in blocks if kind == "text")
 
 
+def _lasting_folder() -> Path:
+    """What the recipe of resume.md finds here."""
+    code = next(text for _, text in BLOCK.findall((DOCS / "resume.md").read_text(encoding="utf-8")) if "def lasting_folder" in text)
+    tree = ast.parse(code)
+    tree.body = [
+        node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)) or getattr(node, "name", "") == "lasting_folder"
+    ]
+    names: dict[str, Any] = {}
+    exec(compile(tree, "resume.md", "exec"), names)
+    return names["lasting_folder"]()
+
+
+def test_recipe_saves_to_drive_on_colab(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted: list[str] = []
+    colab = ModuleType("google.colab")
+    colab.drive = SimpleNamespace(mount=mounted.append)  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "google.colab", colab)
+    assert _lasting_folder() == Path("/content/drive/MyDrive/runs")
+    assert mounted == ["/content/drive"]
+
+
+def test_recipe_saves_to_the_output_on_kaggle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "is_dir", lambda path: path == Path("/kaggle/working"))
+    assert _lasting_folder() == Path("/kaggle/working/runs")
+
+
 def test_diagram_of_the_architecture_is_the_order_of_the_modules() -> None:
-    drawn = _script("make_architecture")
+    drawn = script("make_architecture")
     assert (DOCS / "architecture.md").read_text(encoding="utf-8") == drawn.page(), "run `make names`"
     assert drawn.FLOORS.keys() <= set(drawn.order())
     for named in re.findall(r"`nbtrain\.([\w.]+)`", drawn.page()):
@@ -123,4 +143,4 @@ def test_diagram_of_the_architecture_is_the_order_of_the_modules() -> None:
 
 
 def test_table_of_hooks_is_that_of_the_code() -> None:
-    assert (DOCS / "hooks.md").read_text(encoding="utf-8") == _script("make_hooks").page(), "run `make names`"
+    assert (DOCS / "hooks.md").read_text(encoding="utf-8") == script("make_hooks").page(), "run `make names`"

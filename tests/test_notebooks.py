@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import nbformat
 import pytest
+from conftest import script
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-SHORT = [p for p in NOTEBOOKS if p.stem not in ("index",)]
-
-
-def _script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+SHORT = [p for p in NOTEBOOKS if not p.stem.startswith("index") and p.parent.name != "examples"]  # the others: make examples
 
 
 def test_package_is_what_the_notebooks_export(tmp_path: Path) -> None:
@@ -65,7 +57,7 @@ def test_outputs_are_fit_to_be_read(path: Path) -> None:
 def test_notebook_has_a_title_a_promise_and_no_star_imports(path: Path) -> None:
     cells = nbformat.read(path, as_version=4).cells
     assert cells[0].cell_type == "markdown" and cells[0].source.startswith("# ")
-    if path.stem != "index":
+    if not path.stem.startswith("index"):
         assert re.search(r"^> .+\.$", cells[0].source, re.M)
         assert any(re.search(r"^assert |^    assert ", cell.source, re.M) for cell in cells if cell.cell_type == "code")
         assert cells[-1].source.startswith("Left out") or "\nLeft out" in cells[-1].source
@@ -73,18 +65,53 @@ def test_notebook_has_a_title_a_promise_and_no_star_imports(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SHORT, ids=lambda p: p.stem)
-def test_notebook_runs(path: Path, tmp_path: Path) -> None:
-    notebook = _script("execute").execute(path, str(tmp_path))
+def test_notebook_runs(path: Path, tmp_path: Path, warm_kernel: Any) -> None:
+    notebook = script("execute").execute(path, str(tmp_path), warm_kernel)
     assert all(output.output_type != "error" for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs)
 
 
+def _notebook_with(text: str) -> nbformat.NotebookNode:
+    output = nbformat.v4.new_output("stream", text=text)
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(outputs=[output])])
+
+
+def test_results_are_the_metrics_of_tables_and_of_lines() -> None:
+    table = "Digits · cpu\nepoch  train_loss  val_acc  train_samples_per_s  time\n    1       2.078   0.8129                 1000  0.1s ★\n"
+    line = "epoch 1/2 · train_loss 1.5 · train_step_time_s 0.3 · time 0.5s ★\n{'loss': 0.25, 'f1': 1e-2}"
+    found = script("execute").results(_notebook_with(table + line))
+    values = [("train_loss", 2.078), ("val_acc", 0.8129), ("train_loss", 1.5), ("loss", 0.25), ("f1", 0.01)]
+    assert found == [(0, name, value) for name, value in values]
+
+
+def test_only_metrics_that_are_far_off_are_told() -> None:
+    differences = script("execute").differences
+    stored = _notebook_with("val_loss 1.0 · val_acc 0.5 · time 1.0s")
+    assert differences(stored, _notebook_with("val_loss 1.04 · val_acc 0.5 · time 9.0s")) == []
+    assert differences(stored, _notebook_with("val_loss 1.2 · val_acc 0.5 · time 1.0s")) == ["cell 0: val_loss is 1, 1.2 came out"]
+    assert differences(stored, _notebook_with("val_loss 1.0")) == ["other metrics: 2 are stored, 1 came out"]
+
+
 def test_readme_is_the_index() -> None:
-    assert (ROOT / "README.md").read_text() == _script("make_readme").readme(), "run `make readme`"
+    assert (ROOT / "README.md").read_text() == script("make_readme").readme(), "run `make readme`"
     assert (ROOT / "docs" / "images" / "notebook.png").stat().st_size > 5_000
 
 
+def test_korean_readme_has_the_code_of_the_other() -> None:
+    korean = ROOT / "nbs" / "index.ko.ipynb"
+    assert (ROOT / "README.ko.md").read_text(encoding="utf-8") == script("make_readme").readme(korean), "run `make readme`"
+
+    def code(path: Path) -> list[str]:
+        return [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+    def quoted(path: Path) -> list[str]:
+        return re.findall(r"`[^`\n]+`|^#+ |\(docs/images/\S+\)", path.read_text(encoding="utf-8"), re.M)
+
+    assert code(korean) == code(ROOT / "nbs" / "index.ipynb")
+    assert sorted(quoted(ROOT / "README.ko.md")) == sorted(quoted(ROOT / "README.md")), "a part is missing or was added"
+
+
 def test_every_public_name_has_its_line() -> None:
-    page = _script("make_names").names()
+    page = script("make_names").names()
     assert (ROOT / "docs" / "names.md").read_text() == page, "run `make names`"
     assert not [line for line in page.splitlines() if line.endswith(": ")]
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import nbformat
 from jupyter_client.manager import start_new_kernel
-from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
 SETUP = """
@@ -27,22 +26,7 @@ loader = [torch.randn(8, 4) for _ in range(200)]
 """
 
 
-class Watched(NotebookClient):
-    """Asks as a frontend does at which somebody sits."""
-
-    async def async_start_new_kernel_client(self, **options: Any) -> Any:
-        client = await super().async_start_new_kernel_client(**options)
-        client.allow_stdin = True
-        return client
-
-
-def execute(*cells: str) -> Any:
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    Watched(notebook, timeout=120, store_widget_state=False, allow_errors=True).execute()
-    return notebook
-
-
-def test_saved_notebook_keeps_the_record_and_no_widget(tmp_path: Path) -> None:
+def test_saved_notebook_keeps_the_record_and_no_widget(tmp_path: Path, execute: Any) -> None:
     notebook = execute(SETUP, "result = trainer.run(3, loader, loader)")
     nbformat.validate(notebook)
     assert "widgets" not in notebook.metadata
@@ -55,7 +39,7 @@ def test_saved_notebook_keeps_the_record_and_no_widget(tmp_path: Path) -> None:
     assert "✓ completed" in page and "widget-view" not in page
 
 
-def test_failed_run_keeps_its_table_and_shows_the_place() -> None:
+def test_failed_run_keeps_its_table_and_shows_the_place(execute: Any) -> None:
     broken = "def train_step(self, batch, n=[0]):\n    n[0] += 1\n    if n[0] == 250: raise RuntimeError('spoilt')\n"
     broken += "    return {'loss': self.model(batch).square().mean()}\nSlow.train_step = train_step\ntrainer.run(3, loader)"
     notebook = execute(SETUP, broken)
@@ -67,7 +51,7 @@ def test_failed_run_keeps_its_table_and_shows_the_place() -> None:
     )
 
 
-def test_log_bar_false_shows_nothing() -> None:
+def test_log_bar_false_shows_nothing(execute: Any) -> None:
     notebook = execute(SETUP, "trainer.log_bar = False\ntrainer.run(1, loader);")
     assert notebook.cells[1].outputs == []
 
@@ -132,7 +116,7 @@ def test_a_run_at_1_ms_a_step_keeps_the_budget_of_its_display() -> None:
     assert 0 < live_s <= 0.02 * seconds and once_s < 1  # the picture at the end takes a tenth of a second, however long the run is
 
 
-def test_autoreload_keeps_isinstance_and_composed_classes(tmp_path: Path) -> None:
+def test_autoreload_keeps_isinstance_and_composed_classes(tmp_path: Path, execute: Any) -> None:
     module = tmp_path / "steps.py"
     source = "from nbtrain import Trainer\n\n\nclass Mine(Trainer):\n    def test_step(self, batch):\n        return {'loss': 1.0}\n"
     module.write_text(source)
@@ -147,12 +131,12 @@ def test_autoreload_keeps_isinstance_and_composed_classes(tmp_path: Path) -> Non
     assert notebook.cells[3].outputs[0].get("text") == "2.0\n", notebook.cells[3].outputs
 
 
-def test_run_continues_from_one_cell_to_the_next() -> None:
+def test_run_continues_from_one_cell_to_the_next(execute: Any) -> None:
     notebook = execute(SETUP, "trainer.run(1, loader[:5])", "trainer.run(1, loader[:5])", "print(len(trainer.history))")
     assert notebook.cells[3].outputs[0].text == "2\n"
 
 
-def test_run_folder_keeps_the_cells_and_the_newer_class(tmp_path: Path) -> None:
+def test_run_folder_keeps_the_cells_and_the_newer_class(tmp_path: Path, execute: Any) -> None:
     head = "import torch\nfrom torch import nn\nfrom nbtrain import Trainer\n"
     loss = "# a note above\nGAMMA = 2\n\ndef loss(x):\n    return (x**GAMMA).mean()\n\ndef unused(x):\n    return x\n"
     kind = "class Mine(Trainer):\n    def train_step(self, batch):\n        return {'loss': loss(self.model(batch)) * %d}\n"

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from jupyter_client.manager import start_new_kernel
-from test_kernel import execute
 
 from nbtrain import load_run
 
@@ -91,7 +90,7 @@ def text_of(cell: Any) -> str:
     return "".join(output.get("text", "") for output in cell.outputs)
 
 
-def test_cells_run_in_two_processes_after_openmp_was_used_and_their_lines_are_in_errors(tmp_path: Path) -> None:
+def test_cells_run_in_two_processes_after_openmp_was_used_and_their_lines_are_in_errors(tmp_path: Path, execute: Any) -> None:
     openmp = f"os.chdir({str(tmp_path)!r}); "
     openmp += "torch.set_num_threads(2); (torch.rand(2000, 2000) @ torch.rand(2000, 2000)).sum();"
     notebook = execute(EXAMPLE, openmp, "main()", "main()", RAISING)
@@ -146,7 +145,7 @@ print(sorted(path.name for path in trainer.run_dir.iterdir()), len(list((trainer
 """
 
 
-def test_the_basic_usage_saves_logs_and_counts(tmp_path: Path) -> None:
+def test_the_basic_usage_saves_logs_and_counts(tmp_path: Path, execute: Any) -> None:
     given = """
 import os, torch
 os.chdir(%r)

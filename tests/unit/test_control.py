@@ -425,7 +425,7 @@ def test_a_pause_is_told_before_the_run_tells_that_it_is_there() -> None:
 
     boundary, ran = threading.Event(), threading.Event()
     control.begin(tell)
-    trainer: Any = SimpleNamespace(lightning_module=torch.nn.Linear(1, 1))
+    trainer: Any = SimpleNamespace(lightning_module=torch.nn.Linear(1, 1), callbacks=[])
 
     def run() -> None:
         boundary.wait()
