@@ -24,9 +24,9 @@ coverage: .venv/installed-dev
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-# 100 kills of a process that saves and 100 of whole runs, on two file systems
+# 100 kills of a process that saves and 100 of whole runs, on two file systems; and runs resumed at every save instead of some
 faults: .venv/installed-dev
-	NBTRAIN_KILLS=100 $(BIN)/python -m pytest tests/faults $(TEST_ARGS)
+	NBTRAIN_KILLS=100 NBTRAIN_EVERY_SAVE=1 $(BIN)/python -m pytest tests/faults tests/unit/test_state.py $(TEST_ARGS)
 
 # The claims of speed, with the peers that are installed; docs/benchmarks.md is written
 bench: .venv/installed-dev
