@@ -34,7 +34,7 @@ def warm_kernels() -> Iterator[KernelSpec]:
     program = [sys.executable, str(ROOT / "docs" / "warm_kernels.py")]
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/socket"
-        process = subprocess.Popen([*program, path])
+        process = subprocess.Popen([*program, path], stdout=subprocess.DEVNULL)  # where a kernel says how to connect to it
         try:
             while not Path(path).exists():
                 assert process.poll() is None, "the process that forks kernels has ended"
