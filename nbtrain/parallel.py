@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from .errors import ConfigError, nearest
 
 # %% auto #0
-__all__ = ["Parallelize", "find_blocks", "whole", "rebind", "SplitStrategy", "Parallelism", "tensor_styles", "resolve_parallelism"]
+__all__ = ["Parallelize", "find_blocks", "whole", "local", "rebind", "SplitStrategy", "Parallelism", "tensor_styles", "resolve_parallelism"]
 
 # %% ../nbs/25_parallel.ipynb #fed71e86
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they compute nothing themselves
@@ -76,6 +76,11 @@ def whole(value: Any) -> Any:
     if type(value) in (dict, OrderedDict):
         return type(value)((name, whole(item)) for name, item in value.items())
     return type(value)(map(whole, value)) if type(value) in (list, tuple) else value
+
+
+def local(value: Any) -> Any:
+    """The part that this rank has of a split tensor, which may be empty; any other value as it is."""
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def rebind(optimizer: Optimizer, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:

@@ -24,7 +24,7 @@ from .sharding import RankLoader, RankMeter
 from .worker import LateReduce
 
 # %% auto #0
-__all__ = ["Value", "World", "find_world", "gather", "reader_number", "StopTogether", "RankCallback", "InWorld"]
+__all__ = ["Value", "World", "find_world", "gather", "reader_number", "StopTogether", "RankCallback", "find_rank", "InWorld"]
 
 # %% ../nbs/42_worlds.ipynb #b1242426
 Value = TypeVar("Value")
@@ -159,26 +159,31 @@ class RankCallback(L.Callback):
     def __init__(self, owner: Any, number: int, n_ranks: int, n_sharing: int = 1) -> None:
         self.owner = owner
         self.group: Any = dist.new_group(backend="gloo")
-        self._reader, self._n_readers = number // n_sharing, n_ranks // n_sharing
+        self.n_sharing, self.n_readers = n_sharing, n_ranks // n_sharing
+        self.readers = self._group_of_readers(n_ranks)
+        self.counts = (
+            True  # the batch at hand; in a last round there may be none for this rank, and then it computes on another's for nothing
+        )
+        self.weighs = True  # batches by their samples; else somebody else does that
+        self._reader = number // n_sharing
         self.loaders: dict[bool, RankLoader] = {}  # by: for training?
         self._share = 1.0
-        readers = self._group_of_readers(n_ranks, n_sharing)
-        owner.meters = {mode: RankMeter(readers) for mode in owner.meters}
+        owner.meters = {mode: RankMeter(self.readers or self.group) for mode in owner.meters}
 
     def obey(self) -> None:
         """Do what was asked of all ranks. Called after each batch, equally often on all of them."""
 
     def loader(self, loader: Iterable[Any], *, training: bool) -> RankLoader:
         """This rank's part of `loader`."""
-        self.loaders[training] = RankLoader(loader, self._reader, self._n_readers, self.group)
+        self.loaders[training] = RankLoader(loader, self._reader, self.n_readers, self.group)
         return self.loaders[training]
 
-    def _group_of_readers(self, n_ranks: int, n_sharing: int) -> Any:
-        """The ranks that together have read each batch once, this one among them."""
-        if n_sharing == 1:
-            return self.group
-        columns = [list(range(first, n_ranks, n_sharing)) for first in range(n_sharing)]
-        return dist.new_subgroups_by_enumeration(columns, backend="gloo")[0]
+    def _group_of_readers(self, n_ranks: int) -> Any:
+        """The ranks that together have read each batch once, this one among them; None where all ranks have."""
+        if self.n_sharing == 1:
+            return None
+        columns = [list(range(first, n_ranks, self.n_sharing)) for first in range(self.n_sharing)]
+        return dist.new_subgroups_by_enumeration(columns)[0]
 
     def _share_of(self, batch_idx: int, *, training: bool) -> float:
         return self.loaders[training].shares[batch_idx] if training in self.loaders else 1.0  # a batch given by hand: all have it
@@ -186,10 +191,11 @@ class RankCallback(L.Callback):
     # -- Lightning's hooks
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         self._share = self._share_of(batch_idx, training=True)
-        self.owner.meters["train"].skips = not self._share
+        self.counts = self._share > 0
+        self.owner.meters["train"].skips = not self.counts
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        share = self._share
+        share = self._share if self.weighs else float(self.counts)
         if share != 1.0:
             loss.register_hook(lambda gradient: gradient * share)
 
@@ -199,7 +205,8 @@ class RankCallback(L.Callback):
     def on_validation_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self.owner.meters["test"].skips = not self._share_of(batch_idx, training=False)
+        self.counts = self._share_of(batch_idx, training=False) > 0
+        self.owner.meters["test"].skips = not self.counts
 
     def on_validation_batch_end(self, *args: Any, **options: Any) -> None:
         self.obey()
@@ -209,6 +216,12 @@ class RankCallback(L.Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.loaders.clear()
+
+
+def find_rank(trainer: L.Trainer) -> RankCallback | None:
+    """What makes a run one rank of several; None in other runs, also in those of a `lightning.Trainer` of your own."""
+    callbacks: list[L.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    return next((callback for callback in callbacks if isinstance(callback, RankCallback)), None)
 
 
 class InWorld(RankCallback):

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from .base import AddOnBase
@@ -19,6 +20,7 @@ from ..batches import batch_size
 from ..errors import ConfigError, StepError, nearest
 from ..hooks import Told, teller
 from ..steps import StepModule
+from ..worlds import RankCallback, find_rank
 
 # %% auto #0
 __all__ = ["Reduction", "AggregateOutputs", "window_of_samples", "window_of_tokens", "AggregatedOutputs", "AccumulationAddon"]
@@ -76,11 +78,12 @@ class _Window:
     """The batches of one process since the last update."""
 
     n_batches: int = 0
+    n_counted: int = 0  # of them; several processes may have none left for one of them in the last round
     n_samples: int = 0
     loss: float | Tensor = 0.0  # the sum of the losses, each times its samples where they are means
 
     def reset(self) -> None:
-        self.n_batches = self.n_samples = 0
+        self.n_batches = self.n_counted = self.n_samples = 0
         self.loss = 0.0
 
 
@@ -98,12 +101,16 @@ class _Accumulate(L.Callback):
         self.unit = 0  # samples of a batch with weight 1, the same in all processes and in the whole run
         self._samples = 0  # of the batch at hand
         self._tell: Told | None = None  # what was aggregated
+        self._rank: RankCallback | None = None
         self._loss_reduction = addon.loss_reduction
 
     # -- the window's length
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if isinstance(pl_module, StepModule) and self._listen not in pl_module.listeners:
             pl_module.listeners.append(self._listen)
+        self._rank = find_rank(trainer)
+        if self._rank is not None:
+            self._rank.weighs = False  # it is done here, by the samples of a window
         self._tell = teller(trainer, "on_outputs_aggregated")
         if self._tell is not None:
             self._loss_reduction = self.addon.loss_reduction or "mean"
@@ -143,16 +150,19 @@ class _Accumulate(L.Callback):
     # -- the gradient
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         self.window.n_batches += 1
+        if not self._counts:
+            return
+        self.window.n_counted += 1
         self.window.n_samples += self._samples
         if self.addon.grad_reduction == "mean" and self._samples != self.unit:
             weight = self._samples / self.unit
             loss.register_hook(lambda gradient: gradient * weight)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        n_samples, n_batches = self._over_processes(trainer, self.window.n_samples, self.window.n_batches)
+        n_samples, n_batches = self._over_processes(trainer, self.window.n_samples, self.window.n_counted)
         found = self._aggregate(trainer, self.outputs, self.window.loss, n_batches)
         # Lightning has divided by the batches that a full window has, and a strategy of several processes by their number
-        divided = trainer.accumulate_grad_batches * trainer.world_size
+        divided = trainer.accumulate_grad_batches * self._n_readers(trainer)
         if self.addon.grad_reduction == "mean":
             factor: float | Tensor = divided * self.unit / n_samples
         elif self.addon.grad_reduction == "sum":
@@ -160,8 +170,7 @@ class _Accumulate(L.Callback):
         else:
             factor = divided / _floor(_tokens(found))
         if isinstance(factor, Tensor) or factor != 1.0:
-            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
+            _scale([p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None], factor)
         if self.addon.loss_reduction is not None and isinstance(pl_module, StepModule):
             pl_module.record("window_loss", self._loss(found, n_samples))
         if self._tell is not None:
@@ -172,17 +181,32 @@ class _Accumulate(L.Callback):
         self.window.reset()
         self.outputs = []
 
+    @property
+    def _counts(self) -> bool:
+        """Is the batch at hand one of this process's own?"""
+        return self._rank is None or self._rank.counts
+
+    def _n_readers(self, trainer: L.Trainer) -> int:
+        """How many processes read batches of their own."""
+        return trainer.world_size if self._rank is None else self._rank.n_readers
+
+    def _sum(self, trainer: L.Trainer, value: Tensor) -> Tensor:
+        """Over the processes that read batches of their own."""
+        return trainer.strategy.reduce(value, reduce_op="sum") * self._n_readers(trainer) / trainer.world_size
+
     def _over_processes(self, trainer: L.Trainer, n_samples: int, n_batches: int) -> tuple[int, int]:
         """Samples and batches in all processes, from those of this one."""
         if trainer.world_size == 1:
             return n_samples, n_batches
         counts = torch.tensor([n_samples, n_batches], device=trainer.strategy.root_device)
-        n_samples, n_batches = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
+        n_samples, n_batches = map(round, self._sum(trainer, counts).tolist())
         return n_samples, n_batches
 
     # -- what the steps return
     def _listen(self, output: Mapping[str, Any]) -> None:
         addon = self.addon
+        if not self._counts:
+            return
         if addon.aggregate_outputs_fn is not None:
             self.outputs.append({name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()})
         elif self._loss_reduction is not None:
@@ -192,18 +216,19 @@ class _Accumulate(L.Callback):
         self, trainer: L.Trainer, outputs: Sequence[Mapping[str, Any]], loss: float | Tensor | None, n_batches: int
     ) -> AggregatedOutputs:
         if self.addon.aggregate_outputs_fn is not None:
-            return self.addon.aggregate_outputs_fn(outputs, torch.distributed.group.WORLD if trainer.world_size > 1 else None)
+            readers = self._rank.readers if self._rank is not None else None
+            return self.addon.aggregate_outputs_fn(outputs, readers or (torch.distributed.group.WORLD if trainer.world_size > 1 else None))
         if self._loss_reduction is not None and loss is not None and trainer.world_size > 1:
-            loss = trainer.strategy.reduce(torch.as_tensor(loss), reduce_op="sum")
+            loss = self._sum(trainer, torch.as_tensor(loss, device=trainer.strategy.root_device))
         return AggregatedOutputs(loss, n_batches)
 
     def _tell_validation(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *args: Any) -> None:
         if trainer.sanity_checking or self._tell is None:
             return
-        loss, size = outputs.get("loss"), batch_size(batch)  # a window may be open, which is none of this
-        n_samples, n_batches = self._over_processes(trainer, size, 1)
-        weighted = loss * size if loss is not None and self._loss_reduction == "mean" else loss
-        found = self._aggregate(trainer, [outputs], weighted, n_batches)
+        loss, size = outputs.get("loss"), batch_size(batch) * self._counts  # a window may be open, which is none of this
+        n_samples, n_batches = self._over_processes(trainer, size, int(self._counts))
+        weighted = loss * (size if self._loss_reduction == "mean" else self._counts) if loss is not None else None
+        found = self._aggregate(trainer, [outputs] if self._counts else [], weighted, n_batches)
         self._tell(found, self._loss_or_none(found, n_samples))
 
     def _loss_or_none(self, found: AggregatedOutputs, n_samples: int) -> float | Tensor | None:
@@ -218,6 +243,14 @@ class _Accumulate(L.Callback):
         if self.addon.loss_reduction == "per-token-mean":
             return found.loss_sum / _floor(_tokens(found))
         return found.loss_sum / (n_samples if self.addon.aggregate_outputs_fn is None else found.num_batches)
+
+
+def _scale(gradients: list[Tensor], factor: float | Tensor) -> None:
+    """In place. A model that is split has gradients of two kinds, which torch does not multiply together."""
+    for is_part in (False, True):
+        alike = [gradient for gradient in gradients if isinstance(gradient, DTensor) is is_part]
+        if alike:
+            torch._foreach_mul_(alike, factor)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _tokens(found: AggregatedOutputs) -> int | Tensor:
@@ -250,7 +283,8 @@ class AccumulationAddon(AddOnBase):
             "per-token-mean": the sum of sums over tokens, divided by the `num_tokens` that `aggregate_outputs_fn` returns.
         loss_reduction: Record the loss of each update as `train_window_loss`, reduced in one of these ways.
         aggregate_outputs_fn: Called with what the steps of a window have returned, without gradients, and the process group (None
-            where there is one process); returns AggregatedOutputs. The outputs are kept until the update.
+            where there is one process); returns AggregatedOutputs. The outputs are kept until the update; one of several processes may
+            have none.
     """
 
     accumulate: int | Mapping[int, int] | None = None

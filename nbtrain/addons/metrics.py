@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -22,6 +23,7 @@ from ..durable import written
 from ..errors import ConfigError, StepError, add_note
 from ..schedulers import n_required
 from ..steps import StepModule
+from ..worlds import RankCallback, find_rank
 
 # %% auto #0
 __all__ = ["Measure", "EvalPrediction", "without_ignored", "MetricsAddon"]
@@ -94,9 +96,9 @@ def _filled(part: Tensor, shape: Sequence[int]) -> Tensor:
 class _Gathered:
     """What the metrics need of one pass over one loader."""
 
-    def __init__(self, measures: Mapping[str, Measure], ignore_index: int | None, device: torch.device) -> None:
-        self.measures, self.ignore_index = measures, ignore_index
-        self.clones = {n: m.clone().to(device) for n, m in measures.items() if isinstance(m, (Metric, MetricCollection))}
+    def __init__(self, measures: Mapping[str, Measure], ignore_index: int | None, device: torch.device, readers: Any) -> None:
+        self.measures, self.ignore_index, self.readers = measures, ignore_index, readers
+        self.clones = {n: _clone(m, device, readers) for n, m in measures.items() if isinstance(m, (Metric, MetricCollection))}
         self.functions = {n: m for n, m in measures.items() if n not in self.clones}
         self.pairs: list[tuple[Tensor, Tensor]] = []
 
@@ -114,7 +116,7 @@ class _Gathered:
         for name, clone in self.clones.items():
             found |= _numbers(name, clone.compute())
         if self.functions:
-            found |= self._call(_over_processes(self.pairs))
+            found |= self._call(_over_processes(self.pairs, self.readers))
         return found
 
     def _call(self, pairs: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
@@ -136,13 +138,20 @@ class _Gathered:
         return found
 
 
-def _over_processes(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """The batches of all processes, in the order of their ranks."""
+def _clone(metric: Any, device: torch.device, readers: Any) -> Any:
+    clone = metric.clone().to(device)
+    for one in clone.values() if isinstance(clone, MetricCollection) else [clone]:
+        one.process_group = readers or one.process_group
+    return clone
+
+
+def _over_processes(pairs: list[tuple[Tensor, Tensor]], readers: Any) -> list[tuple[Tensor, Tensor]]:
+    """The batches of all processes, of each rank in turn as they were dealt out."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return pairs
-    gathered: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather_object(gathered, pairs)
-    return [pair for of_rank in gathered for pair in of_rank]
+    gathered: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(torch.distributed.get_world_size(readers))]
+    torch.distributed.all_gather_object(gathered, pairs, readers)
+    return [pair for round_ in zip_longest(*gathered) for pair in round_ if pair is not None]
 
 
 def _numbers(name: str, value: Any) -> dict[str, float]:
@@ -162,8 +171,10 @@ class _Measure(L.Callback):
     def __init__(self, addon: MetricsAddon, measures: Mapping[str, Measure]) -> None:
         self.addon, self.measures = addon, measures
         self._passes: dict[str, dict[int | None, _Gathered]] = {"train": {}, "valid": {}, "test": {}}
+        self._rank: RankCallback | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._rank = find_rank(trainer)
         if isinstance(pl_module, StepModule) and self._compute not in pl_module.sources:
             pl_module.sources.append(self._compute)
 
@@ -199,10 +210,13 @@ class _Measure(L.Callback):
                 f"{step} returned no tensor {missing[0]!r}, which metrics= needs.", remedy='Return {"output": ..., "label": ...} too.'
             )
         label, output = outputs["label"].detach(), outputs["output"].detach()
+        readers = self._rank.readers if self._rank is not None else None
         for loader in loaders:
             if loader not in self._passes[phase]:
-                self._passes[phase][loader] = _Gathered(self.measures, self.addon.ignore_index, cast(torch.device, module.device))
-            self._passes[phase][loader].add(label, output)
+                device = cast(torch.device, module.device)
+                self._passes[phase][loader] = _Gathered(self.measures, self.addon.ignore_index, device, readers)
+            if self._rank is None or self._rank.counts:
+                self._passes[phase][loader].add(label, output)
 
     def _compute(self, phase: str) -> dict[str, float]:
         """The metrics of a pass that ends, of all its loaders together, and of each where there are several."""

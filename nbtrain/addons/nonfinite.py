@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from .base import AddOnBase, Stopper
 from ..errors import ConfigError, StepError, nearest
+from ..parallel import local
 from ..records import Event
 from ..steps import StepModule
 
@@ -94,7 +95,8 @@ class _Skip(L.Callback):
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        largest = float(get_total_norm([p.grad for p in parameters], norm_type=math.inf))  # a 2-norm may overflow where nothing is wrong
+        own = [part for p in parameters if (part := local(p.grad)).numel()]
+        largest = float(get_total_norm(own, norm_type=math.inf))  # a 2-norm may overflow where nothing is wrong
         is_bad = trainer.strategy.reduce_boolean_decision(not math.isfinite(largest), all=False)
         if isinstance(pl_module, StepModule):
             pl_module.record("skipped", float(is_bad))

@@ -1,0 +1,96 @@
+"""Addons that look at batches and gradients do on two ranks what they do in one process, in an uneven last round too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from samples import Regress, make_data, make_trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MetricCollection, SumMetric
+from torchmetrics.regression import MeanSquaredError, SpearmanCorrCoef
+
+from nbtrain import AccumulationAddon, MetricsAddon, MultiGPUAddon, NonFiniteAddon
+from nbtrain.addons.multigpu import _pool
+
+STRATEGIES = {
+    "ddp": {"strategy": "ddp"},
+    "fsdp2": {"strategy": "fsdp2"},
+    "tp": {"strategy": "tp", "tensor_plan": {"0": "colwise", "2": "rowwise"}},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_worker_is_left() -> Iterator[None]:
+    yield
+    _pool().close()
+
+
+class Samples(SumMetric):
+    """How many samples there were."""
+
+    def update(self, output: torch.Tensor, label: torch.Tensor) -> None:
+        super().update(float(len(label)))
+
+
+class Sums(Regress):
+    """A loss that is a sum over the samples."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        output = super().train_step(batch)
+        return output | {"loss": output["loss"] * len(batch[0]) / 16}
+
+
+def squared(label: np.ndarray, output: np.ndarray) -> dict[str, float]:
+    return {"squared": float(((label - output) ** 2).mean()), "samples": len(label)}
+
+
+def make(kind: Any, devices: int, strategy: str, addons: tuple[Any, ...], **options: Any) -> Any:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 5), nn.LayerNorm(5), nn.Linear(5, 1))
+    options |= {"device": ["cpu"] * devices, **STRATEGIES[strategy]} if devices > 1 else {"device": "cpu"}
+    return make_trainer(kind.add_on(MultiGPUAddon, *addons), model=net, **options)
+
+
+def batches(trainer: Any, data: Any, size: int, **options: Any) -> DataLoader[Any]:
+    """Of which all readers together get `size` samples."""
+    n_readers = trainer[MultiGPUAddon].n_readers if trainer[MultiGPUAddon].is_elsewhere else 1
+    return DataLoader(data, size // n_readers, **options)
+
+
+def difference(a: Any, b: Any) -> float:
+    return max(float((p - q).abs().max()) for p, q in zip(a.model.state_dict().values(), b.model.state_dict().values()))
+
+
+@pytest.mark.filterwarnings("ignore:Metric `SpearmanCorrcoef` will save all")
+@pytest.mark.parametrize("kind, reduction", [(Regress, "mean"), (Sums, "sum")])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_windows_and_metrics_are_those_of_one_process(strategy: str, kind: Any, reduction: str) -> None:
+    """70 samples in rounds of 16: the last has 6, on one of two ranks; 13 samples in rounds of 10: the last has 3, on one of them."""
+    metrics = {"own": squared, "all": MetricCollection(MeanSquaredError(), SpearmanCorrCoef()), "seen": Samples()}
+    options = {"accumulate": 2, "grad_reduction": reduction, "loss_reduction": reduction, "metrics": metrics, "metrics_in_training": True}
+    one, two = (make(kind, n, strategy, (AccumulationAddon, MetricsAddon), **options) for n in (1, 2))
+    for trainer in one, two:
+        torch.manual_seed(5)
+        trainer.run(2, batches(trainer, make_data(70), 16, shuffle=True), batches(trainer, make_data(13, seed=3), 10))
+    assert difference(one, two) < 1e-5 and one.counts.update == two.counts.update == 6
+    names = ["train_window_loss", *(f"{part}_{name}" for part in ("train", "val") for name in ("squared", "samples", "seen"))]
+    names += [f"{part}_{name}" for part in ("train", "val") for name in ("MeanSquaredError", "SpearmanCorrCoef")]
+    for row, other in zip(one.history.epochs, two.history.epochs):
+        assert [row[name] for name in names] == pytest.approx([other[name] for name in names], rel=1e-4)
+    assert two.history.last["train_seen"] == 70 and two.history.last["val_seen"] == two.history.last["val_samples"] == 13
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_all_ranks_skip_an_update_that_is_not_finite_in_one_of_them(strategy: str) -> None:
+    x, y = make_data(64).tensors
+    data = TensorDataset(torch.cat([x[:20], torch.full((1, 8), torch.nan), x[21:]]), y)
+    one, two = (make(Regress, n, strategy, (NonFiniteAddon,), nonfinite="skip") for n in (1, 2))
+    for trainer in one, two:
+        trainer.run(2, batches(trainer, data, 16))
+    assert one[NonFiniteAddon].n_skipped == two[NonFiniteAddon].n_skipped == 2
+    assert two.history.last["train_skipped"] == 0.25 and difference(one, two) < 1e-5
