@@ -24,9 +24,10 @@ coverage: .venv/installed-dev
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-# 100 kills of a process that saves and 100 of whole runs, on two file systems; and runs resumed at every save instead of some
+# 100 kills of a process that saves and 100 of whole runs, on two file systems; runs resumed at every save instead of some; the long tests
 faults: .venv/installed-dev
-	NBTRAIN_KILLS=100 NBTRAIN_EVERY_SAVE=1 $(BIN)/python -m pytest tests/faults tests/unit/test_state.py $(TEST_ARGS)
+	NBTRAIN_KILLS=100 NBTRAIN_EVERY_SAVE=1 $(BIN)/python -m pytest -m "" tests/faults tests/unit/test_state.py $(TEST_ARGS)
+	$(BIN)/python -m pytest -m long $(TEST_ARGS)
 
 # The claims of speed, with the peers that are installed; docs/benchmarks.md is written
 bench: .venv/installed-dev
@@ -54,13 +55,17 @@ lab: .venv/installed-dev
 	$(PIP) --editable '.[examples]'
 	touch $@
 
-.venv/installed-dev: .venv/installed | .venv/lowest
+.venv/installed-dev: .venv/installed | .venv/lowest .venv/transformers
 	$(PIP) --editable '.[examples,dev,docs]'
 	touch $@
 
 # The lowest Lightning that is supported and a kernel of the line before, for tests that put them before the installed ones
 .venv/lowest: | .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ lightning==2.6.4 ipykernel==6.31.0
+
+# Not in the environment itself: where it is, torchmetrics imports it in every process that imports Lightning, which takes a second
+.venv/transformers: | .venv/installed
+	$(PIP) --target $@ transformers
 
 # The site in _site/html, from notebooks with the outputs they keep, pages and docstrings; a warning is an error
 docs: .venv/installed-dev

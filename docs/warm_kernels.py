@@ -46,6 +46,7 @@ class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
 def _serve(path: str) -> None:
     for name in _MODULES:
         importlib.import_module(name)
+    sys.path.append(str(Path(sys.prefix) / "transformers"))
     with _Server(path, _Fork) as server:
         server.serve_forever(poll_interval=0.05)
 

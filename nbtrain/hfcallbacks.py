@@ -112,7 +112,7 @@ class HFCallback(Stopper):
 
     def __init__(self, callback: Any, args: Any = None) -> None:
         try:
-            from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
+            from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ConfigError("transformers is not installed.", remedy="pip install 'nbtrain[transformers]'") from error
         if not isinstance(callback, TrainerCallback):

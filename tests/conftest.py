@@ -5,17 +5,18 @@ And a headless Chromium, for the tests that look at what people see, and kernels
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from programs import script
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.append(str(Path(sys.prefix) / "transformers"))
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -31,15 +32,6 @@ def browser() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-background-networking"])
         yield browser
         browser.close()
-
-
-def script(name: str) -> ModuleType:
-    """The program docs/NAME.py as a module."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent.parent / "docs" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="session")

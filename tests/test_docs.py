@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from conftest import script
+from programs import script
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -119,6 +119,7 @@ def test_machine_that_was_killed_and_started_again_ends_as_if_nothing_had_happen
     assert "epoch=1-step=6.ckpt" in names and len(list((tmp_path / "runs").iterdir())) == 1
 
 
+@pytest.mark.long
 def test_sigterm_to_one_rank_ends_all_after_the_same_batch_and_the_next_start_goes_on(undisturbed: Path, tmp_path: Path) -> None:
     options = [tmp_path, "--dropout", 0.3]
     port = free_port()

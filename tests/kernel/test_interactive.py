@@ -101,7 +101,7 @@ def kernel() -> Iterator[Kernel]:
     kernel.close()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_a_run_that_was_paused_again_and_again_equals_one_that_never_was(kernel: Kernel, workers: int) -> None:
     kernel.run(f"never = make(log_bar=False)\nnever.run(3, make_loader({workers}), make_loader({workers}))")
     kernel.run("paused = make(log_bar=False)\npaused.presses = {3, 27, 45, 67, 85}")  # the second and the fourth in a validation
@@ -265,7 +265,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_a_kernel_that_is_shut_down_in_a_run_leaves_no_process(workers: int, tmp_path: Path) -> None:
     kernel = Kernel()
     kernel.run(

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from jupyter_client.manager import start_new_kernel
 
@@ -18,6 +19,7 @@ from nbtrain import load_run
 
 EXAMPLE = """
 import os
+import pytest
 import torch
 from torch.utils.data import Dataset, DataLoader
 import torch.nn as nn
@@ -161,6 +163,7 @@ train_loader = valid_loader = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in r
     assert len(load_run(run).epochs) == 10 and (run / "wandb").is_dir() and (run / "checkpoints" / "best.ckpt").exists()
 
 
+@pytest.mark.long
 def test_killed_kernel_takes_its_workers_along() -> None:
     manager, client = start_new_kernel()
     pids: list[int] = []

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from samples import Regress, make_loader, make_trainer, make_valid, same_weights, without_times
 from test_models import Breaks, Broken
 from torch.nn.functional import cross_entropy
 
 from nbtrain import AccumulationAddon, ConfigError, HFCallback, ModelTrainer, StateManagerAddon
 
-transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
 EVENTS = [name for name in dir(transformers.TrainerCallback) if name.startswith("on_")]
 
 

@@ -28,6 +28,7 @@ from nbtrain import (
     EMAAddon,
     FreezeAddon,
     GradientClipAddon,
+    MultiGPUAddon,
     SeededLoader,
     StateManagerAddon,
     TensorLoader,
@@ -460,13 +461,12 @@ def test_another_length_of_the_loader_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_another_number_of_processes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_number_of_processes_is_named(tmp_path: Path) -> None:
     one = make_trainer(Saving, save_path=tmp_path, every_n_steps=2)
     one.run(1, make_loader())
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    two = make_trainer(Saving.add_on(MultiGPUAddon), save_path=tmp_path / "x", device=["cpu", "cpu"])
     with pytest.raises(CheckpointError) as error:
-        make_trainer(Saving, save_path=tmp_path / "x").load_state(one.run_dir / "checkpoints" / "epoch=0-step=2.ckpt")
+        two.load_state(one.run_dir / "checkpoints" / "epoch=0-step=2.ckpt")
     assert str(error.value).splitlines()[0] == "epoch=0-step=2.ckpt was saved in mid-epoch by 1 processes, and 2 would go on."
 
 
