@@ -59,8 +59,9 @@ class StepTable:
         if self.steps and self.steps[-1] >= first_step:  # a resumed run gives once more what was not given yet when it was saved
             self.drop_after(first_step - 1)
         keep = [i for i in range(n) if (self._seen + i) % self._stride == 0]
-        for name in values.keys() - self.columns.keys():
-            self.columns[name] = array("d", [math.nan]) * len(self)
+        for name in values:
+            if name not in self.columns:
+                self.columns[name] = array("d", [math.nan]) * len(self)
         for name, column in self.columns.items():
             new = values.get(name)
             column.extend([math.nan] * len(keep) if new is None else [new[i] for i in keep])
