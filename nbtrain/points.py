@@ -151,8 +151,8 @@ class StepPoints(L.Callback):
         if event.kind != "steps" or event.progress.phase != "train":
             return
         n, waiting = event.data["n"], self._n_received - self._n_given
-        for name in event.data["values"].keys() - self._columns.keys():
-            self._columns[name] = [math.nan] * waiting
+        for name in event.data["values"]:
+            self._columns.setdefault(name, [math.nan] * waiting)
         for name, column in self._columns.items():
             column.extend(event.data["values"].get(name) or [math.nan] * n)
         self._n_received += n

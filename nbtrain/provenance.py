@@ -209,7 +209,9 @@ _ALWAYS = ("torch", "lightning", "torchmetrics", "numpy")
 
 def _versions(packages: Iterable[str]) -> dict[str, str]:
     found = {"nbtrain": __version__}
-    for name in dict.fromkeys((*_ALWAYS, *packages)).keys() - found.keys():
+    for name in dict.fromkeys((*_ALWAYS, *packages)):
+        if name in found:
+            continue
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:  # sklearn is the module, scikit-learn the package
