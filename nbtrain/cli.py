@@ -59,6 +59,11 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--output", default="compare.png", help="a PNG, or an HTML page (default: %(default)s)")
     compare.set_defaults(command=_compare)
 
+    merge = commands.add_parser("merge", help="make one whole state of what the ranks of a split model have saved in parts")
+    merge.add_argument("state", help="the folder of a state, or a run folder: then its newest state")
+    merge.add_argument("out", help="a Lightning checkpoint such as whole.ckpt; without a suffix a folder of safetensors")
+    merge.set_defaults(command=_merge)
+
     export = commands.add_parser("neptune-export", help="write Neptune's offline runs as CSV")
     export.add_argument("folder", help="a folder with .neptune in it, such as a run folder")
     export.set_defaults(command=_neptune_export)
@@ -106,6 +111,12 @@ def _compare(arguments: argparse.Namespace) -> None:
 
     comparison = compare(*arguments.runs)
     print(comparison, comparison.save(arguments.output), sep="\n")
+
+
+def _merge(arguments: argparse.Namespace) -> None:
+    from nbtrain.shards import merge_checkpoint
+
+    print(merge_checkpoint(arguments.state, arguments.out))
 
 
 def _neptune_export(arguments: argparse.Namespace) -> None:

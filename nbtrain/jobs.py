@@ -439,6 +439,7 @@ def _saving(settings: Settings) -> dict[str, Any]:
     return {
         "save_path": saving.save_dir,
         "save_format": "ckpt" if saving.format == "pt" else "safetensor",
+        "save_type": saving.save_type,
         "every_n_steps": saving.every_n_train_steps,
         "every_n_epochs": saving.every_n_epochs,
         "keep_last_n": saving.keep_last_n_checkpoints,

@@ -130,7 +130,9 @@ class CheckpointConfig:
 
     save_dir: str = _said("where run folders go", "./checkpoints")
     no_save: bool = _said("write nothing", False)
-    save_type: Literal["sharded", "deduped", "merged"] = _said("one file for each process, or one in all; alike for one device", "sharded")
+    save_type: Literal["sharded", "deduped", "merged"] = _said(
+        "of a split model: each process all it has, or what no other has, or one state", "sharded"
+    )
     format: Literal["pt", "safetensors"] = _said("a Lightning checkpoint, or files without pickle", "pt")
     save_last: bool = _said("let `last` point to the newest", True)
     save_best: bool = _said("let `best` point to the one with the lowest val_loss", True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import PurePath
@@ -18,11 +18,12 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from .errors import CheckpointError
 
 # %% auto #0
-__all__ = ["State", "plain", "Snapshot", "snapshot", "Encoder", "decode", "restore_views"]
+__all__ = ["State", "Where", "plain", "Box", "Snapshot", "snapshot", "Encoder", "decode", "changed", "restore_views"]
 
 # %% ../nbs/29_snapshots.ipynb #c0881e75
 State = dict[str, Any]
@@ -53,7 +54,15 @@ def plain(value: Any) -> Any:
 
 
 # %% ../nbs/29_snapshots.ipynb #e51c6a27
-_Where = tuple[Any, ...]  # the keys that lead to a value
+Where = tuple[Any, ...]  # the keys that lead to a value
+
+
+@dataclass(frozen=True)
+class Box:
+    """The place of a part in a whole tensor of `shape`: it begins `at` these indices."""
+
+    shape: tuple[int, ...]
+    at: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -61,12 +70,13 @@ class Snapshot:
     """A state at rest: plain values, and tensors on the CPU that nobody else changes.
 
     `views` tells which tensors stand for a numpy array, a numpy scalar or bytes. `buffers` are all tensors, each once, for the next
-    snapshot.
+    snapshot. `boxes` tells which tensors are a part of one that is split over ranks.
     """
 
     state: State
-    views: dict[_Where, Literal["array", "scalar", "bytes"]] = field(default_factory=dict)
-    buffers: dict[_Where, Tensor] = field(default_factory=dict)
+    views: dict[Where, Literal["array", "scalar", "bytes"]] = field(default_factory=dict)
+    buffers: dict[Where, Tensor] = field(default_factory=dict)
+    boxes: dict[Where, Box] = field(default_factory=dict)
 
 
 def snapshot(state: Mapping[str, Any], into: Snapshot | None = None) -> Snapshot:
@@ -80,20 +90,21 @@ def snapshot(state: Mapping[str, Any], into: Snapshot | None = None) -> Snapshot
         copied = {key: copier.copy(plain(value) if key in _HYPER_PARAMETERS else value, (key,)) for key, value in state.items()}
     for device in copier.devices:
         torch.cuda.synchronize(device)
-    return Snapshot(copied, copier.views, copier.buffers)
+    return Snapshot(copied, copier.views, copier.buffers, copier.boxes)
 
 
 class _Copier:
     """Copies values, and remembers which were copied from where."""
 
-    def __init__(self, old: Mapping[_Where, Tensor]) -> None:
-        self.views: dict[_Where, Any] = {}
-        self.buffers: dict[_Where, Tensor] = {}
+    def __init__(self, old: Mapping[Where, Tensor]) -> None:
+        self.views: dict[Where, Any] = {}
+        self.buffers: dict[Where, Tensor] = {}
+        self.boxes: dict[Where, Box] = {}
         self.devices: set[torch.device] = set()
         self._old = old
         self._copies: dict[Any, Tensor] = {}
 
-    def copy(self, value: Any, where: _Where) -> Any:
+    def copy(self, value: Any, where: Where) -> Any:
         kind: Any = type(value)
         if len(where) > 100:
             _refuse(where[:3], "is nested deeper than 100 levels")
@@ -107,13 +118,15 @@ class _Copier:
             return kind(self.copy(item, (*where, i)) for i, item in enumerate(value))
         if kind in (np.ndarray, bytes) or isinstance(value, np.generic):
             return self._copy_view(value, where)
+        if kind is DTensor:
+            return self._copy_part(value, where)
         if kind not in (Tensor, nn.Parameter):
             _refuse(where, f"is of type {kind.__name__}")
         if value.layout is not torch.strided or value.is_meta or value.is_quantized:
             _refuse(where, "is a sparse, quantized or meta tensor")
         return self._copy_tensor(value, where)
 
-    def _copy_view(self, value: Any, where: _Where) -> Tensor:
+    def _copy_view(self, value: Any, where: Where) -> Tensor:
         self.views[where] = "bytes" if isinstance(value, bytes) else "scalar" if isinstance(value, np.generic) else "array"
         array = np.array(np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value, order="C")
         try:
@@ -121,7 +134,14 @@ class _Copier:
         except (TypeError, ValueError):
             _refuse(where, f"is a numpy value of dtype {array.dtype}")
 
-    def _copy_tensor(self, tensor: Tensor, where: _Where) -> Tensor:
+    def _copy_part(self, tensor: DTensor, where: Where) -> Tensor:
+        chunks = tensor.__create_chunk_list__()  # torch's protocol for checkpoints: where the parts of this rank begin
+        if len(chunks) != 1 or any(placement.is_partial() for placement in tensor.placements):
+            _refuse(where, "is split in a way that has no single part for a rank")
+        self.boxes[where] = Box(tuple(tensor.shape), tuple(chunks[0].offsets))
+        return self._copy_tensor(tensor.to_local(), where)
+
+    def _copy_tensor(self, tensor: Tensor, where: Where) -> Tensor:
         bits = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg())
         same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), *bits)
         if tensor.numel() and same in self._copies:
@@ -138,13 +158,13 @@ class _Copier:
         return copy
 
 
-def _checked_key(key: Any, where: _Where) -> Any:
+def _checked_key(key: Any, where: Where) -> Any:
     if type(key) is tuple:
         return tuple(_checked_key(part, where) for part in key)
     return key if type(key) in (type(None), bool, int, float, str) else _refuse(where, f"has a key of type {type(key).__name__}")
 
 
-def _refuse(where: _Where, what: str) -> NoReturn:
+def _refuse(where: Where, what: str) -> NoReturn:
     raise CheckpointError(
         f"{'.'.join(map(str, where))} {what}, which a checkpoint can't hold.",
         remedy="Keep tensors, numbers, text, and lists, tuples and dicts of them in a state_dict.",
@@ -161,7 +181,7 @@ class Encoder:
         self.tied: dict[str, str] = {}  # as `safetensors.torch.save_model` notes them: a name that is not stored, and the one that is
         self._names: dict[tuple[str, int], str] = {}
 
-    def encode(self, value: Any, where: _Where = ()) -> Any:
+    def encode(self, value: Any, where: Where = ()) -> Any:
         if isinstance(value, Tensor):
             return self._encode_tensor(value, where)
         if isinstance(value, float) and not math.isfinite(value):
@@ -180,7 +200,7 @@ class Encoder:
         pairs = [[self.encode(key), self.encode(item, (*where, key))] for key, item in value.items()]
         return {"$dict" if type(value) is dict else "$ordered": pairs}
 
-    def _encode_tensor(self, tensor: Tensor, where: _Where) -> Any:
+    def _encode_tensor(self, tensor: Tensor, where: Where) -> Any:
         if tensor.dtype in (torch.complex128, torch.complex32):
             _refuse(where, f"is a tensor of {str(tensor.dtype).removeprefix('torch.')}, which safetensors does not know")
         name = ".".join(map(str, where)).encode("ascii", "backslashreplace").decode()
@@ -245,13 +265,24 @@ def _decode_value(tag: str, content: Any) -> Any:
     return dtype
 
 
-def restore_views(value: Any, views: Mapping[_Where, str], where: _Where = ()) -> Any:
-    """`value` with numpy arrays, numpy scalars and bytes again where `views` says that they were."""
-    if where in views:
-        array = value.numpy()
-        return {"array": array, "scalar": array[()], "bytes": array.tobytes()}[views[where]]
+def changed(value: Any, changes: Mapping[Where, Callable[[Any], Any]], where: Where = ()) -> Any:
+    """A copy of `value` in which each of the `changes` has been made in its place."""
+    if where in changes:
+        return changes[where](value)
     if isinstance(value, dict):
-        return type(value)((key, restore_views(item, views, (*where, key))) for key, item in value.items())
+        return type(value)((key, changed(item, changes, (*where, key))) for key, item in value.items())
     if type(value) in (list, tuple):
-        return type(value)(restore_views(item, views, (*where, i)) for i, item in enumerate(value))
+        return type(value)(changed(item, changes, (*where, i)) for i, item in enumerate(value))
     return value
+
+
+def restore_views(value: Any, views: Mapping[Where, str]) -> Any:
+    """`value` with numpy arrays, numpy scalars and bytes again where `views` says that they were."""
+    return changed(value, {where: _VIEWED[kind] for where, kind in views.items()})
+
+
+_VIEWED: dict[str, Callable[[Tensor], Any]] = {
+    "array": lambda tensor: tensor.numpy(),
+    "scalar": lambda tensor: tensor.numpy()[()],
+    "bytes": lambda tensor: tensor.numpy().tobytes(),
+}

@@ -42,6 +42,7 @@ from .precision import precision_args, resolve_precision
 from .records import Event, MonitorMode
 from .schedulers import Scheduler
 from .session import BestWeights
+from .shards import merge_checkpoint
 from .steps import Counts, Mode, StepModule
 from .views.html import table_html
 from .views.notebook import NotebookView
@@ -423,6 +424,15 @@ class Trainer:
         if weights is None:
             raise CheckpointError("There are no best weights yet.", remedy="Run an epoch first, or give a filename.")
         self.control.do(lambda at: load_weights(self.model, weights, strict))
+
+    @staticmethod
+    def merge_checkpoint(files: str | Path | Iterable[str | Path], out: str | Path) -> Path:
+        """Write what the ranks of a split model have saved in parts (`save_type="sharded"` or `"deduped"`) as one whole state.
+
+        `files`: the folder of the state, or all files in it. `out`: a file such as "whole.ckpt", which a plain Lightning reads too, or a
+        folder of safetensors where the name has no suffix. Raises CheckpointError that names a missing part.
+        """
+        return merge_checkpoint(files, out)
 
     @classmethod
     def load_from_checkpoint(cls: type[TrainerType], path: str | Path, **arguments: Any) -> TrainerType:

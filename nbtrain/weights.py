@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from .checkpoints import read_checkpoint
 from .errors import CheckpointError
 from .parallel import whole
 
@@ -56,6 +57,8 @@ def read_weights(path: str | Path) -> Weights:
     """
     path = Path(path)
     if path.is_dir():
+        if any(path.glob("rank-*.safetensors")):
+            return read_checkpoint(path)["state_dict"]
         path = path / "model.safetensors"
     if not path.is_file():
         raise CheckpointError(f"There is no file {str(path)!r}.", remedy="Give the path of a file of weights.")

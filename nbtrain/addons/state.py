@@ -5,14 +5,15 @@
 # %% ../../nbs/51_addons.state.ipynb #2b87e08a
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from operator import itemgetter
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
@@ -21,7 +22,7 @@ from torch.utils.data import IterableDataset
 
 from .base import AddOnBase
 from ..control import Boundary, Leaving, refuse_while_on
-from ..checkpoints import Writer, newest_valid, read_checkpoint
+from ..checkpoints import SaveFormat, Writer, newest_valid, read_checkpoint
 from ..data import StatefulLoader
 from ..durable import clean_leftovers, point_to
 from ..errors import CheckpointError, ConfigError, first_line, nearest
@@ -30,18 +31,20 @@ from ..hooks import listeners, tell
 from ..loop import LeanEpochLoop
 from ..parallel import SplitStrategy
 from ..resumable import ResumableLoader, random_state
+from ..shards import ShardWriter, meet_ranks
 from ..snapshots import plain
 from ..steps import Counts, StepModule, is_whole_epoch
 from ..weights import load_weights
 from ..worlds import gather, reader_number
 
 # %% auto #0
-__all__ = ["StateManagerAddon"]
+__all__ = ["SaveType", "StateManagerAddon"]
 
 # %% ../../nbs/51_addons.state.ipynb #a7c1688a
 _FOLDER = "checkpoints"  # in a run folder
 _VERSION = 1  # of nbtrain's part
 _TRAINING = "training_state_dict"  # the weights that training goes on with, where `state_dict` has others
+SaveType = Literal["merged", "sharded", "deduped"]
 
 
 _PARTS: dict[str, type | tuple[type, ...]] = {
@@ -139,6 +142,7 @@ class _StateKeeper(Checkpoint, Leaving):
     def __init__(self, addon: StateManagerAddon, owner: Any) -> None:
         self.addon, self.owner = addon, owner
         self.writer: Writer | None = None
+        self._shares = False  # do all ranks write, each its part?
         self._step_seen = -1  # the newest update that was looked at
         self._due = False  # the epoch's last batch was one to save after
         self._waiting: tuple[int, dict[str, Any]] | None = None  # for the validation: batches that are finished, random numbers
@@ -148,7 +152,8 @@ class _StateKeeper(Checkpoint, Leaving):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        self.writer = Writer()
+        self._shares = self.addon.save_type != "merged" and isinstance(trainer.strategy, SplitStrategy)
+        self.writer = Writer(ShardWriter(meet_ranks(), self.addon.save_type == "deduped")) if self._shares else Writer()
         if trainer.is_global_zero:
             self._clean()
         state = self.addon.taken_up
@@ -250,20 +255,39 @@ class _StateKeeper(Checkpoint, Leaving):
 
     def _save(self, trainer: L.Trainer, finished: int | None, random: dict[str, Any]) -> Path | None:
         """Save, and return the path; None in a rank past the first, of which the first one writes what it has alone."""
-        assert self.writer is not None
         module: Any = trainer.lightning_module
         self.owner.recorder.flush()  # what is in the saved history is in the events too, once
         self._saved = self.owner.counts.epoch, self.owner.counts.update
         own = _own_part(self.owner, module, finished, random, self.addon.open_loader)
-        split = isinstance(trainer.strategy, SplitStrategy)
-        state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False) if trainer.is_global_zero or split else {}
-        if not trainer.is_global_zero:
-            return None
-        state["nbtrain"] = own
+        state = self._dump(trainer)
+        if trainer.is_global_zero:
+            return self._write(trainer, state | {"nbtrain": own})
+        if self._shares:
+            self._write_part(state)
+        return None
+
+    def _dump(self, trainer: L.Trainer) -> dict[str, Any]:
+        """Lightning's checkpoint, where this rank has to make one."""
+        strategy = trainer.strategy
+        if not isinstance(strategy, SplitStrategy):
+            return trainer._checkpoint_connector.dump_checkpoint(weights_only=False) if trainer.is_global_zero else {}
+        with strategy.in_parts() if self._shares else nullcontext():
+            return trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+
+    def _write_part(self, state: dict[str, Any]) -> None:
+        assert self.writer is not None
+        self.writer.save(state, Path())  # the first rank says where
+        if self.addon.stop_on_save_error:  # as the first rank does, so that all of them stop
+            self.writer.wait()
+        self._report()
+
+    def _write(self, trainer: L.Trainer, state: dict[str, Any]) -> Path:
+        assert self.writer is not None
         self.addon.rest = _without_weights(state)
         expired: list[Path] = []
-        path = self.addon.write(self.owner, state, self.writer, expired)
-        if waits := any(listeners(trainer, name) for name in ("on_checkpoint_saved", "on_checkpoint_expired")):
+        path = self.addon.write(self.owner, state, self.writer, expired, in_parts=self._shares)
+        waits = any(listeners(trainer, name) for name in ("on_checkpoint_saved", "on_checkpoint_expired"))
+        if waits or (self._shares and self.addon.stop_on_save_error):
             self.writer.wait()
         if self._report() and waits:
             tell(trainer, "on_checkpoint_saved", path)
@@ -300,6 +324,9 @@ class StateManagerAddon(AddOnBase):
     Args:
         save_path: Where run folders go. Needed.
         save_format: "ckpt", a Lightning checkpoint in one file, or "safetensor", a folder without any pickle in it.
+        save_type: For a model that is split over ranks: "merged", which makes a whole checkpoint in the first one; "sharded", a folder
+            to which each rank writes all that it has; "deduped", one to which each value is written once. Of a model that is not split
+            the checkpoint is a whole one.
         every_n_epochs: Save each so many epochs; each one, where `every_n_steps` is not given either.
         every_n_steps: Save each so many optimizer updates instead.
         keep_last_n: Keep so many of the newest, and those that `best` and `last` point to; None keeps all.
@@ -310,7 +337,8 @@ class StateManagerAddon(AddOnBase):
     """
 
     save_path: str | Path | None = None
-    save_format: Literal["ckpt", "safetensor"] = "ckpt"
+    save_format: SaveFormat = "ckpt"
+    save_type: SaveType = "merged"
     every_n_epochs: int | None = None
     every_n_steps: int | None = None
     keep_last_n: int | None = None
@@ -324,10 +352,10 @@ class StateManagerAddon(AddOnBase):
     def __post_init__(self) -> None:
         if self.save_path is None:
             raise ConfigError("StateManagerAddon needs a folder to save in.", remedy='Give save_path="runs/my-run".')
-        if self.save_format not in ("ckpt", "safetensor"):
-            raise ConfigError(
-                f"save_format={self.save_format!r} is unknown.", remedy=nearest(str(self.save_format), ("ckpt", "safetensor"))
-            )
+        for name, known in (("save_format", get_args(SaveFormat)), ("save_type", get_args(SaveType))):
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError(f"{name}={value!r} is unknown.", remedy=nearest(str(value), known))
         if self.every_n_epochs is not None and self.every_n_steps is not None:
             raise ConfigError("every_n_epochs and every_n_steps are both given.", remedy="Give one of them.")
         for name in ("every_n_epochs", "every_n_steps", "keep_last_n"):
@@ -406,9 +434,9 @@ class StateManagerAddon(AddOnBase):
             raise error
         return path
 
-    def write(self, trainer: Any, state: dict[str, Any], writer: Writer, expired: list[Path]) -> Path:
+    def write(self, trainer: Any, state: dict[str, Any], writer: Writer, expired: list[Path], *, in_parts: bool = False) -> Path:
         """Hand `state` to the writer. When it is on the disk, links are set, and old checkpoints go, which are added to `expired`."""
-        history, suffix = trainer.history, ".ckpt" if self.save_format == "ckpt" else ""
+        history, suffix = trainer.history, ".ckpt" if self.save_format == "ckpt" and not in_parts else ""
         path = trainer.run_dir / _FOLDER / f"epoch={trainer.counts.epoch}-step={trainer.counts.update}{suffix}"
         if state["nbtrain"]["finished"] is None and history.epochs and history.epochs[-1].path is None:
             history.epochs[-1].path = path
@@ -421,9 +449,9 @@ class StateManagerAddon(AddOnBase):
 
         def settle(path: Path) -> None:
             if self.save_last:
-                point_to(path.with_name("last" + suffix), path)
+                _point("last", path)
             if best is not None and (best == path or best != self._best) and best.exists():
-                point_to(path.with_name("best" + suffix), best)
+                _point("best", best)
                 self._best = best
             expired.extend(self._remove_old(path.parent))
 
@@ -594,8 +622,16 @@ def _config(model: Any) -> Any:
     return plain(to_dict() if callable(to_dict) else config) if config is not None else None
 
 
+def _point(name: str, path: Path) -> None:
+    """Let the link `name`, with the suffix of `path`, stand for it, and no link with another suffix for an older one."""
+    point_to(path.with_name(name + path.suffix), path)
+    other = path.with_name(name + ("" if path.suffix else ".ckpt"))
+    if os.path.lexists(other):
+        _delete(other)
+
+
 def _delete(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink()
