@@ -2190,6 +2190,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'nbtrain.snapshots._decode_value': ('snapshots.html#_decode_value', 'nbtrain/snapshots.py'),
                                    'nbtrain.snapshots._refuse': ('snapshots.html#_refuse', 'nbtrain/snapshots.py'),
                                    'nbtrain.snapshots.changed': ('snapshots.html#changed', 'nbtrain/snapshots.py'),
+                                   'nbtrain.snapshots.check_dtype': ('snapshots.html#check_dtype', 'nbtrain/snapshots.py'),
                                    'nbtrain.snapshots.decode': ('snapshots.html#decode', 'nbtrain/snapshots.py'),
                                    'nbtrain.snapshots.plain': ('snapshots.html#plain', 'nbtrain/snapshots.py'),
                                    'nbtrain.snapshots.restore_views': ('snapshots.html#restore_views', 'nbtrain/snapshots.py'),

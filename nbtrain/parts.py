@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .errors import CheckpointError
-from .snapshots import Box, Snapshot, Where, changed
+from .snapshots import Box, Snapshot, Where, changed, check_dtype
 
 # %% auto #0
 __all__ = [
@@ -93,10 +93,11 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[s
 
 
 def write_part(tensors: Mapping[Where, Tensor], file: Path) -> dict[Where, str]:
-    """Write a rank's tensors. Returns the name of each in the file; tied tensors have one name. Raises OSError."""
+    """Write a rank's tensors. Returns the name of each in the file; tied tensors have one name. Raises CheckpointError or OSError."""
     named: dict[str, Tensor] = {}
     names: dict[int, str] = {}
     for where, tensor in tensors.items():
+        check_dtype(tensor, where)
         name = ".".join(map(str, where)).encode("ascii", "backslashreplace").decode()
         while name in named:  # two paths may read the same
             name += "'"

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from .errors import CheckpointError
 
 # %% auto #0
-__all__ = ["State", "Where", "plain", "Box", "Snapshot", "snapshot", "Encoder", "decode", "changed", "restore_views"]
+__all__ = ["State", "Where", "plain", "Box", "Snapshot", "snapshot", "Encoder", "check_dtype", "decode", "changed", "restore_views"]
 
 # %% ../nbs/29_snapshots.ipynb #c0881e75
 State = dict[str, Any]
@@ -201,8 +201,7 @@ class Encoder:
         return {"$dict" if type(value) is dict else "$ordered": pairs}
 
     def _encode_tensor(self, tensor: Tensor, where: Where) -> Any:
-        if tensor.dtype in (torch.complex128, torch.complex32):
-            _refuse(where, f"is a tensor of {str(tensor.dtype).removeprefix('torch.')}, which safetensors does not know")
+        check_dtype(tensor, where)
         name = ".".join(map(str, where)).encode("ascii", "backslashreplace").decode()
         file, tag = self.tensors, "$tensor"
         if where[0] == "state_dict" and len(where) == 2 and str(where[1]).startswith("model."):
@@ -220,6 +219,12 @@ class Encoder:
         node: Any = {tag: self._names[key]}
         node = node if order == sorted(order) else {"$permuted": [node, order]}
         return {"$requires_grad": node} if tensor.requires_grad else node
+
+
+def check_dtype(tensor: Tensor, where: Where) -> None:
+    """Raise CheckpointError where safetensors has no such type."""
+    if tensor.dtype in (torch.complex128, torch.complex32):
+        _refuse(where, f"is a tensor of {str(tensor.dtype).removeprefix('torch.')}, which safetensors does not know")
 
 
 # %% ../nbs/29_snapshots.ipynb #410ff249
