@@ -16,7 +16,7 @@ FLOORS = {
     "history": "what is kept",
     "batches": "data, schedules",
     "meters": "steps and loops",
-    "weights": "files",
+    "durable": "files",
     "addons.base": "addons",
     "arguments": "the run",
     "trainer": "what you use",

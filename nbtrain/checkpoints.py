@@ -11,7 +11,7 @@ import struct
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +19,27 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from .durable import is_leftover, sync, written
 from .errors import CheckpointError
+from .parts import join_parts, part_file, write_tensors
 from .snapshots import Encoder, Snapshot, State, decode, plain, restore_views, snapshot
 
 # %% auto #0
-__all__ = ["SaveFormat", "write_checkpoint", "read_checkpoint", "verify_checkpoint", "Newest", "newest_valid", "Writer"]
+__all__ = [
+    "SaveFormat",
+    "write_checkpoint",
+    "write_folder",
+    "seen_file",
+    "read_checkpoint",
+    "read_snapshot",
+    "verify_checkpoint",
+    "Newest",
+    "newest_valid",
+    "Writer",
+]
 
 # %% ../nbs/30_checkpoints.ipynb #8ac38d99
 SaveFormat = Literal["ckpt", "safetensor"]
@@ -44,9 +55,12 @@ def write_checkpoint(taken: Snapshot, path: str | Path, save_format: SaveFormat 
     written.
     """
     path = Path(path)
+    for where in taken.boxes:
+        raise CheckpointError(f"{'.'.join(map(str, where))} is split over ranks, and a whole checkpoint can't hold a part of it.")
     with written(path) as temp:
         if save_format == "safetensor":
-            _write_folder(taken, temp, config)
+            temp.mkdir()
+            write_folder(taken, temp, config)
         else:
             _write_file(taken, temp)
     return path
@@ -64,22 +78,38 @@ def _write_file(taken: Snapshot, path: Path) -> None:
     sync(path)
 
 
-def _write_folder(taken: Snapshot, folder: Path, config: Mapping[str, Any] | None) -> None:
-    encoder = Encoder()
+def write_folder(
+    taken: Snapshot,
+    folder: Path,
+    config: Mapping[str, Any] | None,
+    parts: Sequence[Any] = (),
+    part_files: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Write a snapshot into `folder`, `state.json` the last.
+
+    `parts`: where the tensors are that the snapshot lacks, as `join_parts` takes it; `part_files`: what `seen_file` says of their files,
+    which are there.
+    """
+    encoder, part_files = Encoder(), part_files or {}
     content: State = {"version": _VERSION, "state": encoder.encode(taken.state), "views": encoder.encode(list(taken.views.items()))}
-    folder.mkdir()
-    try:  # straight from the tensors' memory: safetensors 0.8 does that, 0.7 made bytes of all of them first
-        save_file(encoder.weights, folder / "model.safetensors", metadata={"format": "pt"} | encoder.tied)
-        save_file(encoder.tensors, folder / "tensors.safetensors")
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
+    if encoder.weights or not part_files:
+        write_tensors(encoder.weights, folder / "model.safetensors", metadata={"format": "pt"} | encoder.tied)
+    write_tensors(encoder.tensors, folder / "tensors.safetensors")
     if config is not None:
         (folder / "config.json").write_text(json.dumps(plain(config), default=str, indent=2), encoding="utf-8")
-    content["files"] = {file.name: {"size": file.stat().st_size, "crc32": _crc32(file)} for file in sorted(folder.iterdir())}
+    own = [file for file in sorted(folder.iterdir()) if file.name not in part_files]
+    content["files"] = {file.name: seen_file(file) for file in own} | dict(part_files)
+    if part_files:
+        content |= {"ranks": len(part_files), "parts": encoder.encode(list(parts))}
     (folder / "state.json").write_bytes(_seal(json.dumps(content).encode()))
-    for file in folder.iterdir():
-        sync(file)
+    sync(folder / "state.json")
     sync(folder)
+
+
+def seen_file(file: Path) -> dict[str, Any]:
+    """Bring a file to the disk. Returns its size and checksum, as `state.json` has them."""
+    sync(file)
+    return {"size": file.stat().st_size, "crc32": _crc32(file)}
 
 
 def _seal(content: bytes) -> bytes:
@@ -103,11 +133,23 @@ def read_checkpoint(path: str | Path) -> State:
     """
     path = _existing(path)
     with _explained(path):
-        state, header = _read_folder(path) if path.is_dir() else _read_file(path)
-        if not isinstance(state, dict):
-            raise CheckpointError(f"{path.name} holds a {type(state).__name__}, not the dict that a checkpoint is.")
-        _check_version(path.name, header)
-        return restore_views(state, dict(header["views"])) if header["views"] else state
+        taken = _read(path)
+        return restore_views(taken.state, taken.views) if taken.views else taken.state
+
+
+def read_snapshot(path: str | Path) -> Snapshot:
+    """What `write_checkpoint` was given, or ranks have written together. Raises CheckpointError as `read_checkpoint` does."""
+    path = _existing(path)
+    with _explained(path):
+        return _read(path)
+
+
+def _read(path: Path) -> Snapshot:
+    state, header = _read_folder(path) if path.is_dir() else _read_file(path)
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path.name} holds a {type(state).__name__}, not the dict that a checkpoint is.")
+    _check_version(path.name, header)
+    return Snapshot(state, dict(header["views"]))
 
 
 def verify_checkpoint(path: str | Path) -> None:
@@ -174,9 +216,12 @@ def _read_file(path: Path) -> tuple[Any, Mapping[str, Any]]:
 # %% ../nbs/30_checkpoints.ipynb #9addb9e6
 def _read_folder(path: Path) -> tuple[Any, Mapping[str, Any]]:
     content = _verified_content(path)
-    weights, tensors = (_read_tensors(path / name) for name in _TENSOR_FILES)
+    weights, tensors = (_read_tensors(path / name) if name in content["files"] else {} for name in _TENSOR_FILES)
     header = {"version": content["version"], "views": decode(content["views"], {}, {})}
-    return decode(content["state"], weights, tensors), header
+    state = decode(content["state"], weights, tensors)
+    if n_ranks := content.get("ranks"):
+        state = join_parts(state, path, n_ranks, decode(content["parts"], {}, {}))
+    return state, header
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -199,11 +244,12 @@ def _verified_content(folder: Path) -> Mapping[str, Any]:
         raise CheckpointError("state.json is cut off or damaged: its checksum does not match.")
     content = json.loads(text, object_pairs_hook=_without_duplicates)
     _check_version("state.json", content)
-    files = content["files"]
-    if not set(_TENSOR_FILES) <= files.keys() <= {*_TENSOR_FILES, "config.json"}:
+    files, n_ranks = content["files"], content.get("ranks", 0)
+    wanted = {part_file(rank, n_ranks) for rank in range(min(n_ranks, len(files)))} | set(_TENSOR_FILES[1 if n_ranks else 0 :])
+    if not wanted <= files.keys() <= wanted | {*_TENSOR_FILES, "config.json"}:
         raise CheckpointError(f"state.json lists files that no checkpoint has, or not all: {', '.join(map(repr, sorted(files)))}.")
-    for name, wanted in files.items():
-        _verify_file(folder / name, wanted["size"], wanted["crc32"])
+    for name, seen in files.items():
+        _verify_file(folder / name, seen["size"], seen["crc32"])
     return content
 
 
@@ -261,9 +307,11 @@ class Writer:
     """Writes checkpoints in a thread, one at a time; `save` returns when the snapshot is taken.
 
     It keeps one copy of the state in memory, for the next snapshot. The interpreter waits at its end for a save in flight.
+    `write` stands for `write_checkpoint`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, write: Callable[[Snapshot, Path, SaveFormat, Any], object] = write_checkpoint) -> None:
+        self._write_state = write
         self._errors: list[Exception] = []
         self._snapshot: Snapshot | None = None
         self._done = threading.Event()
@@ -309,7 +357,7 @@ class Writer:
         self, done: threading.Event, taken: Snapshot, path: Path, save_format: SaveFormat, config: Any, then: Callable[[Path], None] | None
     ) -> None:
         try:
-            write_checkpoint(taken, path, save_format, config)
+            self._write_state(taken, path, save_format, config)
             if then is not None:
                 then(path)
         except Exception as error:  # whatever it is: the thread has nobody above it, and the caller asks

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -111,12 +112,26 @@ Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module | None]
 class SplitStrategy(ModelParallelStrategy):
     """Lightning's strategy for split models, whose checkpoints are those of one process. All ranks have to make them together."""
 
+    _gathers = True
+
+    @contextmanager
+    def in_parts(self) -> Iterator[None]:
+        """Meanwhile a checkpoint has this rank's part of each tensor, and no rank waits for another."""
+        self._gathers = False
+        try:
+            yield
+        finally:
+            self._gathers = True
+
     def lightning_module_state_dict(self) -> dict[str, Any]:
         assert self.lightning_module is not None
-        return whole(self.lightning_module.state_dict())
+        return self._whole(self.lightning_module.state_dict())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return whole(getattr(optimizer, "_optimizer", optimizer).state_dict())
+        return self._whole(getattr(optimizer, "_optimizer", optimizer).state_dict())
+
+    def _whole(self, state: dict[str, Any]) -> dict[str, Any]:
+        return whole(state) if self._gathers else state
 
 
 @dataclass(frozen=True)

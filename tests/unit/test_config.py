@@ -15,7 +15,7 @@ from samples import same_weights, without_times
 from torch.optim import Adam
 from torch.utils.data import DataLoader, DistributedSampler
 
-from nbtrain import ConfigError, ModelTrainer, TrainerArgs, load_run
+from nbtrain import ConfigError, ModelTrainer, StateManagerAddon, TrainerArgs, load_run
 from nbtrain.cli import main
 from nbtrain.examples.mlp import MLP, SimpleDataset
 from nbtrain.session import seed_all
@@ -110,6 +110,11 @@ def test_a_run_equals_one_written_by_hand() -> None:
     trainer = ModelTrainer(model, device="cpu", log_bar=False, optimizer=lambda params: Adam(params, lr=0.01), seed=0)
     trainer.run(2, DataLoader(data, 2, sampler=DistributedSampler(data, 1, 0)))
     assert same_weights(job.trainer.model, trainer.model)
+
+
+def test_how_a_split_model_is_saved_is_an_option_of_the_addon() -> None:
+    assert TrainerArgs.from_cli(QUIET).build().trainer[StateManagerAddon].save_type == "deduped"
+    assert TrainerArgs.from_cli([*QUIET, "--checkpoint.save_type!"]).build().trainer[StateManagerAddon].save_type == "sharded"
 
 
 # -- going on
