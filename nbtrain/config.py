@@ -20,7 +20,7 @@ from .estimates import DevicePlan
 from .jobs import Job, build, check_settings, estimate_devices, notes
 from .overrides import Override, apply_overrides, escape, read_command_line, resolve_references
 from .plans import accumulation, plan_compute
-from .resolve import importable_name
+from .resolve import named
 from .settings import Settings, read_settings, to_plain
 
 # %% auto #0
@@ -90,7 +90,7 @@ class TrainerArgs(Settings):
 
         Raises ConfigError for an object in it that has no importable name.
         """
-        return escape(_named(to_plain(self, defaults=defaults)))
+        return escape(named(to_plain(self, defaults=defaults)))
 
     def to_yaml(self, path: str | Path | None = None, *, defaults: bool = False) -> str:
         """As the text of a YAML file, which is written where a path is given."""
@@ -149,12 +149,3 @@ class TrainerArgs(Settings):
 
 def _word(name: Any) -> str:
     return name if isinstance(name, str) else getattr(name, "__qualname__", "") if name is not None else ""
-
-
-def _named(value: Any) -> Any:
-    """`value` with each class and function replaced by its name."""
-    if isinstance(value, dict):
-        return {key: _named(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_named(item) for item in value]
-    return importable_name(value) if callable(value) else value

@@ -19,6 +19,7 @@ from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import IterableDataset
 
 from .arguments import check_lightning, resolve_devices
+from .addons.accumulation import AccumulationAddon
 from .addons.base import AddOnBase
 from .addons.hooks import HooksAddon
 from .addons.multigpu import MultiGPUAddon
@@ -153,23 +154,18 @@ def _check_limits(settings: Settings, document: Document, problems: Problems) ->
 
 
 def _check_pending(settings: Settings, document: Document, problems: Problems) -> None:
-    """What the grammar knows and no part does yet is refused: nothing is passed over."""
-    optimizer, precision = settings.optimizer, settings.precision
+    """What the grammar knows and can't be done as it is given is refused: nothing is passed over."""
+    optimizer = settings.optimizer
     uncounted = "per-token-mean" in (optimizer.grad_reduction, optimizer.loss_reduction) and optimizer.aggregate_outputs_fn is None
     if uncounted:
         where = document.place(("optimizer", "grad_reduction"))
         problems.add("per-token-mean needs optimizer.aggregate_outputs_fn.", where, "Name a function that returns the number of tokens.")
-    pending: dict[At, bool] = {
-        ("optimizer", "grad_reduction"): optimizer.grad_reduction != "mean" and not uncounted,
-        ("optimizer", "loss_reduction"): optimizer.loss_reduction != "mean" and not uncounted,
-        ("checkpoint", "symlink_best_and_last"): not settings.checkpoint.symlink_best_and_last,
-        ("precision",): isinstance(precision, dict) and _one_precision(precision) is None,
-    }
-    for at, is_pending in pending.items():
-        if is_pending:
-            problems.add(
-                f"{dotted(at)} can't be had as it is given here.", document.place(at), "Leave it out; nbtrain does not do this yet."
-            )
+    elif optimizer.aggregate_outputs_fn is not None:
+        check_name(optimizer.aggregate_outputs_fn, ("optimizer", "aggregate_outputs_fn"), document, problems)
+    if not settings.checkpoint.symlink_best_and_last:
+        where = document.place(("checkpoint", "symlink_best_and_last"))
+        what = "checkpoint.symlink_best_and_last is false, and best and last are always links."
+        problems.add(what, where, "Leave it out; where there are no links they are copies by themselves.")
 
 
 def _one_precision(precision: dict[Any, Any]) -> str | None:
@@ -206,15 +202,15 @@ def _check_data(settings: Settings, document: Document, problems: Problems) -> N
             if target is not None and (arguments or (stage == "train" and name == "dataset")):
                 given = [argument for argument in arguments if argument not in _AUTOMATIC.get(name, ())]
                 check_call(target, given, at, document, problems, automatic=_AUTOMATIC.get(name, ()))
-            _check_loader_args(name, arguments, at, document, problems)
+            _check_loader_args(name, arguments, at, document, problems, sampled=settings.dataset_sampler.type is not None)
+            if section.type is None and arguments:
+                problems.add(f"{dotted(at)} is given, and {name}.type is null.", document.place(at), "Leave one of them out.")
 
 
-def _check_loader_args(name: str, arguments: dict[str, Any], at: At, document: Document, problems: Problems) -> None:
-    remedies = {
-        "batch_size": "Give micro_batch_size.",
-        "shuffle": f"Give dataset_sampler.{at[-1]}.shuffle, which is true by default.",
-        "batch_sampler": "Give a dataset_sampler, and micro_batch_size.",
-    }
+def _check_loader_args(name: str, arguments: dict[str, Any], at: At, document: Document, problems: Problems, *, sampled: bool) -> None:
+    remedies = {"batch_size": "Give micro_batch_size.", "batch_sampler": "Give a dataset_sampler, and micro_batch_size."}
+    if sampled:
+        remedies["shuffle"] = f"Give dataset_sampler.{at[-1]}.shuffle, which is true by default."
     for argument, remedy in remedies.items() if name == "dataloader" else ():
         if argument in arguments:
             problems.add(
@@ -341,10 +337,10 @@ def _loader(settings: Settings, maker: Maker, stage: str) -> Any:
     arguments = _stage_args(maker, settings.dataloader, "dataloader", stage)
     if isinstance(arguments.get("collate_fn"), str):
         arguments["collate_fn"] = load_name(arguments["collate_fn"])
-    if not isinstance(dataset, IterableDataset):
+    if settings.dataset_sampler.type is not None and not isinstance(dataset, IterableDataset):
         order = _stage_args(maker, settings.dataset_sampler, "dataset_sampler", stage)
         arguments["sampler"] = load_name(settings.dataset_sampler.type)(dataset=dataset, num_replicas=1, rank=0, **order)
-    elif settings.dataset_sampler != DatasetSamplerConfig():
+    elif settings.dataset_sampler not in (DatasetSamplerConfig(), DatasetSamplerConfig(type=None)):
         raise ConfigError(f"{type(dataset).__name__} is iterable, and takes no dataset_sampler.", remedy="Leave dataset_sampler out.")
     return load_name(settings.dataloader.type)(dataset=dataset, batch_size=settings.micro_batch_size, **arguments)
 
@@ -361,8 +357,10 @@ _PRECISIONS = {"fp32": "32-true", "fp16": "16-true", "bf16": "bf16-true", "none"
 def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callbacks: list[L.Callback], lengths: dict[str, Any]) -> Trainer:
     saving, precision = settings.checkpoint, settings.precision
     kind: type[Trainer] = load_name(settings.trainer.type) if settings.trainer.type is not None else ModelTrainer
-    given: dict[str, Any] = {}
-    addons: list[type[AddOnBase]] = [StateManagerAddon] if not saving.no_save else []
+    given = _reducing(settings, lengths)
+    addons: list[type[AddOnBase]] = [AccumulationAddon] if given is not None else []
+    given = given or {}
+    addons += [StateManagerAddon] if not saving.no_save else []
     for i, part in enumerate(settings.addons):
         addons.append(load_name(part.type, "nbtrain"))
         given |= maker.arguments(part.args, ("addons", i, "args"))
@@ -373,7 +371,8 @@ def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callb
     lightning["callbacks"] = [*(own if isinstance(own, list) else [own]), *callbacks]
     if settings.log:
         lightning["logger"] = [_part(maker, part, ("log", i), _LOGGERS) for i, part in enumerate(settings.log)]
-    precision = _one_precision(precision) if isinstance(precision, dict) else precision
+    if precision is not None:
+        given["precision"] = _precision(precision)
     if (hooks := _hooks(settings, maker)) is not None:
         given["hooks"] = hooks
     given |= maker.arguments(settings.trainer.args, ("trainer", "args"))
@@ -385,12 +384,26 @@ def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callb
         optimizer=optimizer,
         scheduler=_scheduler(settings, maker, optimizer),
         gradient_clip=settings.optimizer.clip_gnorm or 0.0,
-        precision=_PRECISIONS[precision or "none"],
         seed=settings.seed,
         log_bar=settings.enable_progress_bar,
         lightning=lengths | lightning,
         **given,
     )
+
+
+def _precision(precision: Any) -> Any:
+    """What Trainer takes for one precision of all tensors, or for dtypes of parameters, buffers and inputs."""
+    one = _one_precision(precision) if isinstance(precision, dict) else precision
+    return _PRECISIONS[one] if one is not None else precision
+
+
+def _reducing(settings: Settings, lengths: dict[str, Any]) -> dict[str, Any] | None:
+    """The options of AccumulationAddon; None where an update has one batch and nothing is reduced."""
+    section = settings.optimizer
+    given = {name: getattr(section, name) for name in ("grad_reduction", "loss_reduction") if getattr(section, name) != "mean"}
+    if given and section.aggregate_outputs_fn is not None:
+        given["aggregate_outputs_fn"] = load_name(section.aggregate_outputs_fn)
+    return given if given or "accumulate_grad_batches" in lengths else None
 
 
 def _hooks(settings: Settings, maker: Maker) -> Any:

@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader
 from .addons.base import Launcher, Stopper
 from .arguments import check_optimizer, check_run, device_args
 from .batches import to_device
+from .configuring import Ran
 from .control import Control, Leave, RunHandle, State, refuse_while_on, signals_stop, workers_ignore_interrupts
 from .data import BatchList, as_loader, suggest_loader, with_batch_size
 from .errors import ConfigError, NbtrainError, add_note, first_line
@@ -175,6 +176,7 @@ class Owner(Steps, Protocol):
     continues_run: bool  # and the run to come is the very run that was saved
     seed: int | None
     result: RunResult | None
+    ran: Ran | None  # what the newest training run was given
     sinks: list[View]
     view: View | None  # the newest run's
     control: Control
@@ -252,6 +254,8 @@ def _begin(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iter
     if owner.recorder.run == 1:
         _advise(owner, loader)
     keep_source(owner, n_epoch, loader, valid_loader)
+    if owner.mode == "train":
+        owner.ran = Ran.after(owner.ran, goal, loader, valid_loader)
     return arguments
 
 

@@ -109,7 +109,7 @@ class DataloaderConfig:
 class DatasetSamplerConfig:
     """In which order samples come; dataset, num_replicas and rank are given automatically."""
 
-    type: Name = _said("the sampler's class", "torch.utils.data.DistributedSampler")
+    type: Name | None = _said("the sampler's class; null: none, and the loader's shuffle says", "torch.utils.data.DistributedSampler")
     train_args: dict[str, Any] = _said("its arguments for training", {})
     val_args: dict[str, Any] = _said("for validation (default: as train_args)", {})
     test_args: dict[str, Any] = _said("for test (default: as train_args)", {})

@@ -29,6 +29,7 @@ from .addons.speed import CompileAddon
 from .addons.state import StateManagerAddon
 from .arguments import Device, check_lightning, check_mode, check_run, device_args, make_optimizer
 from .arguments import resolve_device, resolve_monitor
+from .configuring import Ran, configuration_text
 from .control import Control, RunHandle, free_last_error, refuse_while_on
 from .edits import change_class, set_options, validate_now
 from .errors import AddonError, CheckpointError, ConfigError, OptionError, StepError, nearest
@@ -169,6 +170,7 @@ class Trainer:
         self.best_weights: Weights | None = None
         self.result: RunResult | None = None
         self.run_dir: Path | None = None
+        self.ran: Ran | None = None
         self.module: StepModule | None = None
         self.first_epoch, self.resumed, self.continues_run = 0, False, False
         self.control, self.handle, self.view = Control(), None, None
@@ -577,8 +579,8 @@ class Trainer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         base = _written(type(self))
-        # no arguments, where a lambda may be, no thread, and no open views
-        state = {**self.__dict__, "given": {}, "handle": None, "view": None, "sinks": [self.history]}
+        # no arguments, where a lambda may be, no loaders, no thread, and no open views
+        state = {**self.__dict__, "given": {}, "ran": None, "handle": None, "view": None, "sinks": [self.history]}
         return _rebuild, (base, () if base is type(self) else type(self).addons), state
 
     # -- how it looks
@@ -600,6 +602,19 @@ class Trainer:
         return f"<div><code>{escape(repr(self))}</code></div>{table}"
 
     # -- before and after a run
+    def to_config(self, path: str | Path | None = None, **fields: Any) -> str:
+        """The newest run as the text of a YAML file, which is written where a path is given; `nbtrain fit -f run.yaml` repeats it.
+
+        `fields` are those of a configuration, and are taken instead of what is found here. Of a part the arguments suffice:
+        `to_config("run.yaml", model={"args": {"width": 32}})`, where a model does not keep them under their names. Raises one ConfigError
+        with all that can't be known: classes that are defined in cells, arguments that no object keeps, loaders that are no DataLoader.
+        """
+        kind = _written(type(self))
+        text = configuration_text(self, (kind, _parameters(kind)), fields)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
     def lr_find(self, loader: Iterable[Any], *, start: float = 1e-7, end: float = 10.0, n_batches: int = 100) -> RangeTest:
         """Train `n_batches` batches with a learning rate that grows from `start` to `end`, and put everything back.
 

@@ -76,6 +76,8 @@ ORDER = [
     "addons.tuning",
     "addons.watching",
     "addons.multigpu",
+    "recalling",
+    "configuring",
     "session",
     "edits",
     "inspection",
