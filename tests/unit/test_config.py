@@ -299,6 +299,60 @@ def test_clipping_and_precision_reach_the_trainer() -> None:
     assert (job.trainer.given["gradient_clip"], job.trainer.precision) == (0.5, "bf16-true")
 
 
+def test_parameters_buffers_and_inputs_have_dtypes_of_their_own() -> None:
+    job = TrainerArgs.from_cli([*FAST, "--precision", "{'param': 'bf16', 'input': 'bf16'}", "--max_train_steps=1"]).build()
+    job.trainer.model.register_buffer("mean", torch.zeros(3))
+    job.run()
+    assert {p.dtype for p in job.trainer.model.parameters()} == {torch.bfloat16} and job.trainer.model.mean.dtype == torch.float32
+
+
+COUNTS = """\
+from nbtrain import AggregatedOutputs
+
+
+def count(outputs, group):
+    return AggregatedOutputs(sum(output["loss"] for output in outputs), len(outputs), num_tokens=16 * len(outputs))
+"""
+
+
+@pytest.mark.parametrize(("reduction", "divisor"), [("mean", 4), ("sum", 1), ("per-token-mean", 64)])
+def test_the_gradient_of_an_update_is_reduced_as_it_is_said(reduction: str, divisor: int, folder: Path) -> None:
+    (folder / "tokens.py").write_text(COUNTS)
+    how = ["--optimizer!", "--optimizer.type=torch.optim.SGD", "--optimizer.args.lr=1.0", f"--optimizer.grad_reduction={reduction}"]
+    how += ["--optimizer.loss_reduction=sum", "--max_train_steps=1"]
+    how += ["--optimizer.aggregate_outputs_fn=tokens.count"] if reduction == "per-token-mean" else []
+    job = TrainerArgs.from_cli([*FAST, *how, "--dataset.train_args.size=8"]).build()
+    seed_all(0)
+    model, data = MLP(16, 2), SimpleDataset(16, 8)
+    losses = [model({"data": data.data[i : i + 2], "target": (data.data[i : i + 2].sum(1) > 0).float()})["loss"] for i in range(0, 8, 2)]
+    expected = [p - g for p, g in zip(model.parameters(), torch.autograd.grad(sum(losses) / divisor, list(model.parameters())))]
+    job.run()
+    for found, wanted in zip(job.trainer.model.parameters(), expected):
+        torch.testing.assert_close(found, wanted)
+    assert job.trainer.history.epochs[0]["train_window_loss"] == pytest.approx(float(sum(losses).detach()), rel=1e-5)  # pyright: ignore
+
+
+def test_the_short_window_at_the_end_of_an_epoch_is_no_smaller_update() -> None:
+    sgd = ["--optimizer!", "--optimizer.type=torch.optim.SGD", "--optimizer.args.lr=1.0", "--max_epochs=1", "--dataset.train_args.size=2"]
+    one = TrainerArgs.from_cli([*FAST, *sgd, "--global_batch_size=8"]).build()
+    other = TrainerArgs.from_cli([*FAST, *sgd, "--global_batch_size=2"]).build()
+    one.run(), other.run()
+    assert same_weights(one.trainer.model, other.trainer.model)
+
+
+def test_validation_has_at_most_so_many_steps() -> None:
+    job = TrainerArgs.from_cli([*FAST, "--max_val_steps=1", "--max_train_steps=2"]).build()
+    job.run()
+    assert len(job.trainer.history.steps["valid"]["val_loss"]) == 4  # of 5 batches as many as an update has
+
+
+def test_without_a_sampler_the_loader_shuffles() -> None:
+    given = ["--dataset_sampler.type=null", "--dataloader.train_args.shuffle=true", "--dataloader.val_args.shuffle=false"]
+    job = TrainerArgs.from_cli([*FAST, *given]).build()
+    samplers = [type(loader.sampler).__name__ for loader in (job.loader, job.valid_loader)]  # pyright: ignore[reportAttributeAccessIssue]
+    assert samplers == ["RandomSampler", "SequentialSampler"]
+
+
 def test_automatic_arguments_are_ignored_and_that_is_said() -> None:
     job = TrainerArgs.from_cli([*FAST, "--dataset_sampler.train_args.rank=7", "--dataset_sampler.train_args.seed=3"]).build()
     assert job.notes[1] == "ignored, because it is given automatically: dataset_sampler.train_args.rank"
