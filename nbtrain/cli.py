@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser(name, help=_summary(command), add_help=False)
 
     completion = commands.add_parser("completion", help='complete commands and fields in bash and zsh: eval "$(nbtrain completion)"')
-    completion.set_defaults(command=_completion)
+    completion.set_defaults(command=_completion, commands=commands.choices)
 
     demo = commands.add_parser("demo", help="train a small CNN on handwritten digits (about ten seconds)")
     demo.add_argument("--epochs", type=int, default=10, help="epochs to train (default: %(default)s)")
@@ -65,12 +66,28 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+# Words are completed in the first place and behind a dash, files everywhere else
+_COMPLETION = """\
+[ -z "$ZSH_VERSION" ] || {{ autoload -U +X bashcompinit; bashcompinit; }}
+_nbtrain() {{
+    local word="${{COMP_WORDS[COMP_CWORD]}}" words=""
+    if [ "$COMP_CWORD" = 1 ]; then
+        words="{commands}"
+    elif [ "${{word#-}}" != "$word" ]; then
+        case "${{COMP_WORDS[1]}}" in {configured}) words="{options}" ;; esac
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+}}
+complete -o default -F _nbtrain nbtrain"""
+
+
 def _completion(arguments: argparse.Namespace) -> None:
     from nbtrain.settings import describe_fields
 
     fields = [line.split()[0] for line in describe_fields() if line.startswith("  --")]
-    words = " ".join([*_CONFIGURED, "demo", "show", "diff", *_OPTIONS, *_SWITCHES, *fields])
-    print(f"[ -z \"$ZSH_VERSION\" ] || {{ autoload -U +X bashcompinit; bashcompinit; }}\ncomplete -o default -W '{words}' nbtrain")
+    configured = [name for name in _CONFIGURED if name != "export"]
+    options = " ".join([*_OPTIONS, *_SWITCHES, *fields])
+    print(_COMPLETION.format(commands=" ".join([*arguments.commands, "--version"]), configured="|".join(configured), options=options))
 
 
 def _demo(arguments: argparse.Namespace) -> None:
@@ -117,6 +134,30 @@ def _neptune_export(arguments: argparse.Namespace) -> None:
 # %% ../nbs/80_cli.ipynb #90478dcd
 _OPTIONS = {"-f": "file", "-o": "out", "--devices": "devices", "--jobs": "jobs", "--memory": "memory"}
 _SWITCHES = {"-h": "help", "--help": "help", "--print-config": "print"}
+_FILES = "-f FILE [-f FILE] [--FIELD VALUE] [--FIELD!] [--devices N] [--print-config]"
+_USAGE = {
+    "fit": f"{_FILES}\n       nbtrain fit NOTEBOOK [--NAME VALUE] [--devices N]",
+    "validate": _FILES,
+    "test": _FILES,
+    "predict": f"{_FILES} -o PATH",
+    "plan": f"{_FILES} [--memory GB]",
+    "resume": "DIR [--FIELD VALUE] [--FIELD!]",
+    "sweep": "-f FILE [-f FILE] [--FIELD VALUE,VALUE] [--FIELD FIRST..LAST] [--jobs N] [-o PATH]",
+    "export": "NOTEBOOK [-o PATH]",
+}
+_MEANINGS = {
+    "-f FILE": "a configuration in YAML; of several files the later ones win",
+    "--FIELD VALUE": "set a field; $(a.b) in a value stands for another one",
+    "--FIELD VALUE,VALUE": "try each of these values",
+    "--FIELD FIRST..LAST": "try each of these whole numbers",
+    "--FIELD!": "take a field out",
+    "--NAME VALUE": "another value for a name that a cell sets",
+    "--devices N": "run on so many devices",
+    "--memory GB": "the memory of a device, else this machine's",
+    "--jobs N": "so many runs at a time (default: 1)",
+    "-o PATH": "where to write",
+    "--print-config": "print the whole configuration, and do nothing",
+}
 
 
 def _fit(line: CommandLine) -> int:
@@ -252,15 +293,27 @@ def _summary(command: Callable[[CommandLine], int]) -> str:
     return (command.__doc__ or "").partition(":")[0]
 
 
+def _help(name: str) -> str:
+    """What `--help` says of a command."""
+    from nbtrain.settings import describe_fields
+
+    command, usage = _CONFIGURED[name], _USAGE[name]
+    examples = (command.__doc__ or "").partition(": ")[2].split(", ")
+    options = [f"  {word:<20}  {meaning}" for word, meaning in _MEANINGS.items() if re.search(rf"{re.escape(word)}(?![\w,.])", usage)]
+    parts = [
+        f"usage: nbtrain {name} {usage}",
+        f"{_summary(command)}.",
+        *(["\n".join(f"  {example}" for example in examples)] if examples[0] else []),
+    ]
+    fields = ["\n".join(["fields:", *describe_fields()])] if "--FIELD" in usage else []
+    return "\n\n".join([*parts, "\n".join(["options:", *options]), *fields])
+
+
 def _configured(name: str, arguments: Sequence[str]) -> int:
     """A command with a configuration, as it was typed."""
     line = read_command_line(arguments, _OPTIONS, _SWITCHES)
     if "help" in line.switches:
-        from nbtrain.settings import describe_fields
-
-        print(f"usage: nbtrain {name} -f FILE [-f FILE] [--FIELD VALUE] [--FIELD!] [--print-config]\n\n{_CONFIGURED[name].__doc__}\n")
-        print("Of several files the later ones win; --FIELD! takes a value out; $(a.b) in a value stands for another one.\n")
-        print("\n".join(["fields:", *describe_fields()]))
+        print(_help(name))
         return 0
     if name not in _WITH_FILES and line.rest:
         raise ConfigError(f"{line.rest[0]!r} stands alone.", remedy="Put -f before a file, and the name of a field before its value.")

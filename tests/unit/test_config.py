@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from nbtrain import ConfigError, ModelTrainer, TrainerArgs, load_run
 from nbtrain.cli import main
 from nbtrain.examples.mlp import MLP, SimpleDataset
 from nbtrain.session import seed_all
-from nbtrain.settings import Settings, describe_fields
+from nbtrain.settings import Settings, describe_fields, shown_fields
 
 SEED = """\
 compute_config:
@@ -160,7 +162,34 @@ def test_help_lists_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "  --checkpoint.save_type sharded|deduped|merged = 'sharded'" in lines
-    assert len([line for line in lines if line.startswith("  --")]) == len([line for line in describe_fields() if "  --" in line]) > 70
+    assert set(describe_fields()) <= set(lines) and "  --compute_config.use_zero BOOL = false" in lines
+    ignored = " ".join(lines)
+    assert all(f"--{name}" in ignored for name in shown_fields(Settings) if not is_dataclass(getattr(Settings(), name)))
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict", "plan", "resume", "sweep", "export"])
+def test_help_explains_each_option_of_its_usage(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    usage, _, rest = capsys.readouterr().out.partition("\n\n")
+    for option in re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*[^\] ]*(?: [A-Z][A-Z.,]*)?", usage):
+        assert f"\n  {option} " in rest, option
+    assert ("\nfields:\n" in rest) == (command != "export")
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["nbtrain", "co"], ["completion", "compare"]),
+        (["nbtrain", "fit", "--checkpoint.save_d"], ["--checkpoint.save_dir"]),
+        (["nbtrain", "fit", "-f", "run"], []),  # files
+        (["nbtrain", "show", "--seed"], []),
+    ],
+)
+def test_completion_knows_commands_and_fields(typed: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    main(["completion"])
+    words = f"COMP_WORDS=({' '.join(typed)}); COMP_CWORD={len(typed) - 1}; _nbtrain; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", capsys.readouterr().out + words], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == expected
 
 
 def test_compile_mode_prints_the_plan_and_trains_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
