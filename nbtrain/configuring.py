@@ -70,7 +70,8 @@ def _part(read: Reader, item: Any, at: At, given: dict[str, Any], without: Itera
 
 def _trainer(read: Reader, owner: Any, given: dict[str, Any], made_by: MadeBy) -> dict[str, Any]:
     kind, parameters = made_by
-    own_fields = {*_TRAINER, *_DATASETS, *_OPTIMIZES, *({"save_path"} if StateManagerAddon in type(owner).addons else ())}
+    own_fields = {*_TRAINER, *({*_DATASETS, *_OPTIMIZES} & owner.given.keys())}
+    own_fields |= {"save_path"} if StateManagerAddon in type(owner).addons else set()
     own_fields |= {"precision"} if isinstance(owner.given.get("precision"), Mapping) else set()
     kept, found = vars(owner) | owner.given, {}
     for p in parameters:
@@ -95,7 +96,8 @@ def _unsaved(owner: Any) -> dict[str, Any]:
     manager = owner[StateManagerAddon]
     found: dict[str, Any] = {"stop_on_save_error": True} if manager.stop_on_save_error else {}
     validates = owner.ran.valid_loader is not None
-    return found | ({"validate_on_save": manager.validate_on_save} if manager.validate_on_save != validates else {})
+    differs = manager.every_n_steps is not None and manager.validate_on_save != validates
+    return found | ({"validate_on_save": manager.validate_on_save} if differs else {})
 
 
 def _model(read: Reader, owner: Any, given: dict[str, Any]) -> Any:
@@ -248,7 +250,7 @@ def _checkpoint(read: Reader, owner: Any, given: dict[str, Any]) -> Any:
     found |= {"save_best": manager.save_best, "save_last": manager.save_last, "save_dir": escape(str(owner.save_path))}
     if manager.save_format == "safetensor":
         found["format"] = "safetensors"
-    return {name: value for name, value in found.items() if value not in (None, True)} | given
+    return {name: value for name, value in found.items() if value is not None and value is not True} | given
 
 
 def _addons(read: Reader, owner: Any) -> Any:

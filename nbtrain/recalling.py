@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import PurePath
@@ -19,7 +20,7 @@ from .documents import At, Problems, dotted
 from .errors import ConfigError, first_line
 from .overrides import escape
 from .provenance import blot_out
-from .resolve import importable_name, literal, load_name
+from .resolve import importable_name, literal
 from .resumable import keep_random
 
 # %% auto #0
@@ -36,10 +37,9 @@ class Reader:
     problems: Problems
 
     def name(self, item: Any, at: At) -> str:
-        """The name that imports a class or a function; one of nbtrain's own in short."""
+        """The shortest name that imports a class or a function: torch.optim.Adam."""
         try:
-            short = getattr(item, "__name__", "")
-            return f"nbtrain.{short}" if _is_public(item, short) else importable_name(item)
+            return _shortest(importable_name(item), item)
         except ConfigError as error:
             what, *remedy = str(error).split("\n  ")
             self.problems.add(f"{dotted(at)}: {what}", remedy=" ".join(remedy))
@@ -66,7 +66,8 @@ class Reader:
     def _text(self, text: str, at: At) -> Any:
         if blot_out(said := f'{at[-1]} = "{text}"') != said:
             self.problems.add(
-                f"{dotted(at)} is a secret, which no file should hold.", remedy=f"Give it as a reference: {at[0]}= with $(NAME)."
+                f"{dotted(at)} is a secret, which no file should hold.",
+                remedy=f"{say_it(at)[:-1]}, and $(NAME) for that of the environment.",
             )
         return text if literal(text) == text and "$" not in text else {"__value_type": "str", "value": escape(text)}
 
@@ -106,13 +107,13 @@ class Reader:
         return found if not unknown else None
 
 
-def _is_public(item: Any, short: str) -> bool:
-    if not getattr(item, "__module__", "").startswith("nbtrain."):
-        return False
-    try:
-        return load_name(short, "nbtrain") is item
-    except ConfigError:
-        return False
+def _shortest(full: str, item: Any) -> str:
+    """A package often hands out what its modules define."""
+    *modules, name = full.split(".")
+    for n in range(1, len(modules)):
+        if getattr(sys.modules.get(".".join(modules[:n])), name, None) is item:
+            return ".".join([*modules[:n], name])
+    return full
 
 
 def say_it(at: At) -> str:
@@ -142,7 +143,9 @@ def _kept(item: Any) -> dict[str, Any]:
 
 
 def same_value(value: Any, default: Any) -> bool:
-    return value is default or (type(value) is type(default) and isinstance(value, (bool, int, float, str, tuple)) and value == default)
+    return value is default or (
+        type(value) is type(default) and isinstance(value, (bool, int, float, str, tuple, list)) and value == default
+    )
 
 
 def why_another(item: Any, arguments: Mapping[str, Any]) -> str:

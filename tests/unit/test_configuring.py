@@ -131,7 +131,7 @@ def test_the_text_is_a_short_file_for_people(parts: Any) -> None:
         "# The weights begin as here if the model was made right after torch.manual_seed(0).\n"
         "trainer:\n  type: parts.Fit\n  args:\n    device: cpu\n"
         "model:\n  type: parts.Net\n  args:\n    dim: 8\n    dropout: 0.3\n"
-        "optimizer:\n  type: torch.optim.adam.Adam\n  args:\n    lr: 0.01\n  clip_gnorm: 0.5\n"
+        "optimizer:\n  type: torch.optim.Adam\n  args:\n    lr: 0.01\n  clip_gnorm: 0.5\n"
         "dataset:\n  type: parts.Data\n  train_args:\n    n: 70\n  val_args:\n    n: 40\n    seed: 2\n"
         "dataloader:\n  train_args:\n    shuffle: true\n    drop_last: true\n  val_args:\n    shuffle: false\n"
         "checkpoint:\n  no_save: true\n"
@@ -190,6 +190,20 @@ def test_addons_come_with_their_options(parts: Any) -> None:
     assert yaml.safe_load(Path("run.yaml").read_text())["addons"] == [{"type": "nbtrain.AccumulationAddon", "args": {"accumulate": 2}}]
 
 
+def test_saving_is_written_as_it_was(parts: Any) -> None:
+    trainer = make(parts, StateManagerAddon, save_path="runs/a", every_n_steps=1, keep_last_n=1, save_best=False, save_format="safetensor")
+    trainer.run(1, *loaders(parts))
+    written = yaml.safe_load(trainer.to_config())
+    assert written["trainer"]["args"] == {"device": "cpu", "validate_on_save": False}
+    assert written["checkpoint"] == {
+        "every_n_train_steps": 1,
+        "keep_last_n_checkpoints": 1,
+        "save_best": False,
+        "save_dir": "runs/a",
+        "format": "safetensors",
+    }
+
+
 # -- what can't be known
 def test_all_that_cant_be_known_is_told_at_once(parts: Any) -> None:
     class Cell(parts.Fit):
@@ -241,7 +255,8 @@ PROBLEMS: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
     "a secret": (
         lambda parts: make(parts, power={"api_key": "a1b2c3d4e5f6a7b8"}),
         {},
-        "trainer.args.power.api_key is a secret, which no file should hold.\n  Give it as a reference: trainer= with $(NAME).",
+        "trainer.args.power.api_key is a secret, which no file should hold.\n"
+        '  Say it: to_config(path, trainer={"args": {...}}), and $(NAME) for that of the environment.',
     ),
     "a tensor": (
         lambda parts: make(parts, power=torch.ones(3)),
