@@ -55,7 +55,7 @@ def execute(path: Path, folder: str, kernel: KernelSpec) -> nbformat.NotebookNod
     manager = AsyncKernelManager()
     manager._kernel_spec = kernel
     client = NotebookClient(notebook, manager, timeout=3600, store_widget_state=False, coalesce_streams=True, resources=resources)
-    client.execute()
+    client.execute(cleanup_kc=True)  # which it would not do with a manager that it was given
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times of day
     notebook.metadata = nbformat.from_dict({"kernelspec": {"display_name": "python3", "language": "python", "name": "python3"}})

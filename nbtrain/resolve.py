@@ -18,7 +18,7 @@ from .documents import At, Document, Problems, dotted
 from .errors import ConfigError, add_note, nearest
 
 # %% auto #0
-__all__ = ["load_name", "importable_name", "literal", "Maker", "check_value", "load_checked", "check_name", "check_call"]
+__all__ = ["load_name", "importable_name", "named", "literal", "Maker", "check_value", "load_checked", "check_name", "check_call"]
 
 
 # %% ../nbs/48_resolve.ipynb #a663f895
@@ -78,6 +78,15 @@ def importable_name(item: Any) -> str:
         what = f"{name or repr(item)} has no name by which it can be imported."
         raise ConfigError(what, where=f"It is from {module}." if module else "", remedy="Put it into a module: nbtrain export my.ipynb.")
     return str(full)
+
+
+def named(value: Any) -> Any:
+    """`value` with each class and function in it replaced by its `importable_name`."""
+    if isinstance(value, dict):
+        return {key: named(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [named(item) for item in value]
+    return importable_name(value) if callable(value) else value
 
 
 # %% ../nbs/48_resolve.ipynb #db51f649

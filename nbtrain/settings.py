@@ -5,6 +5,7 @@
 # %% ../nbs/49_settings.ipynb #f1b23a05
 from __future__ import annotations
 
+import textwrap
 import types
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
@@ -109,7 +110,7 @@ class DataloaderConfig:
 class DatasetSamplerConfig:
     """In which order samples come; dataset, num_replicas and rank are given automatically."""
 
-    type: Name = _said("the sampler's class", "torch.utils.data.DistributedSampler")
+    type: Name | None = _said("the sampler's class; null: none, and the loader's shuffle says", "torch.utils.data.DistributedSampler")
     train_args: dict[str, Any] = _said("its arguments for training", {})
     val_args: dict[str, Any] = _said("for validation (default: as train_args)", {})
     test_args: dict[str, Any] = _said("for test (default: as train_args)", {})
@@ -303,9 +304,12 @@ def shown_fields(kind: type[Any]) -> dict[str, Field[Any]]:
 
 # %% ../nbs/49_settings.ipynb #501dcf3e
 def describe_fields(kind: type[Any] = Settings, at: At = ()) -> list[str]:
-    """Each field as it is given on the command line, with its type and default, and below it its line."""
-    hints, lines = get_type_hints(kind), []
+    """Each field as it is given on the command line, with type and default, and below it its line; last the names of those ignored."""
+    hints, lines, ignored = get_type_hints(kind), [], []
     for name, known in shown_fields(kind).items():
+        if known.metadata["ignored"]:
+            ignored.append(f"--{dotted((*at, name))}")
+            continue
         hint, here = hints[name], (*at, name)
         section = next((option for option in (hint, *get_args(hint)) if is_dataclass(option)), None)
         if section is not None:
@@ -313,10 +317,15 @@ def describe_fields(kind: type[Any] = Settings, at: At = ()) -> list[str]:
             lines += [f"  {dotted(here)}: {known.metadata['help']}"]
             lines += describe_fields(section, (*here, *index))  # pyright: ignore[reportArgumentType]
         else:
-            default = "" if known.default in (None, MISSING) else f" = {known.default!r}"
-            ignored = " (accepted and ignored)" if known.metadata["ignored"] else ""
-            lines += [f"  --{dotted(here)} {_type_words(hint)}{default}", f"        {known.metadata['help']}{ignored}"]
-    return lines
+            lines += [f"  --{dotted(here)} {_type_words(hint)}{_default_words(known.default)}", f"        {known.metadata['help']}"]
+    words = textwrap.wrap(f"accepted and ignored: {', '.join(ignored)}", 100, initial_indent="  ", subsequent_indent="        ")
+    return [*lines, *(words if ignored else [])]
+
+
+def _default_words(default: Any) -> str:
+    if default in (None, MISSING):
+        return ""
+    return f" = {str(default).lower() if isinstance(default, bool) else repr(default)}"
 
 
 def _type_words(hint: Any) -> str:

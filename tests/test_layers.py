@@ -78,6 +78,8 @@ ORDER = [
     "addons.tuning",
     "addons.watching",
     "addons.multigpu",
+    "recalling",
+    "configuring",
     "session",
     "edits",
     "inspection",

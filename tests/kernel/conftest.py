@@ -28,7 +28,7 @@ def execute(warm_kernel: Any) -> Callable[..., Any]:
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
         manager = AsyncKernelManager()
         manager._kernel_spec = warm_kernel
-        Watched(notebook, manager, timeout=120, store_widget_state=False, allow_errors=True).execute()
+        Watched(notebook, manager, timeout=120, store_widget_state=False, allow_errors=True).execute(cleanup_kc=True)
         return notebook
 
     return run

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from nbtrain import ConfigError, ModelTrainer, StateManagerAddon, TrainerArgs, l
 from nbtrain.cli import main
 from nbtrain.examples.mlp import MLP, SimpleDataset
 from nbtrain.session import seed_all
-from nbtrain.settings import Settings, describe_fields
+from nbtrain.settings import Settings, describe_fields, shown_fields
 
 SEED = """\
 compute_config:
@@ -165,7 +167,34 @@ def test_help_lists_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "  --checkpoint.save_type sharded|deduped|merged = 'sharded'" in lines
-    assert len([line for line in lines if line.startswith("  --")]) == len([line for line in describe_fields() if "  --" in line]) > 70
+    assert set(describe_fields()) <= set(lines) and "  --compute_config.use_zero BOOL = false" in lines
+    ignored = " ".join(lines)
+    assert all(f"--{name}" in ignored for name in shown_fields(Settings) if not is_dataclass(getattr(Settings(), name)))
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict", "plan", "resume", "sweep", "export"])
+def test_help_explains_each_option_of_its_usage(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    usage, _, rest = capsys.readouterr().out.partition("\n\n")
+    for option in re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*[^\] ]*(?: [A-Z][A-Z.,]*)?", usage):
+        assert f"\n  {option} " in rest, option
+    assert ("\nfields:\n" in rest) == (command != "export")
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["nbtrain", "co"], ["completion", "compare"]),
+        (["nbtrain", "fit", "--checkpoint.save_d"], ["--checkpoint.save_dir"]),
+        (["nbtrain", "fit", "-f", "run"], []),  # files
+        (["nbtrain", "show", "--seed"], []),
+    ],
+)
+def test_completion_knows_commands_and_fields(typed: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    main(["completion"])
+    words = f"COMP_WORDS=({' '.join(typed)}); COMP_CWORD={len(typed) - 1}; _nbtrain; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", capsys.readouterr().out + words], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == expected
 
 
 def test_compile_mode_prints_the_plan_and_trains_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -302,6 +331,60 @@ def test_clipping_and_precision_reach_the_trainer() -> None:
     precision = "{'param': 'bf16', 'buffer': 'bf16', 'input': 'bf16'}"
     job = TrainerArgs.from_cli([*FAST, "--optimizer.clip_gnorm=0.5", "--precision", precision]).build()
     assert (job.trainer.given["gradient_clip"], job.trainer.precision) == (0.5, "bf16-true")
+
+
+def test_parameters_buffers_and_inputs_have_dtypes_of_their_own() -> None:
+    job = TrainerArgs.from_cli([*FAST, "--precision", "{'param': 'bf16', 'input': 'bf16'}", "--max_train_steps=1"]).build()
+    job.trainer.model.register_buffer("mean", torch.zeros(3))
+    job.run()
+    assert {p.dtype for p in job.trainer.model.parameters()} == {torch.bfloat16} and job.trainer.model.mean.dtype == torch.float32
+
+
+COUNTS = """\
+from nbtrain import AggregatedOutputs
+
+
+def count(outputs, group):
+    return AggregatedOutputs(sum(output["loss"] for output in outputs), len(outputs), num_tokens=16 * len(outputs))
+"""
+
+
+@pytest.mark.parametrize(("reduction", "divisor"), [("mean", 4), ("sum", 1), ("per-token-mean", 64)])
+def test_the_gradient_of_an_update_is_reduced_as_it_is_said(reduction: str, divisor: int, folder: Path) -> None:
+    (folder / "tokens.py").write_text(COUNTS)
+    how = ["--optimizer!", "--optimizer.type=torch.optim.SGD", "--optimizer.args.lr=1.0", f"--optimizer.grad_reduction={reduction}"]
+    how += ["--optimizer.loss_reduction=sum", "--max_train_steps=1"]
+    how += ["--optimizer.aggregate_outputs_fn=tokens.count"] if reduction == "per-token-mean" else []
+    job = TrainerArgs.from_cli([*FAST, *how, "--dataset.train_args.size=8"]).build()
+    seed_all(0)
+    model, data = MLP(16, 2), SimpleDataset(16, 8)
+    losses = [model({"data": data.data[i : i + 2], "target": (data.data[i : i + 2].sum(1) > 0).float()})["loss"] for i in range(0, 8, 2)]
+    expected = [p - g for p, g in zip(model.parameters(), torch.autograd.grad(sum(losses) / divisor, list(model.parameters())))]
+    job.run()
+    for found, wanted in zip(job.trainer.model.parameters(), expected):
+        torch.testing.assert_close(found, wanted)
+    assert job.trainer.history.epochs[0]["train_window_loss"] == pytest.approx(float(sum(losses).detach()), rel=1e-5)  # pyright: ignore
+
+
+def test_the_short_window_at_the_end_of_an_epoch_is_no_smaller_update() -> None:
+    sgd = ["--optimizer!", "--optimizer.type=torch.optim.SGD", "--optimizer.args.lr=1.0", "--max_epochs=1", "--dataset.train_args.size=2"]
+    one = TrainerArgs.from_cli([*FAST, *sgd, "--global_batch_size=8"]).build()
+    other = TrainerArgs.from_cli([*FAST, *sgd, "--global_batch_size=2"]).build()
+    one.run(), other.run()
+    assert same_weights(one.trainer.model, other.trainer.model)
+
+
+def test_validation_has_at_most_so_many_steps() -> None:
+    job = TrainerArgs.from_cli([*FAST, "--max_val_steps=1", "--max_train_steps=2"]).build()
+    job.run()
+    assert len(job.trainer.history.steps["valid"]["val_loss"]) == 4  # of 5 batches as many as an update has
+
+
+def test_without_a_sampler_the_loader_shuffles() -> None:
+    given = ["--dataset_sampler.type=null", "--dataloader.train_args.shuffle=true", "--dataloader.val_args.shuffle=false"]
+    job = TrainerArgs.from_cli([*FAST, *given]).build()
+    samplers = [type(loader.sampler).__name__ for loader in (job.loader, job.valid_loader)]  # pyright: ignore[reportAttributeAccessIssue]
+    assert samplers == ["RandomSampler", "SequentialSampler"]
 
 
 def test_automatic_arguments_are_ignored_and_that_is_said() -> None:
