@@ -145,6 +145,7 @@ def test_buttons_in_the_background(lab: Any, lab_root: Path, version: str) -> No
     lab.wait_text(r"■ stopped · ")
 
 
+@pytest.mark.long
 def test_a_paused_notebook_opened_with_a_dead_kernel_shows_where_it_paused(lab: Any, lab_root: Path) -> None:
     lab.open(_write(lab_root, "left", SLOW, "trainer.run(20, *loaders)"))
     lab.command("apputils:change-theme", theme="JupyterLab Dark")

@@ -133,6 +133,7 @@ class Faulty(Regress):
         return super().train_step(batch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [(0, 1), (1,)])
 def test_failing_step_of_a_split_model_is_raised_and_keeps_what_all_ranks_still_have(ranks: tuple[int, ...]) -> None:
     trainer = make_trainer(Faulty.add_on(MultiGPUAddon), model=make_net(), device=["cpu", "cpu"], strategy="fsdp2")

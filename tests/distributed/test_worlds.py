@@ -92,6 +92,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_two_machines_do_what_one_process_does_with_twice_the_batch(tmp_path: Path) -> None:
     (one := tmp_path / "one").mkdir()
     (two := tmp_path / "two").mkdir()

@@ -109,6 +109,7 @@ def test_choices(value: str, expected: list[str]) -> None:
     assert choices(value) == expected
 
 
+@pytest.mark.long
 def test_a_sweep_runs_the_grid_and_compares_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "run.yaml").write_text(
         "max_epochs: 1\nmodel: {type: nbtrain.examples.mlp.MLP, args: {dim: 4, nlayers: 1}}\nmicro_batch_size: 4\n"
