@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from .errors import ConfigError, NbtrainError
@@ -42,6 +42,15 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default: %(default)s)")
     demo.set_defaults(command=_demo)
 
+    _add_records(commands)
+    export = commands.add_parser("neptune-export", help="write Neptune's offline runs as CSV")
+    export.add_argument("folder", help="a folder with .neptune in it, such as a run folder")
+    export.set_defaults(command=_neptune_export)
+    return parser
+
+
+def _add_records(commands: Any) -> None:
+    """Add the commands that read what runs have left."""
     show = commands.add_parser("show", help="print a recorded run: its epochs, what it came from, its source")
     show.add_argument("run", help="a run folder, or a folder of them: then the newest")
     show.set_defaults(command=_show)
@@ -64,11 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     merge.add_argument("state", help="the folder of a state, or a run folder: then its newest state")
     merge.add_argument("out", help="a Lightning checkpoint such as whole.ckpt; without a suffix a folder of safetensors")
     merge.set_defaults(command=_merge)
-
-    export = commands.add_parser("neptune-export", help="write Neptune's offline runs as CSV")
-    export.add_argument("folder", help="a folder with .neptune in it, such as a run folder")
-    export.set_defaults(command=_neptune_export)
-    return parser
 
 
 # Words are completed in the first place and behind a dash, files everywhere else

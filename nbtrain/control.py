@@ -371,10 +371,13 @@ class RunHandle:
         """The result, once the run is over. Raises what it has raised, RunPaused where it is paused, TimeoutError after `timeout_s`."""
         self.is_waited_for = True
         try:
-            self._wait_settled(timeout_s)
+            with self.listening():
+                settled = self._control.wait_settled(timeout_s)
         finally:
             self.is_waited_for = False
             self._refresh()
+        if not settled:
+            raise TimeoutError(f"the run is still {self._control.state} after {timeout_s} s")
         if self._control.state == "paused":
             raise RunPaused(f"paused at {self._place()} · trainer.resume() continues it")
         self._thread.join()
@@ -383,10 +386,11 @@ class RunHandle:
         assert self.result is not None
         return self.result
 
-    def _wait_settled(self, timeout_s: float | None) -> None:
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While it is open, ■ and Ctrl-C pause the run, and then end it."""
         with _hearing((signal.SIGINT,), lambda signum: Thread(target=self._interrupt).start()):
-            if not self._control.wait_settled(timeout_s):
-                raise TimeoutError(f"the run is still {self._control.state} after {timeout_s} s")
+            yield
 
     def join(self) -> None:
         """Wait until the run is over, however it ends."""

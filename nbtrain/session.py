@@ -220,8 +220,12 @@ def run(
     work = partial(_work, owner, sinks, n_epoch, arguments, loader, valid_loader)
     if background or (in_shell() and owner.own_thread and threading.current_thread() is threading.main_thread()):
         owner.handle = RunHandle(owner.control, work, lambda: owner.recorder.place, partial(_refresh, owner))
-        owner.handle.start()
-        return owner.handle if background else owner.handle.wait()
+        if background:
+            owner.handle.start()
+            return owner.handle
+        with owner.handle.listening():  # from the first moment on
+            owner.handle.start()
+            return owner.handle.wait()
     try:
         owner.control.thread = threading.current_thread()
         return work()

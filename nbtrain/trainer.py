@@ -276,12 +276,14 @@ class Trainer:
         if steps is not None:
             self.control.do(lambda at: change_class(self, steps, self._with_addons(steps)))
         assert self.handle is not None
-        self.control.proceed()
         if background:
+            self.control.proceed()
             return self.handle
-        if isinstance(self.view, NotebookView):
-            self.view.show(once=True)
-        return self.handle.wait()
+        with self.handle.listening():
+            self.control.proceed()
+            if isinstance(self.view, NotebookView):
+                self.view.show(once=True)
+            return self.handle.wait()
 
     def stop(self) -> RunResult | None:
         """End the run between two batches, and wait until it has ended; its state is saved where a StateManagerAddon is there.

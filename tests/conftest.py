@@ -20,6 +20,18 @@ sys.path.append(str(Path(sys.prefix) / "transformers"))
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 
+@pytest.fixture(autouse=True)
+def no_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test finds the modules that another one has written and imported, nor the deterministic algorithms that Lightning leaves on."""
+    written = str(tmp_path_factory.getbasetemp())
+    yield
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(written):
+            del sys.modules[name]
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:

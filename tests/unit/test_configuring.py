@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +83,11 @@ def collate(samples):
 
 
 @pytest.fixture(autouse=True)
-def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "parts.py").write_text(PARTS)
-    yield importlib.import_module("parts")
-    monkeypatch.delitem(importlib.sys.modules, "parts")  # pyright: ignore[reportAttributeAccessIssue]
+    return importlib.import_module("parts")
 
 
 def make(parts: Any, *addons: Any, model: Any = None, optimizer: Any = None, **options: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from samples import Regress, make_loader, make_trainer, make_valid
 
-from nbtrain import ConfigError, OptionError, RunHandle, RunPaused, StateManagerAddon, Trainer
+from nbtrain import ConfigError, OptionError, RunHandle, RunPaused, RunResult, StateManagerAddon, Trainer, session
 from nbtrain.control import Boundary, Control, workers_ignore_interrupts
 from nbtrain.records import Event
 from nbtrain.schedulers import WarmUpScheduler
@@ -165,6 +165,24 @@ def test_ctrl_c_ends_a_run_after_its_batch_and_is_python_s_own_afterwards(tmp_pa
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_right_after_the_start_and_right_after_going_on_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hurried(handle: RunHandle, timeout_s: float | None = None) -> RunResult:
+        os.kill(os.getpid(), signal.SIGINT)
+        return wait(handle, timeout_s)
+
+    wait = RunHandle.wait
+    never = make_trainer()
+    never.run(40, make_loader())
+    trainer = make_trainer()
+    monkeypatch.setattr(session, "in_shell", lambda: True)
+    monkeypatch.setattr(RunHandle, "wait", hurried)
+    for go_on in (lambda: trainer.run(40, make_loader()), trainer.resume):
+        with pytest.raises(RunPaused):
+            go_on()
+    monkeypatch.setattr(RunHandle, "wait", wait)
+    assert trainer.resume().status == "completed" and same(never, trainer)
 
 
 def test_a_second_ctrl_c_ends_at_once() -> None:

@@ -36,17 +36,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     folder = tmp_path / "code"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
-    made: list[str] = []
 
     def write(source: str, name: str = "mine") -> ModuleType:
         (folder / f"{name}.py").write_text(textwrap.dedent(source))
         importlib.invalidate_caches()
-        made.append(name)
         return importlib.import_module(name)
 
-    yield write
-    for name in made:
-        sys.modules.pop(name, None)
+    return write
 
 
 def names(reached: Reached) -> list[str]:
