@@ -1793,6 +1793,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'nbtrain.parallel._repeated': ('parallel.html#_repeated', 'nbtrain/parallel.py'),
                                   'nbtrain.parallel._split_like': ('parallel.html#_split_like', 'nbtrain/parallel.py'),
                                   'nbtrain.parallel.find_blocks': ('parallel.html#find_blocks', 'nbtrain/parallel.py'),
+                                  'nbtrain.parallel.gather': ('parallel.html#gather', 'nbtrain/parallel.py'),
                                   'nbtrain.parallel.local': ('parallel.html#local', 'nbtrain/parallel.py'),
                                   'nbtrain.parallel.rebind': ('parallel.html#rebind', 'nbtrain/parallel.py'),
                                   'nbtrain.parallel.resolve_parallelism': ('parallel.html#resolve_parallelism', 'nbtrain/parallel.py'),
@@ -2659,5 +2660,4 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'nbtrain.worlds._world': ('worlds.html#_world', 'nbtrain/worlds.py'),
                                 'nbtrain.worlds.find_rank': ('worlds.html#find_rank', 'nbtrain/worlds.py'),
                                 'nbtrain.worlds.find_world': ('worlds.html#find_world', 'nbtrain/worlds.py'),
-                                'nbtrain.worlds.gather': ('worlds.html#gather', 'nbtrain/worlds.py'),
                                 'nbtrain.worlds.reader_number': ('worlds.html#reader_number', 'nbtrain/worlds.py')}}}

@@ -80,7 +80,7 @@ def check_settings(settings: Settings, document: Document, problems: Problems) -
 def _check_hook(hook: dict[str, Any], document: Document, problems: Problems) -> None:
     """A class with its arguments, or functions by the names of their moments."""
     if "type" in hook:
-        for name in hook.keys() - {"type", "args"}:
+        for name in (name for name in hook if name not in ("type", "args")):
             problems.add(f"hook has a type, and {name!r} beside it.", document.place(("hook", name)), "Give a type and args, or functions.")
         _check_part(_hook_part(hook), ("hook",), document, problems)
         return

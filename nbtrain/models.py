@@ -185,10 +185,8 @@ class SavesPretrained(Protocol):
 
 def enable_checkpointing(model: nn.Module) -> None:
     """Let `model` compute its activations again in the backward pass. Raises ConfigError where it can't."""
-    names = (
-        "activation_checkpointing_enable",
-        "gradient_checkpointing_enable",
-    )  # the first since transformers 5.2x, which warns of the other
+    # transformers warns of the second name since it has the first
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
     enable = next((method for name in names if callable(method := getattr(model, name, None))), None)
     remedy = "Leave gradient_checkpointing out, or use torch.utils.checkpoint in its forward."
     if enable is None:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor, nn
@@ -26,7 +27,19 @@ from torch.optim import Optimizer
 from .errors import ConfigError, nearest
 
 # %% auto #0
-__all__ = ["Parallelize", "find_blocks", "whole", "local", "rebind", "SplitStrategy", "Parallelism", "tensor_styles", "resolve_parallelism"]
+__all__ = [
+    "Value",
+    "Parallelize",
+    "find_blocks",
+    "gather",
+    "whole",
+    "local",
+    "rebind",
+    "SplitStrategy",
+    "Parallelism",
+    "tensor_styles",
+    "resolve_parallelism",
+]
 
 # %% ../nbs/25_parallel.ipynb #fed71e86
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they compute nothing themselves
@@ -69,6 +82,18 @@ def _large(module: nn.Module) -> tuple[list[nn.Module], int]:
 
 
 # %% ../nbs/25_parallel.ipynb #35829d21
+Value = TypeVar("Value")
+
+
+def gather(value: Value, group: Any = None) -> list[Value]:
+    """The `value` of each rank of `group` (of all of them), by rank; each must call it. A process alone gets its own."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group)
+    return values
+
+
 def whole(value: Any) -> Any:
     """`value` with each split tensor in it, in dicts and lists too, whole on the CPU. All ranks have to call it at once."""
     if isinstance(value, DTensor):

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from .batches import batch_size
 from .data import with_batch_sampler
 from .meters import EpochLog, Meter, Scalar
+from .parallel import gather
 from .resumable import random_state, set_random_state
 from .seeded import derive_seed, seed_process
 
@@ -138,9 +139,7 @@ class RankMeter(Meter):
 
     def close(self) -> None:
         self.flush()
-        parts: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(parts, (self.n_batches, self._sums, self._weights, dict(self._log)), group=self.group)
-        n_batches, sums, weights, logs = zip(*parts)
+        n_batches, sums, weights, logs = zip(*gather((self.n_batches, self._sums, self._weights, dict(self._log)), self.group))
         self.n_batches = sum(n_batches)
         self._sums, self._weights = _added(sums), _added(weights)
         self._log = EpochLog({name: _interleaved([log.get(name, []) for log in logs]) for name in _names(logs)})

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from .checkpoints import SaveFormat, newest_valid, read_snapshot, seen_file, write_checkpoint, write_folder
 from .durable import written
 from .errors import CheckpointError, first_line
+from .parallel import gather
 from .parts import Held, choose_tensors, describe_tensors, make_index, own_tensors, part_file, write_part
 from .snapshots import Snapshot, Where, changed
 
@@ -58,13 +60,7 @@ class Ranks:
 def meet_ranks() -> Ranks:
     """All processes of torch's default group. All must call it, in their main thread."""
     group: Any = dist.new_group(backend="gloo")
-
-    def gather(value: Any) -> list[Any]:
-        values: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(values, value, group)
-        return values
-
-    return Ranks(dist.get_rank(), dist.get_world_size(), gather)
+    return Ranks(dist.get_rank(), dist.get_world_size(), partial(gather, group=group))
 
 
 # %% ../nbs/31_shards.ipynb #5ad68619

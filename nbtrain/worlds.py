@@ -24,7 +24,7 @@ from .sharding import RankLoader, RankMeter
 from .worker import LateReduce
 
 # %% auto #0
-__all__ = ["Value", "World", "find_world", "gather", "reader_number", "StopTogether", "RankCallback", "find_rank", "InWorld"]
+__all__ = ["Value", "World", "find_world", "reader_number", "StopTogether", "RankCallback", "find_rank", "InWorld"]
 
 # %% ../nbs/44_worlds.ipynb #b1242426
 Value = TypeVar("Value")
@@ -111,15 +111,6 @@ def _world(environment: ClusterEnvironment, name: str) -> World:
 
 
 # %% ../nbs/44_worlds.ipynb #1582ad99
-def gather(value: Value) -> list[Value]:
-    """The `value` of each rank, by rank; all of them must call it. A process alone gets its own."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
 def reader_number(n_readers: int) -> int:
     """Which of `n_readers` this rank is, of which ranks in a row share the batches of one; 0 for a process alone."""
     return dist.get_rank() * n_readers // dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
@@ -159,10 +150,10 @@ class RankCallback(L.Callback):
     def __init__(self, owner: Any, number: int, n_ranks: int, n_sharing: int = 1) -> None:
         self.owner = owner
         self.group: Any = dist.new_group(backend="gloo")
-        self.n_sharing, self.n_readers = n_sharing, n_ranks // n_sharing
-        self.readers = self._group_of_readers(n_ranks)
+        self.n_readers = n_ranks // n_sharing
+        self.readers = self._group_of_readers(n_ranks, n_sharing)
         self.counts = (
-            True  # the batch at hand; in a last round there may be none for this rank, and then it computes on another's for nothing
+            True  # the batch at hand; in a last round, where there may be none for this rank, it computes on another's for nothing
         )
         self.weighs = True  # batches by their samples; else somebody else does that
         self._reader = number // n_sharing
@@ -178,11 +169,11 @@ class RankCallback(L.Callback):
         self.loaders[training] = RankLoader(loader, self._reader, self.n_readers, self.group)
         return self.loaders[training]
 
-    def _group_of_readers(self, n_ranks: int) -> Any:
+    def _group_of_readers(self, n_ranks: int, n_sharing: int) -> Any:
         """The ranks that together have read each batch once, this one among them; None where all ranks have."""
-        if self.n_sharing == 1:
+        if n_sharing == 1:
             return None
-        columns = [list(range(first, n_ranks, self.n_sharing)) for first in range(self.n_sharing)]
+        columns = [list(range(first, n_ranks, n_sharing)) for first in range(n_sharing)]
         return dist.new_subgroups_by_enumeration(columns)[0]
 
     def _share_of(self, batch_idx: int, *, training: bool) -> float:

@@ -21,6 +21,7 @@ from torchmetrics import Metric, MetricCollection
 from .base import AddOnBase
 from ..durable import written
 from ..errors import ConfigError, StepError, add_note
+from ..parallel import gather
 from ..schedulers import n_required
 from ..steps import StepModule
 from ..worlds import RankCallback, find_rank
@@ -147,11 +148,7 @@ def _clone(metric: Any, device: torch.device, readers: Any) -> Any:
 
 def _over_processes(pairs: list[tuple[Tensor, Tensor]], readers: Any) -> list[tuple[Tensor, Tensor]]:
     """The batches of all processes, of each rank in turn as they were dealt out."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return pairs
-    gathered: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(torch.distributed.get_world_size(readers))]
-    torch.distributed.all_gather_object(gathered, pairs, readers)
-    return [pair for round_ in zip_longest(*gathered) for pair in round_ if pair is not None]
+    return [pair for round_ in zip_longest(*gather(pairs, readers)) for pair in round_ if pair is not None]
 
 
 def _numbers(name: str, value: Any) -> dict[str, float]:

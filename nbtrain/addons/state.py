@@ -29,13 +29,13 @@ from ..errors import CheckpointError, ConfigError, first_line, nearest
 from ..history import History, open_run_folder, run_folders
 from ..hooks import listeners, tell
 from ..loop import LeanEpochLoop
-from ..parallel import SplitStrategy
+from ..parallel import SplitStrategy, gather
 from ..resumable import ResumableLoader, random_state
 from ..shards import ShardWriter, meet_ranks
 from ..snapshots import plain
 from ..steps import Counts, StepModule, is_whole_epoch
 from ..weights import load_weights
-from ..worlds import gather, reader_number
+from ..worlds import reader_number
 
 # %% auto #0
 __all__ = ["SaveType", "StateManagerAddon"]
