@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,8 +29,8 @@ _RELATIVE, _ABSOLUTE = 0.05, 0.02  # another processor rounds otherwise, and tra
 
 
 @contextmanager
-def warm_kernels() -> Iterator[KernelSpec]:
-    """What starts kernels that have imported the large packages already: see `warm_kernels.py`."""
+def warm_kernels() -> Iterator[Callable[[], AsyncKernelManager]]:
+    """A function that makes managers of kernels that have imported the large packages already: see `warm_kernels.py`."""
     program = [sys.executable, str(ROOT / "docs" / "warm_kernels.py")]
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/socket"
@@ -39,21 +39,26 @@ def warm_kernels() -> Iterator[KernelSpec]:
             while not Path(path).exists():
                 assert process.poll() is None, "the process that forks kernels has ended"
                 time.sleep(0.05)
-            yield KernelSpec(argv=[*program, path, "-f", "{connection_file}"], display_name="warm", language="python")
+            spec = KernelSpec(argv=[*program, path, "-f", "{connection_file}"], display_name="warm", language="python")
+
+            def make_manager() -> AsyncKernelManager:
+                manager = AsyncKernelManager()
+                manager._kernel_spec = spec
+                return manager
+
+            yield make_manager
         finally:
             process.terminate()
             process.wait()
 
 
-def execute(path: Path, folder: str, kernel: KernelSpec) -> nbformat.NotebookNode:
-    """The notebook at `path`, executed in `folder` by a `kernel` of `warm_kernels`; a raising cell raises."""
+def execute(path: Path, folder: str, manager: AsyncKernelManager) -> nbformat.NotebookNode:
+    """The notebook at `path`, executed in `folder` by a kernel that `manager` starts and ends; a raising cell raises."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     resources = {"metadata": {"path": folder}}
-    manager = AsyncKernelManager()
-    manager._kernel_spec = kernel
     client = NotebookClient(notebook, manager, timeout=3600, store_widget_state=False, coalesce_streams=True, resources=resources)
     client.execute(cleanup_kc=True)  # which it would not do with a manager that it was given
     for cell in notebook.cells:
@@ -108,14 +113,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--compare", action="store_true", help="keep the stored outputs, and compare with them")
     given = parser.parse_args(arguments)
     paths = given.notebooks or sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-    with warm_kernels() as kernel:
-        return sum(_execute_one(path, kernel, compare=given.compare) for path in paths)
+    with warm_kernels() as make_manager:
+        return sum(_execute_one(path, make_manager(), compare=given.compare) for path in paths)
 
 
-def _execute_one(path: Path, kernel: KernelSpec, *, compare: bool) -> bool:
+def _execute_one(path: Path, manager: AsyncKernelManager, *, compare: bool) -> bool:
     """Does it not agree with what it has stored?"""
     with tempfile.TemporaryDirectory() as folder:
-        fresh = execute(path, folder, kernel)
+        fresh = execute(path, folder, manager)
     if not compare:
         nbformat.write(fresh, path)
         print(path, flush=True)

@@ -48,6 +48,6 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def warm_kernel() -> Iterator[Any]:
-    """A kernel spec: its kernels start in a tenth of a second."""
-    with script("execute").warm_kernels() as kernel:
-        yield kernel
+    """Makes managers whose kernels start in a tenth of a second."""
+    with script("execute").warm_kernels() as make_manager:
+        yield make_manager

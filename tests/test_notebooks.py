@@ -67,7 +67,7 @@ def test_notebook_has_a_title_a_promise_and_no_star_imports(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SHORT, ids=lambda p: p.stem)
 def test_notebook_runs(path: Path, tmp_path: Path, warm_kernel: Any) -> None:
-    notebook = script("execute").execute(path, str(tmp_path), warm_kernel)
+    notebook = script("execute").execute(path, str(tmp_path), warm_kernel())
     assert all(output.output_type != "error" for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import nbformat
 import pytest
-from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
 
@@ -26,9 +25,7 @@ def execute(warm_kernel: Any) -> Callable[..., Any]:
 
     def run(*cells: str) -> Any:
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        manager = AsyncKernelManager()
-        manager._kernel_spec = warm_kernel
-        Watched(notebook, manager, timeout=120, store_widget_state=False, allow_errors=True).execute(cleanup_kc=True)
+        Watched(notebook, warm_kernel(), timeout=120, store_widget_state=False, allow_errors=True).execute(cleanup_kc=True)
         return notebook
 
     return run
