@@ -17,7 +17,7 @@ from programs import script
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-LONG = ("index", "index.ko", "mnist1d", "job", "sweeps")  # make examples runs them too
+LONG = ("index", "index.ko", "job", "language_model", "mnist1d", "several_gpus", "sweeps", "transformers")  # make examples runs them
 SHORT = [p for p in NOTEBOOKS if p.stem not in LONG]
 
 
