@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test test-fast coverage faults bench bench-peers examples lab docs readme names notebooks format check dist clean
+.PHONY: demo test test-fast coverage faults soak bench bench-peers examples lab docs readme names notebooks format check dist clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
@@ -28,6 +28,10 @@ coverage: .venv/installed-dev
 faults: .venv/installed-dev
 	NBTRAIN_KILLS=100 NBTRAIN_EVERY_SAVE=1 $(BIN)/python -m pytest -m "" tests/faults tests/unit/test_state.py $(TEST_ARGS)
 	$(BIN)/python -m pytest -m long $(TEST_ARGS)
+
+# A million steps with pauses, saves, stops, restarts and kills at random beside a million without; docs/soak.md is written
+soak: .venv/installed-dev
+	$(BIN)/python tests/faults/soak.py
 
 # The claims of speed, with the peers that are installed; docs/benchmarks.md is written
 bench: .venv/installed-dev

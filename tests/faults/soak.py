@@ -197,30 +197,40 @@ def soak(folder: Path, n_epochs: int, chance: random.Random | None, every: int) 
     return Soaked(kernel.end(), kernel.memory_mb, time.monotonic() - start, happened)
 
 
+PAGE_TEXT = """\
+# A long run, disturbed
+
+`make soak` trains the same twice, {n_steps:,} steps each, in notebook kernels. One run is left alone. In the other one this happens at
+random steps (`--seed {seed}`), and each time it goes on, after a pause by `resume`, else by `resume="auto"`:
+
+| what happened | times |
+| --- | --- |
+{rows}
+
+Both ended after {n_updates:,} updates. Weights and the optimizer's state are {state}, and so is the history: {history}. The best validation
+loss is {best} in both.
+
+The kernel that was left alone grew by {alone_mb:.1f} MB after its second epoch; of the {n_lives} lives of the other one none grew by more
+than {disturbed_mb:.1f} MB. It took {alone_min:.0f} and {disturbed_min:.0f} minutes, side by side.
+"""
+
+
 def page(n_steps: int, seed: int, alone: Soaked, disturbed: Soaked) -> str:
     """The result, as the documentation shows it."""
-    same = {name: alone.outcome[name] == disturbed.outcome[name] for name in alone.outcome}
-    rows = [f"| {name} | {n} |" for name, n in sorted(disturbed.happened.items())]
-    growth = [f"{run.growth_mb:.1f}" for run in (alone, disturbed)]
-    return "\n".join(
-        [
-            "# A long run, disturbed",
-            "",
-            f"`make soak` trains the same twice, {n_steps:,} steps each, in notebook kernels. One run is left alone. In the other one this happens at random"
-            f" steps (`--seed {seed}`), and each time the run goes on by itself or by `resume=\"auto\"`:",
-            "",
-            "| what happened | times |",
-            "| --- | --- |",
-            *rows,
-            "",
-            f"Both ended after {alone.outcome['steps']:,} updates. Weights and the optimizer's state are "
-            f"{'equal bit for bit' if same['state'] else '**not equal**'}, and so {'are' if same['history'] and same['best'] else '**are not**'} the history"
-            f" and the best score ({alone.outcome['best']}).",
-            "",
-            f"The kernel that was left alone grew by {growth[0]} MB after its first epochs; of the lives of the other one none grew by more than {growth[1]} MB."
-            f" It took {alone.wall_s / 60:.0f} and {disturbed.wall_s / 60:.0f} minutes, side by side on two cores.",
-            "",
-        ]
+    verdict = {name: "equal bit for bit" if value == disturbed.outcome[name] else "NOT EQUAL" for name, value in alone.outcome.items()}
+    return PAGE_TEXT.format(
+        n_steps=n_steps,
+        seed=seed,
+        rows="\n".join(f"| {name} | {n} |" for name, n in sorted(disturbed.happened.items())),
+        n_updates=alone.outcome["steps"],
+        state=verdict["state"],
+        history=verdict["history"],
+        best=alone.outcome["best"],
+        alone_mb=alone.growth_mb,
+        n_lives=len(disturbed.memory_mb),
+        disturbed_mb=disturbed.growth_mb,
+        alone_min=alone.wall_s / 60,
+        disturbed_min=disturbed.wall_s / 60,
     )
 
 
