@@ -140,6 +140,7 @@ def test_command_answers_with_exit_codes(tmp_path: Path) -> None:
     assert status == 2 and stderr.startswith("nbtrain: No run was recorded in") and "Traceback" not in stderr
 
 
+@pytest.mark.long
 def test_the_comparison_holds_on_the_lowest_lightning() -> None:
     lowest = Path(sys.prefix) / "lowest"
     assert lowest.is_dir(), f"{lowest} is missing: make .venv/installed-dev"

@@ -106,6 +106,7 @@ def test_two_machines_do_what_one_process_does_with_twice_the_batch(tmp_path: Pa
     assert len(list((two / "runs").iterdir())) == 1  # one run folder, of both
 
 
+@pytest.mark.long
 def test_machine_that_was_killed_and_started_again_ends_as_if_nothing_had_happened(undisturbed: Path, tmp_path: Path) -> None:
     """In the middle of an epoch, with dropout: the random numbers of both ranks go on."""
     port, options = free_port(), ["--dropout", 0.3]

@@ -11,6 +11,7 @@ from typing import Any
 
 import nbformat
 import pexpect
+import pytest
 from nbclient import NotebookClient
 from test_kernel import SETUP
 
@@ -36,6 +37,7 @@ def test_a_notebook_that_is_executed_for_nobody_has_the_record_alone() -> None:
     check(notebook)
 
 
+@pytest.mark.long
 def test_papermill_writes_the_record_and_its_parameters_reach_the_run(tmp_path: Path) -> None:
     notebook = written("n_epoch = 1", SETUP, "result = trainer.run(n_epoch, loader, loader)")
     notebook.cells[0].metadata.tags = ["parameters"]
