@@ -342,23 +342,25 @@ def _hearing(signals: Iterable[signal.Signals], call: Callable[[int], None]) -> 
 class RunHandle:
     """A run in a thread of its own, as `run(..., background=True)` returns it."""
 
-    def __init__(
-        self, control: Control, work: Callable[[], RunResult], place: Callable[[], str], refresh: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, control: Control, place: Callable[[], str], refresh: Callable[[], None] = lambda: None) -> None:
         self.result: RunResult | None = None
         self.is_waited_for = False
         self.error: BaseException | None = None
         self._control, self._place, self._refresh = control, place, refresh
-        self._work: Callable[[], RunResult] | None = work
+        self._work: Callable[[], RunResult] | None = None
+        self._n_early = 0  # how often ■ was pressed before the beginning
         grad, device = torch.is_grad_enabled(), torch.get_default_device()
         context = contextvars.copy_context()
         self._thread = Thread(target=context.run, args=(self._train, grad, device), name="nbtrain run", daemon=True)
 
-    def start(self) -> None:
-        """Begin."""
+    def start(self, work: Callable[[], RunResult]) -> None:
+        """Begin with `work`."""
+        self._work = work
         self._control.thread = self._thread
         atexit.register(self._leave_in_time)
         self._thread.start()
+        for _ in range(self._n_early):
+            self._interrupt()
 
     @property
     def status(self) -> str:
@@ -389,7 +391,7 @@ class RunHandle:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """While it is open, ■ and Ctrl-C pause the run, and then end it."""
-        with _hearing((signal.SIGINT,), lambda signum: Thread(target=self._interrupt).start()):
+        with _hearing((signal.SIGINT,), lambda signum: self._pressed()):
             yield
 
     def join(self) -> None:
@@ -407,6 +409,12 @@ class RunHandle:
     def stop(self) -> None:
         """Ask for the end, at the end of the batch at hand."""
         self._control.stop()
+
+    def _pressed(self) -> None:
+        if self._thread.ident is None:  # the run is being made ready
+            self._n_early += 1
+        else:
+            Thread(target=self._interrupt).start()
 
     def _interrupt(self) -> None:
         """■ was pressed. In a thread, because a handler has broken into whatever was done, and a pause is shown."""

@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -210,6 +210,18 @@ def run(
         raise ConfigError(f"background=True: this process is one rank of {owner.world.size}.", remedy="Leave it out.")
     _prepare(owner)
     owner.control.begin(partial(_changed, owner))
+    if not background and not (in_shell() and owner.own_thread and threading.current_thread() is threading.main_thread()):
+        return _run_here(owner, _open(owner, n_epoch, loader, valid_loader))
+    handle = RunHandle(owner.control, lambda: owner.recorder.place, partial(_refresh, owner))
+    with nullcontext() if background else handle.listening():  # ■ pauses from the first moment that is shown
+        work = _open(owner, n_epoch, loader, valid_loader)
+        owner.handle = handle
+        handle.start(work)
+        return handle if background else handle.wait()
+
+
+def _open(owner: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> Callable[[], RunResult]:
+    """Show the run, and tell that it begins. Returns what is left to do, in whatever thread."""
     sinks = _open_sinks(owner, valid_loader is not None)
     try:
         arguments = _begin(owner, n_epoch, loader, valid_loader)
@@ -217,15 +229,10 @@ def run(
         _close_sinks(owner, sinks)
         owner.control.end()
         raise
-    work = partial(_work, owner, sinks, n_epoch, arguments, loader, valid_loader)
-    if background or (in_shell() and owner.own_thread and threading.current_thread() is threading.main_thread()):
-        owner.handle = RunHandle(owner.control, work, lambda: owner.recorder.place, partial(_refresh, owner))
-        if background:
-            owner.handle.start()
-            return owner.handle
-        with owner.handle.listening():  # from the first moment on
-            owner.handle.start()
-            return owner.handle.wait()
+    return partial(_work, owner, sinks, n_epoch, arguments, loader, valid_loader)
+
+
+def _run_here(owner: Owner, work: Callable[[], RunResult]) -> RunResult:
     try:
         owner.control.thread = threading.current_thread()
         return work()

@@ -210,6 +210,7 @@ def test_raising_step_has_its_rank_place_and_frames_and_loses_nothing() -> None:
     assert trainer.counts.update == 2 and difference(trainer.model, make_net()) > 0  # two steps were done, and are not lost
 
 
+@pytest.mark.long
 def test_killed_rank_is_named_and_the_trainer_is_what_it_was() -> None:
     trainer = make_faulty("SIGKILL")
     with pytest.raises(WorkerError, match="Rank 1 was killed by SIGKILL [(]out of memory[?][)]."):

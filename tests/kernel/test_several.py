@@ -107,6 +107,7 @@ def test_cells_run_in_two_processes_after_openmp_was_used_and_their_lines_are_in
     assert "Rank 1 raised LookupError: not in rank 1" in "\n".join(error.traceback)
 
 
+@pytest.mark.long
 def test_script_runs_in_two_processes_and_leaves_none(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(EXAMPLE + "\n\nif __name__ == '__main__':\n    main()\n")

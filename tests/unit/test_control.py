@@ -167,7 +167,7 @@ def test_ctrl_c_ends_a_run_after_its_batch_and_is_python_s_own_afterwards(tmp_pa
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_an_interrupt_right_after_the_start_and_right_after_going_on_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_before_the_first_batch_and_right_after_going_on_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     def hurried(handle: RunHandle, timeout_s: float | None = None) -> RunResult:
         os.kill(os.getpid(), signal.SIGINT)
         return wait(handle, timeout_s)
@@ -177,11 +177,14 @@ def test_an_interrupt_right_after_the_start_and_right_after_going_on_pauses(monk
     never.run(40, make_loader())
     trainer = make_trainer()
     monkeypatch.setattr(session, "in_shell", lambda: True)
-    monkeypatch.setattr(RunHandle, "wait", hurried)
-    for go_on in (lambda: trainer.run(40, make_loader()), trainer.resume):
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "keep_source", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(RunPaused, match="epoch 1, batch 1"):
+            trainer.run(40, make_loader())
+    with monkeypatch.context() as patch:
+        patch.setattr(RunHandle, "wait", hurried)
         with pytest.raises(RunPaused):
-            go_on()
-    monkeypatch.setattr(RunHandle, "wait", wait)
+            trainer.resume()
     assert trainer.resume().status == "completed" and same(never, trainer)
 
 
@@ -425,8 +428,8 @@ def test_the_training_thread_has_the_settings_of_the_one_that_began_it() -> None
         seen.extend([torch.get_default_device(), torch.is_grad_enabled(), threading.current_thread().name])
 
     with torch.device("meta"), torch.no_grad():
-        handle = RunHandle(Control(), work, lambda: "here")
-    handle.start()
+        handle = RunHandle(Control(), lambda: "here")
+    handle.start(work)
     handle.join()
     assert seen == [torch.device("meta"), False, "nbtrain run"]
 

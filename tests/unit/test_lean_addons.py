@@ -46,7 +46,7 @@ def run(folder: Path, kind: type[Trainer], *, addons: Iterable[Any] = ADDONS, le
     return trainer, users
 
 
-@pytest.mark.parametrize("precision", [None, "bf16"])
+@pytest.mark.parametrize("precision", [None, pytest.param("bf16", marks=pytest.mark.long)])
 def test_every_addon_together_keeps_the_lean_loops_and_their_outcome(precision: str | None, tmp_path: Path) -> None:
     lean, users = run(tmp_path / "lean", EveryAddon, precision=precision)
     stock, others = run(tmp_path / "stock", EveryAddon, precision=precision, lean=False)
