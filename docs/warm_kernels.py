@@ -6,6 +6,7 @@ is done to it is done to the fork. The package itself is not imported before the
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -33,6 +34,8 @@ class _Fork(socketserver.StreamRequestHandler):
         application = importlib.import_module("ipykernel.kernelapp").IPKernelApp
         sys.argv = ["ipykernel_launcher.py", *asked["arguments"]]
         application.launch_instance()
+        atexit._run_exitfuncs()
+        os._exit(0)  # closing the files of this request would wait for the thread that reads
 
     def _end_with_it(self) -> None:
         self.rfile.read()
