@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from .documents import Problems
@@ -17,25 +18,32 @@ from .settings import Settings
 __all__ = ["NEVER", "ComputePlan", "plan_compute", "accumulation", "limits", "n_epochs"]
 
 # %% ../nbs/50_plans.ipynb #794156eb
-_STRATEGIES = {"autodist": ("ddp", "fsdp2", "tensor parallel"), "dp": ("ddp", "fsdp2", ""), "data": ("ddp", "fsdp2", "")}
-_STRATEGIES["tp"] = _STRATEGIES["autodist"]
+_STRATEGIES = {  # for one copy on each device, with ZeRO, and for a copy on several
+    "autodist": ("ddp", "fsdp2", "auto"),
+    "dp": ("ddp", "fsdp2", ""),
+    "data": ("ddp", "fsdp2", ""),
+    "tp": ("ddp", "fsdp2", "tp"),
+}
 _PIPELINES = ("pp", "hybrid")
 
 
 @dataclass(frozen=True)
 class ComputePlan:
-    """`n_copies` of the model, each on `n_shards` devices, kept in step by `strategy`."""
+    """`n_devices` that read `n_copies` batches at a time, one for each copy of the model; `options` are those of the MultiGPUAddon."""
 
+    n_devices: int
     n_copies: int
-    n_shards: int
-    strategy: str
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def n_devices(self) -> int:
-        return self.n_copies * self.n_shards
+    def strategy(self) -> str:
+        return self.options.get("strategy", "none")
 
     def __str__(self) -> str:
-        return f"{self.n_devices} devices, {self.n_copies} copies of the model, {self.strategy}" if self.n_devices > 1 else "1 device"
+        if self.n_devices == 1:
+            return "1 device"
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{self.n_devices} devices, {self.n_copies} batches at a time, {options}"
 
 
 def plan_compute(settings: Settings, n_available: int, problems: Problems) -> ComputePlan:
@@ -57,13 +65,31 @@ def plan_compute(settings: Settings, n_available: int, problems: Problems) -> Co
     if strategies is None:
         remedy = "Pipelines have no counterpart here: use tp, or dp." if policy in _PIPELINES else nearest(str(policy), _STRATEGIES)
         problems.add(f"pas_policy is {policy!r}, which is unknown here.", remedy=remedy)
-        return ComputePlan(1, 1, "none")
+        return ComputePlan(1, 1)
     if shards > 1 and not strategies[2]:
         problems.add(
             f"pas_policy is {policy!r}, and compute_config.plan_ngpus {shards}: it splits no model.", remedy="Use tp, or plan_ngpus 1."
         )
-    strategy = "none" if n == 1 else strategies[2] if shards > 1 else strategies[1 if compute.use_zero else 0]
-    return ComputePlan(max(n // shards, 1), shards, strategy)
+    if n == 1:
+        return ComputePlan(1, 1)
+    strategy = strategies[2] if shards > 1 else strategies[1 if compute.use_zero else 0]
+    return ComputePlan(n, n if strategy == "auto" else max(n // shards, 1), {"strategy": strategy, **_sizes(strategy, settings, problems)})
+
+
+def _sizes(strategy: str, settings: Settings, problems: Problems) -> dict[str, int]:
+    """The options that say how many devices share a copy."""
+    compute = settings.compute_config
+    n, groups = compute.runtime_ngpus, compute.zero_ngroups
+    if strategy == "tp":
+        return {"tensor_parallel_size": compute.plan_ngpus}
+    if strategy != "fsdp2" or groups == 1:
+        return {}
+    if n % groups:
+        problems.add(
+            f"compute_config.zero_ngroups is {groups}, of which runtime_ngpus {n} is no multiple.",
+            remedy="Give a divisor, or leave it out.",
+        )
+    return {"shard_size": n // groups}
 
 
 # %% ../nbs/50_plans.ipynb #482f4734

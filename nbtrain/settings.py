@@ -57,7 +57,7 @@ class ComputeConfig:
     runtime_ngpus: int = _said("devices in all; runtime_ngpus / plan_ngpus copies train on different batches", 1, least=1)
     use_zero: bool = _said("shard parameters and optimizer over the copies (FSDP2)", False)
     use_end2end: bool = _said("the whole step, loss included, is the model's forward; false is not supported", True)
-    zero_ngroups: int = _said("groups for ZeRO", 1, ignored=True)
+    zero_ngroups: int = _said("groups of devices that share a copy under use_zero", 1, least=1)
     constant_folding: bool = _said("fold constants when tracing", False, ignored=True)
     trace_strategy: str = _said("where to trace", "cuda_run_cpu_offload", ignored=True)
     inference_only: bool = _said("generate code for inference only", False, ignored=True)

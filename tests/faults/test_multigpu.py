@@ -334,7 +334,18 @@ def test_no_warning_and_no_variable_is_left(capfd: pytest.CaptureFixture[str]) -
     assert caught == [] and capfd.readouterr() == ("", "") and dict(os.environ) == environment
 
 
-def test_two_devices_from_a_configuration_are_one_with_twice_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("compute", "policy", "strategy"),
+    [
+        ({}, "autodist", "ddp"),
+        ({"use_zero": True}, "dp", "fsdp2"),
+        ({"plan_ngpus": 2}, "autodist", "auto"),
+        ({"plan_ngpus": 2}, "tp", "tp"),
+    ],
+)
+def test_two_devices_from_a_configuration_are_one_with_twice_the_batch(
+    compute: dict[str, Any], policy: str, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     common = {"max_epochs": 2, "seed": 0, "enable_progress_bar": False, "global_batch_size": 8, "checkpoint": {"no_save": True}}
     parts = {
@@ -344,9 +355,15 @@ def test_two_devices_from_a_configuration_are_one_with_twice_the_batch(tmp_path:
         "trainer": {"type": "nbtrain.models.ModelTrainer", "args": {"device": "cpu"}},
     }
     one = TrainerArgs.from_dict(common | parts | {"micro_batch_size": 4}).build()
-    two = TrainerArgs.from_dict(common | parts | {"micro_batch_size": 4, "compute_config": {"runtime_ngpus": 2}}).build()
+    if policy == "tp":  # its layers' outputs are added to their inputs, so that all of each is needed
+        whole = {"__type": "torch.distributed.tensor.Replicate"}
+        colwise = {"__type": "torch.distributed.tensor.parallel.ColwiseParallel", "output_layouts": whole}
+        parts["trainer"]["args"]["tensor_plan"] = {"layers.*": colwise}
+    spread = {"micro_batch_size": 4, "compute_config": {"runtime_ngpus": 2, **compute}, "pas_policy": policy}
+    two = TrainerArgs.from_dict(common | parts | spread).build()
     assert one.run().status == two.run().status == "completed"
-    assert one.trainer.lightning["accumulate_grad_batches"] == 2 and "accumulate_grad_batches" not in two.trainer.lightning
+    assert one.trainer.lightning["accumulate_grad_batches"] == 2 and two.trainer[MultiGPUAddon].strategy == strategy
+    assert ("accumulate_grad_batches" in two.trainer.lightning) == (strategy == "tp")
     assert one.trainer.counts.update == two.trainer.counts.update == 8
     assert difference(one.trainer.model, two.trainer.model) < 1e-6
 

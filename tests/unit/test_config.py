@@ -445,3 +445,19 @@ def test_slips_in_hook_are_named_together(folder: Path) -> None:
     text = str(caught.value)
     assert "There is no hook 'after_gnrom_clip'." in text and "Did you mean 'after_gnorm_clip'?" in text
     assert "The hook after_gnorm_clip (wants_more) takes 'idx' too." in text and "slips has no 'nothing'" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (["--pas_policy=tp", "--compute_config.plan_ngpus=2"], "pas_policy is 'tp', and nothing says how layers are split."),
+        (
+            ["--compute_config.use_zero=true", "--compute_config.zero_ngroups=3"],
+            "zero_ngroups is 3, of which runtime_ngpus 4 is no",
+        ),
+    ],
+)
+def test_what_can_not_be_spread_over_the_devices_is_told(given: list[str], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        TrainerArgs.from_cli([*FAST, "--trainer.args.device=cpu", "--compute_config.runtime_ngpus=4", *given]).build()
