@@ -1122,6 +1122,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'nbtrain.documents.Problem': ('documents.html#problem', 'nbtrain/documents.py'),
                                    'nbtrain.documents.Problems': ('documents.html#problems', 'nbtrain/documents.py'),
                                    'nbtrain.documents.Problems.add': ('documents.html#problems.add', 'nbtrain/documents.py'),
+                                   'nbtrain.documents.Problems.add_error': ('documents.html#problems.add_error', 'nbtrain/documents.py'),
                                    'nbtrain.documents.Problems.raise_any': ('documents.html#problems.raise_any', 'nbtrain/documents.py'),
                                    'nbtrain.documents._Reader': ('documents.html#_reader', 'nbtrain/documents.py'),
                                    'nbtrain.documents._Reader.__init__': ('documents.html#_reader.__init__', 'nbtrain/documents.py'),

@@ -48,6 +48,11 @@ class Problems:
         if problem not in self.found:
             self.found.append(problem)
 
+    def add_error(self, error: ConfigError, where: str = "", prefix: str = "") -> None:
+        """Add what an error says, in a line for what is wrong and one for what helps."""
+        what, *remedy = str(error).split("\n  ")
+        self.add(prefix + what, where, " ".join(remedy))
+
     def raise_any(self) -> None:
         """Raise one ConfigError with all of them, if there are any."""
         if len(self.found) == 1:

@@ -59,8 +59,7 @@ def check_settings(settings: Settings, document: Document, problems: Problems) -
     try:
         check_lightning(settings.lightning)
     except ConfigError as error:
-        what, *remedy = str(error).split("\n  ")
-        problems.add(what, document.place(("lightning",)), " ".join(remedy))
+        problems.add_error(error, document.place(("lightning",)))
     _check_part(settings.model, ("model",), document, problems)
     _check_part(settings.optimizer, ("optimizer",), document, problems, n_first=1)
     if settings.lr_scheduler is not None:
@@ -89,8 +88,7 @@ def _check_hook(hook: dict[str, Any], document: Document, problems: Problems) ->
         try:
             HooksAddon(hooks={name: function or print}).gather(None)
         except ConfigError as error:
-            what, *remedy = str(error).split("\n  ")
-            problems.add(what, document.place(("hook", name)), " ".join(remedy))
+            problems.add_error(error, document.place(("hook", name)))
 
 
 def _hook_part(hook: dict[str, Any]) -> PartConfig:

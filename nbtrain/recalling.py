@@ -41,8 +41,7 @@ class Reader:
         try:
             return _shortest(importable_name(item), item)
         except ConfigError as error:
-            what, *remedy = str(error).split("\n  ")
-            self.problems.add(f"{dotted(at)}: {what}", remedy=" ".join(remedy))
+            self.problems.add_error(error, prefix=f"{dotted(at)}: ")
             return "?"
 
     def value(self, value: Any, at: At) -> Any:

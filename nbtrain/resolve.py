@@ -192,8 +192,7 @@ def load_checked(name: Any, at: At, document: Document, problems: Problems, shor
     try:
         return load_name(name, short)
     except ConfigError as error:
-        what, *remedy = str(error).split("\n  ")
-        problems.add(f"{dotted(at)}: {what}", document.place(at), " ".join(remedy))
+        problems.add_error(error, document.place(at), f"{dotted(at)}: ")
         return None
 
 

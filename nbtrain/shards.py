@@ -11,24 +11,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
 from .checkpoints import SaveFormat, newest_valid, read_snapshot, seen_file, write_checkpoint, write_folder
 from .durable import written
 from .errors import CheckpointError, first_line
-from .parallel import gather
+from .parallel import Value, gather
 from .parts import Held, choose_tensors, describe_tensors, make_index, own_tensors, part_file, write_part
 from .snapshots import Snapshot, Where, changed
 
 # %% auto #0
-__all__ = ["Value", "Ranks", "meet_ranks", "ShardWriter", "merge_checkpoint"]
+__all__ = ["Ranks", "meet_ranks", "ShardWriter", "merge_checkpoint"]
+
 
 # %% ../nbs/31_shards.ipynb #3c915327
-Value = TypeVar("Value")
-
-
 @dataclass(frozen=True)
 class Ranks:
     """The processes that write one state together, and this one's place: `number` of `size`.

@@ -9,7 +9,7 @@ import atexit
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import lightning as L
 import torch
@@ -20,16 +20,15 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from torch import Tensor
 
 from .errors import ConfigError, NbtrainError
+from .parallel import Value
 from .sharding import RankLoader, RankMeter
 from .worker import LateReduce
 
 # %% auto #0
-__all__ = ["Value", "World", "find_world", "reader_number", "StopTogether", "RankCallback", "find_rank", "InWorld"]
+__all__ = ["World", "find_world", "reader_number", "StopTogether", "RankCallback", "find_rank", "InWorld"]
+
 
 # %% ../nbs/44_worlds.ipynb #b1242426
-Value = TypeVar("Value")
-
-
 @dataclass(frozen=True)
 class World:
     """The processes that were started together, and this one's place: rank `number` of `size`, the `local`-th of `n_local` on its machine.
@@ -152,9 +151,8 @@ class RankCallback(L.Callback):
         self.group: Any = dist.new_group(backend="gloo")
         self.n_readers = n_ranks // n_sharing
         self.readers = self._group_of_readers(n_ranks, n_sharing)
-        self.counts = (
-            True  # the batch at hand; in a last round, where there may be none for this rank, it computes on another's for nothing
-        )
+        # The batch at hand; in a last round, where there may be none for this rank, it computes on another\'s for nothing
+        self.counts = True
         self.weighs = True  # batches by their samples; else somebody else does that
         self._reader = number // n_sharing
         self.loaders: dict[bool, RankLoader] = {}  # by: for training?

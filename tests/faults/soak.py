@@ -105,13 +105,8 @@ class Kernel:
 
     def do(self, code: str, expression: str = "None") -> Any:
         """Execute `code`, and return what `expression` is then. Raises RuntimeError with the kernel's traceback."""
-        message = self._client.execute(code, silent=True, user_expressions={"value": f"__import__('json').dumps({expression})"})
-        while True:
-            reply = self._client.get_shell_msg(timeout=300)
-            while self._client.iopub_channel.msg_ready():
-                self._client.get_iopub_msg(timeout=1)
-            if reply["parent_header"].get("msg_id") == message:
-                break
+        asked = {"value": f"__import__('json').dumps({expression})"}
+        reply = self._client.execute_interactive(code, user_expressions=asked, timeout=300, output_hook=lambda message: None)
         content = reply["content"]
         told = content if content["status"] != "ok" else content["user_expressions"]["value"]
         if told["status"] != "ok":
