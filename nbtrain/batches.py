@@ -37,8 +37,10 @@ def _parts(batch: Any) -> dict[str, Any] | None:
 
 def batch_size(batch: Any) -> int:
     """The length of the first tensor found in `batch`; 1 where there is none."""
-    if type(batch) in (list, tuple) and batch and type(batch[0]) is Tensor and batch[0].ndim:
-        return len(batch[0]) or 1  # the usual batch, 20 µs sooner
+    if type(batch) in (list, tuple) and batch:  # the usual batch, 20 µs sooner
+        first = batch[0]
+        if type(first) is Tensor and first.ndim:
+            return first.size(0) or 1
     return _first_length(batch) or 1
 
 

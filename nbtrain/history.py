@@ -58,14 +58,14 @@ class StepTable:
         """Append `n` rows whose steps begin at `first_step`, in place of rows from there on; a metric missing from a row is NaN there."""
         if self.steps and self.steps[-1] >= first_step:  # a resumed run gives once more what was not given yet when it was saved
             self.drop_after(first_step - 1)
-        keep = [i for i in range(n) if (self._seen + i) % self._stride == 0]
+        keep = range(-self._seen % self._stride, n, self._stride)
         for name in values:
             if name not in self.columns:
                 self.columns[name] = array("d", [math.nan]) * len(self)
         for name, column in self.columns.items():
             new = values.get(name)
-            column.extend([math.nan] * len(keep) if new is None else [new[i] for i in keep])
-        self.steps.extend(first_step + i for i in keep)
+            column.extend([math.nan] * len(keep) if new is None else new[keep.start : n : keep.step])
+        self.steps.extend(range(first_step + keep.start, first_step + n, keep.step))
         self._seen += n
         while len(self) > self.max_rows:
             self._stride *= 2

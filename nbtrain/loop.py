@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
@@ -29,7 +30,6 @@ from torch.optim import Optimizer
 
 from .batches import is_out_of_memory, out_of_memory
 from .control import Boundary, Control, Leaving
-from .errors import OutOfMemory
 from .precision import CastPrecision
 from .steps import StepModule
 
@@ -148,22 +148,23 @@ class _Pass:
             batch = self.precision.convert_input(batch)
         if not _is_there(batch, self.device):
             batch = self.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-        self.total.ready += 1
-        self.current.ready += 1
-        connector, results = self.connector, self.results
+        total, current, connector, results = self.total, self.current, self.connector, self.results
+        total.ready += 1
+        current.ready += 1
         connector._first_loop_iter = connector._first_loop_iter is None
         results.batch, results.batch_size, results.dataloader_idx = batch, None, None
         return batch
 
     def end_batch(self) -> None:
         """Lightning lets go of the batch; its tables are made anew whenever somebody reads them."""
+        total, current, results = self.total, self.current, self.results
         self.names["_current_fx_name"] = None
-        self.results.batch = self.results.batch_size = None
-        self.total.completed += 1
-        self.current.completed += 1
+        results.batch = results.batch_size = None
+        total.completed += 1
+        current.completed += 1
 
     def logs_anything(self) -> bool:
-        return any(not metric.has_reset for metric in self.results.values())
+        return bool(self.results) and any(not metric.has_reset for metric in self.results.values())
 
 
 def _only_iterator(fetcher: _DataFetcher) -> Iterator[Any] | None:
@@ -179,7 +180,7 @@ class _DirectFetcher:
 
     def __init__(self, fetcher: _DataFetcher, batches: Iterator[Any]) -> None:
         self.fetcher, self.batches = fetcher, batches
-        self.done = fetcher.done
+        self.length, self.done = fetcher.length or 0, fetcher.done
 
     def __next__(self) -> tuple[Any, int, int]:
         fetcher = self.fetcher
@@ -191,8 +192,8 @@ class _DirectFetcher:
             self.done = fetcher.done = True
             raise
         index = fetcher.fetched
-        fetcher.fetched = index + 1
-        self.done = fetcher.done = fetcher.fetched >= (fetcher.length or 0)
+        fetcher.fetched = n = index + 1
+        self.done = fetcher.done = n >= self.length
         return batch, index, 0
 
     def teardown(self) -> None:
@@ -205,20 +206,26 @@ def _direct(fetcher: _DataFetcher) -> Any:
     return fetcher if batches is None else _DirectFetcher(fetcher, batches)
 
 
-def _memory_is_full(error: RuntimeError, loop: Any) -> OutOfMemory:
-    """The error of a loop whose batch at hand was too large."""
-    trainer = loop.trainer
-    place = f"epoch {trainer.current_epoch + 1}, batch {loop.batch_progress.current.ready}"
-    return out_of_memory(error, loop._results.batch, trainer.strategy.root_device, place)
+@contextmanager
+def _full_memory_explained(loop: Any) -> Iterator[None]:
+    """Raises OutOfMemory where the batch at hand was too large for the device."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        trainer = loop.trainer
+        place = f"epoch {trainer.current_epoch + 1}, batch {loop.batch_progress.current.ready}"
+        raise out_of_memory(error, loop._results.batch, trainer.strategy.root_device, place) from error
 
 
 def _is_there(batch: Any, device: torch.device) -> bool:
     """Is it a plain list, tuple or dict of tensors that are all on `device`? Anything else takes Lightning's way."""
     kind = type(batch)
-    if kind is Tensor:
-        return batch.device == device
     if kind is dict:
         batch = batch.values()
+    elif kind is Tensor:
+        return batch.device == device
     elif kind is not list and kind is not tuple:
         return False
     for item in batch:  # noqa: SIM110  # a generator costs another µs
@@ -263,15 +270,15 @@ class _TrainingPass(_Pass):
         self.loss: Tensor | None = None
 
     def run(self) -> None:
-        while not self.is_done():
-            try:
+        try:
+            while not self.is_done():
                 self.advance(next(self.batches)[0])
                 self.let_go()  # of the graph, before a validation that needs the memory
                 self.settle()
-            except StopIteration:
-                break
-            finally:
-                self.let_go()
+        except StopIteration:
+            pass
+        finally:
+            self.let_go()
 
     def let_go(self) -> None:
         self.batch = self.loss = self.output = None
@@ -281,8 +288,9 @@ class _TrainingPass(_Pass):
 
     def is_last(self) -> bool:
         """Was this the last batch, of the loader or of the run?"""
-        is_last = self.current.ready == self.n_batches or self.progress.is_last_batch
-        return is_last or self.updates.total.completed >= self.loop.max_steps > -1
+        if self.progress.is_last_batch or self.current.ready == self.n_batches:
+            return True
+        return -1 < self.loop.max_steps <= self.updates.total.completed
 
     def advance(self, batch: Any) -> None:
         """One batch, in the order of `_TrainingEpochLoop.advance` and `on_advance_end`."""
@@ -301,9 +309,8 @@ class _TrainingPass(_Pass):
             self.optimize()
         self.total.processed += 1
         self.current.processed += 1
-        is_last = self.current.ready == self.n_batches or self.progress.is_last_batch
         if self.has_schedulers:
-            self.step_schedulers(is_last)
+            self.step_schedulers(is_last=self.progress.is_last_batch or self.current.ready == self.n_batches)
         end = self.hooks["on_train_batch_end"]
         if end.used:
             self.fire(end, self.output_for_hooks(), batch, self.index)
@@ -312,9 +319,11 @@ class _TrainingPass(_Pass):
     def settle(self) -> None:
         """After the batch: Lightning's logs and validation, where there is something to log or to validate."""
         loop, trainer = self.loop, self.trainer
-        n = self.total.ready if trainer.check_val_every_n_epoch is None else self.current.ready
-        validates = loop.validate_next or (self.validates and n % (trainer.val_check_batch or 1) == 0)
-        if validates or self.is_last() or trainer.should_stop or self.signals.received_sigterm or self.has_schedulers:
+        validates = loop.validate_next
+        if self.validates:
+            n = self.total.ready if trainer.check_val_every_n_epoch is None else self.current.ready
+            validates = validates or n % (trainer.val_check_batch or 1) == 0
+        if validates or self.has_schedulers or self.is_last() or trainer.should_stop or self.signals.received_sigterm:
             if self.logs_anything():
                 self.connector.on_batch_end()
                 self.connector.update_train_step_metrics()
@@ -344,14 +353,14 @@ class _TrainingPass(_Pass):
 
     # -- the optimization
     def optimize(self) -> None:
-        if self.trainer.accumulate_grad_batches > 1 and self.loop._should_accumulate():
+        n_accumulated, total, current = self.trainer.accumulate_grad_batches, self.updates.total, self.updates.current
+        if n_accumulated > 1 and self.loop._should_accumulate():
             with _block_parallel_sync_behavior(self.trainer.strategy):
                 self.forward_backward()
             return
-        total, current = self.updates.total, self.updates.current
         total.ready += 1
         current.ready += 1
-        if self.whole_step is None or self.trainer.accumulate_grad_batches > 1:
+        if self.whole_step is None or n_accumulated > 1:
             self.update()
         elif (output := self.whole_step(self.batch, self.update)) is not None:
             self.output, self.loss = output, output["loss"]
@@ -402,8 +411,9 @@ class _TrainingPass(_Pass):
     def output_for_hooks(self) -> dict[str, Any] | None:
         if self.loss is None:
             return None if self.batch is None else {}
-        rest = {} if type(self.output) is Tensor else {name: value for name, value in self.output.items() if name != "loss"}
-        return {"loss": self.loss.detach(), **rest}
+        output = {"loss": self.loss} if type(self.output) is Tensor else {"loss": self.loss, **self.output}
+        output["loss"] = self.loss.detach()
+        return output
 
     def count_zero_grad(self) -> None:
         for counts in (self.zeroed.total, self.zeroed.current):
@@ -458,15 +468,11 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     def run(self, data_fetcher: _DataFetcher) -> None:
         self.stood_aside = self._objection(data_fetcher)
-        try:
+        with _full_memory_explained(self):
             if self.stood_aside:
                 super().run(data_fetcher)
             else:
                 self._run_lean(data_fetcher)
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise _memory_is_full(error, self) from error
-            raise
         batches = _only_iterator(data_fetcher)
         if batches is not None and data_fetcher.fetched == sized_len(data_fetcher.combined_loader.flattened[0]):
             # A plain loop asks until there is no more, and a RandomSampler with a generator of its own draws from it then
@@ -531,40 +537,54 @@ def _nothing() -> None:
 class _EvaluationPass(_Pass):
     """One evaluation of a `LeanEvaluationLoop`."""
 
-    def __init__(self, loop: LeanEvaluationLoop) -> None:
+    def __init__(self, loop: LeanEvaluationLoop, fetcher: _DataFetcher) -> None:
         stage = "test" if loop.trainer.testing else "validation"
         self.HOOKS = self.start, self.end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
         super().__init__(loop.trainer, loop._results, loop.batch_progress)
-        self.loop, self.progress = loop, loop.batch_progress
+        self.loop, self.fetcher, self.progress = loop, _direct(fetcher), loop.batch_progress
         self.step_name = f"{stage}_step"
         self.takes_index = len(inspect.signature(getattr(self.module, self.step_name)).parameters) > 1
         self.step = getattr(self.trainer.strategy if self.is_wrapped else self.module, self.step_name)
         self.is_check = loop.trainer.sanity_checking
 
+    def __next__(self) -> Any:
+        """For Lightning's loop, which asks its fetcher for a batch: all of them are done here, and none is left for it.
+
+        What it does between two batches costs 10 µs, and it would hold one to the end.
+        """
+        with _full_memory_explained(self.loop):
+            while not self.fetcher.done:
+                self.advance(*next(self.fetcher)[:2])
+        raise StopIteration
+
+    def teardown(self) -> None:
+        self.fetcher.teardown()
+
     def advance(self, batch: Any, index: int) -> None:
         """One batch, in the order of `_EvaluationLoop._evaluation_step`."""
+        start, end, total, current = self.hooks[self.start], self.hooks[self.end], self.total, self.current
+        self.progress.is_last_batch = self.fetcher.done
         batch = self.begin_batch(batch)
-        if self.hooks[self.start].used:
-            self.fire(self.hooks[self.start], batch, index)
-        self.total.started += 1
-        self.current.started += 1
+        if start.used:
+            self.fire(start, batch, index)
+        total.started += 1
+        current.started += 1
         self.names["_current_fx_name"] = self.step_name
-        args = (batch, index) if self.takes_index else (batch,)
         if self.context is None:
-            output = self.step(*args)
+            output = self.step(batch, index) if self.takes_index else self.step(batch)
         else:
             with self.context.val_step_context():
-                output = self.step(*args)
-        self.total.processed += 1
-        self.current.processed += 1
-        if self.hooks[self.end].used:
-            self.fire(self.hooks[self.end], output, batch, index)
+                output = self.step(batch, index) if self.takes_index else self.step(batch)
+        total.processed += 1
+        current.processed += 1
+        if end.used:
+            self.fire(end, output, batch, index)
         self.end_batch()
         self.settle()
 
     def settle(self) -> None:
         loop = self.loop
-        logs_anything = bool(self.results) and self.logs_anything()
+        logs_anything = self.logs_anything()
         if logs_anything:
             self.connector.on_batch_end()
         if not self.is_check:
@@ -574,6 +594,8 @@ class _EvaluationPass(_Pass):
             loop._seen_batches_per_dataloader[0] += 1
         if self.signals.received_sigterm and not self.progress.is_last_batch:
             raise SIGTERMException
+        if loop.control.asked:
+            loop.attend()
 
 
 class LeanEvaluationLoop(_EvaluationLoop):
@@ -582,15 +604,13 @@ class LeanEvaluationLoop(_EvaluationLoop):
     lean = True
     control = Control()
     stood_aside: str | None = None
-    _pass: _EvaluationPass | None = None
 
     def on_run_start(self) -> None:
         super().on_run_start()
-        self.stood_aside = self._objection()
-        self._pass = None if self.stood_aside else _EvaluationPass(self)
-        if self._pass is not None and self._data_fetcher is not None:
-            self._data_fetcher._start_profiler = self._data_fetcher._stop_profiler = _nothing
-            self._data_fetcher = _direct(self._data_fetcher)
+        fetcher, self.stood_aside = self._data_fetcher, self._objection()
+        if fetcher is not None and not self.stood_aside:
+            fetcher._start_profiler = fetcher._stop_profiler = _nothing
+            self._data_fetcher = _EvaluationPass(self, fetcher)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _objection(self) -> str:
         if not self.lean:
@@ -602,27 +622,16 @@ class LeanEvaluationLoop(_EvaluationLoop):
         return why_not_lean(self.trainer, training=False)
 
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
-        try:
-            if self._pass is None:
-                super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
-            else:
-                self._pass.advance(batch, batch_idx)
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise _memory_is_full(error, self) from error
-            raise
+        with _full_memory_explained(self):
+            super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
         if self.control.asked:
-            self._attend()
+            self.attend()
 
-    def _attend(self) -> None:
+    def attend(self) -> None:
         """Do what was asked of the run. A validation is finished where a callback can save the state after it."""
         trainer: Any = self.trainer
         may_leave = trainer.testing or not any(isinstance(callback, Leaving) for callback in trainer.callbacks)
         self.control.attend(Boundary(trainer, "test" if trainer.testing else "valid", may_leave))
-
-    def on_run_end(self) -> list[Any]:
-        self._pass = None
-        return super().on_run_end()
 
 
 # %% ../nbs/24_loop.ipynb #38a5296d

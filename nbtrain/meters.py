@@ -9,6 +9,7 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from numbers import Real
+from operator import itemgetter, mul
 from typing import Any
 
 import torch
@@ -52,6 +53,9 @@ def _to_floats(columns: Mapping[str, Sequence[Scalar]]) -> dict[str, list[float]
     floats: dict[str, list[float]] = {}
     stacked: dict[torch.device, dict[str, Tensor]] = {}
     for name, column in columns.items():
+        if {float}.issuperset(map(type, column)):
+            floats[name] = list(column)  # pyright: ignore[reportArgumentType]
+            continue
         tensors = [value for value in column if isinstance(value, Tensor)]
         if len(tensors) < len(column) or len({value.device for value in tensors}) > 1:
             floats[name] = [float(value) for value in column]  # pyright: ignore[reportArgumentType]
@@ -92,7 +96,9 @@ class Meter:
         """Take the values of one batch of `n` samples. Raises StepError where the names of its scalars differ from the batch before."""
         scalars: dict[str, Scalar] = {}
         for name, value in values.items():
-            if (isinstance(value, Tensor) and value.ndim == 0) or name == "loss" or isinstance(value, Real):
+            if type(value) is Tensor and value.is_cpu and not value.ndim:
+                scalars[name] = value.item()  # as `snapshot` does, without a call
+            elif isinstance(value, Real) or name == "loss" or (isinstance(value, Tensor) and value.ndim == 0):
                 scalars[name] = snapshot(value)
             elif self.keep_tensors:
                 self._tensors.append((name, apply_to_collection(value, Tensor, Tensor.detach)))
@@ -125,7 +131,7 @@ class Meter:
             return
         rows, samples, extras = self._rows, self._samples, self._extras
         self._rows, self._samples, self._extras = [], [], {}
-        whole = {name: [row[name] for row in rows] for name in rows[0]}
+        whole = {name: list(map(itemgetter(name), rows)) for name in rows[0]}
         floats = _to_floats(whole | {name: [value for _, value in entries] for name, entries in extras.items()})
         block = {name: floats[name] for name in whole}
         for name in whole:
@@ -146,13 +152,15 @@ class Meter:
 
     def _count(self, name: str, values: list[float], samples: list[int]) -> None:
         self._log.setdefault(name, []).extend(values)
-        self._sums[name] = self._sums.get(name, 0.0) + sum(value * n for value, n in zip(values, samples))
+        self._sums[name] = self._sums.get(name, 0.0) + sum(map(mul, values, samples))
         self._weights[name] = self._weights.get(name, 0.0) + sum(samples)
 
     def take(self) -> tuple[dict[str, list[float]], list[int]]:
         """What was gathered since the last `take`: values by name, NaN where a batch had none, and the samples of each batch."""
         self.flush()
         blocks, self._flushed = self._flushed, []
+        if len(blocks) == 1:
+            return blocks[0]
         names = dict.fromkeys(name for block, _ in blocks for name in block)
         empty = [[math.nan] * len(samples) for _, samples in blocks]
         values = {name: [v for (block, _), nans in zip(blocks, empty) for v in block.get(name, nans)] for name in names}
