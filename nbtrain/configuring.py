@@ -84,7 +84,7 @@ def _trainer(read: Reader, owner: Any, given: dict[str, Any], made_by: MadeBy) -
             found[p.name] = kept[p.name]
     device = found.pop("device", "auto")
     one = device[0] if isinstance(device, (list, tuple)) else device
-    args = read.plain(found, ("trainer", "args")) | ({"device": str(one)} if one != "auto" else {})
+    args = read.plain(found | _unplanned(owner), ("trainer", "args")) | ({"device": str(one)} if one != "auto" else {})
     made = {"type": given.get("type") or read.name(kind, ("trainer", "type"))}
     return made | {"args": args | _unsaved(owner) | given.get("args", {})}
 
@@ -247,7 +247,10 @@ def _checkpoint(read: Reader, owner: Any, given: dict[str, Any]) -> Any:
     names = {"every_n_steps": "every_n_train_steps", "every_n_epochs": "every_n_epochs", "keep_last_n": "keep_last_n_checkpoints"}
     manager = owner[StateManagerAddon]
     found = {field: getattr(manager, name) for name, field in names.items()}
-    found |= {"save_best": manager.save_best, "save_last": manager.save_last, "save_dir": escape(str(owner.save_path))}
+    found |= {name: getattr(manager, name) for name in ("save_best", "save_last", "symlink_best_and_last")}
+    found["save_dir"] = escape(str(owner.save_path))
+    if MultiGPUAddon in type(owner).addons and owner[MultiGPUAddon].parallelism.splits:
+        found["save_type"] = manager.save_type
     if manager.save_format == "safetensor":
         found["format"] = "safetensors"
     return {name: value for name, value in found.items() if value is not None and value is not True} | given
@@ -265,10 +268,26 @@ def _addons(read: Reader, owner: Any) -> Any:
 def _compute_config(read: Reader, owner: Any) -> Any:
     if MultiGPUAddon not in type(owner).addons:
         return None
-    if more := [n for n in options(MultiGPUAddon) if n != "device" and owner.given.get(n) is not None]:
-        read.problems.add(f"compute_config: it has no place for {', '.join(more)}.", remedy=say_it(("compute_config",)))
-    device = owner.given["device"]
-    return {"runtime_ngpus": len(device) if isinstance(device, (list, tuple)) else 1}
+    addon, n = owner[MultiGPUAddon], owner[MultiGPUAddon].n_processes
+    found = {"runtime_ngpus": n}
+    if addon.strategy == "fsdp2":
+        return found | {"use_zero": True} | ({"zero_ngroups": n // addon.shard_size} if addon.shard_size else {})
+    if addon.strategy in ("tp", "auto"):
+        return found | {"plan_ngpus": addon.tensor_parallel_size or n}
+    if addon.strategy != "ddp":
+        read.problems.add(f"compute_config: it has no place for strategy {addon.strategy!r}.", remedy=say_it(("compute_config",)))
+    return found
+
+
+def _pas_policy(read: Reader, owner: Any) -> Any:
+    strategy = owner[MultiGPUAddon].strategy if MultiGPUAddon in type(owner).addons else None
+    return {"tp": "tp", "auto": "autodist"}.get(strategy) if isinstance(strategy, str) else None
+
+
+def _unplanned(owner: Any) -> dict[str, Any]:
+    """Options of MultiGPUAddon that `compute_config` has no field for."""
+    names = ("tensor_plan", "parallelize", "memory_gb", "init_method") if MultiGPUAddon in type(owner).addons else ()
+    return {name: owner.given[name] for name in names if owner.given.get(name) is not None}
 
 
 def _hook(read: Reader, owner: Any) -> Any:
@@ -319,6 +338,7 @@ _FIELDS: dict[str, Callable[[Reader, Any], Any]] = {  # these are found or given
     "hook": _hook,
     "lightning": _lightning,
     "compute_config": _compute_config,
+    "pas_policy": _pas_policy,
     "enable_progress_bar": lambda read, owner: None if owner.log_bar else False,
 }
 

@@ -156,16 +156,19 @@ def is_leftover(path: Path) -> bool:
 
 
 # %% ../nbs/27_durable.ipynb #3ba32330
-def point_to(link: str | Path, target: str | Path) -> None:
+def point_to(link: str | Path, target: str | Path, *, copy: bool = False) -> None:
     """Make `link` (such as `best.ckpt`) stand for `target`, a file or a folder, at once: a symbolic link, or a copy where there are none.
 
-    Raises CheckpointError where that fails.
+    `copy`: a copy in any case. Raises CheckpointError where that fails.
     """
     link, target = Path(link), Path(target)
     with written(link) as temp:
-        try:
-            temp.symlink_to(os.path.relpath(target, link.parent), target_is_directory=target.is_dir())  # it moves with its folder
-        except OSError:
-            shutil.copytree(target, temp) if target.is_dir() else shutil.copy2(target, temp)
-            for file in [*temp.iterdir(), temp] if temp.is_dir() else [temp]:
-                sync(file)
+        if not copy:
+            try:
+                temp.symlink_to(os.path.relpath(target, link.parent), target_is_directory=target.is_dir())  # it moves with its folder
+                return
+            except OSError:
+                pass  # there are no links here
+        shutil.copytree(target, temp) if target.is_dir() else shutil.copy2(target, temp)
+        for file in [*temp.iterdir(), temp] if temp.is_dir() else [temp]:
+            sync(file)

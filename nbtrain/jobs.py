@@ -161,10 +161,6 @@ def _check_pending(settings: Settings, document: Document, problems: Problems) -
         problems.add("per-token-mean needs optimizer.aggregate_outputs_fn.", where, "Name a function that returns the number of tokens.")
     elif optimizer.aggregate_outputs_fn is not None:
         check_name(optimizer.aggregate_outputs_fn, ("optimizer", "aggregate_outputs_fn"), document, problems)
-    if not settings.checkpoint.symlink_best_and_last:
-        where = document.place(("checkpoint", "symlink_best_and_last"))
-        what = "checkpoint.symlink_best_and_last is false, and best and last are always links."
-        problems.add(what, where, "Leave it out; where there are no links they are copies by themselves.")
 
 
 def _one_precision(precision: dict[Any, Any]) -> str | None:
@@ -457,6 +453,7 @@ def _saving(settings: Settings) -> dict[str, Any]:
         "keep_last_n": saving.keep_last_n_checkpoints,
         "save_best": saving.save_best,
         "save_last": saving.save_last,
+        "symlink_best_and_last": saving.symlink_best_and_last,
         "validate_on_save": bool(settings.dataset.val_args),
     }
 

@@ -137,7 +137,7 @@ class CheckpointConfig:
     format: Literal["pt", "safetensors"] = _said("a Lightning checkpoint, or files without pickle", "pt")
     save_last: bool = _said("let `last` point to the newest", True)
     save_best: bool = _said("let `best` point to the one with the lowest val_loss", True)
-    symlink_best_and_last: bool = _said("as links; false is not supported", True)
+    symlink_best_and_last: bool = _said("as links; else as copies", True)
     every_n_train_steps: int | None = _said("save each so many updates", least=1)
     every_n_epochs: int | None = _said("save each so many epochs (default: 1, without every_n_train_steps)", least=1)
     keep_last_n_checkpoints: int | None = _said("how many to keep, beside best and last", least=1)

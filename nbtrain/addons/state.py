@@ -226,9 +226,8 @@ class _StateKeeper(Checkpoint, Leaving):
             return None
         fit_loop = trainer.fit_loop
         finished = fit_loop.epoch_loop.batch_progress.current.ready
-        begun = (
-            finished or fit_loop._data_fetcher is None or fit_loop._data_fetcher.fetched
-        )  # else the epoch has drawn no random number yet
+        fetcher = fit_loop._data_fetcher
+        begun = finished or fetcher is None or fetcher.fetched  # else the epoch has drawn no random number yet
         return self._save(trainer, finished if begun else None, random_state())
 
     def on_leave(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -332,6 +331,7 @@ class StateManagerAddon(AddOnBase):
         keep_last_n: Keep so many of the newest, and those that `best` and `last` point to; None keeps all.
         save_best: Also save each epoch that is the best so far, and let `best` point to it.
         save_last: Let `last` point to the newest.
+        symlink_best_and_last: As symbolic links; else they are copies, as they are by themselves where there are no links.
         validate_on_save: Validate before each save by steps, so that the validation loss is recorded with it.
         stop_on_save_error: A save that fails stops the run; else it is noted, and the run goes on.
     """
@@ -344,6 +344,7 @@ class StateManagerAddon(AddOnBase):
     keep_last_n: int | None = None
     save_best: bool = True
     save_last: bool = True
+    symlink_best_and_last: bool = True
     validate_on_save: bool = False
     stop_on_save_error: bool = False
 
@@ -449,9 +450,9 @@ class StateManagerAddon(AddOnBase):
 
         def settle(path: Path) -> None:
             if self.save_last:
-                _point("last", path)
+                _point("last", path, copy=not self.symlink_best_and_last)
             if best is not None and (best == path or best != self._best) and best.exists():
-                _point("best", best)
+                _point("best", best, copy=not self.symlink_best_and_last)
                 self._best = best
             expired.extend(self._remove_old(path.parent))
 
@@ -622,9 +623,9 @@ def _config(model: Any) -> Any:
     return plain(to_dict() if callable(to_dict) else config) if config is not None else None
 
 
-def _point(name: str, path: Path) -> None:
+def _point(name: str, path: Path, *, copy: bool) -> None:
     """Let the link `name`, with the suffix of `path`, stand for it, and no link with another suffix for an older one."""
-    point_to(path.with_name(name + path.suffix), path)
+    point_to(path.with_name(name + path.suffix), path, copy=copy)
     other = path.with_name(name + ("" if path.suffix else ".ckpt"))
     if os.path.lexists(other):
         _delete(other)

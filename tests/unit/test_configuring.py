@@ -13,7 +13,7 @@ import yaml
 from samples import same_weights
 from torch.utils.data import DataLoader
 
-from nbtrain import AccumulationAddon, ConfigError, StateManagerAddon, TrainerArgs, load_run
+from nbtrain import AccumulationAddon, ConfigError, MultiGPUAddon, StateManagerAddon, TrainerArgs, load_run
 from nbtrain.cli import main
 from nbtrain.session import seed_all
 
@@ -190,7 +190,16 @@ def test_addons_come_with_their_options(parts: Any) -> None:
 
 
 def test_saving_is_written_as_it_was(parts: Any) -> None:
-    trainer = make(parts, StateManagerAddon, save_path="runs/a", every_n_steps=1, keep_last_n=1, save_best=False, save_format="safetensor")
+    trainer = make(
+        parts,
+        StateManagerAddon,
+        save_path="runs/a",
+        every_n_steps=1,
+        keep_last_n=1,
+        save_best=False,
+        save_format="safetensor",
+        symlink_best_and_last=False,
+    )
     trainer.run(1, *loaders(parts))
     written = yaml.safe_load(trainer.to_config())
     assert written["trainer"]["args"] == {"device": "cpu", "validate_on_save": False}
@@ -198,9 +207,42 @@ def test_saving_is_written_as_it_was(parts: Any) -> None:
         "every_n_train_steps": 1,
         "keep_last_n_checkpoints": 1,
         "save_best": False,
+        "symlink_best_and_last": False,
         "save_dir": "runs/a",
         "format": "safetensors",
     }
+
+
+TWO = {"runtime_ngpus": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "compute", "policy"),
+    [
+        ({}, TWO, None),
+        ({"strategy": "fsdp2"}, TWO | {"use_zero": True}, None),
+        ({"strategy": "fsdp2", "shard_size": 2}, TWO | {"use_zero": True, "zero_ngroups": 1}, None),
+        ({"strategy": "tp", "tensor_plan": {"layers.0": "colwise"}}, TWO | {"plan_ngpus": 2}, "tp"),
+        ({"strategy": "auto", "memory_gb": 4.0}, TWO | {"plan_ngpus": 2}, "autodist"),
+    ],
+    ids=str,
+)
+def test_devices_and_strategy_are_written_and_read_again(parts: Any, options: Any, compute: Any, policy: str | None) -> None:
+    trainer = make(parts, MultiGPUAddon, device=["cpu", "cpu"], **options)
+    said = {"dataset": {"type": "parts.Data", "train_args": {"n": 8}}, "dataset_sampler": {"type": None}}
+    trainer.to_config("run.yaml", max_epochs=1, micro_batch_size=4, **said)
+    written = yaml.safe_load(Path("run.yaml").read_text())
+    assert written["compute_config"] == compute and written.get("pas_policy") == policy
+    again = TrainerArgs.from_yaml("run.yaml").build().trainer
+    was, now = trainer[MultiGPUAddon], again[MultiGPUAddon]
+    assert now.devices == was.devices and now.parallelism == was.parallelism
+    assert (now.strategy, now.memory_gb) == (was.strategy, was.memory_gb)
+
+
+def test_a_strategy_without_a_word_in_a_configuration_is_told(parts: Any) -> None:
+    trainer = make(parts, MultiGPUAddon, device=["cpu", "cpu"], strategy="ddp_find_unused_parameters_true")
+    with pytest.raises(ConfigError, match="compute_config: it has no place for strategy 'ddp_find_unused_parameters_true'"):
+        trainer.to_config(max_epochs=1, dataset={"type": "parts.Data", "train_args": {"n": 8}}, dataset_sampler={"type": None})
 
 
 # -- what can't be known

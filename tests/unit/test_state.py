@@ -262,14 +262,16 @@ def test_keep_last_n_keeps_what_best_points_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("save_format", ["ckpt", "safetensor"])
-def test_where_links_can_not_be_best_and_last_are_copies_and_no_more_is_kept(
-    save_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("wanted", [True, False])
+def test_where_links_can_not_be_or_are_not_wanted_best_and_last_are_copies_and_no_more_is_kept(
+    save_format: str, wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any, **options: Any) -> None:
         raise OSError("no links here")
 
-    monkeypatch.setattr(Path, "symlink_to", refuse)
-    options = {"keep_last_n": 1, "monitor": "train_mae", "monitor_mode": "max", "save_format": save_format}
+    if wanted:
+        monkeypatch.setattr(Path, "symlink_to", refuse)
+    options = {"keep_last_n": 1, "monitor": "train_mae", "monitor_mode": "max", "save_format": save_format, "symlink_best_and_last": wanted}
     trainer = make_trainer(Saving, save_path=tmp_path, **options)
     trainer.run(4, make_loader())
     best, suffix = trainer.history.best["epoch"], ".ckpt" if save_format == "ckpt" else ""
