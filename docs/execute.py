@@ -39,7 +39,7 @@ def warm_kernels() -> Iterator[Callable[[], AsyncKernelManager]]:
             while not Path(path).exists():
                 assert process.poll() is None, "the process that forks kernels has ended"
                 time.sleep(0.05)
-            spec = KernelSpec(argv=[*program, path, "-f", "{connection_file}"], display_name="warm", language="python")
+            spec = KernelSpec(argv=[*program, path, "-f", "{connection_file}", "--log-level=ERROR"], display_name="warm", language="python")
 
             def make_manager() -> AsyncKernelManager:
                 manager = AsyncKernelManager()

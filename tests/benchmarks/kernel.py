@@ -43,7 +43,7 @@ class Kernel:
     def __init__(self, duel: Duel, terminal: str) -> None:
         self._client = NotebookClient(nbformat.v4.new_notebook(), timeout=600, store_widget_state=False)
         self._stack = contextlib.ExitStack()
-        self._stack.enter_context(self._client.setup_kernel())
+        self._stack.enter_context(self._client.setup_kernel(extra_arguments=["--log-level=ERROR"]))
         try:
             self._execute(SETUP.format(here=str(Path(__file__).parent), name=duel.name))
             self.weights: str = self._value("weights")

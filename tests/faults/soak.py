@@ -93,7 +93,7 @@ class Kernel:
 
     def __init__(self, folder: Path, n_epochs: int) -> None:
         self._setup = SETUP.format(folder=str(folder), n_epochs=n_epochs, steps_per_epoch=STEPS_PER_EPOCH)
-        self._manager, self._client = start_new_kernel()
+        self._manager, self._client = start_new_kernel(extra_arguments=["--log-level=ERROR"])  # else each start warns of its open port
         self.memory_mb: list[list[float]] = []  # of each life of the kernel, at the end of each of its epochs but the first
         self.begin()
 
