@@ -92,6 +92,33 @@ def test_the_best_that_is_kept_is_the_best_of_all_rows(mode: MonitorMode, valida
     assert history.best is best_row(history.epochs, "train_loss", mode)
 
 
+def _measured() -> History:
+    """Steps 1 to 6 of two epochs, with a test and a mark after each epoch."""
+    history = History()
+    for epoch in (1, 2):
+        at = Progress(phase="train", epoch=epoch, step=3 * epoch)
+        history.update(Event("steps", at, data={"n": 3, "values": {"train_loss": [epoch + i / 4 for i in range(3)]}}))
+        history.update(Event("epoch", at, data={"row": {"epoch": epoch, "step": 3 * epoch, "train_loss": float(-epoch)}}))
+        history.update(Event("test", at, data={"row": {"step": 3 * epoch, "test_loss": float(epoch)}}))
+        history.marks.append((at, f"mark {epoch}"))
+    return history
+
+
+def test_what_was_measured_past_a_step_is_forgotten_and_the_step_itself_is_kept() -> None:
+    history = _measured()
+    assert history.best is history.epochs[1]
+    history.drop_after(3)
+    assert ([row["step"] for row in history.epochs], [row["test_loss"] for row in history.tests]) == ([3], [1.0])
+    assert [text for _, text in history.marks] == ["mark 1"] and history.best is history.epochs[0]
+    assert (list(history.steps["train"].steps), history.steps["train"]["train_loss"]) == ([1, 2, 3], [1.0, 1.25, 1.5])
+
+
+def test_tests_and_marks_are_in_the_state() -> None:
+    one, two = _measured(), History()
+    two.load_state_dict(one.state_dict())
+    assert two.tests == one.tests and two.marks == one.marks and two.state_dict() == one.state_dict()
+
+
 def test_history_becomes_what_its_state_was_made_of() -> None:
     one, two = History(), History()
     one.update(Event("steps", Progress(phase="train", step=3), data={"n": 3, "values": {"loss": [0.1, math.nan, 5e-324]}}))

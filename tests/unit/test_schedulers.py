@@ -140,23 +140,38 @@ def test_functions_agree_with_their_formulas() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((1.0, 0.1, 10, 10), "warmup_steps=10 don't fit into max_steps=10"),
-        ((1.0, None, 1, 10), "has no last rate"),
-        ((1.0, 0.1, 1, 10, "cosine", 25), "min_lr=0.1 and max_lr / final_div_factor = 0.04 are two last rates"),
-        ((1.0, 2.0, 1, 10), "2.0 is not between 0 and max_lr=1.0"),
-        ((1.0, 0.1, 1, 10, "cosin"), "Did you mean 'cosine'"),
+        ((1.0, 0.1, 10, 10), "warmup_steps=10 don't fit into max_steps=10.\n  Give 0 <= warmup_steps < max_steps."),
+        ((1.0, None, 1, 10), "The schedule has no last rate.\n  Give min_lr, or final_div_factor."),
+        (
+            (1.0, 0.1, 1, 10, "cosine", 25),
+            "min_lr=0.1 and max_lr / final_div_factor = 0.04 are two last rates.\n  Give one of them.",
+        ),
+        ((1.0, 2.0, 1, 10), "The last rate 2.0 is not between 0 and max_lr=1.0.\n  Give 0 <= min_lr <= max_lr."),
+        ((1.0, 0.1, 1, 10, "cosin"), "decay_type='cosin' is unknown.\n  Did you mean 'cosine'?"),
     ],
 )
 def test_function_that_contradicts_itself_is_refused(arguments: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError) as caught:
         get_lr_scheduler(*arguments)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("low", [0.0, 1.0])
+def test_last_rate_may_be_nothing_or_the_highest(low: float) -> None:
+    assert get_lr_scheduler(1.0, low, 1, 10)(10) == low
 
 
 def test_milestones_are_shares_of_the_run() -> None:
     rate = get_multi_step_lr_scheduler(1.0, 2, 10, {0.9: 0.1, 0.7: 0.316})
     assert [rate(step) for step in range(11)] == [0.5, 1, 1, 1, 1, 1, 1, 0.316, 0.316, 0.1, 0.1]
-    with pytest.raises(ConfigError, match="no shares of a run"):
-        get_multi_step_lr_scheduler(1.0, 2, 10, {80: 0.1})
+    assert get_multi_step_lr_scheduler(1.0, 0, 1000, {0.1234: 0.5})(123) == 1.0  # rounded up: the share is not reached before
+
+
+@pytest.mark.parametrize("share", [0, 1, 1.5, 80])
+def test_milestone_that_is_no_share_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError) as caught:
+        get_multi_step_lr_scheduler(1.0, 2, 10, {share: 0.1})
+    assert str(caught.value) == f"milestones at [{share}] are no shares of a run.\n  Give numbers between 0 and 1."
 
 
 def test_ranges_count_their_own_steps_and_the_last_value_is_held() -> None:
@@ -167,16 +182,17 @@ def test_ranges_count_their_own_steps_and_the_last_value_is_held() -> None:
 @pytest.mark.parametrize(
     ("ranges", "message"),
     [
-        ([(0, 3), (4, 6)], r"\(4, 6\) leaves a gap"),
-        ([(0, 3), (2, 6)], r"\(2, 6\) overlaps another"),
-        ([(1, 3)], r"\(1, 3\) leaves a gap"),
-        ([(0, 3), (3, 3)], r"\(3, 3\) is empty"),
-        ([], "no schedule to combine"),
+        ([(0, 3), (4, 6)], "The range (4, 6) leaves a gap.\n  Let a range begin at 3, and end after it."),
+        ([(0, 3), (2, 6)], "The range (2, 6) overlaps another.\n  Let a range begin at 3, and end after it."),
+        ([(1, 3)], "The range (1, 3) leaves a gap.\n  Let a range begin at 0, and end after it."),
+        ([(0, 3), (3, 3)], "The range (3, 3) is empty.\n  Let a range begin at 3, and end after it."),
+        ([], "There is no schedule to combine.\n  Give {(0, 100): schedule, (100, 500): other}."),
     ],
 )
 def test_gaps_and_overlaps_are_refused(ranges: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError) as caught:
         get_combined_lr_scheduler({bounds: lambda step: 0.1 for bounds in ranges})
+    assert str(caught.value) == message
 
 
 def test_factory_fits_the_run_it_is_asked_for() -> None:
