@@ -15,6 +15,7 @@ from nbtrain.errors import ConfigError
 from nbtrain.records import Plan
 from nbtrain.schedulers import (
     CosineAnnealingScheduler,
+    FunctionSchedule,
     SchedulerBase,
     SchedulerChain,
     WarmUpScheduler,
@@ -193,6 +194,27 @@ def test_gaps_and_overlaps_are_refused(ranges: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         get_combined_lr_scheduler({bounds: lambda step: 0.1 for bounds in ranges})
     assert str(caught.value) == message
+
+
+def test_rate_that_is_a_tensor_stays_the_same_tensor() -> None:
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=rate, foreach=False)
+    FunctionSchedule(optimizer, lambda step: 0.25 / (step + 1)).step()
+    assert optimizer.param_groups[0]["lr"] is rate and rate.item() == 0.125  # a captured graph reads it where it is
+
+
+def test_function_that_returns_no_rate_is_told_what_it_should_be() -> None:
+    with pytest.raises(ConfigError) as caught:
+        FunctionSchedule(make_optimizer(), lambda step: None)  # type: ignore[arg-type, return-value]
+    assert str(caught.value) == (
+        "scheduler(0) returned NoneType, not a number.\n  A function of one argument is step -> lr; a factory takes two, (optimizer, plan)."
+    )
+
+
+def test_instance_is_not_drawn() -> None:
+    with pytest.raises(ConfigError) as caught:
+        learning_rates(WarmUpScheduler(make_optimizer(), 3), 5)  # type: ignore[arg-type]
+    assert str(caught.value) == "To draw this WarmUpScheduler would use it up.\n  Give a factory: lambda optimizer, plan: ..."
 
 
 def test_factory_fits_the_run_it_is_asked_for() -> None:
