@@ -17,7 +17,8 @@ from programs import script
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-LONG = ("index", "index.ko", "job", "language_model", "mnist1d", "several_gpus", "sweeps", "transformers")  # make examples runs them
+# `make examples` runs these, and tests/browser the first of them
+LONG = ("first_run", "gan", "index", "index.ko", "job", "language_model", "mnist1d", "several_gpus", "sweeps", "transformers")
 SHORT = [p for p in NOTEBOOKS if p.stem not in LONG]
 
 

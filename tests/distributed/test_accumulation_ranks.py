@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def _free_port() -> int:
     with socket.socket() as bound:
@@ -15,6 +17,7 @@ def _free_port() -> int:
         return bound.getsockname()[1]
 
 
+@pytest.mark.long
 def test_window_of_two_ranks_is_one_big_batch() -> None:
     tests = Path(__file__).parent.parent
     paths = os.pathsep.join(map(str, (tests.parent, tests, tests / "unit")))
