@@ -16,6 +16,7 @@ from nbtrain.records import Plan
 from nbtrain.schedulers import (
     CosineAnnealingScheduler,
     FunctionSchedule,
+    Schedule,
     SchedulerBase,
     SchedulerChain,
     WarmUpScheduler,
@@ -115,7 +116,7 @@ def test_what_is_no_chain_is_refused() -> None:
         SchedulerChain(torch.optim.lr_scheduler.LinearLR(optimizer))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="given nothing"):
         SchedulerChain()
-    with pytest.raises(ConfigError, match="total_iters=0 is no number of steps"):
+    with pytest.raises(ConfigError, match=r"^total_iters=0 is no number of steps\.\n  Give an integer from 1\.$"):
         WarmUpScheduler(optimizer, 0)
     with pytest.raises(TypeError, match="abstract"):
         SchedulerBase(optimizer, 3)  # type: ignore[abstract]
@@ -226,11 +227,42 @@ def test_factory_fits_the_run_it_is_asked_for() -> None:
 
 def test_factory_says_what_it_misses() -> None:
     optimizer = make_optimizer()
-    with pytest.raises(ConfigError, match="the loader has no length"):
+    with pytest.raises(ConfigError) as caught:
         warmup_cosine(optimizer, Plan(3, None))
-    with pytest.raises(ConfigError, match=r"warmup=1\.0 is no share"):
+    assert str(caught.value) == (
+        "warmup_cosine must know how long the run is, and the loader has no length.\n  Give a step -> lr function."
+    )
+    with pytest.raises(ConfigError) as caught:
         warmup_cosine(optimizer, Plan(3, 5), warmup=1.0)
+    assert str(caught.value) == "warmup=1.0 is no share of a run.\n  Give a number from 0 to below 1."
     assert isinstance(warmup_cosine(optimizer, Plan(1, 1)), CosineAnnealingScheduler)  # no room for a warm-up
+
+
+def test_warm_up_may_be_left_out_begins_at_the_lowest_rate_and_leaves_room_to_fall() -> None:
+    assert learning_rates(partial(warmup_cosine, warmup=0), 3)[0] == 1.0
+    rates = learning_rates(partial(warmup_cosine, warmup=0.99, eta_min=0.25), 5)
+    assert rates == [0.25, 0.4375, 0.625, 0.8125, 1.0]
+
+
+def test_schedule_goes_on_under_a_factor_as_it_would_without() -> None:
+    plain, scaled = make_optimizer(), make_optimizer()
+    one = Schedule(torch.optim.lr_scheduler.ExponentialLR(plain, 0.5), "epoch")
+    other = Schedule(torch.optim.lr_scheduler.ExponentialLR(scaled, 0.5), "epoch", factor=4.0)
+    scaled.param_groups[0]["lr"] *= 4.0
+    for _ in range(3):
+        for optimizer, schedule in ((plain, one), (scaled, other)):
+            optimizer.step()
+            schedule.step()
+        assert scaled.param_groups[0]["lr"] == 4.0 * plain.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_plateau_is_asked_where_there_is_a_metric(factor: float) -> None:
+    optimizer = make_optimizer()
+    schedule = Schedule(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5), "epoch", factor=factor)
+    for metric in (1.0, None, None, 2.0):  # it would count a missing one as no better
+        schedule.step(metric)
+    assert optimizer.param_groups[0]["lr"] == 0.5 and schedule.scheduler.last_epoch == 2
 
 
 def test_drawn_rates_are_those_that_a_run_would_have() -> None:
