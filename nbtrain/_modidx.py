@@ -1425,7 +1425,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'nbtrain.inspection.summarize': ('inspection.html#summarize', 'nbtrain/inspection.py'),
                                     'nbtrain.inspection.unchanged': ('inspection.html#unchanged', 'nbtrain/inspection.py')},
             'nbtrain.jobs': { 'nbtrain.jobs.Job': ('jobs.html#job', 'nbtrain/jobs.py'),
-                              'nbtrain.jobs.Job._stage': ('jobs.html#job._stage', 'nbtrain/jobs.py'),
+                              'nbtrain.jobs.Job.data': ('jobs.html#job.data', 'nbtrain/jobs.py'),
                               'nbtrain.jobs.Job.evaluate': ('jobs.html#job.evaluate', 'nbtrain/jobs.py'),
                               'nbtrain.jobs.Job.load': ('jobs.html#job.load', 'nbtrain/jobs.py'),
                               'nbtrain.jobs.Job.predict': ('jobs.html#job.predict', 'nbtrain/jobs.py'),

@@ -162,7 +162,7 @@ _USAGE = {
 }
 _MEANINGS = {
     "-f FILE": "a configuration in YAML; of several files the later ones win",
-    "--FIELD VALUE": "set a field; $(a.b) in a value stands for another one",
+    "--FIELD VALUE": "set a field, or what is in one: --model.args.dim 32; $(a.b) in a value stands for another one",
     "--FIELD VALUE,VALUE": "try each of these values",
     "--FIELD FIRST..LAST": "try each of these whole numbers",
     "--FIELD!": "take a field out",
@@ -179,6 +179,10 @@ def _fit(line: CommandLine) -> int:
     """train as a configuration says, or as a notebook's last run: nbtrain fit -f run.yaml --max_epochs 2, nbtrain fit my.ipynb --lr 0.1"""
     if not line.rest:
         return _train(_read(line))
+    if not line.rest[0].endswith(".ipynb"):
+        stray = line.rest[0]
+        remedy = f"Give a configuration with -f: -f {stray}." if stray.endswith((".yaml", ".yml")) else "Give a notebook, or -f and a file."
+        raise ConfigError(f"{stray!r} stands alone.", remedy=remedy)
     if line.options.keys() - {"devices"} or len(line.rest) > 1:
         raise ConfigError("A notebook's run takes no configuration.", remedy="Train from one of both: fit my.ipynb, or fit -f run.yaml.")
     devices = line.options.get("devices", ["1"])[-1]
@@ -237,7 +241,8 @@ def _sweep(line: CommandLine) -> int:
     if not line.options.get("file"):
         raise ConfigError("There is no configuration.", remedy="Give a file: -f run.yaml.")
     codes = run_sweep(line.options["file"], line.overrides, folder, int(jobs))
-    print("\n" + compare_sweep(list(codes), folder))
+    if table := compare_sweep(list(codes), folder):
+        print("\n" + table)
     return max(codes.values())
 
 
@@ -278,7 +283,7 @@ def _plan(line: CommandLine) -> int:
 def _resume(line: CommandLine) -> int:
     """go on with a run that was broken off, in its run folder: nbtrain resume DIR"""
     if len(line.rest) != 1:
-        raise ConfigError("resume goes on with one run.", remedy="Give its folder: nbtrain resume checkpoints/001.")
+        raise ConfigError("resume goes on with one run.", remedy="Give its folder: nbtrain resume checkpoints/run-001.")
     from nbtrain.checkpoints import newest_valid
     from nbtrain.config import CONFIG_FILE
 
@@ -360,6 +365,7 @@ def _train(args: TrainerArgs) -> int:
 
 def _evaluate(line: CommandLine, stage: str) -> int:
     job = _read(line).build()
+    job.data(stage)  # before a large file is read
     print(f"weights: {job.load() or 'as the model was made'}")
     for name, value in job.evaluate(stage).items():
         print(f"{name}: {value:.6g}")

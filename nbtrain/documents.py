@@ -91,24 +91,32 @@ class Document:
         Raises KeyError, with the way to it, for a value on the way that holds no others.
         """
         holder: Any = self.data
+        known: At = ()  # `at` with the keys as they are: the 0 of a list is typed as "0"
         for n, key in enumerate(at[:-1], 1):
-            key = _room(holder, key, at[: n - 1])
+            key = _room(holder, key, known)
+            known = (*known, key)
             if holder[key] is None:
                 holder[key] = [] if _is_index(at[n]) else {}
-                self.places.setdefault(at[:n], place)
+                self.places.setdefault(known, place)
             holder = holder[key]
-        holder[_room(holder, at[-1], at[:-1])] = value
-        self._forget(at)
-        self.places[at] = place
+        key = _room(holder, at[-1], known)
+        holder[key] = value
+        self._forget((*known, key))
+        self.places[(*known, key)] = place
 
     def delete(self, at: At) -> None:
         """Take the value at `at` out; where there is none, nothing happens."""
+        holder: Any = self.data
+        known: At = ()
         try:
-            holder = self.get(at[:-1])
-            del holder[child_key(holder, at[-1])]
+            for key in at[:-1]:
+                known = (*known, child_key(holder, key))
+                holder = holder[known[-1]]
+            known = (*known, child_key(holder, at[-1]))
+            del holder[known[-1]]
         except (KeyError, IndexError, TypeError):
             return
-        self._forget(at)
+        self._forget(known)
 
     def _forget(self, at: At) -> None:
         for known in [known for known in self.places if known[: len(at)] == at]:

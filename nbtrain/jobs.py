@@ -25,7 +25,7 @@ from .addons.hooks import HooksAddon
 from .addons.multigpu import MultiGPUAddon
 from .addons.state import StateManagerAddon
 from .documents import At, Document, Problems, dotted
-from .errors import ConfigError
+from .errors import CheckpointError, ConfigError, first_line
 from .estimates import DevicePlan, device_memory, plan_devices
 from .history import RunResult
 from .models import ModelTrainer
@@ -265,18 +265,23 @@ class Job:
         if path is None:
             return ""
         weights = {name.removeprefix("model."): value for name, value in read_weights(path).items()}
-        load_weights(self.trainer.model, weights, strict=True)
+        try:
+            load_weights(self.trainer.model, weights, strict=True)
+        except CheckpointError as error:
+            remedy = "Give the configuration of that run, or --checkpoint.resume_from with another state."
+            raise CheckpointError(first_line(error), where=str(path), remedy=remedy) from error
         return path.name
 
     def evaluate(self, stage: str) -> dict[str, float]:
         """The metrics of a pass over the data of "val" or "test"."""
-        return self.trainer.evaluate(self._stage(stage))
+        return self.trainer.evaluate(self.data(stage))
 
     def predict(self) -> list[Any]:
         """The step's "output" for each batch of the test data, or of the validation data where there is none."""
-        return self.trainer.inference(self._stage("test" if self.test_loader is not None else "val"))
+        return self.trainer.inference(self.data("test" if self.test_loader is not None else "val"))
 
-    def _stage(self, stage: str) -> Iterable[Any]:
+    def data(self, stage: str) -> Iterable[Any]:
+        """The loader of "val" or "test". Raises ConfigError where there is none."""
         loader = self.test_loader if stage == "test" else self.valid_loader
         if loader is None:
             raise ConfigError(

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from .config import TrainerArgs
 from .errors import ConfigError
 from .history import load_run, run_folders
 from .overrides import Override
@@ -63,7 +64,7 @@ def _command(files: Sequence[str], point: Point, folder: Path) -> list[str]:
     words = [f"{o.text}={o.value}" if o.value is not None else o.text for o in point.overrides]
     given = [word for file in files for word in ("-f", file)] + words
     last = [f"--checkpoint.save_dir={folder / point.name}", "--checkpoint.no_save=false", "--enable_progress_bar=false"]
-    return [sys.executable, "-c", "import sys; from nbtrain.cli import main; sys.exit(main())", "fit", *given, *last]
+    return [sys.executable, "-m", "nbtrain", "fit", *given, *last]
 
 
 def run_sweep(
@@ -71,12 +72,15 @@ def run_sweep(
 ) -> dict[str, int]:
     """Run the grid, `jobs` of its points at a time, and `tell` how each ended. Returns their exit codes by name.
 
-    Each has its run folder in a folder of its name below `folder`, with what it printed in `output.txt`.
+    Each has its run folder in a folder of its name below `folder`, with what it printed in `output.txt`. Raises ConfigError before any
+    of them is started, where the configuration of one can't work.
     """
     points = grid(overrides)
     names = [point.name for point in points]
     if len(set(names)) < len(names):
         raise ConfigError("Two points of the sweep have one name.", remedy="Give each value once.")
+    for point in points:
+        TrainerArgs.from_files(files, point.overrides).check()
 
     def start(point: Point) -> int:
         place = Path(folder) / point.name

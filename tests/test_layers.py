@@ -96,6 +96,7 @@ ORDER = [
     "exporting",
     "sweeps",
     "cli",
+    "__main__",
 ]
 PLAIN = [
     *ORDER[: ORDER.index("comparing") + 1],

@@ -185,21 +185,24 @@ class _StateKeeper(Checkpoint, Leaving):
 
     # -- is it time?
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        every = self.addon.every_n_steps
-        if every is None:
+        every, last = self.addon.every_n_steps, trainer.max_steps  # after the last update there is a save, by whatever is counted
+        if every is None and last < 0:
             return
         step = trainer.global_step
         if step == self._step_seen:
             return
         self._step_seen = step
         loop = trainer.fit_loop.epoch_loop
-        if step % every or not is_whole_epoch(pl_module):
+        due = every is not None and step % every == 0
+        if not (due or step == last) or not is_whole_epoch(pl_module):
             return
         if loop._num_ready_batches_reached():
-            self._due = True
+            self._due = due
             return
         if self.addon.validate_on_save and isinstance(loop, LeanEpochLoop):
             loop.validate_next = True
+        if not due:
+            return
         finished = loop.batch_progress.current.ready
         if loop._should_check_val_fx(trainer.fit_loop._data_fetcher):  # pyright: ignore[reportArgumentType]
             self._waiting = finished, random_state()
@@ -332,7 +335,7 @@ class StateManagerAddon(AddOnBase):
         save_best: Also save each epoch that is the best so far, and let `best` point to it.
         save_last: Let `last` point to the newest.
         symlink_best_and_last: As symbolic links; else they are copies, as they are by themselves where there are no links.
-        validate_on_save: Validate before each save by steps, so that the validation loss is recorded with it.
+        validate_on_save: Validate before each save by steps, and before that at `max_steps`, so that the loss is recorded with it.
         stop_on_save_error: A save that fails stops the run; else it is noted, and the run goes on.
     """
 

@@ -151,6 +151,47 @@ def test_validate_and_predict_take_the_best_weights(capsys: pytest.CaptureFixtur
     assert [tuple(output.shape) for output in torch.load("out.pt")] == [(2,)] * 5
 
 
+def test_weights_of_another_model_are_named_with_their_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["fit", *SMALL, "--max_train_steps=1"])
+    capsys.readouterr()
+    assert main(["validate", *SMALL, "--model.args.dim=8"]) == 1
+    (state,) = (folder / "checkpoints" / "run-001" / "checkpoints").glob("epoch=1-step=1.ckpt")
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        f"  {state}",
+        "  Give the configuration of that run, or --checkpoint.resume_from with another state.",
+    ]
+
+
+def test_a_file_without_f_is_told_how_to_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "seed.yaml"]) == 2
+    assert main(["fit", "-f", "seed.yaml", "more"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "nbtrain: 'seed.yaml' stands alone.",
+        "  Give a configuration with -f: -f seed.yaml.",
+        "nbtrain: 'more' stands alone.",
+        "  Give a notebook, or -f and a file.",
+    ]
+
+
+def test_the_state_at_max_train_steps_is_validated(folder: Path) -> None:
+    main(["fit", *SMALL, "--checkpoint.every_n_train_steps!", "--max_train_steps=3"])
+    assert "val_loss" in load_run("checkpoints/run-001").epochs[-1].metrics
+
+
+@pytest.mark.long
+def test_torchrun_starts_it_as_a_module(folder: Path) -> None:
+    words = [
+        *FAST,
+        "--compute_config.runtime_ngpus=2",
+        "--compute_config.use_zero=false",
+        "--checkpoint.no_save=false",
+        "--max_train_steps=2",
+    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "nbtrain", "fit"]
+    subprocess.run([*torchrun, *words], check=True, timeout=300)
+    assert (folder / "checkpoints/run-001/checkpoints/epoch=1-step=2.ckpt").exists()
+
+
 def test_test_without_test_data_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["test", *FAST]) == 2
     assert "There is no data for 'test': dataset.test_args is empty." in capsys.readouterr().err
