@@ -96,12 +96,14 @@ class _WholeRun(L.Callback):
 
 # %% ../../nbs/63_addons.loggers.ipynb #99942025
 _ID_FILE = "tracker-id"  # in the run folder
+_AWAY_S, _LOCAL_S = 10.0, 30.0  # waited for a service that may be away; for a client that only has to be imported and to write to this disk
 
 
 class WebLoggerAddon(AddOnBase):
     """What the addons of web services share."""
 
     service: ClassVar[str] = ""
+    wait_s: ClassVar[float] = _AWAY_S
 
     web_logger: Mapping[str, Mapping[str, Any]] | None = None
     log_figures: bool = False
@@ -147,7 +149,8 @@ class WebLoggerAddon(AddOnBase):
 
     def lightning_loggers(self, trainer: Any) -> list[Logger]:
         if self._delivery is None:
-            self._delivery = Delivery(self.service, partial(self.connect, trainer), lambda text: trainer.recorder.note(text))
+            connect = partial(self.connect, trainer)
+            self._delivery = Delivery(self.service, connect, lambda text: trainer.recorder.note(text), wait_s=self.wait_s)
         return [self._delivery]
 
     def callbacks(self, trainer: Any) -> list[L.Callback]:
@@ -191,6 +194,7 @@ class NeptuneLoggerAddon(WebLoggerAddon):
     """
 
     service: ClassVar[str] = "neptune"
+    wait_s: ClassVar[float] = _LOCAL_S
 
     def connect(self, trainer: Any, note: Callable[[str], None]) -> Logger:
         return connect_neptune(check_neptune(self.options), self.run_id(trainer), trainer.run_dir, note)
@@ -231,7 +235,8 @@ class LoggersAddon(AddOnBase):
     def _delivery(self, trainer: Any, given: str | Logger) -> Delivery:
         label = given if isinstance(given, str) else type(given).__name__
         connect: Connect = partial(_begin, trainer, given) if isinstance(given, str) else lambda note: given
-        return Delivery(label, connect, lambda text: trainer.recorder.note(text))
+        wait_s = _LOCAL_S if isinstance(given, str) else _AWAY_S
+        return Delivery(label, connect, lambda text: trainer.recorder.note(text), wait_s=wait_s)
 
     def callbacks(self, trainer: Any) -> list[L.Callback]:
         return [StepPoints(trainer, self.lightning_loggers(trainer))]
