@@ -39,6 +39,7 @@ class _Courier:
         self.waited_s = 0.0  # by the run, as it began
         self.notes: deque[str] = deque()
         self.calls: deque[Callable[[], Any]] = deque([self._connect])
+        self.is_wanted = False  # the end of the run
         self.status: str | None = None  # set: deliver what is left, close, end
         self.changed = threading.Condition()
         self.thread = threading.Thread(target=self._work, name=f"nbtrain-{label}", daemon=True)
@@ -179,6 +180,11 @@ class Delivery(Logger):
         while courier.notes:
             self.note(courier.notes.popleft())
 
+    def end_is_wanted(self) -> None:
+        """Somebody has stopped the run at hand: what Lightning takes for a failure is none."""
+        if (courier := self._courier) is not None:
+            courier.is_wanted = True
+
     # -- what Lightning calls
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -209,7 +215,7 @@ class Delivery(Logger):
         if courier is None:
             return
         atexit.unregister(self.finalize)
-        courier.close(status)
+        courier.close("success" if courier.is_wanted else status)
         courier.thread.join(self.wait_s if courier.logger is not None else max(self.wait_s - courier.waited_s, 0.0))
         self._pass_on(courier)
         if courier.thread.is_alive():

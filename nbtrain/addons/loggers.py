@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import Logger
 from safetensors.torch import save
 
 from .base import AddOnBase
+from ..control import Leave
 from ..delivery import Connect, Delivery
 from ..errors import AddonError, ConfigError, OptionError, nearest
 from ..history import open_run_folder
@@ -56,6 +57,18 @@ def source_files(owner: Any) -> dict[str, bytes]:
 def _files_below(folder: Path, patterns: Sequence[str]) -> dict[str, bytes]:
     files = [file for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file()]
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+
+
+class _Stops(L.Callback):
+    """Tells deliveries whether a run that was left before its end has failed, or was stopped."""
+
+    def __init__(self, owner: Any, deliveries: Sequence[Delivery]) -> None:
+        self.owner, self.deliveries = owner, deliveries
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, Leave) and self.owner.control.signum is None:
+            for delivery in self.deliveries:
+                delivery.end_is_wanted()
 
 
 class _WholeRun(L.Callback):
@@ -156,7 +169,8 @@ class WebLoggerAddon(AddOnBase):
     def callbacks(self, trainer: Any) -> list[L.Callback]:
         self.lightning_loggers(trainer)
         assert self._delivery is not None
-        return [StepPoints(trainer, [self._delivery]), _WholeRun(trainer, self, self._delivery)]
+        ours = [self._delivery]
+        return [StepPoints(trainer, ours), _WholeRun(trainer, self, self._delivery), _Stops(trainer, ours)]
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_delivery": None}
@@ -239,7 +253,8 @@ class LoggersAddon(AddOnBase):
         return Delivery(label, connect, lambda text: trainer.recorder.note(text), wait_s=wait_s)
 
     def callbacks(self, trainer: Any) -> list[L.Callback]:
-        return [StepPoints(trainer, self.lightning_loggers(trainer))]
+        self.lightning_loggers(trainer)
+        return [StepPoints(trainer, self._deliveries), _Stops(trainer, self._deliveries)]
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_deliveries": []}
