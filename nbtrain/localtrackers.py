@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -98,14 +99,17 @@ _ALONE = threading.Lock()  # the client is one for all runs of the process
 
 
 @contextmanager
-def _unheard(client: Any) -> Iterator[None]:
+def _unheard(client: str) -> Iterator[None]:
     """The client prints nothing meanwhile. sys.stdout stays as it is: this is a thread, and others print."""
     with _ALONE:
-        vars(client)["print"] = lambda *args, **kwargs: None
+        parts = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == client]
+        for module in parts:
+            vars(module)["print"] = lambda *args, **kwargs: None
         try:
             yield
         finally:
-            del vars(client)["print"]
+            for module in parts:
+                del vars(module)["print"]
 
 
 class TrackioTracker(Logger):
@@ -115,7 +119,7 @@ class TrackioTracker(Logger):
         trackio = importlib.import_module("trackio")
         super().__init__()
         self._project, self._run_name = project, run_name
-        with _unheard(trackio):
+        with _unheard("trackio"):
             self.run: Any = trackio.init(project, name=run_name, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False)
 
     @property
@@ -138,7 +142,8 @@ class TrackioTracker(Logger):
         self.run.config.update(params)
 
     def finalize(self, status: str) -> None:
-        self.run.finish()
+        with _unheard("trackio"):
+            self.run.finish()
 
 
 # %% ../nbs/40_localtrackers.ipynb #07a5ff83

@@ -117,7 +117,9 @@ def mlflow_values(folder: Path) -> set[tuple[str, int, float]]:
 def trackio_values(folder: Path) -> set[tuple[str, int, float]]:
     import sqlite3
 
-    (file,) = (folder.parent.parent / "trackio").glob("*.db")
+    from trackio.utils import TRACKIO_DIR  # read once a process
+
+    (file,) = TRACKIO_DIR.glob("*.db")
     name = f"{folder.parent.name}-{folder.name}"
     rows = sqlite3.connect(file).execute("select step, metrics from metrics where run_name = ?", (name,)).fetchall()
     found = [(step, json.loads(text)) for step, text in rows]
@@ -177,14 +179,16 @@ def test_a_logger_gets_every_metric_once_with_its_step_and_leaves_nothing_behind
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", LOGGERS)
-def test_runs_at_the_same_time_do_not_mix_and_leave_the_terminal_alone(name: str, tmp_path: Path) -> None:
+def test_runs_at_the_same_time_do_not_mix_and_leave_the_terminal_alone(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kind, options, read = LOGGERS[name]
     pytest.importorskip(name)
     stdout = sys.stdout
-    trainers = [make_trainer(kind, save_path=tmp_path / "runs", lightning={"log_every_n_steps": 3}, **options) for _ in range(2)]
+    trainers = [make_trainer(kind, save_path=tmp_path / "at-once", lightning={"log_every_n_steps": 3}, **options) for _ in range(2)]
     for handle in [trainer.run(1, make_loader(), make_valid(), background=True) for trainer in trainers]:
         handle.wait()
-    assert sys.stdout is stdout
+    assert sys.stdout is stdout and "rackio" not in capsys.readouterr().out
     for trainer in trainers:
         values = {(name, step): value for name, step, value in read(trainer.run_dir)}
         assert values == pytest.approx(expected(trainer, 3), rel=1e-5)
