@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,8 +36,10 @@ class _Courier:
         self.logger: Any = None  # a Logger, once it is connected
         self.error: Exception | None = None  # the newest
         self.n_lost = 0
+        self.waited_s = 0.0  # by the run, as it began
         self.notes: deque[str] = deque()
         self.calls: deque[Callable[[], Any]] = deque([self._connect])
+        self.is_wanted = False  # the end of the run
         self.status: str | None = None  # set: deliver what is left, close, end
         self.changed = threading.Condition()
         self.thread = threading.Thread(target=self._work, name=f"nbtrain-{label}", daemon=True)
@@ -123,8 +126,9 @@ class Delivery(Logger):
     """A Lightning logger that hands everything to another one, in a thread of its own.
 
     `connect` makes that other one at the beginning of each run; it is called in the thread, with a function for what a person should know.
-    `label` is its name for people, `note` takes what they should know. Beginning and end of a run wait at most `wait_s` seconds for it;
-    `retry_s` is the time to the second attempt, which doubles up to a minute. Errors of nbtrain's, such as a wrong option, are raised.
+    `label` is its name for people, `note` takes what they should know. Beginning and end of a run wait at most `wait_s` seconds for it,
+    together where it is never reached; `retry_s` is the time to the second attempt, which doubles up to a minute. Errors of nbtrain's, such
+    as a wrong option, are raised.
     """
 
     def __init__(self, label: str, connect: Connect, note: Callable[[str], None], *, wait_s: float = 10.0, retry_s: float = 1.0) -> None:
@@ -143,9 +147,11 @@ class Delivery(Logger):
     def _open(self) -> _Courier:
         self._courier = courier = _Courier(self.label, self._connect, self.retry_s)
         drawn = random.getstate()  # neptune's client draws its names from the global generator
+        start_s = time.monotonic()
         courier.thread.start()
         with courier.changed:
             settled = courier.changed.wait_for(lambda: courier.logger is not None or courier.error is not None, self.wait_s)
+        courier.waited_s = time.monotonic() - start_s
         random.setstate(drawn)
         atexit.register(self.finalize, "failed")  # after the client's own, so that this one comes first
         if isinstance(courier.error, NbtrainError):
@@ -173,6 +179,11 @@ class Delivery(Logger):
     def _pass_on(self, courier: _Courier) -> None:
         while courier.notes:
             self.note(courier.notes.popleft())
+
+    def end_is_wanted(self) -> None:
+        """Somebody has stopped the run at hand: what Lightning takes for a failure is none."""
+        if (courier := self._courier) is not None:
+            courier.is_wanted = True
 
     # -- what Lightning calls
     @rank_zero_only
@@ -204,8 +215,8 @@ class Delivery(Logger):
         if courier is None:
             return
         atexit.unregister(self.finalize)
-        courier.close(status)
-        courier.thread.join(self.wait_s)
+        courier.close("success" if courier.is_wanted else status)
+        courier.thread.join(self.wait_s if courier.logger is not None else max(self.wait_s - courier.waited_s, 0.0))
         self._pass_on(courier)
         if courier.thread.is_alive():
             self.note(f"{self.label} was not done within {self.wait_s:g} s; it goes on in the background while this process lives.")

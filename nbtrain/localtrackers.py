@@ -8,9 +8,11 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,23 @@ def _rows_until(path: Path, step: int) -> list[list[str]]:
 
 
 # %% ../nbs/40_localtrackers.ipynb #d1a613ab
+_ALONE = threading.Lock()  # the client is one for all runs of the process
+
+
+@contextmanager
+def _unheard(client: str) -> Iterator[None]:
+    """The client prints nothing meanwhile. sys.stdout stays as it is: this is a thread, and others print."""
+    with _ALONE:
+        parts = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == client]
+        for module in parts:
+            vars(module)["print"] = lambda *args, **kwargs: None
+        try:
+            yield
+        finally:
+            for module in parts:
+                del vars(module)["print"]
+
+
 class TrackioTracker(Logger):
     """A Lightning logger around one run of trackio's client, which it closes."""
 
@@ -100,7 +119,7 @@ class TrackioTracker(Logger):
         trackio = importlib.import_module("trackio")
         super().__init__()
         self._project, self._run_name = project, run_name
-        with redirect_stdout(io.StringIO()):
+        with _unheard("trackio"):
             self.run: Any = trackio.init(project, name=run_name, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False)
 
     @property
@@ -123,7 +142,7 @@ class TrackioTracker(Logger):
         self.run.config.update(params)
 
     def finalize(self, status: str) -> None:
-        with redirect_stdout(io.StringIO()):
+        with _unheard("trackio"):
             self.run.finish()
 
 

@@ -9,6 +9,7 @@ import inspect
 import logging
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,16 +114,20 @@ def connect_neptune(options: Mapping[str, Any], run_id: str, folder: Path | None
     return NeptuneTracker(run)
 
 
+_ALONE = threading.Lock()  # the client's logger and the environment are those of all runs of the process
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The client tells each beginning and end on the terminal."""
+    """The client tells each beginning and end on the terminal. One run at a time is in here."""
     logger = logging.getLogger("neptune")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+    with _ALONE:
+        level = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import Logger
 from safetensors.torch import save
 
 from .base import AddOnBase
+from ..control import Leave
 from ..delivery import Connect, Delivery
 from ..errors import AddonError, ConfigError, OptionError, nearest
 from ..history import open_run_folder
@@ -58,6 +59,18 @@ def _files_below(folder: Path, patterns: Sequence[str]) -> dict[str, bytes]:
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
 
 
+class _Stops(L.Callback):
+    """Tells deliveries whether a run that was left before its end has failed, or was stopped."""
+
+    def __init__(self, owner: Any, deliveries: Sequence[Delivery]) -> None:
+        self.owner, self.deliveries = owner, deliveries
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, Leave) and self.owner.control.signum is None:
+            for delivery in self.deliveries:
+                delivery.end_is_wanted()
+
+
 class _WholeRun(L.Callback):
     """Gives a web logger what is not a metric."""
 
@@ -96,12 +109,14 @@ class _WholeRun(L.Callback):
 
 # %% ../../nbs/63_addons.loggers.ipynb #99942025
 _ID_FILE = "tracker-id"  # in the run folder
+_AWAY_S, _LOCAL_S = 10.0, 30.0  # waited for a service that may be away; for a client that only has to be imported and to write to this disk
 
 
 class WebLoggerAddon(AddOnBase):
     """What the addons of web services share."""
 
     service: ClassVar[str] = ""
+    wait_s: ClassVar[float] = _AWAY_S
 
     web_logger: Mapping[str, Mapping[str, Any]] | None = None
     log_figures: bool = False
@@ -147,13 +162,15 @@ class WebLoggerAddon(AddOnBase):
 
     def lightning_loggers(self, trainer: Any) -> list[Logger]:
         if self._delivery is None:
-            self._delivery = Delivery(self.service, partial(self.connect, trainer), lambda text: trainer.recorder.note(text))
+            connect = partial(self.connect, trainer)
+            self._delivery = Delivery(self.service, connect, lambda text: trainer.recorder.note(text), wait_s=self.wait_s)
         return [self._delivery]
 
     def callbacks(self, trainer: Any) -> list[L.Callback]:
         self.lightning_loggers(trainer)
         assert self._delivery is not None
-        return [StepPoints(trainer, [self._delivery]), _WholeRun(trainer, self, self._delivery)]
+        ours = [self._delivery]
+        return [StepPoints(trainer, ours), _WholeRun(trainer, self, self._delivery), _Stops(trainer, ours)]
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_delivery": None}
@@ -191,6 +208,7 @@ class NeptuneLoggerAddon(WebLoggerAddon):
     """
 
     service: ClassVar[str] = "neptune"
+    wait_s: ClassVar[float] = _LOCAL_S
 
     def connect(self, trainer: Any, note: Callable[[str], None]) -> Logger:
         return connect_neptune(check_neptune(self.options), self.run_id(trainer), trainer.run_dir, note)
@@ -231,10 +249,12 @@ class LoggersAddon(AddOnBase):
     def _delivery(self, trainer: Any, given: str | Logger) -> Delivery:
         label = given if isinstance(given, str) else type(given).__name__
         connect: Connect = partial(_begin, trainer, given) if isinstance(given, str) else lambda note: given
-        return Delivery(label, connect, lambda text: trainer.recorder.note(text))
+        wait_s = _LOCAL_S if isinstance(given, str) else _AWAY_S
+        return Delivery(label, connect, lambda text: trainer.recorder.note(text), wait_s=wait_s)
 
     def callbacks(self, trainer: Any) -> list[L.Callback]:
-        return [StepPoints(trainer, self.lightning_loggers(trainer))]
+        self.lightning_loggers(trainer)
+        return [StepPoints(trainer, self._deliveries), _Stops(trainer, self._deliveries)]
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_deliveries": []}
