@@ -41,9 +41,11 @@ class Kernel:
     """A kernel for one duel, as `measure.Process` is a process. Raises RuntimeError where a cell fails."""
 
     def __init__(self, duel: Duel, terminal: str) -> None:
-        self._client = NotebookClient(nbformat.v4.new_notebook(), timeout=600, store_widget_state=False)
+        self._client = NotebookClient(
+            nbformat.v4.new_notebook(), timeout=600, store_widget_state=False, extra_arguments=["--log-level=ERROR"]
+        )
         self._stack = contextlib.ExitStack()
-        self._stack.enter_context(self._client.setup_kernel(extra_arguments=["--log-level=ERROR"]))
+        self._stack.enter_context(self._client.setup_kernel())
         try:
             self._execute(SETUP.format(here=str(Path(__file__).parent), name=duel.name))
             self.weights: str = self._value("weights")
