@@ -1123,6 +1123,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'nbtrain.documents.Document._find': ('documents.html#document._find', 'nbtrain/documents.py'),
                                    'nbtrain.documents.Document._forget': ('documents.html#document._forget', 'nbtrain/documents.py'),
                                    'nbtrain.documents.Document._merge': ('documents.html#document._merge', 'nbtrain/documents.py'),
+                                   'nbtrain.documents.Document._walk': ('documents.html#document._walk', 'nbtrain/documents.py'),
                                    'nbtrain.documents.Document.delete': ('documents.html#document.delete', 'nbtrain/documents.py'),
                                    'nbtrain.documents.Document.get': ('documents.html#document.get', 'nbtrain/documents.py'),
                                    'nbtrain.documents.Document.merge': ('documents.html#document.merge', 'nbtrain/documents.py'),

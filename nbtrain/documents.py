@@ -77,13 +77,19 @@ class Document:
 
     def get(self, at: At) -> Any:
         """The value at `at`. Raises KeyError where there is none."""
-        value: Any = self.data
+        return self._walk(at)[1]
+
+    def _walk(self, at: At) -> tuple[At, Any]:
+        """`at` with its keys as they are (the 0 of a list is typed as "0"), and the value there."""
+        known, value = (), self.data
         for key in at:
             try:
-                value = value[child_key(value, key)]
+                key = child_key(value, key)
+                value = value[key]
             except (IndexError, TypeError) as error:
                 raise KeyError(dotted(at)) from error
-        return value
+            known = (*known, key)
+        return known, value
 
     def set(self, at: At, value: Any, place: str) -> None:
         """Put `value` at `at`; what is missing on the way is made: a list for a number, a dict for a name.
@@ -91,7 +97,7 @@ class Document:
         Raises KeyError, with the way to it, for a value on the way that holds no others.
         """
         holder: Any = self.data
-        known: At = ()  # `at` with the keys as they are: the 0 of a list is typed as "0"
+        known: At = ()
         for n, key in enumerate(at[:-1], 1):
             key = _room(holder, key, known)
             known = (*known, key)
@@ -106,16 +112,11 @@ class Document:
 
     def delete(self, at: At) -> None:
         """Take the value at `at` out; where there is none, nothing happens."""
-        holder: Any = self.data
-        known: At = ()
         try:
-            for key in at[:-1]:
-                known = (*known, child_key(holder, key))
-                holder = holder[known[-1]]
-            known = (*known, child_key(holder, at[-1]))
-            del holder[known[-1]]
-        except (KeyError, IndexError, TypeError):
+            known, _ = self._walk(at)
+        except KeyError:
             return
+        del self.get(known[:-1])[known[-1]]
         self._forget(known)
 
     def _forget(self, at: At) -> None:

@@ -151,7 +151,7 @@ class RankCallback(L.Callback):
         self.group: Any = dist.new_group(backend="gloo")
         self.n_readers = n_ranks // n_sharing
         self.readers = self._group_of_readers(n_ranks, n_sharing)
-        # The batch at hand; in a last round, where there may be none for this rank, it computes on another\'s for nothing
+        # The batch at hand; in a last round, where there may be none for this rank, it computes on another's for nothing
         self.counts = True
         self.weighs = True  # batches by their samples; else somebody else does that
         self._reader = number // n_sharing
