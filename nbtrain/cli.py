@@ -281,13 +281,14 @@ def _plan(line: CommandLine) -> int:
 
 
 def _resume(line: CommandLine) -> int:
-    """go on with a run that was broken off, in its run folder: nbtrain resume DIR"""
+    """go on with a run that was broken off, in its run folder, or with the newest in a folder of them: nbtrain resume DIR"""
     if len(line.rest) != 1:
         raise ConfigError("resume goes on with one run.", remedy="Give its folder: nbtrain resume checkpoints/run-001.")
     from nbtrain.checkpoints import newest_valid
     from nbtrain.config import CONFIG_FILE
+    from nbtrain.history import find_run
 
-    folder = Path(line.rest[0])
+    folder = find_run(line.rest[0])
     newest = newest_valid(folder / "checkpoints").path
     if newest is None:
         raise ConfigError(f"There is no state in {str(folder)!r} to go on from.", remedy="Give a run folder with checkpoints.")
@@ -373,6 +374,11 @@ def _evaluate(line: CommandLine, stage: str) -> int:
 
 
 # %% ../nbs/84_cli.ipynb #351e217a
+def _tells() -> bool:
+    """Of several processes that torchrun or SLURM has started on this machine, the first one tells what is wrong for all of them."""
+    return not int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit code: 0 done, 1 for an error of nbtrain's, 2 for a bad argument, 130 after Ctrl-C.
 
@@ -389,9 +395,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # `nbtrain show runs | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except ConfigError as error:
+        if _tells():
+            print(f"nbtrain: {error}", file=sys.stderr)
+        return 2
     except NbtrainError as error:
         print(f"nbtrain: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return 1
     except ModuleNotFoundError as error:
         if given[0] in _CONFIGURED:  # it is a user's module that misses one
             raise

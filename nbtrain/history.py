@@ -135,7 +135,7 @@ class History:
         if event.kind == "start":
             self.monitor, self.monitor_mode = event.data["monitor"], event.data["monitor_mode"]
             if event.data.get("resumed"):
-                self.drop_after(event.progress.step)
+                self.drop_after(event.progress.step, event.progress.epoch)
         elif event.kind == "steps":
             n = event.data["n"]
             self.steps[event.progress.phase].add(event.progress.step - n + 1, n, event.data["values"])
@@ -146,10 +146,10 @@ class History:
         elif event.kind == "mark":
             self.marks.append((event.progress, event.data["text"]))
 
-    def drop_after(self, step: int) -> None:
-        """Forget what was measured past `step`."""
+    def drop_after(self, step: int, epoch: int) -> None:
+        """Forget what was measured past `step`, and the rows past `epoch`: that of an epoch that was cut at `step` too."""
         self._best = None
-        self.epochs = [row for row in self.epochs if row["step"] <= step]
+        self.epochs = [row for row in self.epochs if row["step"] <= step and row["epoch"] <= epoch]
         self.tests = [row for row in self.tests if row["step"] <= step]
         self.marks = [(progress, text) for progress, text in self.marks if progress.step <= step]
         for table in self.steps.values():

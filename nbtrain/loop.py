@@ -41,6 +41,7 @@ __all__ = [
     "why_not_lean",
     "heard",
     "LeanEpochLoop",
+    "validates_anyway",
     "LeanEvaluationLoop",
     "use_lean_loops",
 ]
@@ -487,7 +488,14 @@ class LeanEpochLoop(_TrainingEpochLoop):
         finally:
             self.on_iteration_done()
 
+    @property
+    def done(self) -> bool:
+        """Lightning's, but an open window is finished: who stopped inside it would lose its gradients."""
+        return super().done and not self._should_accumulate()
+
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
+        if self.trainer.should_stop and self._should_accumulate():
+            return validates_anyway(self.trainer)
         return (self.validate_next and self.trainer.enable_validation) or super()._should_check_val_fx(data_fetcher)
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
@@ -531,6 +539,15 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
 def _nothing() -> None:
     pass
+
+
+def validates_anyway(trainer: L.Trainer) -> bool:
+    """Is there a validation after this batch, if the run does not end with it?"""
+    stops, trainer.should_stop = trainer.should_stop, False
+    try:
+        return trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher)  # pyright: ignore[reportArgumentType]
+    finally:
+        trainer.should_stop = stops
 
 
 # %% ../nbs/24_loop.ipynb #76d27c49

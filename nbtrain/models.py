@@ -328,6 +328,14 @@ class ModelTrainer(Trainer):
             )
         return loader
 
+    def _without_output(self, output: Any) -> StepError:
+        if type(self).test_step is not ModelTrainer.test_step:  # then a person wrote it
+            return super()._without_output(output)
+        return StepError(
+            f"{type(self.model).__name__} returned a loss, and no output to predict with.",
+            remedy='Let its forward return (loss, output), or a mapping with "loss" and "output".',
+        )
+
     # -- around a run
     def callbacks(self) -> list[L.Callback]:
         return [*super().callbacks(), *([_Perplexity(self)] if self.perplexity else [])]

@@ -23,6 +23,7 @@ from .batches import batch_size, describe, to_device
 from .errors import NbtrainError, StepError, add_note
 from .hooks import tell
 from .meters import Meter, Scalar, snapshot
+from .resumable import random_state
 
 # %% auto #0
 __all__ = ["Mode", "Counts", "Steps", "check_output", "StepModule", "is_whole_epoch"]
@@ -193,6 +194,7 @@ class StepModule(L.LightningModule):
         self.turn = ""
         self._train_open = self._accumulates = self._sanity_check = False
         self._validation = ExitStack()  # what a validation borrowed: the RNG state and the owner's mode
+        self.random_before: dict[str, Any] = {}  # the RNG state before the newest validation
         self._known_metrics = _KnownMetrics()
 
     # -- steps
@@ -287,6 +289,7 @@ class StepModule(L.LightningModule):
 
     def isolate_validation(self) -> None:
         """Until the validation ends, random numbers are its own."""
+        self.random_before = random_state()
         self._validation.enter_context(isolate_rng())
 
     def on_validation_start(self) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -27,6 +28,7 @@ from .addons.nonfinite import NonFinite, NonFiniteAddon
 from .addons.optim import GradientClipAddon, SchedulerAddon
 from .addons.speed import CompileAddon
 from .addons.state import StateManagerAddon
+from .addons.stopping import LimitsAddon
 from .arguments import Device, check_lightning, check_mode, check_run, device_args, make_optimizer
 from .arguments import resolve_device, resolve_monitor
 from .configuring import Ran, configuration_text
@@ -346,11 +348,17 @@ class Trainer:
             self.recorder.note(f"resume={resume!r}: nothing was saved in {str(self.save_path)!r} yet, so this is a fresh run.")
             return n_epoch
         manager.restore(self, path)
-        left = max(self.first_epoch + n_epoch - self.counts.epoch, 0)
+        left = max(self.first_epoch + n_epoch - self.counts.epoch, 0) if self.counts.update < self._max_steps() else 0
         self.resumed = self.continues_run = left > 0
         if left:
             self.recorder.note(f"resumed from {path.name}")
         return left
+
+    def _max_steps(self) -> float:
+        """How many updates the runs may make."""
+        limits = self._addons.get(LimitsAddon)
+        given = self.lightning.get("max_steps", limits.max_steps if isinstance(limits, LimitsAddon) else None)
+        return math.inf if given is None or given < 0 else given
 
     def run_epoch(self, loader: Iterable[Any]) -> RunResult:
         """One epoch on `loader`, or in mode "test" one evaluation: `run(1, loader)`."""
@@ -402,9 +410,12 @@ class Trainer:
     def _test_output(self, batch: Any) -> Any:
         output = self.test_step(batch)
         if not isinstance(output, Mapping) or "output" not in output:
-            names = ", ".join(map(repr, output)) if isinstance(output, Mapping) else type(output).__name__
-            raise StepError(f"test_step returned {names}, without 'output'.", remedy='Return {"output": ...} too, to predict.')
+            raise self._without_output(output)
         return output["output"]
+
+    def _without_output(self, output: Any) -> StepError:
+        names = ", ".join(map(repr, output)) if isinstance(output, Mapping) else type(output).__name__
+        return StepError(f"test_step returned {names}, without 'output'.", remedy='Return {"output": ...} too, to predict.')
 
     def check(self, batch: Any) -> None:
         """Try both steps on one batch, with a backward pass, print what went in and came out, and change nothing."""

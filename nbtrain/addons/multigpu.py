@@ -466,7 +466,7 @@ def _follow(launch: Launch, trainer: Any, loaders: tuple[Any, Any]) -> tuple[Sta
             put_state(trainer, loaders, loads(listener.state))
         else:
             vars(trainer.counts).update(vars(before))
-            trainer.history.drop_after(before.step)
+            trainer.history.drop_after(before.step, before.epoch)
             trainer.recorder.note("Nothing came back from the worker processes: the weights are those before this run.")
     if listener.terminated is not None:
         raise WorkerError(

@@ -28,7 +28,7 @@ from ..durable import clean_leftovers, point_to
 from ..errors import CheckpointError, ConfigError, first_line, nearest
 from ..history import History, open_run_folder, run_folders
 from ..hooks import listeners, tell
-from ..loop import LeanEpochLoop
+from ..loop import LeanEpochLoop, validates_anyway
 from ..parallel import SplitStrategy, gather
 from ..resumable import ResumableLoader, random_state
 from ..shards import ShardWriter, meet_ranks
@@ -145,8 +145,10 @@ class _StateKeeper(Checkpoint, Leaving):
         self._shares = False  # do all ranks write, each its part?
         self._step_seen = -1  # the newest update that was looked at
         self._due = False  # the epoch's last batch was one to save after
-        self._waiting: tuple[int, dict[str, Any]] | None = None  # for the validation: batches that are finished, random numbers
+        self._waits = False  # is there a save to do after the validation?
+        self._cut = False  # the run ends in the middle of this epoch, and was saved there
         self._saved: tuple[int, int] | None = None  # epochs and updates of the newest save
+        self._path: Path | None = None  # of the newest save, in the first rank
 
     # -- a run begins
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -185,42 +187,63 @@ class _StateKeeper(Checkpoint, Leaving):
 
     # -- is it time?
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        every, last = self.addon.every_n_steps, trainer.max_steps  # after the last update there is a save, by whatever is counted
-        if every is None and last < 0:
+        every, last, validates = self.addon.every_n_steps, trainer.max_steps, self.addon.validate_on_save
+        if every is None and last < 0 and not trainer.should_stop and not validates:
             return
         step = trainer.global_step
-        if step == self._step_seen:
+        if step == self._step_seen or not is_whole_epoch(pl_module):
             return
         self._step_seen = step
-        loop = trainer.fit_loop.epoch_loop
-        due = every is not None and step % every == 0
-        if not (due or step == last) or not is_whole_epoch(pl_module):
-            return
+        loop: Any = trainer.fit_loop.epoch_loop
+        due, ends = every is not None and step % every == 0, step == last or self._stops(trainer)
+        loop.validate_next = validates and due
         if loop._num_ready_batches_reached():
-            self._due = due
-            return
-        if self.addon.validate_on_save and isinstance(loop, LeanEpochLoop):
-            loop.validate_next = True
-        if not due:
-            return
-        finished = loop.batch_progress.current.ready
-        if loop._should_check_val_fx(trainer.fit_loop._data_fetcher):  # pyright: ignore[reportArgumentType]
-            self._waiting = finished, random_state()
-        else:
-            self._save(trainer, finished, random_state())
+            self._due = due or ends
+            ends = ends or self._saves_epoch(self.owner.counts.epoch + 1)
+        elif due or ends:
+            self._save_inside(trainer, ends=ends, waits=validates_anyway(trainer))
+        loop.validate_next = validates and (due or ends)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            self._save(trainer, *waiting)
+        assert isinstance(pl_module, StepModule)
+        loop, waits, self._waits = trainer.fit_loop.epoch_loop, self._waits, False
+        ends = self._stops(trainer) and not loop._num_ready_batches_reached() and not loop._should_accumulate()
+        if waits or (ends and not self._cut):
+            self._cut = self._cut or ends
+            self._save(trainer, loop.batch_progress.current.ready, pl_module.random_before)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not is_whole_epoch(pl_module):
             return
         due, self._due = self._due, False
-        every, history = self.addon.every_n_epochs, self.owner.history
-        if due or (self.addon.save_best and history.last_is_best) or (every is not None and self.owner.counts.epoch % every == 0):
+        counts, history = self.owner.counts, self.owner.history
+        if self._cut:
+            self._saved = counts.epoch, counts.update
+            self._adopt(trainer)
+        elif due or (self.addon.save_best and history.last_is_best) or self._saves_epoch(counts.epoch):
             self._save(trainer, None, random_state())
+
+    def _saves_epoch(self, epoch: int) -> bool:
+        every = self.addon.every_n_epochs
+        return every is not None and epoch % every == 0
+
+    @staticmethod
+    def _stops(trainer: L.Trainer) -> bool:
+        """Has a callback asked for the end, where there may be one?"""
+        return trainer.should_stop and trainer.fit_loop._can_stop_early
+
+    def _save_inside(self, trainer: L.Trainer, *, ends: bool, waits: bool) -> None:
+        """Save in the middle of an epoch: at once, or after the validation that comes by itself. One that comes with the end is none."""
+        self._cut, self._waits = ends, waits
+        if not waits:
+            self._save(trainer, trainer.fit_loop.epoch_loop.batch_progress.current.ready, random_state())
+
+    def _adopt(self, trainer: L.Trainer) -> None:
+        """The row of an epoch that was cut stands for what was saved at the cut."""
+        if self._path is not None and self.writer is not None:
+            self.writer.wait()
+            for old in self.addon.adopt(self.owner, self._path):
+                tell(trainer, "on_checkpoint_expired", old)
 
     # -- by hand
     def save_here(self, trainer: L.Trainer) -> Path | None:
@@ -287,7 +310,7 @@ class _StateKeeper(Checkpoint, Leaving):
         assert self.writer is not None
         self.addon.rest = _without_weights(state)
         expired: list[Path] = []
-        path = self.addon.write(self.owner, state, self.writer, expired, in_parts=self._shares)
+        self._path = path = self.addon.write(self.owner, state, self.writer, expired, in_parts=self._shares)
         waits = any(listeners(trainer, name) for name in ("on_checkpoint_saved", "on_checkpoint_expired"))
         if waits or (self._shares and self.addon.stop_on_save_error):
             self.writer.wait()
@@ -335,7 +358,8 @@ class StateManagerAddon(AddOnBase):
         save_best: Also save each epoch that is the best so far, and let `best` point to it.
         save_last: Let `last` point to the newest.
         symlink_best_and_last: As symbolic links; else they are copies, as they are by themselves where there are no links.
-        validate_on_save: Validate before each save by steps, and before that at `max_steps`, so that the loss is recorded with it.
+        validate_on_save: Validate before each save by steps or epochs, so that the loss is recorded with it, and where a run ends in the
+            middle of an epoch.
         stop_on_save_error: A save that fails stops the run; else it is noted, and the run goes on.
     """
 
@@ -455,12 +479,23 @@ class StateManagerAddon(AddOnBase):
             if self.save_last:
                 _point("last", path, copy=not self.symlink_best_and_last)
             if best is not None and (best == path or best != self._best) and best.exists():
-                _point("best", best, copy=not self.symlink_best_and_last)
-                self._best = best
+                self._point_best(best)
             expired.extend(self._remove_old(path.parent))
 
         writer.save(state, path, self.save_format, config=_config(trainer.model), then=settle)
         return path
+
+    def adopt(self, trainer: Any, path: Path) -> list[Path]:
+        """Let the newest row stand for the checkpoint at `path`, which was written before it. Returns those that had to go."""
+        trainer.history.epochs[-1].path = path
+        if not (self.save_best and trainer.history.last_is_best and path.exists()):
+            return []
+        self._point_best(path)
+        return self._remove_old(path.parent)
+
+    def _point_best(self, path: Path) -> None:
+        _point("best", path, copy=not self.symlink_best_and_last)
+        self._best = path
 
     def _remove_old(self, folder: Path) -> list[Path]:
         if self.keep_last_n is None:

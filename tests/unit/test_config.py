@@ -18,6 +18,7 @@ from torch.optim import Adam
 from torch.utils.data import DataLoader, DistributedSampler
 
 from nbtrain import ConfigError, ModelTrainer, StateManagerAddon, TrainerArgs, load_run
+from nbtrain.checkpoints import read_checkpoint
 from nbtrain.cli import main
 from nbtrain.examples.mlp import MLP, SimpleDataset
 from nbtrain.session import seed_all
@@ -130,6 +131,56 @@ def test_a_finished_run_is_not_run_again(folder: Path, capsys: pytest.CaptureFix
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+@pytest.mark.parametrize("saving", [[], ["--checkpoint.every_n_train_steps!"]])
+def test_a_run_at_its_limit_goes_on_under_a_higher_one(folder: Path, saving: list[str]) -> None:
+    short, whole = [*SMALL, *saving, "--max_train_steps=5"], TrainerArgs.from_cli([*SMALL, *saving, "--max_train_steps=15"]).build()
+    whole.trainer.save_path = "whole"
+    whole.run()  # more than an epoch of 13 updates
+    assert main(["fit", *short]) == 0
+    run = folder / "checkpoints" / "run-001"
+    assert main(["resume", "checkpoints", "--max_train_steps=15"]) == 0
+    assert without_times(load_run(run).epochs) == without_times(whole.trainer.history.epochs)
+    weights = read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"]
+    assert all(torch.equal(weights[f"model.{name}"], value) for name, value in whole.trainer.model.state_dict().items())
+
+
+STATEFUL = """
+from torch.utils.data import DataLoader
+
+
+class Numbered(DataLoader):
+    \"\"\"Knows where it is, and says so when it is told.\"\"\"
+
+    n_given = n_done = 0
+
+    def __iter__(self):
+        n_done, self.n_done = self.n_done, 0
+        for self.n_given, batch in enumerate(super().__iter__(), start=1):
+            if self.n_given > n_done:
+                yield batch
+
+    def state_dict(self):
+        return {"n_given": self.n_given}
+
+    def load_state_dict(self, state):
+        print("went to", state["n_given"])
+        self.n_done = state["n_given"]
+"""
+
+
+def test_a_stateful_loader_is_asked_where_it_was(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "numbered.py").write_text(STATEFUL)
+    loader = ["--dataloader.type=numbered.Numbered"]
+    whole = TrainerArgs.from_cli([*SMALL, *loader]).build()
+    whole.trainer.save_path = "whole"
+    whole.run()
+    main(["fit", *SMALL, *loader, "--max_train_steps=5"])
+    capsys.readouterr()
+    assert main(["resume", "checkpoints/run-001", "--max_train_steps=10"]) == 0
+    assert "went to 20\n" in capsys.readouterr().out
+    assert without_times(load_run("checkpoints/run-001").epochs) == without_times(whole.trainer.history.epochs)
+
+
 def test_resume_from_last_begins_afresh_where_nothing_was_saved() -> None:
     result = TrainerArgs.from_cli([*SMALL, "--checkpoint.resume_from", "last", "--max_train_steps=1"]).run()
     assert result is not None and result.status in ("completed", "stopped")
@@ -137,7 +188,7 @@ def test_resume_from_last_begins_afresh_where_nothing_was_saved() -> None:
 
 def test_resume_wants_a_run_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume", "nowhere"]) == 2
-    assert capsys.readouterr().err.startswith("nbtrain: There is no state in 'nowhere' to go on from.\n")
+    assert capsys.readouterr().err.startswith("nbtrain: No run was recorded in 'nowhere'.\n")
 
 
 # -- the other commands
@@ -151,11 +202,32 @@ def test_validate_and_predict_take_the_best_weights(capsys: pytest.CaptureFixtur
     assert [tuple(output.shape) for output in torch.load("out.pt")] == [(2,)] * 5
 
 
+def test_predict_says_what_the_model_must_return(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "bare.py").write_text(
+        "from nbtrain.examples.mlp import MLP\n\n\nclass Bare(MLP):\n"
+        "    def forward(self, batch):\n        return super().forward(batch)['loss']\n"
+    )
+    assert main(["predict", *FAST, "--model.type=bare.Bare", "-o", "out.pt"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "nbtrain: Bare returned a loss, and no output to predict with.",
+        '  Let its forward return (loss, output), or a mapping with "loss" and "output".',
+    ]
+
+
+def test_of_several_processes_of_a_machine_the_first_one_tells_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank, said in (("0", True), ("1", False)):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert main(["fit", *FAST, "--max_epoch=1"]) == 2
+        assert ("There is no field max_epoch." in capsys.readouterr().err) is said
+
+
 def test_weights_of_another_model_are_named_with_their_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["fit", *SMALL, "--max_train_steps=1"])
     capsys.readouterr()
     assert main(["validate", *SMALL, "--model.args.dim=8"]) == 1
-    (state,) = (folder / "checkpoints" / "run-001" / "checkpoints").glob("epoch=1-step=1.ckpt")
+    (state,) = (folder / "checkpoints" / "run-001" / "checkpoints").glob("epoch=0-step=1.ckpt")
     assert capsys.readouterr().err.splitlines()[1:] == [
         f"  {state}",
         "  Give the configuration of that run, or --checkpoint.resume_from with another state.",

@@ -85,7 +85,7 @@ def test_the_best_that_is_kept_is_the_best_of_all_rows(mode: MonitorMode, valida
             row["val_loss"] = math.nan if epoch < 9 else chance.choice([1.0, 2.0, 3.0, math.nan])
         history.update(Event("epoch", Progress(), data={"row": row}))
         if epoch == 20:
-            history.update(Event("start", Progress(step=14), data={"monitor": "val_loss", "monitor_mode": mode, "resumed": True}))
+            history.update(Event("start", Progress(step=14, epoch=14), data={"monitor": "val_loss", "monitor_mode": mode, "resumed": True}))
         best = best_row(history.epochs, "val_loss", mode)
         assert history.best is best and history.last_is_best is (best is history.epochs[-1])
     history.monitor = "train_loss"
@@ -107,7 +107,7 @@ def _measured() -> History:
 def test_what_was_measured_past_a_step_is_forgotten_and_the_step_itself_is_kept() -> None:
     history = _measured()
     assert history.best is history.epochs[1]
-    history.drop_after(3)
+    history.drop_after(3, 1)
     assert ([row["step"] for row in history.epochs], [row["test_loss"] for row in history.tests]) == ([3], [1.0])
     assert [text for _, text in history.marks] == ["mark 1"] and history.best is history.epochs[0]
     assert (list(history.steps["train"].steps), history.steps["train"]["train_loss"]) == ([1, 2, 3], [1.0, 1.25, 1.5])

@@ -175,6 +175,78 @@ def test_a_run_resumed_at_any_save_ends_as_if_nothing_had_happened(name: str, tm
             assert found[part] == value, (path.name, part)
 
 
+class Stops(Callback):
+    """Ends the run after a batch of the second epoch, or at its first validation after that batch began."""
+
+    def __init__(self, after: str = "batch") -> None:
+        self.after = after
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        trainer.should_stop |= self.after == "batch" and (trainer.current_epoch, batch_idx) == (1, 2)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        trainer.should_stop |= self.after == "validation" and trainer.current_epoch == 1
+
+
+CUTS: dict[str, dict[str, Any]] = {
+    "max_steps": {"max_steps": 8},
+    "max_steps, and the validation that comes with it": {"max_steps": 8, "validate_on_save": True},
+    "max_steps, and a save that is due": {"max_steps": 8, "validate_on_save": True, "every": 4},
+    "max_steps, and a validation that is due": {"max_steps": 9, "lightning": {"val_check_interval": 3, "check_val_every_n_epoch": None}},
+    "max_steps and accumulation": {"max_steps": 4, "lightning": {"accumulate_grad_batches": 2}},
+    "max_steps on Lightning's own loops": {"max_steps": 8, "validate_on_save": True, "lean": False},
+    "max_steps, and a loader with a generator of its own": {"max_steps": 8, "loader": lambda: make_loader(own_generator=True)},
+    "a callback": {"stops": "batch"},
+    "a callback, and epochs without validation": {"stops": "batch", "lightning": {"check_val_every_n_epoch": 3}},
+    "a callback in an open window": {"stops": "batch", "lightning": {"accumulate_grad_batches": 2}},
+    "a callback in an open window, on Lightning's own loops": {
+        "stops": "batch",
+        "lightning": {"accumulate_grad_batches": 2},
+        "lean": False,
+    },
+    "a callback in the validation": {"stops": "validation", "lightning": {"val_check_interval": 2}},
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_a_run_that_a_limit_has_cut_inside_an_epoch_goes_on_there(name: str, tmp_path: Path) -> None:
+    case = {"valid": True, "every": None, "kind": Tensors} | CUTS[name]
+    stops, max_steps, lightning = case.pop("stops", None), case.pop("max_steps", -1), case.pop("lightning", {})
+    whole = build(tmp_path / "whole", case | {"lightning": lightning}, seed=1)
+    run(whole, case)
+    expected = outcome(whole)
+    limits = {"lightning": lightning | {"max_steps": max_steps}, "callbacks": lambda: [Stops(stops)] if stops else []}
+    cut = build(tmp_path / "cut", case | limits, seed=1)
+    result = run(cut, case)
+    assert result.status == "stopped" and (cut.counts.epoch, len(cut.history)) == (2, 2)
+    (state,) = (cut.run_dir / "checkpoints").glob(f"epoch=1-step={cut.counts.update}.ckpt")
+    assert cut.history.last.path == state == (cut.run_dir / "checkpoints" / "last.ckpt").resolve()
+    again = build(tmp_path / "cut", case | {"lightning": lightning}, seed=2)
+    run(again, case, resume="auto")
+    assert outcome(again) == expected
+    assert without_times(load_run(again.run_dir).epochs) == without_times(whole.history.epochs)
+
+
+def test_a_run_that_reached_its_limit_of_updates_is_finished(tmp_path: Path) -> None:
+    case = {"valid": True, "lightning": {"max_steps": 8}}
+    run(build(tmp_path, case, seed=1), case)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    again = run(build(tmp_path, case, seed=2), case, resume="auto")
+    assert (again.status, again.reason) == ("completed", "finished before")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_the_row_of_a_cut_epoch_can_be_the_best_one(tmp_path: Path) -> None:
+    case = {"valid": True, "validate_on_save": True, "keep_last_n": 1, "every": None, "lightning": {"max_steps": 8}}
+    trainer = build(tmp_path, case, seed=1)
+    run(trainer, case)
+    folder = trainer.run_dir / "checkpoints"
+    assert trainer.history.last_is_best and saved(trainer) == ["best.ckpt", "epoch=1-step=8.ckpt", "last.ckpt"]
+    assert (folder / "best.ckpt").resolve() == trainer.history.best.path == folder / "epoch=1-step=8.ckpt"
+    state = read_checkpoint(folder / "best.ckpt")["state_dict"]
+    assert numbers({name.removeprefix("model."): value for name, value in state.items()}) == numbers(trainer.best_weights)
+
+
 def as_killed_after(folder: Path, name: str) -> None:
     """Leave in a folder of checkpoints what is there when `name` was just written: no later one, and no link yet."""
     path = folder / name
@@ -592,6 +664,15 @@ def test_a_save_by_steps_records_the_loss_of_its_validation_else_of_the_training
     else:
         losses, samples = trainer.history.steps["train"]["train_loss"][:3], 16
         assert loss == pytest.approx(sum(value * samples for value in losses) / (3 * samples), rel=1e-12)
+
+
+def test_a_save_by_epochs_is_validated_first_where_that_is_asked_for(tmp_path: Path) -> None:
+    options = {"every_n_epochs": 2, "save_best": False, "lightning": {"check_val_every_n_epoch": 5}}
+    trainer = make_trainer(Saving, save_path=tmp_path, validate_on_save=True, **options)
+    trainer.run(5, make_loader(), make_valid())
+    assert ["val_loss" in row for row in trainer.history.epochs] == [False, True, False, True, True]  # the end is a save too
+    losses = [read_checkpoint(row.path)["nbtrain"]["loss"] for row in trainer.history.epochs if row.path]
+    assert losses == [row["val_loss"] for row in trainer.history.epochs if "val_loss" in row]
 
 
 def test_a_trainer_with_a_state_manager_pickles(tmp_path: Path) -> None:
