@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import atexit
+import logging
+import math
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.fabric.loggers.logger import _DummyExperiment, rank_zero_experiment
@@ -20,12 +23,31 @@ from lightning.pytorch.loggers import Logger
 from .errors import NbtrainError
 
 # %% auto #0
-__all__ = ["Connect", "Delivery"]
+__all__ = ["Connect", "hushed", "Delivery"]
 
 # %% ../nbs/35_delivery.ipynb #a4c77140
+_ALONE = threading.Lock()  # levels of logging are those of all runs of the process
+
+
+@contextmanager
+def hushed(*names: str) -> Iterator[None]:
+    """A client's loggers of Python's `logging` say nothing but errors meanwhile. One thread at a time is in here."""
+    loggers = [logging.getLogger(name) for name in names]
+    with _ALONE:
+        levels = [logger.level for logger in loggers]
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels):
+                logger.setLevel(level)
+
+
 Connect = Callable[[Callable[[str], None]], Logger]
 _MAX_WAIT_S = 60.0  # between two attempts
 _ENOUGH = 3  # attempts of one call
+_SHORT_WAIT_S = 2.0  # for what was not reached in the run before
 
 
 class _Courier:
@@ -36,7 +58,9 @@ class _Courier:
         self.logger: Any = None  # a Logger, once it is connected
         self.error: Exception | None = None  # the newest
         self.n_lost = 0
-        self.waited_s = 0.0  # by the run, as it began
+        self.began_s = time.monotonic()
+        self.waited_s: float | None = None  # by the run, as it began; None until it has
+        self.closed_s = math.inf
         self.notes: deque[str] = deque()
         self.calls: deque[Callable[[], Any]] = deque([self._connect])
         self.is_wanted = False  # the end of the run
@@ -53,7 +77,8 @@ class _Courier:
     def close(self, status: str) -> None:
         """Deliver what is left, as far as it can be in three attempts, and let the logger close."""
         with self.changed:
-            self.status = status
+            if self.status is None:
+                self.status, self.closed_s = status, time.monotonic()
             self.changed.notify_all()
 
     def _connect(self) -> None:
@@ -127,40 +152,53 @@ class Delivery(Logger):
 
     `connect` makes that other one at the beginning of each run; it is called in the thread, with a function for what a person should know.
     `label` is its name for people, `note` takes what they should know. Beginning and end of a run wait at most `wait_s` seconds for it,
-    together where it is never reached; `retry_s` is the time to the second attempt, which doubles up to a minute. Errors of nbtrain's, such
-    as a wrong option, are raised.
+    together where it is never reached, and two seconds in a run after one in which it was not; all that are `together` are waited for at
+    the same time. `retry_s` is the time to the second attempt, which doubles up to a minute. Errors of nbtrain's, such as a wrong option,
+    are raised.
     """
 
     def __init__(self, label: str, connect: Connect, note: Callable[[str], None], *, wait_s: float = 10.0, retry_s: float = 1.0) -> None:
         super().__init__()
         self.label, self.connect, self.note, self.wait_s, self.retry_s = label, connect, note, wait_s, retry_s
+        self.together: Sequence[Delivery] = [self]  # those of the same runs
         self._courier: _Courier | None = None
+        self._patience_s = wait_s
         self._said: set[str] = set()  # by `connect`: it is the same in each run
 
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
         """The client's own object for a run; while it is not connected, one that takes every call and does nothing."""
-        courier = self._courier or self._open()
+        courier = self._courier
+        if courier is None or courier.waited_s is None:
+            courier = self._open()
         return courier.logger.experiment if courier.logger is not None else _DummyExperiment()
 
     def _open(self) -> _Courier:
-        self._courier = courier = _Courier(self.label, self._connect, self.retry_s)
         drawn = random.getstate()  # neptune's client draws its names from the global generator
-        start_s = time.monotonic()
-        courier.thread.start()
+        for delivery in self.together:
+            delivery._start()
+        assert self._courier is not None
+        courier = self._courier
+        wait_s = courier.began_s + self._patience_s - time.monotonic()
         with courier.changed:
-            settled = courier.changed.wait_for(lambda: courier.logger is not None or courier.error is not None, self.wait_s)
-        courier.waited_s = time.monotonic() - start_s
+            settled = courier.changed.wait_for(lambda: courier.logger is not None or courier.error is not None, max(wait_s, 0.0))
+        courier.waited_s = time.monotonic() - courier.began_s
         random.setstate(drawn)
         atexit.register(self.finalize, "failed")  # after the client's own, so that this one comes first
         if isinstance(courier.error, NbtrainError):
             self.finalize("failed")
             raise courier.error
         if not settled:
-            self.note(f"{self.label} did not answer within {self.wait_s:g} s; the run goes on, and what it misses is kept.")
+            self.note(f"{self.label} did not answer within {self._patience_s:g} s; the run goes on, and what it misses is kept.")
         self._pass_on(courier)
         return courier
+
+    def _start(self) -> None:
+        """Begin to connect, where that has not begun."""
+        if self._courier is None:
+            self._courier = _Courier(self.label, self._connect, self.retry_s)
+            self._courier.thread.start()
 
     def _connect(self, note: Callable[[str], None]) -> Logger:
         def once(text: str) -> None:
@@ -215,8 +253,13 @@ class Delivery(Logger):
         if courier is None:
             return
         atexit.unregister(self.finalize)
-        courier.close("success" if courier.is_wanted else status)
-        courier.thread.join(self.wait_s if courier.logger is not None else max(self.wait_s - courier.waited_s, 0.0))
+        self._close(courier, status)
+        for delivery in self.together:  # all that they have left to do they do while this one is waited for
+            if delivery._courier is not None:
+                delivery._close(delivery._courier, status)
+        patience_s = self.wait_s if courier.logger is not None else self._patience_s - (courier.waited_s or 0.0)
+        courier.thread.join(max(courier.closed_s + patience_s - time.monotonic(), 0.0))
+        self._patience_s = self.wait_s if courier.logger is not None else min(self.wait_s, _SHORT_WAIT_S)
         self._pass_on(courier)
         if courier.thread.is_alive():
             self.note(f"{self.label} was not done within {self.wait_s:g} s; it goes on in the background while this process lives.")
@@ -226,6 +269,9 @@ class Delivery(Logger):
             self.note(f"{self.label} refused {courier.n_lost} entries; the run's own history has all.")
         elif courier.error is not None:
             self.note(f"{self.label} has everything in the end.")
+
+    def _close(self, courier: _Courier, status: str) -> None:
+        courier.close("success" if courier.is_wanted else status)
 
     # -- what Lightning and its callbacks read
     @property

@@ -16,11 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 
+from .delivery import hushed
+
 # %% auto #0
-__all__ = ["COLUMNS", "LOCAL", "TrainingLog", "TrackioTracker"]
+__all__ = ["COLUMNS", "LOCAL", "TrainingLog", "TrackioTracker", "TensorBoardTracker", "MLflowTracker"]
 
 # %% ../nbs/40_localtrackers.ipynb #d0128f1c
 COLUMNS = ("epoch", "step", "time", "train_loss", "learning_rate", "grad_norm", "val_loss", "tokens_per_sec")
@@ -147,21 +150,47 @@ class TrackioTracker(Logger):
 
 
 # %% ../nbs/40_localtrackers.ipynb #07a5ff83
+class TensorBoardTracker(TensorBoardLogger):
+    """Lightning's logger, which shows hyper-parameters without a metric beside them too."""
+
+    def log_hyperparams(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        from torch.utils.tensorboard.summary import hparams
+
+        super().log_hyperparams(params)
+        writer = self.experiment._get_file_writer()
+        for part in hparams(_sanitize_params(_flatten_dict(params)), {}):
+            writer.add_summary(part)
+
+
+class MLflowTracker(MLFlowLogger):
+    """Lightning's logger, for a run that is begun or continued."""
+
+    def __init__(self, *, run_id: str | None, **options: Any) -> None:
+        super().__init__(run_id=run_id, **options)
+        self.is_new = run_id is None
+
+    def log_hyperparams(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.is_new:  # others are not to be changed there
+            super().log_hyperparams(params)
+
+
 def _tensorboard(folder: Path, title: str, step: int) -> Logger:
-    return TensorBoardLogger(folder, name="tensorboard", version="")
+    return TensorBoardTracker(folder, name="tensorboard", version="", default_hp_metric=False)
 
 
 def _mlflow(folder: Path, title: str, step: int) -> Logger:
     """One database for all runs of a folder of runs; the run's id is kept in its own folder."""
     known = folder / "mlflow-run-id"
-    logger = MLFlowLogger(
-        experiment_name=title,
-        run_name=folder.name,
-        tracking_uri=f"sqlite:///{(folder.parent / 'mlflow.db').resolve()}",
-        artifact_location=(folder.parent / "mlflow-artifacts").resolve().as_uri(),
-        run_id=known.read_text(encoding="utf-8") if known.exists() else None,
-    )
-    known.write_text(str(logger.run_id), encoding="utf-8")
+    importlib.import_module("mlflow")  # which sets the levels of its loggers
+    with hushed("mlflow", "alembic", "lightning.pytorch.loggers.mlflow"):
+        logger = MLflowTracker(
+            experiment_name=title,
+            run_name=folder.name,
+            tracking_uri=f"sqlite:///{(folder.parent / 'mlflow.db').resolve()}",
+            artifact_location=(folder.parent / "mlflow-artifacts").resolve().as_uri(),
+            run_id=known.read_text(encoding="utf-8") if known.exists() else None,
+        )
+        known.write_text(str(logger.run_id), encoding="utf-8")
     return logger
 
 

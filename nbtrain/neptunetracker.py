@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger
 
+from .delivery import hushed
 from .errors import OptionError, nearest
 from .points import web_name
 
@@ -73,7 +72,7 @@ class NeptuneTracker(Logger):
         self.log_file(f"{name}.png", png)
 
     def finalize(self, status: str) -> None:
-        with _quiet():
+        with hushed("neptune"):
             self.run["status"] = status
             self.run.stop()
 
@@ -106,28 +105,12 @@ def connect_neptune(options: Mapping[str, Any], run_id: str, folder: Path | None
 
     given = {**_NO_WATCHING, "custom_run_id": run_id, **check_neptune(options)}
     mode = given.pop("mode", None) or os.environ.get("NEPTUNE_MODE") or "offline"
-    with _quiet(), _data_folder(folder):
+    with hushed("neptune"), _data_folder(folder):
         run = neptune.init_run(**given, mode="debug" if mode == "debug" else "offline")
         run["sys/custom_run_id"] = run_id  # which the client gives to the service only
     if mode != "debug":
         note(f"{CLOSED} {folder or '.'}")
     return NeptuneTracker(run)
-
-
-_ALONE = threading.Lock()  # the client's logger and the environment are those of all runs of the process
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The client tells each beginning and end on the terminal. One run at a time is in here."""
-    logger = logging.getLogger("neptune")
-    with _ALONE:
-        level = logger.level
-        logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from .addons.stopping import LimitsAddon
 from .arguments import Device, check_lightning, check_mode, check_run, device_args, make_optimizer
 from .arguments import resolve_device, resolve_monitor
 from .configuring import Ran, configuration_text
+from .delivery import Delivery
 from .control import Control, RunHandle, free_last_error, refuse_while_on
 from .edits import change_class, set_options, validate_now
 from .errors import AddonError, CheckpointError, ConfigError, OptionError, StepError, nearest
@@ -562,6 +563,9 @@ class Trainer:
     def _loggers(self, given: Any) -> Any:
         """The addons' loggers beside those in `lightning=`."""
         own = [logger for addon in self._addons.values() for logger in addon.lightning_loggers(self)]
+        deliveries = [logger for logger in own if isinstance(logger, Delivery)]
+        for delivery in deliveries:
+            delivery.together = deliveries
         if not own or isinstance(given, bool):
             return own or given or False
         return [*own, *(given if isinstance(given, Iterable) else [given] if given is not None else [])]

@@ -220,7 +220,7 @@ class LoggersAddon(AddOnBase):
 
     Args:
         loggers: "csv" (`training_log.csv`), "tensorboard", "mlflow" (a sqlite file beside the run folders), "trackio", or instances of
-            Lightning's loggers. Names need `save_path`: their files go into the run folder.
+            Lightning's loggers. Names need `save_path`: their files go into the run folder. They get the hyper-parameters too.
     """
 
     loggers: Sequence[str | Logger] = ()
@@ -264,4 +264,6 @@ def _begin(trainer: Any, name: str, note: Callable[[str], None]) -> Logger:
     """The tracker called `name`, in the run folder."""
     if trainer.run_dir is None:  # under a lightning.Trainer of one's own
         trainer.run_dir = open_run_folder(trainer.save_path)
-    return LOCAL[name][1](trainer.run_dir, trainer.title, trainer.counts.update)
+    logger = LOCAL[name][1](trainer.run_dir, trainer.title, trainer.counts.update)
+    logger.log_hyperparams(hyper_parameters(trainer))
+    return logger

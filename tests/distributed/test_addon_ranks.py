@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MetricCollection, SumMetric
 from torchmetrics.regression import MeanSquaredError, SpearmanCorrCoef
 
-from nbtrain import AccumulationAddon, MetricsAddon, MultiGPUAddon, NonFiniteAddon
+from nbtrain import AccumulationAddon, LoggersAddon, MetricsAddon, MultiGPUAddon, NonFiniteAddon, WandBLoggerAddon
 from nbtrain.addons.multigpu import _pool
 
 STRATEGIES = {
@@ -94,3 +96,20 @@ def test_all_ranks_skip_an_update_that_is_not_finite_in_one_of_them(strategy: st
         trainer.run(2, batches(trainer, data, 16))
     assert one[NonFiniteAddon].n_skipped == two[NonFiniteAddon].n_skipped == 2
     assert two.history.last["train_skipped"] == 0.25 and difference(one, two) < 1e-5
+
+
+def test_the_loggers_of_two_ranks_have_one_run(tmp_path: Path) -> None:
+    options = {
+        "save_path": tmp_path,
+        "loggers": ["csv"],
+        "web_logger": {"wandb": {"mode": "offline"}},
+        "lightning": {"log_every_n_steps": 2},
+    }
+    trainer = make(Regress, 2, "ddp", (LoggersAddon, WandBLoggerAddon), **options)
+    trainer.run(1, batches(trainer, make_data(64), 16), batches(trainer, make_data(16), 16))
+    with open(trainer.run_dir / "training_log.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    losses = trainer.history.steps["train"]["train_loss"]
+    assert [row["step"] for row in rows] == ["2", "4"] and len(list(tmp_path.rglob("run-*.wandb"))) == 1
+    assert [float(row["train_loss"]) for row in rows] == pytest.approx([sum(losses[:2]) / 2, sum(losses[2:]) / 2])
+    assert float(rows[1]["val_loss"]) == pytest.approx(trainer.history.last["val_loss"], rel=1e-6)

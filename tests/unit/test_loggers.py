@@ -131,26 +131,37 @@ def trackio_values(folder: Path) -> set[tuple[str, int, float]]:
     }
 
 
+def csv_values(folder: Path) -> set[tuple[str, int, float]]:
+    columns = {"train_loss": "train/loss_step", "grad_norm": "train/grad_norm_step", "val_loss": "val/loss"}
+    with open(folder / "training_log.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {(name, int(row["step"]) - 1, float(row[column])) for row in rows for column, name in columns.items() if row[column]}
+
+
 LOGGERS: dict[str, tuple[type[Any], dict[str, Any], Callable[[Path], set[tuple[str, int, float]]]]] = {
     "wandb": (Regress.add_on(WandBLoggerAddon), {"web_logger": {"wandb": {"mode": "offline"}}}, wandb_values),
     "neptune": (Regress.add_on(NeptuneLoggerAddon), {"web_logger": {"neptune": {"project_name": "me/p", "api_tkn": "x"}}}, neptune_values),
+    "csv": (Local, {"loggers": ["csv"]}, csv_values),
     "tensorboard": (Local, {"loggers": ["tensorboard"]}, tensorboard_values),
     "mlflow": (Local, {"loggers": ["mlflow"]}, mlflow_values),
     "trackio": (Local, {"loggers": ["trackio"]}, trackio_values),
 }
 
 
-def expected(trainer: Any, every: int) -> dict[tuple[str, int], float]:
-    """What loggers must have of a run with five batches an epoch, from its history."""
+IN_CSV = {"train/loss_step", "train/grad_norm_step", "val/loss"}  # the other columns are none of a metric
+
+
+def expected(name: str, trainer: Any, every: int) -> dict[tuple[str, int], float]:
+    """What the logger `name` must have of a run with five batches an epoch, from its history."""
     found: dict[tuple[str, int], float] = {}
     for row in trainer.history.epochs:
-        found |= {(name.replace("_", "/", 1), 5 * row["epoch"] - 1): value for name, value in row.metrics.items()}
+        found |= {(metric.replace("_", "/", 1), 5 * row["epoch"] - 1): value for metric, value in row.metrics.items()}
     table = trainer.history.steps["train"]
     ends = sorted({*range(every, len(table) + 1, every), *range(5, len(table) + 1, 5)})
     for first, last in zip([0, *ends], ends):
-        for name in table.columns:
-            found[name.replace("_", "/", 1) + "_step", last - 1] = sum(table[name][first:last]) / (last - first)
-    return found
+        for column in table.columns:
+            found[column.replace("_", "/", 1) + "_step", last - 1] = sum(table[column][first:last]) / (last - first)
+    return {at: value for at, value in found.items() if name != "csv" or at[0] in IN_CSV}
 
 
 def threads() -> set[str]:
@@ -173,7 +184,7 @@ def test_a_logger_gets_every_metric_once_with_its_step_and_leaves_nothing_behind
     assert (threads(), processes()) == before
     values = read(trainer.run_dir)
     assert len(values) == len({(name, step) for name, step, _ in values})
-    assert {(name, step): value for name, step, value in values} == pytest.approx(expected(trainer, 3), rel=1e-5)
+    assert {(name, step): value for name, step, value in values} == pytest.approx(expected(name, trainer, 3), rel=1e-5)
     assert "wandb" not in os.listdir(tmp_path) and ".neptune" not in os.listdir(tmp_path)
 
 
@@ -188,10 +199,11 @@ def test_runs_at_the_same_time_do_not_mix_and_leave_the_terminal_alone(
     trainers = [make_trainer(kind, save_path=tmp_path / "at-once", lightning={"log_every_n_steps": 3}, **options) for _ in range(2)]
     for handle in [trainer.run(1, make_loader(), make_valid(), background=True) for trainer in trainers]:
         handle.wait()
-    assert sys.stdout is stdout and "rackio" not in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert sys.stdout is stdout and "rackio" not in printed.out and "mlflow" not in (printed.out + printed.err).lower()
     for trainer in trainers:
         values = {(name, step): value for name, step, value in read(trainer.run_dir)}
-        assert values == pytest.approx(expected(trainer, 3), rel=1e-5)
+        assert values == pytest.approx(expected(name, trainer, 3), rel=1e-5)
 
 
 @pytest.mark.parametrize("order", [("wandb", "neptune"), ("neptune", "wandb")])
@@ -238,6 +250,51 @@ def test_a_whole_runs_parameters_source_best_score_figure_and_weights_are_kept(t
     assert list(files.glob("media/images/curves*.png"))
     everything = [file.read_bytes() for file in trainer.run_dir.rglob("*") if file.is_file()]
     assert not any(b"a-secret" in content for content in everything)
+
+
+def tensorboard_parameters(folder: Path) -> dict[str, Any]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    log = EventAccumulator(str(folder / "tensorboard"))
+    log.Reload()
+    data = HParamsPluginData.FromString(log.SummaryMetadata("_hparams_/session_start_info").plugin_data.content)
+    return {name: value.number_value or value.string_value for name, value in data.session_start_info.hparams.items()}
+
+
+def mlflow_parameters(folder: Path) -> dict[str, Any]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder.parent / 'mlflow.db'}")
+    found = client.get_run((folder / "mlflow-run-id").read_text()).data.params
+    return {name: float(value) if value.replace(".", "").isdigit() else value for name, value in found.items()}
+
+
+def trackio_parameters(folder: Path) -> dict[str, Any]:
+    import sqlite3
+
+    from trackio.utils import TRACKIO_DIR
+
+    (file,) = TRACKIO_DIR.glob("*.db")
+    name = f"{folder.parent.name}-{folder.name}"
+    return json.loads(sqlite3.connect(file).execute("select config from configs where run_name = ?", (name,)).fetchone()[0])
+
+
+PARAMETERS = {"tensorboard": tensorboard_parameters, "mlflow": mlflow_parameters, "trackio": trackio_parameters}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_tracker_by_name_has_the_hyper_parameters_and_goes_on_where_they_have_changed(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(name)
+    kind = Regress.add_on(LoggersAddon, StateManagerAddon)
+    first = make_trainer(kind, save_path=tmp_path / "params", loggers=[name], gradient_clip=0.25)
+    first.run(1, make_loader())
+    second = make_trainer(kind, save_path=tmp_path / "params", loggers=[name], gradient_clip=0.5)
+    second.run(2, make_loader(), resume="auto")
+    assert not any("failed" in note for note in notes(second))
+    found = PARAMETERS[name](second.run_dir)
+    assert (found["n_params"], found["monitor"]) == (161, "val_loss") and found["gradient_clip"] in (0.25, 0.5)
 
 
 def test_a_run_resumed_in_another_process_goes_on_under_its_id(tmp_path: Path) -> None:
@@ -320,6 +377,51 @@ reached.wait()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert read_wandb(tmp_path / "runs")[2] == [1]
+
+
+def test_a_kernel_that_is_shut_down_while_a_run_is_on_closes_it(tmp_path: Path) -> None:
+    from jupyter_client.manager import start_new_kernel
+
+    code = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+from samples import Regress, make_loader, make_trainer
+from nbtrain import WandBLoggerAddon
+class Slow(Regress):
+    def train_step(self, batch):
+        time.sleep(0.05)
+        return super().train_step(batch)
+trainer = make_trainer(Slow.add_on(WandBLoggerAddon), save_path="runs", web_logger={{"wandb": {{"mode": "offline"}}}})
+trainer.run(1000, make_loader(), background=True)
+trainer.pause()
+"""
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(tmp_path), extra_arguments=["--log-level=ERROR"])
+    try:
+        reply = client.execute_interactive(code, timeout=60, output_hook=lambda message: None)
+        assert reply["content"]["status"] == "ok", reply
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=False)
+    assert read_wandb(tmp_path / "runs")[2] == [1]
+
+
+def test_no_value_is_read_off_the_device_for_a_logger(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    for name in ("item", "tolist", "__float__", "cpu", "numpy"):
+        own = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda *args, name=name, own=own, **kw: (reads.append(name), own(*args, **kw))[1])
+
+    def count(n: int, kind: Any, **options: Any) -> int:
+        trainer = make_trainer(kind, lightning={"log_every_n_steps": 1}, **options)
+        trainer.recorder.every_s = 1e9  # one flush an epoch
+        trainer.run(1, make_loader(16 * n))
+        reads.clear()
+        trainer.run(1, make_loader(16 * n))
+        return len(reads)
+
+    logger = Listed()
+    few, many = (count(n, Local, loggers=[logger]) - count(n, Regress) for n in (2, 20))
+    assert few == many and len([point for _, point in logger.points if "lr" in point]) == 44
 
 
 def test_single_batches_and_predictions_are_no_run(tmp_path: Path) -> None:
@@ -543,6 +645,32 @@ def test_a_client_that_hangs_holds_up_neither_beginning_nor_end() -> None:
     ]
     assert time.monotonic() - start < 1.9  # both together
     go_on.set()
+
+
+class Hangs(DummyLogger):
+    """A service that does not answer for `seconds`, and then not at all."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    @property
+    def experiment(self) -> Any:
+        time.sleep(self.seconds)
+        raise OSError("no route")
+
+
+def test_two_services_that_are_away_are_waited_for_at_the_same_time_and_less_in_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nbtrain.addons.loggers._AWAY_S", 2.0)
+    monkeypatch.setattr("nbtrain.delivery._SHORT_WAIT_S", 0.2)
+    make_trainer().run(1, make_loader())  # imports
+    trainer = make_trainer(Local, loggers=[Hangs(4.0), Hangs(4.0)])
+    seconds = []
+    for _ in range(2):
+        start = time.monotonic()
+        trainer.run(1, make_loader())
+        seconds.append(time.monotonic() - start)
+    assert 2.0 <= seconds[0] < 3.9 and 0.2 <= seconds[1] < 1.9
 
 
 def test_a_logger_that_raises_never_ends_a_run(tmp_path: Path) -> None:
