@@ -53,8 +53,9 @@ _SHORT_WAIT_S = 2.0  # for what was not reached in the run before
 class _Courier:
     """The thread of one run of a logger, and what it has still to deliver."""
 
-    def __init__(self, label: str, connect: Connect, retry_s: float) -> None:
+    def __init__(self, label: str, connect: Connect, retry_s: float, drawn: Any) -> None:
         self.label, self.connect, self.retry_s = label, connect, retry_s
+        self.drawn = drawn  # Python's random numbers before: neptune's client draws its names from them
         self.logger: Any = None  # a Logger, once it is connected
         self.error: Exception | None = None  # the newest
         self.n_lost = 0
@@ -175,16 +176,16 @@ class Delivery(Logger):
         return courier.logger.experiment if courier.logger is not None else _DummyExperiment()
 
     def _open(self) -> _Courier:
-        drawn = random.getstate()  # neptune's client draws its names from the global generator
+        drawn = random.getstate()
         for delivery in self.together:
-            delivery._start()
+            delivery._start(drawn)
         assert self._courier is not None
         courier = self._courier
         wait_s = courier.began_s + self._patience_s - time.monotonic()
         with courier.changed:
             settled = courier.changed.wait_for(lambda: courier.logger is not None or courier.error is not None, max(wait_s, 0.0))
         courier.waited_s = time.monotonic() - courier.began_s
-        random.setstate(drawn)
+        random.setstate(courier.drawn)
         atexit.register(self.finalize, "failed")  # after the client's own, so that this one comes first
         if isinstance(courier.error, NbtrainError):
             self.finalize("failed")
@@ -194,10 +195,10 @@ class Delivery(Logger):
         self._pass_on(courier)
         return courier
 
-    def _start(self) -> None:
+    def _start(self, drawn: Any) -> None:
         """Begin to connect, where that has not begun."""
         if self._courier is None:
-            self._courier = _Courier(self.label, self._connect, self.retry_s)
+            self._courier = _Courier(self.label, self._connect, self.retry_s, drawn)
             self._courier.thread.start()
 
     def _connect(self, note: Callable[[str], None]) -> Logger:
