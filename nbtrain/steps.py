@@ -14,7 +14,6 @@ from typing import Any, Literal, Protocol
 import lightning as L
 import torch
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
-from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -23,7 +22,7 @@ from .batches import batch_size, describe, to_device
 from .errors import NbtrainError, StepError, add_note
 from .hooks import tell
 from .meters import Meter, Scalar, snapshot
-from .resumable import random_state
+from .resumable import random_state, set_random_state
 
 # %% auto #0
 __all__ = ["Mode", "Counts", "Steps", "check_output", "StepModule", "is_whole_epoch"]
@@ -290,7 +289,7 @@ class StepModule(L.LightningModule):
     def isolate_validation(self) -> None:
         """Until the validation ends, random numbers are its own."""
         self.random_before = random_state()
-        self._validation.enter_context(isolate_rng())
+        self._validation.callback(set_random_state, self.random_before)
 
     def on_validation_start(self) -> None:
         self._enter_test_mode()

@@ -128,7 +128,7 @@ class _Accumulate(L.Callback):
         trainer.accumulate_grad_batches = wanted
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._reset()  # a run that was stopped within a window has left it open
+        self._reset()  # a run that an error has ended within a window has left it open
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         schedule = self.addon.accumulate

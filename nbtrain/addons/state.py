@@ -188,13 +188,13 @@ class _StateKeeper(Checkpoint, Leaving):
     # -- is it time?
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         every, last, validates = self.addon.every_n_steps, trainer.max_steps, self.addon.validate_on_save
-        if every is None and last < 0 and not trainer.should_stop and not validates:
+        loop: Any = trainer.fit_loop.epoch_loop
+        if every is None and last < 0 and not trainer.should_stop and not (validates and loop._num_ready_batches_reached()):
             return
         step = trainer.global_step
         if step == self._step_seen or not is_whole_epoch(pl_module):
             return
         self._step_seen = step
-        loop: Any = trainer.fit_loop.epoch_loop
         due, ends = every is not None and step % every == 0, step == last or self._stops(trainer)
         loop.validate_next = validates and due
         if loop._num_ready_batches_reached():

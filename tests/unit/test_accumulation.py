@@ -186,6 +186,21 @@ def test_run_that_is_to_end_within_a_window_finishes_it_first() -> None:
     assert_equal(trainer.model, by_hand(Square, [batches]))
 
 
+def test_run_that_an_error_ends_within_a_window_leaves_nothing_for_the_next() -> None:
+    class Breaks(Square):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            if self.recorder.run == 1 and self.counts.step == 2:
+                raise RuntimeError("boom")
+            return super().train_step(batch)
+
+    trainer, batches = make(Breaks, accumulate=4), make_batches(4, 4, 4, 4)
+    with pytest.raises(RuntimeError, match="boom"):
+        trainer.run(1, batches)
+    assert trainer.counts.update == 0
+    trainer.run(1, batches)
+    assert_equal(trainer.model, by_hand(Square, [batches]))
+
+
 def test_resumed_run_has_the_windows_of_an_unbroken_one(tmp_path: Path) -> None:
     def go(n_epoch: int, **run: Any) -> Any:
         trainer = make_trainer(Regress.add_on(AccumulationAddon, StateManagerAddon), accumulate=2, save_path=tmp_path, every_n_steps=1)

@@ -97,11 +97,16 @@ def neptune_values(folder: Path) -> set[tuple[str, int, float]]:
     return {(e.name, int(e.step), e.value) for e in entries if e.step is not None and e.name.startswith(("train/", "val/"))}
 
 
-def tensorboard_values(folder: Path) -> set[tuple[str, int, float]]:
+def tensorboard_log(folder: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = EventAccumulator(str(folder / "tensorboard"))
     log.Reload()
+    return log
+
+
+def tensorboard_values(folder: Path) -> set[tuple[str, int, float]]:
+    log = tensorboard_log(folder)
     names = [name for name in log.Tags()["scalars"] if name.startswith(("train_", "val_"))]
     return {(name.replace("_", "/", 1), event.step, event.value) for name in names for event in log.Scalars(name)}
 
@@ -114,14 +119,18 @@ def mlflow_values(folder: Path) -> set[tuple[str, int, float]]:
     return {(name.replace("_", "/", 1), metric.step, metric.value) for name in names for metric in client.get_metric_history(run, name)}
 
 
-def trackio_values(folder: Path) -> set[tuple[str, int, float]]:
+def trackio_rows(folder: Path, columns: str) -> list[tuple[Any, ...]]:
+    """What trackio has of the run in `folder`: `columns` of a table."""
     import sqlite3
 
     from trackio.utils import TRACKIO_DIR  # read once a process
 
     (file,) = TRACKIO_DIR.glob("*.db")
-    name = f"{folder.parent.name}-{folder.name}"
-    rows = sqlite3.connect(file).execute("select step, metrics from metrics where run_name = ?", (name,)).fetchall()
+    return sqlite3.connect(file).execute(f"select {columns} where run_name = ?", (f"{folder.parent.name}-{folder.name}",)).fetchall()
+
+
+def trackio_values(folder: Path) -> set[tuple[str, int, float]]:
+    rows = trackio_rows(folder, "step, metrics from metrics")
     found = [(step, json.loads(text)) for step, text in rows]
     return {
         (name.replace("_", "/", 1), step, value)
@@ -131,11 +140,14 @@ def trackio_values(folder: Path) -> set[tuple[str, int, float]]:
     }
 
 
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with open(folder / "training_log.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def csv_values(folder: Path) -> set[tuple[str, int, float]]:
     columns = {"train_loss": "train/loss_step", "grad_norm": "train/grad_norm_step", "val_loss": "val/loss"}
-    with open(folder / "training_log.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {(name, int(row["step"]) - 1, float(row[column])) for row in rows for column, name in columns.items() if row[column]}
+    return {(name, int(row["step"]) - 1, float(row[column])) for row in rows_of(folder) for column, name in columns.items() if row[column]}
 
 
 LOGGERS: dict[str, tuple[type[Any], dict[str, Any], Callable[[Path], set[tuple[str, int, float]]]]] = {
@@ -253,12 +265,9 @@ def test_a_whole_runs_parameters_source_best_score_figure_and_weights_are_kept(t
 
 
 def tensorboard_parameters(folder: Path) -> dict[str, Any]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    log = EventAccumulator(str(folder / "tensorboard"))
-    log.Reload()
-    data = HParamsPluginData.FromString(log.SummaryMetadata("_hparams_/session_start_info").plugin_data.content)
+    data = HParamsPluginData.FromString(tensorboard_log(folder).SummaryMetadata("_hparams_/session_start_info").plugin_data.content)
     return {name: value.number_value or value.string_value for name, value in data.session_start_info.hparams.items()}
 
 
@@ -271,13 +280,7 @@ def mlflow_parameters(folder: Path) -> dict[str, Any]:
 
 
 def trackio_parameters(folder: Path) -> dict[str, Any]:
-    import sqlite3
-
-    from trackio.utils import TRACKIO_DIR
-
-    (file,) = TRACKIO_DIR.glob("*.db")
-    name = f"{folder.parent.name}-{folder.name}"
-    return json.loads(sqlite3.connect(file).execute("select config from configs where run_name = ?", (name,)).fetchone()[0])
+    return json.loads(trackio_rows(folder, "config from configs")[0][0])
 
 
 PARAMETERS = {"tensorboard": tensorboard_parameters, "mlflow": mlflow_parameters, "trackio": trackio_parameters}
@@ -435,11 +438,7 @@ def test_a_test_is_logged_at_the_step_where_training_stands(tmp_path: Path) -> N
     trainer = make_trainer(Local, save_path=tmp_path / "runs", loggers=["tensorboard"])
     trainer.run(2, make_loader())
     trainer.evaluate(make_valid())
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    log = EventAccumulator(str(trainer.run_dir / "tensorboard"))
-    log.Reload()
-    assert [event.step for event in log.Scalars("test_loss")] == [9]
+    assert [event.step for event in tensorboard_log(trainer.run_dir).Scalars("test_loss")] == [9]
 
 
 # -- what can't work
@@ -745,16 +744,11 @@ def test_points_are_none_of_a_run_without_their_logger() -> None:
 
 
 # -- CSV
-def rows_of(trainer: Any) -> list[dict[str, str]]:
-    with open(trainer.run_dir / "training_log.csv", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_the_training_log_has_tlamas_columns_in_complete_rows(tmp_path: Path) -> None:
     trainer = make_trainer(Local, save_path=tmp_path / "runs", loggers=["csv"], gradient_clip=1.0, lightning={"log_every_n_steps": 3})
     trainer.run(1, make_loader(), make_valid())
     trainer.run(1, make_loader(), make_valid())
-    rows = rows_of(trainer)
+    rows = rows_of(trainer.run_dir)
     assert list(rows[0]) == ["epoch", "step", "time", "train_loss", "learning_rate", "grad_norm", "val_loss", "tokens_per_sec"]
     assert [(row["epoch"], row["step"], row["val_loss"] != "") for row in rows] == [
         ("1", "3", False),
@@ -776,7 +770,7 @@ def test_a_resumed_run_appends_to_its_training_log_where_its_state_was(tmp_path:
         file.write("4,17,1e9,0.")  # cut off by a kill
     second = make_trainer(kind, save_path=tmp_path, loggers=["csv"])
     second.run(4, make_loader(), resume=first.run_dir / "checkpoints" / "epoch=2-step=10.ckpt")
-    assert [row["step"] for row in rows_of(second)] == ["5", "10", "15", "20"]
+    assert [row["step"] for row in rows_of(second.run_dir)] == ["5", "10", "15", "20"]
 
 
 # -- neptune-export
