@@ -18,6 +18,7 @@ test-fast: .venv/installed-dev
 	$(BIN)/python -m pytest tests/unit tests/test_layers.py --ignore=tests/unit/test_state.py --ignore=tests/unit/test_loop.py $(TEST_ARGS)
 
 # Lines and branches that `make test` reaches, those in processes that it starts among them
+coverage: export PYTHONPATH := $(CURDIR)/tests
 coverage: .venv/installed-dev
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest $(TEST_ARGS)

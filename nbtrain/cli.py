@@ -20,6 +20,7 @@ from .overrides import CommandLine, Override, read_command_line
 
 if TYPE_CHECKING:
     from nbtrain.config import TrainerArgs
+    from nbtrain.jobs import Job
 
 # %% auto #0
 __all__ = ["main"]
@@ -263,10 +264,12 @@ def _predict(line: CommandLine) -> int:
     import torch
 
     job = _read(line).build()
-    print(f"weights: {job.load() or 'as the model was made'}")
+    say = _speaker(job)
+    say(f"weights: {job.load() or 'as the model was made'}")
     outputs, path = job.predict(), Path(line.options["out"][-1])
-    torch.save(outputs, path)
-    print(f"{len(outputs)} batches in {path}")
+    if job.trainer.world.is_first:
+        torch.save(outputs, path)
+    say(f"{len(outputs)} batches in {path}")
     return 0
 
 
@@ -359,7 +362,7 @@ def _read(line: CommandLine) -> TrainerArgs:
 
 def _train(args: TrainerArgs) -> int:
     result = args.run()
-    if result is not None and result.reason == "finished before":
+    if result is not None and result.reason == "finished before" and _tells():
         print(f"This run was finished before: {result.run_dir}")
     return 130 if result is not None and result.status == "interrupted" else 0
 
@@ -367,10 +370,16 @@ def _train(args: TrainerArgs) -> int:
 def _evaluate(line: CommandLine, stage: str) -> int:
     job = _read(line).build()
     job.data(stage)  # before a large file is read
-    print(f"weights: {job.load() or 'as the model was made'}")
+    say = _speaker(job)
+    say(f"weights: {job.load() or 'as the model was made'}")
     for name, value in job.evaluate(stage).items():
-        print(f"{name}: {value:.6g}")
+        say(f"{name}: {value:.6g}")
     return 0
+
+
+def _speaker(job: Job) -> Callable[[str], None]:
+    """`print`, in the first of several processes that torchrun or SLURM has started."""
+    return print if job.trainer.world.is_first else lambda text: None
 
 
 # %% ../nbs/84_cli.ipynb #351e217a

@@ -105,7 +105,13 @@ class _Courier:
                 self._keep(call, wait_s)
                 wait_s = min(2 * wait_s, _MAX_WAIT_S)
         if self.logger is not None:
-            self._passes(lambda: self.logger.finalize(self.status))
+            self._end()
+
+    def _end(self) -> None:
+        try:
+            self.logger.finalize(self.status)
+        except Exception as error:
+            self.notes.append(f"{self.label} could not be closed ({_words(error)}); the run's own history has all.")
 
     def _next(self) -> Callable[[], Any] | None:
         with self.changed:

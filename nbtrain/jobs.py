@@ -107,9 +107,6 @@ def _check_compute(settings: Settings, document: Document, problems: Problems) -
     if plan.n_devices not in (1, world.size) and world.environment is not None or plan.n_devices < world.size:
         what = f"compute_config.runtime_ngpus is {plan.n_devices}, and {world.size} processes were started."
         problems.add(what, where, f"Give --compute_config.runtime_ngpus {world.size}, or start as many.")
-    elif plan.strategy in ("fsdp2", "tp") and world.size > 1:
-        what = f"{plan.strategy} splits the model, and what torchrun or SLURM has started can't put it together again."
-        problems.add(what, where, "Start nbtrain as one process, or leave use_zero out and give plan_ngpus 1.")
     elif plan.strategy == "tp" and not {"tensor_plan", "parallelize"} & settings.trainer.args.keys():
         remedy = "Give trainer.args.tensor_plan, such as {layers.*: colwise}, or trainer.args.parallelize."
         problems.add("pas_policy is 'tp', and nothing says how layers are split.", document.place(("pas_policy",)), remedy)

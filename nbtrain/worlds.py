@@ -9,6 +9,8 @@ import atexit
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -20,8 +22,9 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from torch import Tensor
 
 from .errors import ConfigError, NbtrainError
-from .parallel import Value
+from .parallel import Parallelism, SplitStrategy, Value
 from .sharding import RankLoader, RankMeter
+from .steps import StepModule
 from .worker import LateReduce
 
 # %% auto #0
@@ -140,14 +143,18 @@ class StopTogether:
 
 
 # %% ../nbs/44_worlds.ipynb #9f89cf07
-class RankCallback(L.Callback):
-    """What is different in a run that is rank `number` of `n_ranks`: its part of the data. `owner` is the trainer of this rank.
+_MEET = timedelta(seconds=5)  # what a rank that has failed waits for the others to have failed too
 
-    `n_sharing`: how many ranks in a row read the same batches, because they compute on them together.
+
+class RankCallback(L.Callback):
+    """What is different in a run that is rank `number` of `n_ranks`: its part of the data, and of the model where `parallelism` splits it.
+
+    `owner` is the trainer of this rank. Ranks in a row read the same batches where they compute on them together.
     """
 
-    def __init__(self, owner: Any, number: int, n_ranks: int, n_sharing: int = 1) -> None:
-        self.owner = owner
+    def __init__(self, owner: Any, number: int, n_ranks: int, parallelism: Parallelism) -> None:
+        self.owner, self.parallelism = owner, parallelism
+        n_sharing = parallelism.tensor_size
         self.group: Any = dist.new_group(backend="gloo")
         self.n_readers = n_ranks // n_sharing
         self.readers = self._group_of_readers(n_ranks, n_sharing)
@@ -157,10 +164,17 @@ class RankCallback(L.Callback):
         self._reader = number // n_sharing
         self.loaders: dict[bool, RankLoader] = {}  # by: for training?
         self._share = 1.0
+        self._meeting: Any = dist.new_group(backend="gloo", timeout=_MEET) if parallelism.splits else None
+        self._is_split = False
         owner.meters = {mode: RankMeter(self.readers or self.group) for mode in owner.meters}
 
     def obey(self) -> None:
         """Do what was asked of all ranks. Called after each batch, equally often on all of them."""
+
+    def meet(self) -> None:
+        """Find out whether all ranks of a split model are here after an error. Raises in one that has failed alone."""
+        if self._meeting is not None:
+            dist.barrier(self._meeting)
 
     def loader(self, loader: Iterable[Any], *, training: bool) -> RankLoader:
         """This rank's part of `loader`."""
@@ -178,6 +192,17 @@ class RankCallback(L.Callback):
         return self.loaders[training].shares[batch_idx] if training in self.loaders else 1.0  # a batch given by hand: all have it
 
     # -- Lightning's hooks
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if isinstance(trainer.strategy, SplitStrategy) and isinstance(pl_module, StepModule) and not self._is_split:
+            pl_module.split = partial(self._split, pl_module)
+
+    def _split(self, module: StepModule) -> None:
+        if not self._is_split:  # each of Lightning's entry points asks for it
+            self._is_split = True
+            mesh = module.device_mesh
+            assert mesh is not None  # Lightning has made it just before
+            self.parallelism.split(module.model, self.owner.optimizer, mesh)
+
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         self._share = self._share_of(batch_idx, training=True)
         self.counts = self._share > 0
@@ -216,9 +241,9 @@ def find_rank(trainer: L.Trainer) -> RankCallback | None:
 class InWorld(RankCallback):
     """A rank that torchrun or SLURM has started."""
 
-    def __init__(self, owner: Any, world: World) -> None:
+    def __init__(self, owner: Any, world: World, parallelism: Parallelism) -> None:
         world.join()
-        super().__init__(owner, world.number, world.size)
+        super().__init__(owner, world.number, world.size, parallelism)
         self._stop = StopTogether()
         owner.control.together = self._stop.hear
 

@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from functools import partial
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -34,11 +32,11 @@ from ..arguments import Devices, resolve_devices
 from ..errors import ConfigError, WorkerError
 from ..estimates import device_memory, plan_devices
 from ..hooks import tell
-from ..launch import Launch, Pool
-from ..parallel import Parallelism, Parallelize, SplitStrategy, resolve_parallelism, whole
+from ..launch import Launch, Pool, pack
+from ..parallel import Parallelism, Parallelize, resolve_parallelism, whole
 from ..records import Event, Status
 from ..resumable import loader_place, put_loader, random_state, set_random_state
-from ..steps import StepModule
+from ..steps import Counts
 from ..worker import Agreement, Rank, Terminated, dumps, loads
 from ..worlds import InWorld, RankCallback, find_world
 
@@ -153,42 +151,21 @@ class _Environment(ClusterEnvironment):
 
 
 # %% ../../nbs/67_addons.multigpu.ipynb #b0a2b31c
-_MEET = timedelta(seconds=5)  # what a rank that has failed waits for the others to have failed too
-
-
 class _InRank(RankCallback):
     """A rank that a notebook has started: a trainer's copy with its part of the model, and the parent's commands."""
 
     def __init__(self, trainer: Any, rank: Rank, device: torch.device, parallelism: Parallelism) -> None:
-        super().__init__(trainer, rank.number, rank.world_size, parallelism.tensor_size)
-        self.rank, self.parallelism = rank, parallelism
-        self._meeting: Any = dist.new_group(backend="gloo", timeout=_MEET) if parallelism.splits else None
+        super().__init__(trainer, rank.number, rank.world_size, parallelism)
+        self.rank = rank
         self._agreement = Agreement(rank.channel)
         self._commands: deque[tuple[Any, ...]] = deque()  # that all ranks have heard, and not done yet
-        self._is_split = False
         trainer.control.begin(lambda state: None)  # the parent knows
         trainer.control.thread = threading.current_thread()
         trainer.device = device
         if rank.number == 0:
             trainer.sinks.append(_Sender(rank))
 
-    def meet(self) -> None:
-        """Find out whether all ranks of a split model are here after an error. Raises in one that has failed alone."""
-        if self._meeting is not None:
-            dist.barrier(self._meeting)
-
     # -- Lightning's hooks
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if isinstance(trainer.strategy, SplitStrategy) and isinstance(pl_module, StepModule) and not self._is_split:
-            pl_module.split = partial(self._split, pl_module)
-
-    def _split(self, module: StepModule) -> None:
-        if not self._is_split:  # each of Lightning's entry points asks for it
-            self._is_split = True
-            mesh = module.device_mesh
-            assert mesh is not None  # Lightning has made it just before
-            self.parallelism.split(module.model, self.owner.optimizer, mesh)
-
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.rank.channel.catch_sigterm()  # Lightning's own handler waits for the other ranks, and they for it
 
@@ -307,7 +284,7 @@ class MultiGPUAddon(Launcher):
         num_nodes: The number of machines. torchrun and SLURM say it themselves.
 
     Under torchrun or SLURM nothing is started: this process is one of the ranks already, and `device` names the devices of each machine.
-    A strategy that splits the model is not there for them.
+    Where the model is split, or to be under "auto", each rank works on a copy of trainer and loaders, which must be fit for a pickle.
     """
 
     device: Devices = "auto"
@@ -347,7 +324,9 @@ class MultiGPUAddon(Launcher):
 
     @property
     def is_elsewhere(self) -> bool:
-        return self.world.environment is None and (len(self.devices) > 1 or isinstance(self.device, (list, tuple)))
+        if self.world.environment is not None:
+            return self.world.size > 1 and (self.parallelism.splits or self.strategy == "auto")
+        return len(self.devices) > 1 or isinstance(self.device, (list, tuple))
 
     @property
     def n_processes(self) -> int:
@@ -360,10 +339,9 @@ class MultiGPUAddon(Launcher):
     # -- in a rank
     def _rank(self, trainer: Any) -> RankCallback | None:
         """What makes this process a rank, where it is one."""
-        if self.in_rank is None and self.world.size > 1:
-            _refuse_own(trainer)
+        if self.in_rank is None and self.world.size > 1 and not self.is_elsewhere:
             self._fit_parallelism(trainer)
-            self.in_rank = InWorld(trainer, self.world)
+            self.in_rank = InWorld(trainer, self.world, self.parallelism)
         return self.in_rank
 
     def callbacks(self, trainer: Any) -> list[L.Callback]:
@@ -386,11 +364,12 @@ class MultiGPUAddon(Launcher):
         devices = [device.index for device in self.devices[:n]] if on_cuda else n
         return {"devices": devices, "num_nodes": self.world.n_machines, "strategy": strategy, "use_distributed_sampler": False}
 
-    # -- in the notebook
+    # -- elsewhere
     def launch(self, trainer: Any, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any) -> tuple[Status, str]:
-        _refuse_own(trainer)
         self._fit_parallelism(trainer)
         with _off_devices(trainer):
+            if self.world.environment is not None:
+                return _run_copy(trainer, drive, (loader, valid_loader))
             job = _Job(trainer, drive, (loader, valid_loader), self.devices, random_state(devices=False))
             backend = "cpu:gloo,cuda:nccl" if self.devices[0].type == "cuda" else "gloo"
             with Launch(job, len(self.devices), pool=_pool(), backend=backend, init_method=self._address()) as launch:
@@ -398,6 +377,7 @@ class MultiGPUAddon(Launcher):
 
     def _fit_parallelism(self, trainer: Any) -> None:
         """Choose where that is left to us, and refuse what can't be done for `trainer`."""
+        _refuse_own(trainer)
         if self.strategy == "auto":
             self._choose(trainer)
         self._check_split(trainer)
@@ -415,11 +395,6 @@ class MultiGPUAddon(Launcher):
             raise ConfigError(
                 f"strategy={self.parallelism.strategy!r} keeps its parts in its own form, which can't be put back into the trainer.",
                 remedy="Use strategy='fsdp2', or a lightning.Trainer of your own: fit(trainer.as_lightning_module(), loader).",
-            )
-        if self.parallelism.splits and self.world.environment is not None:
-            raise ConfigError(
-                f"{self.parallelism} splits the model, and what torchrun or SLURM has started can't put it together again.",
-                remedy="Start the script as one process, with device=[...]; or use strategy='ddp'.",
             )
         # Weights that an addon keeps beside the model's would not be split with them
         keepers = [kind.__name__ for kind in trainer.addons if kind.weights is not AddOnBase.weights]
@@ -462,18 +437,32 @@ def _follow(launch: Launch, trainer: Any, loaders: tuple[Any, Any]) -> tuple[Sta
             control.stop(signal.SIGINT)
             status, reason = launch.wait(listener)[0]
     finally:
-        if listener.state is not None:
-            put_state(trainer, loaders, loads(listener.state))
-        else:
-            vars(trainer.counts).update(vars(before))
-            trainer.history.drop_after(before.step, before.epoch)
-            trainer.recorder.note("Nothing came back from the worker processes: the weights are those before this run.")
+        _put_back(trainer, loaders, listener.state, before)
     if listener.terminated is not None:
         raise WorkerError(
             f"Rank {listener.terminated} was told to end (SIGTERM), and all ranks have stopped after the same batch.",
             remedy="What they have done until then is here: run again to go on.",
         )
     return "interrupted" if control.signum is not None and status == "stopped" else status, reason
+
+
+def _put_back(trainer: Any, loaders: tuple[Any, Any], state: bytes | None, before: Counts) -> None:
+    """Put back what a copy has become; without a `state` of it the trainer is what it was `before`."""
+    if state is not None:
+        put_state(trainer, loaders, loads(state))
+        return
+    vars(trainer.counts).update(vars(before))
+    trainer.history.drop_after(before.step, before.epoch)
+    trainer.recorder.note("Nothing came back of this run: the weights are those before it.")
+
+
+def _tell_again(trainer: Any, event: Event) -> None:
+    """What a copy of `trainer` has told."""
+    if event.kind == "state":
+        trainer.control.follow(event.data["state"])
+    else:
+        trainer.recorder.follow(event.progress)
+        trainer.recorder.emit(event)
 
 
 class _Listener:
@@ -485,11 +474,8 @@ class _Listener:
         self.terminated: int | None = None
 
     def __call__(self, rank: int, message: Any) -> None:
-        if isinstance(message, Event) and message.kind == "state":
-            self.trainer.control.follow(message.data["state"])
-        elif isinstance(message, Event):
-            self.trainer.recorder.follow(message.progress)
-            self.trainer.recorder.emit(message)
+        if isinstance(message, Event):
+            _tell_again(self.trainer, message)
         elif isinstance(message, _Returned):
             self.state = message.state
         elif isinstance(message, Terminated):
@@ -497,6 +483,56 @@ class _Listener:
             self.trainer.control.stop()
 
 
+# %% ../../nbs/67_addons.multigpu.ipynb #671f0839
+def _run_copy(trainer: Any, drive: Callable[..., tuple[Status, str]], loaders: tuple[Any, Any]) -> tuple[Status, str]:
+    """`drive` a copy of `trainer` in this rank of those that torchrun or SLURM has started, and put back what comes of it."""
+    before, state = replace(trainer.counts), None
+    copy, *own = loads(pack((trainer, *loaders)))
+    rank = _begin_copy(copy, trainer)
+    try:
+        outcome = drive(copy, *own)
+        state = dumps(take_state(copy, own))
+    except Exception:
+        with suppress(Exception):  # a state that can't be taken any more must not hide the error
+            rank.meet()
+            state = dumps(take_state(copy, own))
+        raise
+    finally:
+        trainer.control.signum = copy.control.signum
+        _put_back(trainer, loaders, state, before)
+    return outcome
+
+
+def _begin_copy(copy: Any, trainer: Any) -> InWorld:
+    """Make `copy` a rank, which tells `trainer` what happens and hears what is asked of it."""
+    launcher = copy.launcher
+    rank = launcher.in_rank = InWorld(copy, launcher.world, launcher.parallelism)
+    copy.device = trainer.device
+    copy.control.begin(copy.recorder.change)
+    copy.control.thread = threading.current_thread()
+    copy.sinks.append(_Again(trainer))
+    trainer.control.together, trainer.control.elsewhere = copy.control.stop, _refuse_alone
+    with torch.no_grad():
+        for tensor in (*copy.model.parameters(), *copy.model.buffers()):
+            dist.broadcast(tensor, 0, rank.group)
+    return rank
+
+
+def _refuse_alone(command: tuple[Any, ...]) -> None:
+    raise ConfigError("One rank of several can't be told alone.", remedy="stop() ends the run on all of them.")
+
+
+class _Again:
+    """Tells `trainer` the events of its copy."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def update(self, event: Event) -> None:
+        _tell_again(self.trainer, event)
+
+
+# %% ../../nbs/67_addons.multigpu.ipynb #70ae4538
 @contextmanager
 def _off_devices(trainer: Any) -> Iterator[None]:
     """Meanwhile the model is on the CPU: the ranks need the memory of the devices."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -16,13 +17,18 @@ from nbtrain import MultiGPUAddon, StateManagerAddon
 
 
 class Faulty(Regress):
-    """Once, before the update `at`, it sends itself `fault`, and with SIGKILL the process too that has started it: a machine is gone."""
+    """Once, before the update `at`, it sends itself `fault`, and with SIGKILL the process too that has started it: a machine is gone.
+
+    "error" is raised instead.
+    """
 
     fault, at, mark = "", 0, Path()
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         if self.fault and self.counts.update == self.at and not self.mark.exists():
             self.mark.touch()
+            if self.fault == "error":
+                raise RuntimeError("boom")
             signum = getattr(signal, self.fault)
             for pid in (os.getppid(), os.getpid()) if signum == signal.SIGKILL else (os.getpid(),):
                 os.kill(pid, signum)
@@ -34,17 +40,28 @@ def make_net(dropout: float) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 1))
 
 
-def train(folder: Path, *, fault: str = "", at: int = 0, batch_size: int = 8, dropout: float = 0.0) -> None:
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "fsdp2": {"strategy": "fsdp2"},
+    "fsdp2 in parts": {"strategy": "fsdp2", "save_type": "sharded", "save_format": "safetensor"},
+    "tp": {"strategy": "tp", "tensor_plan": {"0": "colwise", "3": "rowwise"}},
+    "auto": {"strategy": "auto", "memory_gb": 4e-6},  # which is enough for half of the model
+}
+
+
+def train(folder: Path, *, fault: str = "", at: int = 0, batch_size: int = 8, dropout: float = 0.0, strategy: str = "ddp") -> None:
     """12 updates of two ranks, or of one process with twice the batch size, in 3 epochs; each third one is saved."""
-    trainer = make_trainer(
-        Faulty.add_on(MultiGPUAddon, StateManagerAddon), model=make_net(dropout), save_path=folder / "runs", seed=1, every_n_steps=3
-    )
+    options = {"model": make_net(dropout), "save_path": folder / "runs", "seed": 1, "every_n_steps": 3} | STRATEGIES[strategy]
+    trainer = make_trainer(Faulty.add_on(MultiGPUAddon, StateManagerAddon), **options)
     trainer.fault, trainer.at, trainer.mark = fault, at, folder / "faulted"
-    result = trainer.run(3, make_loader(64, batch_size=batch_size), make_valid(), resume="auto")
+    result: Any = None
+    with contextlib.suppress(RuntimeError) if fault == "error" else contextlib.nullcontext():
+        result = trainer.run(3, make_loader(64, batch_size=batch_size), make_valid(), resume="auto")
     evaluated = trainer.evaluate(make_valid())
     if trainer.world.is_first:
         rows = [dict(row) for row in trainer.history.epochs]
-        torch.save({"weights": trainer.model.state_dict(), "rows": rows, "result": str(result), "evaluated": evaluated}, folder / "end.pt")
+        end = {"weights": trainer.model.state_dict(), "rows": rows, "result": str(result), "evaluated": evaluated}
+        torch.save(end | {"n_updates": trainer.counts.update}, folder / "end.pt")
 
 
 if __name__ == "__main__":
@@ -53,4 +70,6 @@ if __name__ == "__main__":
     parser.add_argument("--fault", default="")
     parser.add_argument("--at", type=int, default=0)
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--batch_size", type=int, default=8)
+    parser.add_argument("--strategy", choices=STRATEGIES, default="ddp")
     train(**vars(parser.parse_args()))

@@ -85,48 +85,84 @@ def same_end(a: Path, b: Path) -> bool:
     return all(torch.equal(left["weights"][name], right["weights"][name]) for name in left["weights"])
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, port = tmp_path_factory.mktemp("undisturbed"), free_port()
-    assert finish(*(task(number, port, folder, "--dropout", 0.3) for number in range(2))) == [0, 0]
-    return folder
+def two(folder: Path, *arguments: Any) -> list[int]:
+    """The exit codes of two tasks."""
+    port = free_port()
+    return finish(*(task(number, port, folder, *arguments) for number in range(2)))
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp2"])
+def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """A run with dropout that nothing has disturbed, and the arguments that it had."""
+    folder, options = tmp_path_factory.mktemp("undisturbed"), ["--dropout", 0.3, "--strategy", request.param]
+    assert two(folder, *options) == [0, 0]
+    return folder, options
+
+
+def assert_near(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert max(float((a["weights"][name] - b["weights"][name]).abs().max()) for name in a["weights"]) < 1e-5
+    assert a["evaluated"] == pytest.approx(b["evaluated"], rel=1e-5)
+    assert [row["val_loss"] for row in a["rows"]] == pytest.approx([row["val_loss"] for row in b["rows"]], rel=1e-5)
 
 
 @pytest.mark.long
 def test_two_machines_do_what_one_process_does_with_twice_the_batch(tmp_path: Path) -> None:
     (one := tmp_path / "one").mkdir()
-    (two := tmp_path / "two").mkdir()
+    (both := tmp_path / "both").mkdir()
     port = free_port()
-    assert finish(*(node(port, two, host=host) for host in (True, False))) == [0, 0]
+    assert finish(*(node(port, both, host=host) for host in (True, False))) == [0, 0]
     train(one, batch_size=16)
-    a, b = end_of(one), end_of(two)
-    assert max(float((a["weights"][name] - b["weights"][name]).abs().max()) for name in a["weights"]) < 1e-5
-    assert a["evaluated"] == pytest.approx(b["evaluated"], rel=1e-5)
-    assert [row["val_loss"] for row in a["rows"]] == pytest.approx([row["val_loss"] for row in b["rows"]], rel=1e-5)
-    assert len(list((two / "runs").iterdir())) == 1  # one run folder, of both
+    assert_near(end_of(one), end_of(both))
+    assert len(list((both / "runs").iterdir())) == 1  # one run folder, of both
+
+
+@pytest.mark.parametrize("strategy", ["auto", *(pytest.param(name, marks=pytest.mark.long) for name in ("fsdp2", "fsdp2 in parts", "tp"))])
+def test_split_model_of_two_tasks_is_whole_in_each_and_does_what_one_process_does(strategy: str, tmp_path: Path) -> None:
+    (one := tmp_path / "one").mkdir()
+    (both := tmp_path / "both").mkdir()
+    assert two(both, "--strategy", strategy, *(["--batch_size", 16] if strategy == "tp" else [])) == [0, 0]
+    train(one, batch_size=16)
+    assert_near(end_of(one), end_of(both))
+    assert end_of(both)["n_updates"] == 12 and len(end_of(both)["rows"]) == 3
+    assert len(list((both / "runs").iterdir())) == 1
 
 
 @pytest.mark.long
-def test_machine_that_was_killed_and_started_again_ends_as_if_nothing_had_happened(undisturbed: Path, tmp_path: Path) -> None:
+def test_step_of_a_split_model_that_fails_in_all_tasks_leaves_what_was_reached(tmp_path: Path) -> None:
+    (one := tmp_path / "one").mkdir()
+    (both := tmp_path / "both").mkdir()
+    options: dict[str, Any] = {"fault": "error", "at": 6}
+    assert two(both, "--strategy", "fsdp2", "--fault", "error", "--at", 6) == [0, 0]
+    train(one, batch_size=16, **options)
+    assert_near(end_of(one), end_of(both))
+    assert end_of(one)["n_updates"] == end_of(both)["n_updates"] == 6
+
+
+@pytest.mark.long
+def test_machine_that_was_killed_and_started_again_ends_as_if_nothing_had_happened(
+    undisturbed: tuple[Path, list[Any]], tmp_path: Path
+) -> None:
     """In the middle of an epoch, with dropout: the random numbers of both ranks go on."""
-    port, options = free_port(), ["--dropout", 0.3]
+    expected, options = undisturbed
+    port = free_port()
     first = node(port, tmp_path, *options, host=True)
     killed = node(port, tmp_path, *options, "--fault", "SIGKILL", "--at", 7, host=False)
     with ended(first, killed):
         assert killed.wait(WAIT_S) == -signal.SIGKILL
         again = node(port, tmp_path, *options, host=False)
         assert finish(first, again) == [0, 0]
-    assert same_end(undisturbed, tmp_path)
+    assert same_end(expected, tmp_path)
     names = {path.name for path in tmp_path.glob("runs/run-001/checkpoints/*")}
     assert "epoch=1-step=6.ckpt" in names and len(list((tmp_path / "runs").iterdir())) == 1
 
 
 @pytest.mark.long
-def test_sigterm_to_one_rank_ends_all_after_the_same_batch_and_the_next_start_goes_on(undisturbed: Path, tmp_path: Path) -> None:
-    options = [tmp_path, "--dropout", 0.3]
+def test_sigterm_to_one_rank_ends_all_after_the_same_batch_and_the_next_start_goes_on(
+    undisturbed: tuple[Path, list[Any]], tmp_path: Path
+) -> None:
+    expected, options = undisturbed
     port = free_port()
-    codes = finish(task(0, port, *options), task(1, port, *options, "--fault", "SIGTERM", "--at", 5))
+    codes = finish(task(0, port, tmp_path, *options), task(1, port, tmp_path, *options, "--fault", "SIGTERM", "--at", 5))
     assert codes == [128 + signal.SIGTERM] * 2 and not (tmp_path / "end.pt").exists()
-    port = free_port()
-    assert finish(*(task(number, port, *options) for number in range(2))) == [0, 0]
-    assert same_end(undisturbed, tmp_path)
+    assert two(tmp_path, *options) == [0, 0]
+    assert same_end(expected, tmp_path)

@@ -251,17 +251,21 @@ def test_the_state_at_max_train_steps_is_validated(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_torchrun_starts_it_as_a_module(folder: Path) -> None:
+@pytest.mark.parametrize("use_zero", [True, False])
+def test_torchrun_starts_it_as_a_module(folder: Path, use_zero: bool) -> None:
     words = [
-        *FAST,
+        *SMALL,
         "--compute_config.runtime_ngpus=2",
-        "--compute_config.use_zero=false",
-        "--checkpoint.no_save=false",
+        f"--compute_config.use_zero={str(use_zero).lower()}",
+        f"--checkpoint.save_type={'deduped' if use_zero else 'merged'}",
         "--max_train_steps=2",
     ]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "nbtrain", "fit"]
-    subprocess.run([*torchrun, *words], check=True, timeout=300)
-    assert (folder / "checkpoints/run-001/checkpoints/epoch=1-step=2.ckpt").exists()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "nbtrain"]
+    subprocess.run([*torchrun, "fit", *words], check=True, timeout=300)
+    (state,) = (folder / "checkpoints/run-001/checkpoints").glob("epoch=0-step=2*")
+    assert len(list(state.glob("rank-*.safetensors"))) == (2 if use_zero else 0)
+    said = subprocess.run([*torchrun, "validate", *words], check=True, timeout=300, stdout=subprocess.PIPE, text=True).stdout
+    assert said.count("weights: epoch=0-step=2") == said.count("loss: ") == 1
 
 
 def test_test_without_test_data_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

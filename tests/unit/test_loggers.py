@@ -6,6 +6,7 @@ import csv
 import http.server
 import importlib.util
 import json
+import math
 import os
 import random
 import socket
@@ -30,6 +31,7 @@ from nbtrain import AddonError, ConfigError, LoggersAddon, NeptuneLoggerAddon, O
 from nbtrain.cli import main
 from nbtrain.delivery import Delivery
 from nbtrain.neptunefiles import read_neptune
+from nbtrain.neptunetracker import NeptuneTracker, connect_neptune
 from nbtrain.points import StepPoints
 from nbtrain.wandbtracker import connect_wandb
 
@@ -551,6 +553,26 @@ def test_wandb_without_a_key_stays_offline_and_says_so_once(tmp_path: Path) -> N
     assert text.startswith("wandb is offline: no key is stored. To upload the run: wandb sync")
 
 
+def test_neptune_is_given_the_values_of_a_second_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from neptune.handler import Handler
+
+    calls: list[int] = []
+    extend = Handler.extend
+    monkeypatch.setattr(Handler, "extend", lambda self, values, **given: (calls.append(len(values)), extend(self, values, **given)))
+    now_s = 0.0
+    tracker = NeptuneTracker(connect_neptune({}, "run1", tmp_path, lambda text: None).run, clock=lambda: now_s)
+    seconds = [0.0, 0.25, 0.5, 1.25, 1.5]
+    for step, now_s in enumerate(seconds):
+        tracker.log_metrics({"train_loss": 2 * now_s, "lr": math.nan if step == 1 else 0.5}, step=step)
+    assert calls == [1, 1, 2, 1]  # the first of each, and three as the fourth step came
+    tracker.finalize("success")
+    assert calls == [1, 1, 2, 1, 2, 2]
+    (entries,) = read_neptune(tmp_path).values()
+    losses, rates = ([(e.step, e.value, e.time_s) for e in entries if e.name == name] for name in ("train/loss", "lr"))
+    assert losses[1:] == [(step, 2 * s, s) for step, s in enumerate(seconds)][1:]
+    assert rates[1:] == [(step, 0.5, seconds[step]) for step in (2, 3, 4)]
+
+
 def test_neptune_says_once_that_its_service_is_closed(tmp_path: Path) -> None:
     trainer = make_trainer(Regress.add_on(NeptuneLoggerAddon), save_path=tmp_path / "runs")
     trainer.run(1, make_loader())
@@ -615,6 +637,14 @@ def test_what_never_arrives_is_reported_at_the_end() -> None:
     logger = Unsteady(lambda self: self.n_calls > 2)
     assert deliver(logger) == [FAILED, "service refused 4 entries; the run's own history has all."]
     assert logger.closed == ["success"]
+
+
+def test_a_service_that_does_not_close_is_reported() -> None:
+    class Sticks(Unsteady):
+        def finalize(self, status: str) -> None:
+            raise ConnectionError("gone")
+
+    assert deliver(Sticks(lambda self: False)) == ["service could not be closed (ConnectionError: gone); the run's own history has all."]
 
 
 def test_a_service_that_was_never_reached_is_reported() -> None:
