@@ -48,7 +48,7 @@ _PUBLIC = {
     "Progress": "records",
     "ProgressChecker": "trainer",
     "RangeTest": "finding",
-    "RunHandle": "control",
+    "RunHandle": "interrupts",
     "RunPaused": "errors",
     "RunResult": "history",
     "Sample": "gallery",
@@ -112,7 +112,6 @@ if TYPE_CHECKING:
     from nbtrain.addons.watching import ThroughputAddon as ThroughputAddon
     from nbtrain.comparing import compare as compare
     from nbtrain.config import TrainerArgs as TrainerArgs
-    from nbtrain.control import RunHandle as RunHandle
     from nbtrain.data import TensorLoader as TensorLoader
     from nbtrain.errors import AddonError as AddonError
     from nbtrain.errors import CheckpointError as CheckpointError
@@ -134,6 +133,7 @@ if TYPE_CHECKING:
     from nbtrain.mixing import mixup as mixup
     from nbtrain.hooks import Callback as Callback
     from nbtrain.hooks import TrainHook as TrainHook
+    from nbtrain.interrupts import RunHandle as RunHandle
     from nbtrain.models import ModelTrainer as ModelTrainer
     from nbtrain.multioptimizer import MultiOptimizerTrainer as MultiOptimizerTrainer
     from nbtrain.multitask import Task as Task

@@ -5,45 +5,22 @@
 # %% ../nbs/23_control.ipynb #3ae049cc
 from __future__ import annotations
 
-import atexit
-import contextvars
-import ctypes
-import signal
-import sys
 import threading
-import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Literal
 
 import lightning as L
-import torch
-from lightning.pytorch.utilities.combined_loader import CombinedLoader
-from torch.utils.data import DataLoader
 
-from .errors import ConfigError, RunPaused
-from .history import RunResult
+from .errors import ConfigError
 from .hooks import is_of_hook, tell
 from .records import Phase
 from .resumable import random_state, set_random_state
 
 # %% auto #0
-__all__ = [
-    "State",
-    "Command",
-    "Boundary",
-    "Leave",
-    "Leaving",
-    "Control",
-    "refuse_while_on",
-    "RunHandle",
-    "free_last_error",
-    "signals_stop",
-    "workers_ignore_interrupts",
-]
+__all__ = ["State", "Command", "Boundary", "Leave", "Leaving", "Control", "refuse_while_on"]
 
 # %% ../nbs/23_control.ipynb #f2b7e312
 State = Literal["idle", "running", "pausing", "paused", "stopping"]
@@ -314,208 +291,3 @@ def _tell_callbacks(trainer: L.Trainer) -> None:
     for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(callback, Leaving):
             callback.on_leave(trainer, trainer.lightning_module)
-
-
-# %% ../nbs/23_control.ipynb #09d196b1
-_LEAVE_S = 4.0  # Jupyter kills a kernel 5 s after it has asked it to end
-_DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-
-
-@contextmanager
-def _hearing(signals: Iterable[signal.Signals], call: Callable[[int], None]) -> Iterator[frozenset[signal.Signals]]:
-    """While it is open, `call` is given those of `signals` for which nobody has a handler yet: they are what this gives.
-
-    In the main thread: others get none.
-    """
-    before: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {signum: _DEFAULTS[signum] for signum in signals if signal.getsignal(signum) is _DEFAULTS[signum]}
-    for signum in before:
-        signal.signal(signum, lambda signum, frame: call(signum))
-    try:
-        yield frozenset(before)
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-class RunHandle:
-    """A run in a thread of its own, as `run(..., background=True)` returns it."""
-
-    def __init__(self, control: Control, place: Callable[[], str], refresh: Callable[[], None] = lambda: None) -> None:
-        self.result: RunResult | None = None
-        self.is_waited_for = False
-        self.error: BaseException | None = None
-        self._control, self._place, self._refresh = control, place, refresh
-        self._work: Callable[[], RunResult] | None = None
-        self._n_early = 0  # how often ■ was pressed before the beginning
-        grad, device = torch.is_grad_enabled(), torch.get_default_device()
-        context = contextvars.copy_context()
-        self._thread = Thread(target=context.run, args=(self._train, grad, device), name="nbtrain run", daemon=True)
-
-    def start(self, work: Callable[[], RunResult]) -> None:
-        """Begin with `work`."""
-        self._work = work
-        self._control.thread = self._thread
-        atexit.register(self._leave_in_time)
-        self._thread.start()
-        for _ in range(self._n_early):
-            self._interrupt()
-
-    @property
-    def status(self) -> str:
-        """The state while it is on: "running", "pausing", "paused", "stopping"; then "completed", "stopped", "interrupted" or "failed"."""
-        if self._thread.is_alive() and self._control.state != "idle":
-            return self._control.state
-        return "failed" if self.error is not None or self.result is None else self.result.status
-
-    def wait(self, timeout_s: float | None = None) -> RunResult:
-        """The result, once the run is over. Raises what it has raised, RunPaused where it is paused, TimeoutError after `timeout_s`."""
-        self.is_waited_for = True
-        try:
-            with self.listening():
-                settled = self._control.wait_settled(timeout_s)
-        finally:
-            self.is_waited_for = False
-            self._refresh()
-        if not settled:
-            raise TimeoutError(f"the run is still {self._control.state} after {timeout_s} s")
-        if self._control.state == "paused":
-            raise RunPaused(f"paused at {self._place()} · trainer.resume() continues it")
-        self._thread.join()
-        if self.error is not None:
-            raise self.error
-        assert self.result is not None
-        return self.result
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """While it is open, ■ and Ctrl-C pause the run, and then end it."""
-        with _hearing((signal.SIGINT,), lambda signum: self._pressed()):
-            yield
-
-    def join(self) -> None:
-        """Wait until the run is over, however it ends."""
-        self._thread.join()
-
-    def pause(self) -> None:
-        """Ask for a pause at the end of the batch at hand."""
-        self._control.pause()
-
-    def resume(self) -> None:
-        """Let it go on."""
-        self._control.proceed()
-
-    def stop(self) -> None:
-        """Ask for the end, at the end of the batch at hand."""
-        self._control.stop()
-
-    def _pressed(self) -> None:
-        if self._thread.ident is None:  # the run is being made ready
-            self._n_early += 1
-        else:
-            Thread(target=self._interrupt).start()
-
-    def _interrupt(self) -> None:
-        """■ was pressed. In a thread, because a handler has broken into whatever was done, and a pause is shown."""
-        if self._control.state == "running":
-            self._control.pause()
-        elif self._control.state == "pausing":
-            self._control.stop(signal.SIGINT)
-        elif self._control.state == "stopping" and self._thread.ident is not None:  # it does not come to the end of its batch
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(Leave))
-
-    def _train(self, grad: bool, device: torch.device) -> None:
-        try:
-            with torch.set_grad_enabled(grad), torch.device(device) if device.type != "cpu" else nullcontext():
-                assert self._work is not None
-                self.result = self._work()
-        except BaseException as error:
-            self.error = error
-        finally:
-            self._work = None  # and what it holds
-            self._control.end()
-            atexit.unregister(self._leave_in_time)
-
-    def _leave_in_time(self) -> None:
-        """The interpreter ends, as a kernel does that is shut down: nothing waits for this thread, so it is asked to come to its end."""
-        self._control.stop(signal.SIGTERM)
-        self._thread.join(_LEAVE_S)
-
-    def free(self) -> None:
-        """Let go of what the frames of an error hold; its text stays."""
-        if self.error is not None:
-            _clear_frames(self.error)
-
-    def __repr__(self) -> str:
-        return f"RunHandle({self.status} · {self._place()})" if self.result is None else f"RunHandle({self.result!r})"
-
-
-def _clear_frames(error: BaseException | None) -> None:
-    """Let the frames of `error`, and of those it came from, forget their variables."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            frame.f_locals  # noqa: B018  # brings what was shown of them up to date: IPython has looked at it
-        error = error.__cause__ or error.__context__
-
-
-def free_last_error() -> None:
-    """Let go of what the frames of the error hold that Python keeps as the last one, for `%debug`."""
-    for name in ("last_value", "last_exc"):
-        _clear_frames(getattr(sys, name, None))
-    sys.last_traceback = None
-
-
-# %% ../nbs/23_control.ipynb #9bbed3bf
-@contextmanager
-def signals_stop(control: Control, trainer: L.Trainer) -> Iterator[None]:
-    """While it is open, Ctrl-C and SIGTERM ask `control` for the end of the run. Only in the main thread: others get no signals."""
-
-    def stop(signum: int) -> None:
-        if control.is_stopping:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            raise KeyboardInterrupt
-        control.stop(signum)
-
-    with _hearing((signal.SIGINT, signal.SIGTERM), stop) as heard:
-        if signal.SIGTERM in heard:  # Lightning puts its own handler first: it would leave at once, or wait there for the other ranks
-            trainer._signal_connector._sigterm_notifier_fn = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
-        yield
-
-
-# %% ../nbs/23_control.ipynb #0b57dda7
-class _IgnoreInterrupts:
-    """A `worker_init_fn` around another one."""
-
-    def __init__(self, init: Callable[[int], None] | None) -> None:
-        self.init = init
-
-    def __call__(self, worker_id: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if self.init is not None:
-            self.init(worker_id)
-
-
-@contextmanager
-def workers_ignore_interrupts(*loaders: Iterable[Any] | None) -> Iterator[None]:
-    """While it is open, the workers that these loaders start ignore interrupts."""
-    found = [part for loader in loaders for part in _data_loaders(loader) if part.num_workers]
-    before = [part.worker_init_fn for part in found]
-    for part in found:
-        part.worker_init_fn = _IgnoreInterrupts(part.worker_init_fn)
-    try:
-        yield
-    finally:
-        for part, init in zip(found, before):
-            part.worker_init_fn = init
-
-
-def _data_loaders(loader: Any) -> list[DataLoader[Any]]:
-    """The DataLoaders that `loader` is, or has inside."""
-    if isinstance(loader, DataLoader):
-        return [loader]
-    if isinstance(loader, CombinedLoader):
-        return [found for part in loader.flattened for found in _data_loaders(part)]
-    inner = getattr(loader, "loader", None)
-    return _data_loaders(inner) if inner is not None else []

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 from nbtrain import ConfigError, ModelTrainer, StateManagerAddon, TrainerArgs, load_run
 from nbtrain.checkpoints import read_checkpoint
 from nbtrain.cli import main
+from nbtrain.driving import seed_all
 from nbtrain.examples.mlp import MLP, SimpleDataset
-from nbtrain.session import seed_all
 from nbtrain.settings import Settings, describe_fields, shown_fields
 
 SEED = """\

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from nbtrain import AccumulationAddon, ConfigError, MultiGPUAddon, StateManagerAddon, TrainerArgs, load_run
 from nbtrain.cli import main
-from nbtrain.session import seed_all
+from nbtrain.driving import seed_all
 
 PARTS = """
 import torch

@@ -17,7 +17,8 @@ from lightning.pytorch.callbacks import LambdaCallback
 from samples import Regress, make_loader, make_trainer, make_valid
 
 from nbtrain import ConfigError, OptionError, RunHandle, RunPaused, RunResult, StateManagerAddon, Trainer, session
-from nbtrain.control import Boundary, Control, workers_ignore_interrupts
+from nbtrain.control import Boundary, Control
+from nbtrain.interrupts import workers_ignore_interrupts
 from nbtrain.records import Event
 from nbtrain.schedulers import WarmUpScheduler
 
