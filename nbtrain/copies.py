@@ -130,7 +130,7 @@ def run_copy(trainer: Any, drive: Callable[..., tuple[Status, str]], loaders: tu
             state = dumps(take_state(copy, own))
         raise
     finally:
-        trainer.control.signum = copy.control.signum
+        trainer.control.signum, trainer.control.together = copy.control.signum, None
         put_back(trainer, loaders, state, before)
     return outcome
 
@@ -146,7 +146,9 @@ def _begin_copy(copy: Any, trainer: Any) -> InWorld:
     trainer.control.together, trainer.control.elsewhere = copy.control.stop, _refuse_alone
     with torch.no_grad():
         for tensor in (*copy.model.parameters(), *copy.model.buffers()):
-            dist.broadcast(tensor, 0, rank.group)
+            sent = tensor.contiguous()
+            dist.broadcast(sent, 0, rank.group)
+            tensor.copy_(sent)
     return rank
 
 

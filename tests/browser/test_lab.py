@@ -130,7 +130,8 @@ def test_stop_button_of_jupyter_pauses_and_ends_run_all(lab: Any, lab_root: Path
     assert "after wards" not in lab.page.locator(".jp-Notebook").inner_text()
 
 
-@pytest.mark.parametrize("version", ["7", pytest.param("6", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("version", ["7", "6"])
 def test_buttons_in_the_background(lab: Any, lab_root: Path, version: str) -> None:
     kernel = "python3" if version == "7" else "older"
     lab.open(_write(lab_root, f"background{version}", SLOW, "handle = trainer.run(6, *loaders, background=True)", READ, kernel=kernel))

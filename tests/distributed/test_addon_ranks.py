@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,12 @@ from torchmetrics import MetricCollection, SumMetric
 from torchmetrics.regression import MeanSquaredError, SpearmanCorrCoef
 
 from nbtrain import AccumulationAddon, LoggersAddon, MetricsAddon, MultiGPUAddon, NonFiniteAddon, WandBLoggerAddon
-from nbtrain.addons.multigpu import _pool
 
 STRATEGIES = {
     "ddp": {"strategy": "ddp"},
     "fsdp2": {"strategy": "fsdp2"},
     "tp": {"strategy": "tp", "tensor_plan": {"0": "colwise", "2": "rowwise"}},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_worker_is_left() -> Iterator[None]:
-    yield
-    _pool().close()
 
 
 class Samples(SumMetric):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -13,13 +12,6 @@ from samples import Regress, make_loader, make_trainer, make_valid, same_weights
 from torch import nn
 
 from nbtrain import MultiGPUAddon
-from nbtrain.addons.multigpu import _pool
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_worker_is_left() -> Iterator[None]:
-    yield
-    _pool().close()
 
 
 class Watched(Regress):

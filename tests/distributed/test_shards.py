@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,16 +16,9 @@ from torch.distributed.tensor import DTensor
 
 import nbtrain.shards
 from nbtrain import CheckpointError, MultiGPUAddon, StateManagerAddon, Trainer, WorkerError
-from nbtrain.addons.multigpu import _pool
 from nbtrain.checkpoints import newest_valid, read_checkpoint
 
 SAVING = (MultiGPUAddon, StateManagerAddon)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_worker_is_left() -> Iterator[None]:
-    yield
-    _pool().close()
 
 
 def notes_of(trainer: Any) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,19 +14,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from nbtrain import ConfigError, MultiGPUAddon, StateManagerAddon
-from nbtrain.addons.multigpu import _pool
 
 PLAN = {"0": "colwise", "2": "rowwise"}  # the others stay whole
 SPLIT = {
     "fsdp2": {"strategy": "fsdp2"},
     "tp": {"strategy": "tp", "tensor_plan": PLAN},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_worker_is_left() -> Iterator[None]:
-    yield
-    _pool().close()
 
 
 def make_net(seed: int = 0) -> nn.Module:

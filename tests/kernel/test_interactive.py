@@ -304,7 +304,7 @@ def test_a_killed_kernel_leaves_the_record_up_to_its_last_update() -> None:
 OLD = Path(os.environ.get("VIRTUAL_ENV") or Path(__import__("sys").prefix)) / "lowest"
 
 
-@pytest.mark.parametrize("press", [True, False])
+@pytest.mark.parametrize("press", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_ipykernel_6_pauses_and_works_in_the_background(press: bool) -> None:
     kernel = Kernel(PYTHONPATH=os.pathsep.join([str(OLD), *filter(None, [os.environ.get("PYTHONPATH")])]))
     try:

@@ -326,7 +326,7 @@ def test_compile_mode_prints_the_plan_and_trains_nothing(folder: Path, capsys: p
     assert not (folder / "checkpoints").exists()
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.long), (signal.SIGTERM, 143)])
 def test_a_run_that_a_signal_ends_is_saved_and_goes_on_exactly(folder: Path, signum: int, code: int) -> None:
     (folder / "quits.py").write_text(
         "import os\n\n\ndef hook(signum):\n    import lightning as L\n\n    class Quit(L.Callback):\n"
