@@ -85,13 +85,16 @@ class StepPoints(L.Callback):
         self.owner.sinks.append(self)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._trainer is None:
+            return
         self._n_batches += 1
         self._n_samples += batch_size(batch)
         if self._has_tokens is not False:
             n = tokens_in(batch)
             self._has_tokens = n > 0
             self._n_tokens += n
-        if self._on and self._updates.completed % self._every == 0 and self._updates.completed != self._update:
+        update = self._updates.completed
+        if update % self._every == 0 and update != self._update and self._on:
             self._mark()
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

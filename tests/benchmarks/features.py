@@ -1,4 +1,4 @@
-"""What nbtrain's features cost: each with a plain loop that does the same work; and seven of its own, with nbtrain as the base."""
+"""What nbtrain's features cost: each with a plain loop that does the same work; and three of its own, with nbtrain as the base."""
 
 from __future__ import annotations
 
@@ -155,12 +155,8 @@ WORKS = {
 }
 
 
-def _own(name: str, work: Work, base: Work, max_over_us: float, steady: bool = True) -> Duel:
-    return Duel(name, partial(contenders.ours, work=work), partial(contenders.ours, work=base), max_over_us=max_over_us, steady=steady)
-
-
-def _logging(name: str, addons: Callable[[], list[Any]]) -> Duel:
-    return _own(name, Work(addons=addons), Work(), 20, steady=False)
+def _own(name: str, work: Work, base: Work, max_over_us: float) -> Duel:
+    return Duel(name, partial(contenders.ours, work=work), partial(contenders.ours, work=base), max_over_us=max_over_us)
 
 
 DUELS = [
@@ -176,18 +172,13 @@ DUELS = [
     for name, work in WORKS.items()
 ] + [
     _own("nbtrain + five idle addons", Work(addons=five_addons), Work(), 5),
-    _logging("nbtrain + Weights & Biases", partial(logger_addon, "WandBLoggerAddon")),
-    _logging("nbtrain + Neptune", partial(logger_addon, "NeptuneLoggerAddon")),
-    _logging("nbtrain + a training log in CSV", partial(tracker, "csv")),
-    _logging("nbtrain + TensorBoard", partial(tracker, "tensorboard")),
     _own("nbtrain + the system's view", Work(addons=partial(logger_addon, "SystemMonitorAddon")), Work(), 20),
     _own("nbtrain + a user's self.log", Work(callbacks=logging_callback), Work(callbacks=looking_callback), 15),
 ]
 NOTE = (
     "Four epochs of 500 steps, and 100 batches where there is validation; the figures are means over the epochs and what is between them.\n"
 )
-NOTE += "The last seven rows: one epoch of 2,000 steps, over nbtrain without them."
-NOTE += " A logger gets a point every 50 batches; its thread counts, so the mean step is compared."
+NOTE += "The last three rows: one epoch of 2,000 steps, over nbtrain without them."
 
 
 def table(n_rounds: int, only: set[str]) -> Table:

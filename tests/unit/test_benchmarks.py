@@ -12,6 +12,7 @@ from typing import Any
 
 import contenders
 import features
+import loggers
 import pytest
 from measure import Duel, Outcome, chosen, equal_weights, same_work
 from steps import OURS, PEERS, VARIANTS, judged
@@ -40,6 +41,15 @@ def test_contender_ends_with_the_weights_of_the_plain_loop(duel: Duel, tmp_path:
 @pytest.mark.parametrize("duel", features.DUELS, ids=lambda duel: duel.name)
 def test_feature_does_the_work_of_its_plain_loop(duel: Duel, tmp_path: Path) -> None:
     assert quiet_same_work(replace(duel, n_epochs=min(duel.n_epochs, 2)), tmp_path) == "equal"
+
+
+@pytest.mark.parametrize("name", ["none", "a training log in CSV"])
+def test_a_loggers_threads_and_points_are_counted(name: str) -> None:
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        own, others, points = loggers.measured(name, 120, 10)
+    assert own > points and (points > 0) == (others > 0) == (name != "none")
+    assert loggers.row("Neptune", [(100, 15, 6), (100, 12, 4), (100, 9, 5)]).claims[0].met
 
 
 def test_work_of_a_feature_changes_the_weights(tmp_path: Path) -> None:
