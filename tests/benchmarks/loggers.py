@@ -7,6 +7,7 @@ as wandb's, are not in it. Neither are the first 200 steps, in which clients con
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import tempfile
@@ -63,7 +64,7 @@ def measured(name: str, n_steps: int = N_STEPS, n_left_out: int = N_LEFT_OUT) ->
                 own_s = time.thread_time()
                 reads.append((own_s, time.process_time() - own_s, spent_s))
 
-    module: Any = __import__("nbtrain.addons.loggers", fromlist=["StepPoints"])
+    module: Any = importlib.import_module("nbtrain.addons.loggers")
     module.StepPoints = Timed
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -786,17 +786,18 @@ def test_writer_writes_while_the_training_goes_on(save_format: SaveFormat, tmp_p
 
 
 def test_one_save_is_in_flight_at_most(tmp_path: Path) -> None:
-    writer, gate, order = Writer(), threading.Event(), []
+    writer, gates, order = Writer(), {"a.ckpt": threading.Event(), "b.ckpt": threading.Event()}, []
 
     def hold(path: Path) -> None:
-        gate.wait()
+        gates[path.name].wait()
         order.append(path.name)
 
     writer.save({"epoch": 1}, tmp_path / "a.ckpt", then=hold)
     assert writer.busy
-    threading.Timer(0.05, gate.set).start()
+    threading.Timer(0.05, gates["a.ckpt"].set).start()
     writer.save({"epoch": 2}, tmp_path / "b.ckpt", then=hold)
-    assert order[0] == "a.ckpt"
+    assert order == ["a.ckpt"]
+    gates["b.ckpt"].set()
     writer.wait()
     assert order == ["a.ckpt", "b.ckpt"]
 
