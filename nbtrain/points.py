@@ -21,7 +21,7 @@ from .records import Event
 from .steps import StepModule
 
 # %% auto #0
-__all__ = ["tokens_in", "web_name", "StepPoints"]
+__all__ = ["tokens_in", "Throughput", "web_name", "StepPoints"]
 
 
 # %% ../nbs/37_points.ipynb #89567809
@@ -32,6 +32,37 @@ def tokens_in(batch: Any) -> int:
         if isinstance(value, Tensor) and value.ndim == 2 and not (value.is_floating_point() or value.is_complex()):
             return value.numel()
     return 0
+
+
+# %% ../nbs/37_points.ipynb #6d1f2a90
+class Throughput:
+    """Samples and tokens a second of the batches since `begin`; `clock` gives seconds. Batches have token ids if the first one has."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self._has_tokens: bool | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        self._since_s = self.clock()
+        self._n_samples = self._n_tokens = 0
+
+    def add(self, batch: Any) -> None:
+        self._n_samples += batch_size(batch)
+        if self._has_tokens is not False:
+            n = tokens_in(batch)
+            self._has_tokens = n > 0
+            self._n_tokens += n
+
+    def seconds(self) -> float:
+        """Since `begin`; never 0."""
+        return max(self.clock() - self._since_s, 1e-9)
+
+    def rates(self) -> dict[str, float]:
+        """`samples_per_s` and, for token ids, `tokens_per_s`."""
+        seconds = self.seconds()
+        rates = {"samples_per_s": self._n_samples / seconds}
+        return rates | {"tokens_per_s": self._n_tokens / seconds} if self._n_tokens else rates
 
 
 # %% ../nbs/37_points.ipynb #cfb3287e
@@ -64,9 +95,9 @@ class StepPoints(L.Callback):
         self._begin()
 
     def _begin(self) -> None:
-        self._n_batches = self._n_marked = self._n_received = self._n_samples = self._n_tokens = 0
+        self._n_batches = self._n_marked = self._n_received = 0
         self._update = -1  # of the newest point
-        self._has_tokens: bool | None = None
+        self._throughput = Throughput(self.clock)
         self._marks: deque[_Mark] = deque()
         self._columns: dict[str, list[float]] = {}  # of the rows that wait for their point
         self._n_given = 0  # rows that are in a point
@@ -81,18 +112,13 @@ class StepPoints(L.Callback):
         self._updates: Any = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
         self._trainer = trainer
         self._update = self._updates.completed
-        self._since_s = self.clock()
         self.owner.sinks.append(self)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._trainer is None:
             return
         self._n_batches += 1
-        self._n_samples += batch_size(batch)
-        if self._has_tokens is not False:
-            n = tokens_in(batch)
-            self._has_tokens = n > 0
-            self._n_tokens += n
+        self._throughput.add(batch)
         update = self._updates.completed
         if update % self._every == 0 and update != self._update and self._on:
             self._mark()
@@ -102,7 +128,7 @@ class StepPoints(L.Callback):
             self._mark_rest()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._since_s = self.clock()
+        self._throughput.begin()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._on and isinstance(pl_module, StepModule):
@@ -137,16 +163,13 @@ class StepPoints(L.Callback):
         self._give()
 
     def _mark(self) -> None:
-        now_s = self.clock()
-        seconds = max(now_s - self._since_s, 1e-9)
-        values = {"epoch": float(self._trainer.current_epoch), "samples_per_s": self._n_samples / seconds}
-        if self._n_tokens:
-            values["tokens_per_s"] = self._n_tokens / seconds
+        values = {"epoch": float(self._trainer.current_epoch), **self._throughput.rates()}
         if (lr := self.owner.recorder.rate()) is not None:
             values["lr"] = lr
         self._update = self._updates.completed
         self._marks.append(_Mark(self._n_batches, self._update, values))
-        self._n_marked, self._since_s, self._n_samples, self._n_tokens = self._n_batches, now_s, 0, 0
+        self._n_marked = self._n_batches
+        self._throughput.begin()
 
     # -- from the recorder
     def update(self, event: Event) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +17,8 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from .base import AddOnBase
-from ..batches import batch_size
 from ..errors import AddonError
-from ..points import tokens_in
+from ..points import Throughput
 from ..steps import StepModule
 
 # %% auto #0
@@ -39,17 +39,23 @@ def memory(device: torch.device) -> dict[str, float]:
 
 
 # %% ../../nbs/67_addons.system.ipynb #893ef557
+_EVERY_S = 0.25  # a measurement takes half a millisecond
+
+
 class _Monitor(L.Callback):
     def __init__(self, owner: Any, clock: Callable[[], float] = time.perf_counter) -> None:
         self.owner, self.clock = owner, clock
+        self._due_s = -math.inf  # of the next measurement
+        self._throughput = Throughput(clock)
         self._begin()
 
     def _begin(self) -> None:
-        self._since_s = self._ended_s = self.clock()  # of the measurement; of the newest batch
+        self._throughput.begin()
+        self._ended_s = self.clock()  # the newest batch
         self._wait_s = 0.0
-        self._n_samples = self._n_tokens = 0
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._throughput = Throughput(self.clock)
         self._begin()
         self._every: int = trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
         loop = trainer.fit_loop.epoch_loop
@@ -60,23 +66,20 @@ class _Monitor(L.Callback):
         self._wait_s += self.clock() - self._ended_s
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._n_samples += batch_size(batch)
-        self._n_tokens += tokens_in(batch)
-        update = self._updates.completed
-        if update != self._update and (update % self._every == 0 or self._progress.is_last_batch):
+        self._throughput.add(batch)
+        self._ended_s = now_s = self.clock()
+        before, self._update = self._update, self._updates.completed
+        is_due = now_s >= self._due_s and self._update % self._every == 0
+        if self._update != before and (is_due or self._progress.is_last_batch):
             self._measure(pl_module)
-        self._update = update
-        self._ended_s = self.clock()
+            self._due_s = now_s + _EVERY_S
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._begin()
 
     def _measure(self, module: L.LightningModule) -> None:
         assert isinstance(module, StepModule)
-        seconds = max(self.clock() - self._since_s, 1e-9)
-        values: dict[str, float | Tensor] = {"wait_share": self._wait_s / seconds, "samples_per_s": self._n_samples / seconds}
-        if self._n_tokens:
-            values["tokens_per_s"] = self._n_tokens / seconds
+        values: dict[str, float | Tensor] = {"wait_share": self._wait_s / self._throughput.seconds(), **self._throughput.rates()}
         groups = self.owner.optimizer.param_groups
         if len(groups) > 1:  # that of the first is in each row anyway
             values |= {f"lr_{i}": float(group["lr"]) for i, group in enumerate(groups, start=1)}
@@ -89,11 +92,12 @@ class _Monitor(L.Callback):
 
 # %% ../../nbs/67_addons.system.ipynb #fb8df309
 class SystemMonitorAddon(AddOnBase):
-    """Measure memory, waiting for data, speed, the gradient's norm and the learning rates, every `log_every_n_steps` updates.
+    """Measure memory, waiting for data, speed, the gradient's norm and the learning rates every `log_every_n_steps` updates.
 
-    `monitor_system`: False turns it off. In the history's rows and in loggers: `wait_share` (of the time, in [0, 1]), `samples_per_s`,
-    `tokens_per_s` for token ids, `grad_norm` (without clipping, which records `train_grad_norm`), `lr_1`, `lr_2`, … of several groups of
-    parameters, `ram_gb`, and on a CUDA device `gpu_gb`, `gpu_held_gb` and, with pynvml, `gpu_load`. Rows hold the newest measurement.
+    It does so four times a second at most, and at the end of an epoch. `monitor_system`: False turns it off. In the history's rows and
+    in loggers: `wait_share` (of the time, in [0, 1]), `samples_per_s`, `tokens_per_s` for token ids, `grad_norm` (without clipping,
+    which records `train_grad_norm`), `lr_1`, `lr_2`, … of several groups of parameters, `ram_gb`, and on a CUDA device `gpu_gb`,
+    `gpu_held_gb` and, with pynvml, `gpu_load`. Rows hold the newest measurement.
     """
 
     monitor_system: bool = True

@@ -172,13 +172,12 @@ DUELS = [
     for name, work in WORKS.items()
 ] + [
     _own("nbtrain + five idle addons", Work(addons=five_addons), Work(), 5),
-    _own("nbtrain + the system's view", Work(addons=partial(logger_addon, "SystemMonitorAddon")), Work(), 20),
     _own("nbtrain + a user's self.log", Work(callbacks=logging_callback), Work(callbacks=looking_callback), 15),
 ]
 NOTE = (
     "Four epochs of 500 steps, and 100 batches where there is validation; the figures are means over the epochs and what is between them.\n"
 )
-NOTE += "The last three rows: one epoch of 2,000 steps, over nbtrain without them."
+NOTE += "The last two rows: one epoch of 2,000 steps, over nbtrain without them."
 
 
 def table(n_rounds: int, only: set[str]) -> Table:

@@ -43,13 +43,20 @@ def test_feature_does_the_work_of_its_plain_loop(duel: Duel, tmp_path: Path) -> 
     assert quiet_same_work(replace(duel, n_epochs=min(duel.n_epochs, 2)), tmp_path) == "equal"
 
 
-@pytest.mark.parametrize("name", ["none", "a training log in CSV"])
+@pytest.mark.parametrize("name", ["none", "a training log in CSV", "the system's view"])
 def test_a_loggers_threads_and_points_are_counted(name: str) -> None:
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        own, others, points = loggers.measured(name, 120, 10)
-    assert own > points and (points > 0) == (others > 0) == (name != "none")
+        own, others, points = loggers.measured(name, 1500, 100)
+    assert own > points and (points > 0) == (name != "none")
+    assert (others > 0.2) == (name == "a training log in CSV")  # without threads it is what two clocks differ by
+
+
+def test_loggers_are_bounded_in_time_and_the_system_by_its_share() -> None:
     assert loggers.row("Neptune", [(100, 15, 6), (100, 12, 4), (100, 9, 5)]).claims[0].met
+    assert not loggers.row("Neptune", [(100, 15, 6)]).claims[0].met
+    assert loggers.row("the system's view", [(600, 0, 5.9)]).claims[0].met
+    assert not loggers.row("the system's view", [(600, 0, 6.1)]).claims[0].met
 
 
 def test_work_of_a_feature_changes_the_weights(tmp_path: Path) -> None:

@@ -190,6 +190,18 @@ def _hooked(module: Module) -> Any:
     return optimizer
 
 
+def _replaced(module: Module) -> Any:
+    optimizer = torch.optim.SGD(module.parameters(), 1e-2, momentum=0.9)
+    step = optimizer.step
+
+    def own_step(closure: Any) -> Any:
+        module.trace.note("own step", module.trainer.global_step)
+        return step(closure)
+
+    optimizer.step = own_step
+    return optimizer
+
+
 def _scheduled(interval: str) -> Callable[[Module], Any]:
     def make(module: Module) -> Any:
         optimizer = torch.optim.Adam(module.parameters(), 1e-2)
@@ -338,6 +350,11 @@ CASES: dict[str, dict[str, Any]] = {
     "should_stop before min_epochs": {"callbacks": [lambda: StopAt(3)], "min_epochs": 2},
     "EarlyStopping": {"callbacks": [lambda: EarlyStopping("v", patience=1, min_delta=100.0)], "max_epochs": 9},
     "on_train_batch_start returns -1": {"module": EndsEarly},
+    "-1 within a window, with a schedule": {
+        "module": type("EndsAWindow", (EndsEarly,), {"configure_optimizers": _scheduled("step")}),
+        "accumulate_grad_batches": 2,
+    },
+    "accumulation with a schedule": {"module": optimizing(_scheduled("step")), "accumulate_grad_batches": 2},
     "StopIteration in the step": {"module": Stops},
     "an error in the step": {"module": Raises},
     "accumulation": {"accumulate_grad_batches": 2},
@@ -374,6 +391,7 @@ CASES: dict[str, dict[str, Any]] = {
     "StochasticWeightAveraging": {"callbacks": [lambda: StochasticWeightAveraging(swa_lrs=1e-2, swa_epoch_start=1)]},
     "LearningRateMonitor": {"callbacks": [lambda: LearningRateMonitor("step")], "module": optimizing(_scheduled("step")), "logger": True},
     "an optimizer with hooks": {"module": optimizing(_hooked)},
+    "an optimizer whose step was replaced": {"module": optimizing(_replaced)},
     "LBFGS": {"module": optimizing(lambda self: torch.optim.LBFGS(self.parameters(), 0.01, max_iter=3))},
     "a scheduler of betas": {"module": optimizing(lambda self: torch.optim.SGD(self.parameters(), 0.01, momentum=0.9, nesterov=True))},
     "manual optimization": {"module": Manual, "aside": "manual optimization"},

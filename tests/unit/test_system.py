@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from samples import Regress, make_loader, make_trainer, make_valid
 
 from nbtrain import SystemMonitorAddon
+from nbtrain.addons import system
 from nbtrain.addons.system import _Monitor
 
 Watched = Regress.add_on(SystemMonitorAddon)
@@ -27,6 +29,39 @@ def test_the_norm_is_that_of_the_update() -> None:
     trainer.run(1, make_loader())
     gradients = [p.grad for p in trainer.model.parameters()]
     assert trainer.history.last["grad_norm"] == pytest.approx(float(torch.nn.utils.get_total_norm(gradients)))
+
+
+def test_it_measures_four_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only the loader and the step move: a batch is waited for for 10 ms, and trained in 20 ms."""
+    now_s = 0.0
+    measured: list[int] = []
+
+    class Loader:
+        def __len__(self) -> int:
+            return 40
+
+        def __iter__(self) -> Any:
+            nonlocal now_s
+            for batch in make_loader(160, batch_size=4):
+                now_s += 0.01
+                yield batch
+
+    class Steps(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            nonlocal now_s
+            now_s += 0.02
+            return super().train_step(batch)
+
+    class Clocked(SystemMonitorAddon):
+        def callbacks(self, trainer: Any) -> list[L.Callback]:
+            return [_Monitor(trainer, lambda: now_s)]
+
+    monkeypatch.setattr(system, "memory", lambda device: measured.append(trainer.counts.step) or {})
+    trainer = make_trainer(Steps.add_on(Clocked), lightning={"log_every_n_steps": 2})
+    trainer.run(1, Loader())
+    assert measured == [2, 12, 22, 32, 40]  # at even updates that are 0.25 s after the one before; and at the last
+    row = trainer.history.last
+    assert (row["wait_share"], row["samples_per_s"]) == pytest.approx((1 / 3, 4 / 0.03))
 
 
 def test_each_group_has_its_rate() -> None:
