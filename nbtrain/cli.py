@@ -20,7 +20,6 @@ from .overrides import CommandLine, Override, read_command_line
 
 if TYPE_CHECKING:
     from nbtrain.config import TrainerArgs
-    from nbtrain.jobs import Job
 
 # %% auto #0
 __all__ = ["main"]
@@ -264,12 +263,11 @@ def _predict(line: CommandLine) -> int:
     import torch
 
     job = _read(line).build()
-    say = _speaker(job)
-    say(f"weights: {job.load() or 'as the model was made'}")
+    _say(f"weights: {job.load() or 'as the model was made'}")
     outputs, path = job.predict(), Path(line.options["out"][-1])
     if job.trainer.world.is_first:
         torch.save(outputs, path)
-    say(f"{len(outputs)} batches in {path}")
+    _say(f"{len(outputs)} batches in {path}")
     return 0
 
 
@@ -362,24 +360,26 @@ def _read(line: CommandLine) -> TrainerArgs:
 
 def _train(args: TrainerArgs) -> int:
     result = args.run()
-    if result is not None and result.reason == "finished before" and _tells():
-        print(f"This run was finished before: {result.run_dir}")
+    if result is not None and result.reason == "finished before":
+        _say(f"This run was finished before: {result.run_dir}")
     return 130 if result is not None and result.status == "interrupted" else 0
 
 
 def _evaluate(line: CommandLine, stage: str) -> int:
     job = _read(line).build()
     job.data(stage)  # before a large file is read
-    say = _speaker(job)
-    say(f"weights: {job.load() or 'as the model was made'}")
+    _say(f"weights: {job.load() or 'as the model was made'}")
     for name, value in job.evaluate(stage).items():
-        say(f"{name}: {value:.6g}")
+        _say(f"{name}: {value:.6g}")
     return 0
 
 
-def _speaker(job: Job) -> Callable[[str], None]:
-    """`print`, in the first of several processes that torchrun or SLURM has started."""
-    return print if job.trainer.world.is_first else lambda text: None
+def _say(text: str) -> None:
+    """Print, in the first of several processes that torchrun or SLURM has started."""
+    from nbtrain.worlds import find_world
+
+    if find_world().is_first:
+        print(text)
 
 
 # %% ../nbs/91_cli.ipynb #351e217a

@@ -5,11 +5,11 @@
 # %% ../nbs/70_copies.ipynb #6e441088
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -22,14 +22,15 @@ from .addons.base import AddOnBase, Launcher, options
 from .errors import ConfigError
 from .launch import pack
 from .parallel import whole
+from .ranks import begin_copy
 from .records import Event, Status
 from .resumable import loader_place, put_loader, random_state, set_random_state
 from .steps import Counts
 from .worker import dumps, loads
-from .worlds import InWorld
+from .worlds import InWorld, RankCallback
 
 # %% auto #0
-__all__ = ["take_state", "put_state", "put_back", "tell_again", "run_copy"]
+__all__ = ["take_state", "put_state", "put_back", "tell_again", "drive_copy", "run_copy"]
 
 # %% ../nbs/70_copies.ipynb #9a969c26
 _PLAIN = ("train_metrics", "test_metrics", "best_weights")
@@ -115,34 +116,40 @@ def tell_again(trainer: Any, event: Event) -> None:
         trainer.recorder.emit(event)
 
 
-# %% ../nbs/70_copies.ipynb #f0c20e07
-def run_copy(trainer: Any, drive: Callable[..., tuple[Status, str]], loaders: tuple[Any, Any]) -> tuple[Status, str]:
-    """`drive` a copy of `trainer` in this rank of those that torchrun or SLURM has started, and put back what comes of it."""
-    before, state = replace(trainer.counts), None
-    copy, *own = loads(pack((trainer, *loaders)))
-    rank = _begin_copy(copy, trainer)
+# %% ../nbs/70_copies.ipynb #b7d3c915
+def drive_copy(
+    rank: RankCallback, drive: Callable[..., tuple[Status, str]], copy: Any, loaders: Iterable[Any], give: Callable[[], None]
+) -> tuple[Status, str]:
+    """`drive` the `copy` of this rank, and `give` what it has become; after an error too, as long as all ranks have come to it."""
     try:
-        outcome = drive(copy, *own)
-        state = dumps(take_state(copy, own))
+        outcome = drive(copy, *loaders)
     except Exception:
         with suppress(Exception):  # a state that can't be taken any more must not hide the error
             rank.meet()
-            state = dumps(take_state(copy, own))
+            give()
         raise
-    finally:
-        trainer.control.signum, trainer.control.together = copy.control.signum, None
-        put_back(trainer, loaders, state, before)
+    give()
     return outcome
 
 
-def _begin_copy(copy: Any, trainer: Any) -> InWorld:
+# %% ../nbs/70_copies.ipynb #f0c20e07
+def run_copy(trainer: Any, drive: Callable[..., tuple[Status, str]], loaders: tuple[Any, Any]) -> tuple[Status, str]:
+    """`drive` a copy of `trainer` in this rank of those that torchrun or SLURM has started, and put back what comes of it."""
+    before, states = replace(trainer.counts), list[bytes]()
+    copy, *own = loads(pack((trainer, *loaders)))
+    rank = _begin_in_world(copy, trainer)
+    try:
+        return drive_copy(rank, drive, copy, own, lambda: states.append(dumps(take_state(copy, own))))
+    finally:
+        trainer.control.signum, trainer.control.together = copy.control.signum, None
+        put_back(trainer, loaders, states[-1] if states else None, before)
+
+
+def _begin_in_world(copy: Any, trainer: Any) -> InWorld:
     """Make `copy` a rank, which tells `trainer` what happens and hears what is asked of it."""
     launcher = copy.launcher
     rank = launcher.in_rank = InWorld(copy, launcher.world, launcher.parallelism)
-    copy.device = trainer.device
-    copy.control.begin(copy.recorder.change)
-    copy.control.thread = threading.current_thread()
-    copy.sinks.append(_Again(trainer))
+    begin_copy(copy, trainer.device, copy.recorder.change, partial(tell_again, trainer))
     trainer.control.together, trainer.control.elsewhere = copy.control.stop, _refuse_alone
     with torch.no_grad():
         for tensor in (*copy.model.parameters(), *copy.model.buffers()):
@@ -154,13 +161,3 @@ def _begin_copy(copy: Any, trainer: Any) -> InWorld:
 
 def _refuse_alone(command: tuple[Any, ...]) -> None:
     raise ConfigError("One rank of several can't be told alone.", remedy="stop() ends the run on all of them.")
-
-
-class _Again:
-    """Tells `trainer` the events of its copy."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def update(self, event: Event) -> None:
-        tell_again(self.trainer, event)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
+from .control import State
 from .hooks import tell
 from .parallel import Parallelism
 from .records import Event
@@ -20,7 +23,7 @@ from .worker import Agreement, Rank
 from .worlds import RankCallback
 
 # %% auto #0
-__all__ = ["WorkerEnvironment", "InWorker"]
+__all__ = ["WorkerEnvironment", "begin_copy", "InWorker"]
 
 
 # %% ../nbs/46_ranks.ipynb #c77f4244
@@ -66,6 +69,16 @@ class WorkerEnvironment(ClusterEnvironment):
         return 0
 
 
+# %% ../nbs/46_ranks.ipynb #5be0a1c4
+def begin_copy(trainer: Any, device: torch.device, change: Callable[[State], None], update: Callable[[Event], None] | None = None) -> None:
+    """Make `trainer`, a copy that this thread is to run on `device`, ready: what is asked of it is told `change`, its events `update`."""
+    trainer.device = device
+    trainer.control.begin(change)
+    trainer.control.thread = threading.current_thread()
+    if update is not None:
+        trainer.sinks.append(SimpleNamespace(update=update))
+
+
 # %% ../nbs/46_ranks.ipynb #17a8b982
 class InWorker(RankCallback):
     """A rank that a notebook has started: a trainer's copy with its part of the model, and the parent's commands."""
@@ -75,11 +88,8 @@ class InWorker(RankCallback):
         self.rank = rank
         self._agreement = Agreement(rank.channel)
         self._commands: deque[tuple[Any, ...]] = deque()  # that all ranks have heard, and not done yet
-        trainer.control.begin(lambda state: None)  # the parent knows
-        trainer.control.thread = threading.current_thread()
-        trainer.device = device
-        if rank.number == 0:
-            trainer.sinks.append(_Sender(rank))
+        # The parent knows what it has asked for
+        begin_copy(trainer, device, lambda state: None, rank.channel.emit if rank.number == 0 else None)
 
     # -- Lightning's hooks
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -92,6 +102,9 @@ class InWorker(RankCallback):
         self._commands.extend(self._agreement.due())
         while self._commands:
             self._do(self._commands.popleft())
+
+    def obey_soon(self) -> None:
+        self._agreement.soon()
 
     def _do(self, command: tuple[Any, ...]) -> None:
         """What the parent's `Control` has sent. The loops attend to what is asked of this rank's own, when the hooks are done."""
@@ -115,13 +128,3 @@ class InWorker(RankCallback):
         self.owner.recorder.change("running")
         if command[0] == "running":
             tell(self.owner.module.trainer, "on_resumed")
-
-
-class _Sender:
-    """Sends the events of a run to the parent."""
-
-    def __init__(self, rank: Rank) -> None:
-        self.rank = rank
-
-    def update(self, event: Event) -> None:
-        self.rank.channel.emit(event)

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -162,30 +162,49 @@ class Channel:
 
 
 # %% ../nbs/42_worker.ipynb #340d1a9d
+_PACE_S, _MOST_CALLS = 0.05, 32  # between two reductions
+
+
 class LateReduce:
     """Reduces a number over all ranks by `op`; the answer comes with the next call. To be called equally often on all ranks.
 
+    Where calls come fast it asks every 50 ms: with each number the ranks agree on the calls until the next, 32 at most.
     A group of its own (gloo, on the CPU) keeps its messages apart from those of the gradients.
     """
 
-    def __init__(self, op: Any) -> None:
-        self._op = op
+    def __init__(self, op: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self._op, self._clock = op, clock
         self._alone = dist.get_world_size() == 1
         self._group = None if self._alone else dist.new_group(backend="gloo")
         self._asked: Any = None
-        self._number: torch.Tensor | None = None  # that of all ranks, when `_asked` is done
+        self._answer = torch.zeros(2)  # of all ranks, when `_asked` is done: the number, and the calls until the next question
+        self._n_calls, self._asked_s = 0, clock()  # since the newest question; when it was
+        self._every = 1
 
     def __call__(self, number: int) -> int:
-        """What the last call has asked for; 0 at the first one. A process that is alone has its answer at once."""
+        """What the last call has asked for; 0 where it has not asked. A process that is alone has its answer at once."""
         if self._alone:
             return number
         found = 0
-        if self._asked is not None and self._number is not None:
+        if self._asked is not None:
             self._asked.wait()
-            found = int(self._number)
-        self._number = torch.tensor(number)
-        self._asked = dist.all_reduce(self._number, self._op, self._group, async_op=True)
+            self._asked = None
+            found, self._every = self._answer.tolist()
+        self._n_calls += 1
+        if self._n_calls >= self._every:
+            self._ask(number)
         return found
+
+    def _ask(self, number: int) -> None:
+        now_s = self._clock()
+        fitting = _PACE_S * self._n_calls / max(now_s - self._asked_s, 1e-9)
+        self._answer = torch.tensor([number, min(max(int(fitting), 1), _MOST_CALLS)])
+        self._asked = dist.all_reduce(self._answer, self._op, self._group, async_op=True)
+        self._n_calls, self._asked_s = 0, now_s
+
+    def soon(self) -> None:
+        """Ask with the next call, on all ranks: from now on calls may come slower."""
+        self._n_calls = _MOST_CALLS
 
     def forget(self) -> None:
         """Drop what the last call has asked for."""
@@ -195,7 +214,7 @@ class LateReduce:
 
 
 class Agreement:
-    """Hands out the parent's commands on every rank at the same call. `due` is to be called equally often on all ranks."""
+    """Hands out the parent's commands on every rank at the same call. `due` and `soon` are to be called equally often on all ranks."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -203,10 +222,14 @@ class Agreement:
         self._n_given = 0
 
     def due(self) -> list[Any]:
-        """The commands that every rank had heard at the last call, and that were not given yet."""
+        """The commands that every rank had heard when all were asked, and that were not given yet."""
         n = self._reduce(len(self._channel.commands))
         commands, self._n_given = self._channel.commands[self._n_given : n], max(n, self._n_given)
         return commands
+
+    def soon(self) -> None:
+        """Look with the next call, on every rank."""
+        self._reduce.soon()
 
     def next(self) -> Any:
         """Wait for the next command, on each rank by itself: all of them are at the same call, and none goes on without it."""

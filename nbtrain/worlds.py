@@ -123,7 +123,7 @@ _BY_HAND = 1  # no signal that could be heard has this number
 
 
 class StopTogether:
-    """Tells every rank at the same call that one of them is to stop. `due` is to be called equally often on all ranks."""
+    """Tells every rank at the same call that one of them is to stop. `due` and `soon` are to be called equally often on all ranks."""
 
     def __init__(self) -> None:
         self._heard = 0
@@ -134,12 +134,23 @@ class StopTogether:
         self._heard = max(self._heard, signum or _BY_HAND)
 
     def due(self, stop: Callable[[int | None], None]) -> None:
-        """Call `stop` with the signal, if any rank had heard one at the last call."""
+        """Call `stop` with the signal, if any rank had heard one when all were asked."""
         found = self._reduce(self._heard)
         if found:
             self._heard = 0
             self._reduce.forget()  # else it would end the next run too
             stop(None if found == _BY_HAND else found)
+
+    def soon(self) -> None:
+        """Look with the next call, on every rank."""
+        self._reduce.soon()
+
+    def last(self, stop: Callable[[int | None], None]) -> None:
+        """`due` at the end of a run: what was heard since all were asked is not left to the next one."""
+        for _ in range(2):  # ask, and read the answer
+            self.soon()
+            self.due(stop)
+        self._reduce.forget()
 
 
 # %% ../nbs/45_worlds.ipynb #9f89cf07
@@ -170,6 +181,9 @@ class RankCallback(L.Callback):
 
     def obey(self) -> None:
         """Do what was asked of all ranks. Called after each batch, equally often on all of them."""
+
+    def obey_soon(self) -> None:
+        """Called where the batches that come may take longer than those before."""
 
     def meet(self) -> None:
         """Find out whether all ranks of a split model are here after an error. Raises in one that has failed alone."""
@@ -216,6 +230,11 @@ class RankCallback(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.obey()
 
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.obey_soon()
+
+    on_validation_end = on_validation_start
+
     def on_validation_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
@@ -249,3 +268,10 @@ class InWorld(RankCallback):
 
     def obey(self) -> None:
         self._stop.due(self.owner.control.stop_here)
+
+    def obey_soon(self) -> None:
+        self._stop.soon()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        super().teardown(trainer, pl_module, stage)
+        self._stop.last(self.owner.control.stop_here)

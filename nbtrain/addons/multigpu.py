@@ -5,13 +5,13 @@
 # %% ../../nbs/71_addons.multigpu.ipynb #fe1a5d48
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, cast
 
 import lightning as L
@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from .base import AddOnBase, Launcher
 from ..arguments import Devices, resolve_devices
-from ..copies import put_back, run_copy, take_state, tell_again
+from ..copies import drive_copy, put_back, run_copy, take_state, tell_again
 from ..errors import ConfigError, WorkerError
 from ..estimates import device_memory, plan_devices
 from ..launch import Launch, Pool
@@ -64,18 +64,10 @@ class _Job:
         launcher = self.trainer.launcher
         in_rank = launcher.in_rank = InWorker(self.trainer, rank, self.devices[rank.number], launcher.parallelism)
         set_random_state(self.random)
-        try:
-            with warnings.catch_warnings():
-                for noise in _NOISE:
-                    warnings.filterwarnings("ignore", noise)
-                outcome = self.drive(self.trainer, *self.loaders)
-        except Exception:
-            with suppress(Exception):  # a state that can't be taken any more must not hide the error
-                in_rank.meet()
-                self._tell_state(in_rank)
-            raise
-        self._tell_state(in_rank)
-        return outcome
+        with warnings.catch_warnings():
+            for noise in _NOISE:
+                warnings.filterwarnings("ignore", noise)
+            return drive_copy(in_rank, self.drive, self.trainer, self.loaders, partial(self._tell_state, in_rank))
 
     def _tell_state(self, in_rank: InWorker) -> None:
         if in_rank.rank.number and not in_rank.parallelism.splits:
@@ -86,7 +78,7 @@ class _Job:
 
 
 # %% ../../nbs/71_addons.multigpu.ipynb #3075d5f7
-@functools.cache
+@cache
 def _pool() -> Pool:
     """The interpreters that wait for a run of this process."""
     return Pool(("nbtrain.trainer",))

@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,9 +20,9 @@ from statistics import median
 from typing import Any
 
 import pytest
-import torch
 from contenders import Work, make_ours
 from features import logger_addon, tracker
+from measure import settle
 from tables import Claim, Row, Table, main
 from workload import Job
 
@@ -80,11 +79,7 @@ def measured(name: str, n_steps: int = N_STEPS, n_left_out: int = N_LEFT_OUT) ->
 
 def _alone(name: str) -> tuple[float, float, float]:
     """`measured` in a process of its own, whose output is dropped."""
-    dropped = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(dropped, 1)
-    os.dup2(dropped, 2)
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
+    settle(os.devnull)
     return measured(name)
 
 

@@ -182,14 +182,19 @@ class Process:
         self._process.join()
 
 
-def _serve(duel: Duel, connection: Connection, output: str) -> None:
-    """The other side of `Process`: answers with the comparison of weights, then with a round for each number."""
+def settle(output: str) -> None:
+    """Make this process one that measures: what it prints goes to `output`, it warns of nothing, and torch has one thread."""
     out = os.open(output, os.O_WRONLY | os.O_NOCTTY)
     os.dup2(out, 1)
     os.dup2(out, 2)
-    os.environ.pop("CI", None)  # with it nbtrain takes the terminal for a log
+    os.environ.pop("CI", None)  # with it nbtrain takes a terminal for a log
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+
+
+def _serve(duel: Duel, connection: Connection, output: str) -> None:
+    """The other side of `Process`: answers with the comparison of weights, then with a round for each number."""
+    settle(output)
     with tempfile.TemporaryDirectory() as folder:
         job = Job(Path(folder), duel.n_steps, duel.n_epochs)
         try:
