@@ -121,38 +121,44 @@ def _check_loss(loss: Any, step: str, where: Callable[[], str], device: torch.de
 
 
 # %% ../nbs/21_steps.ipynb #4fad86bb
+_FLOATS = (torch.float32, torch.float64)
+
+
 class _KnownMetrics:
     """Which metrics of Lightning's result collection a plain `log` may go to directly: Lightning's way takes 200 µs."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str | None, str], tuple[_ResultMetric, _ResultCollection, dict[str, Any]]] = {}
+        # By hook and name: the metric, its collection and its key there, the options
+        self._known: dict[tuple[str | None, str], tuple[_ResultMetric, _ResultCollection, str, dict[str, Any]]] = {}
 
     def learn(self, module: L.LightningModule, name: str, options: dict[str, Any]) -> None:
         """Look at what Lightning made of a `log` call."""
         results = module._trainer._results if module._trainer is not None else None
-        metric = results.get(f"{module._current_fx_name}.{name}") if results is not None else None
+        key = f"{module._current_fx_name}.{name}"
+        metric = results.get(key) if results is not None else None
         if results is None or metric is None or not metric.is_tensor:
             return
         if metric.meta.is_mean_reduction and not metric.meta.sync.should and not metric.meta.enable_graph:
-            self._known[module._current_fx_name, name] = metric, results, {k: v for k, v in options.items() if k != "batch_size"}
+            usual_options = {k: v for k, v in options.items() if k != "batch_size"}
+            self._known[module._current_fx_name, name] = metric, results, key, usual_options
 
     def add(self, module: L.LightningModule, name: str, value: Any, options: dict[str, Any]) -> bool:
         """Add `value` to its metric, if that is known; else False."""
         trainer, known = module._trainer, self._known.get((module._current_fx_name, name))
         if known is None or trainer is None or trainer._logger_connector._first_loop_iter is not False:
             return False  # Lightning resets metrics in an epoch's first batch
-        metric, results, usual_options = known
-        if results.batch is None or results.get(f"{module._current_fx_name}.{name}") is not metric:
+        metric, results, key, usual_options = known
+        if results.batch is None or results.get(key) is not metric:
             return False  # another loop is at work: only that one's collection has a batch
         rest = {k: v for k, v in options.items() if k != "batch_size"} if "batch_size" in options else options
         if type(value) is float:
             value = torch.tensor(value, dtype=torch.get_default_dtype(), device=metric.value.device)  # pyright: ignore[reportOptionalMemberAccess]
-        if rest != usual_options or type(value) is not Tensor or value.ndim or value.dtype not in (torch.float32, torch.float64):
+        if rest != usual_options or type(value) is not Tensor or value.ndim or value.dtype not in _FLOATS:
             return False
         if not (value.is_cpu and metric.value.is_cpu) and value.device != metric.value.device:  # pyright: ignore[reportOptionalMemberAccess]
             return False
         n = results._extract_batch_size(metric, options.get("batch_size"), metric.meta) if metric.meta.on_epoch else 1  # unused in a step
-        self._update(metric, value.detach(), n)
+        self._update(metric, value.detach() if value.requires_grad else value, n)
         return True
 
     @staticmethod

@@ -81,13 +81,6 @@ def counting_callback() -> list[Any]:
     return _callback(on_train_batch_end)
 
 
-def looking_callback() -> list[Any]:
-    def on_train_batch_end(self: Any, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        outputs["loss"].detach()
-
-    return _callback(on_train_batch_end)
-
-
 def logging_callback() -> list[Any]:
     def on_train_batch_end(self: Any, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         pl_module.log("mine", outputs["loss"].detach())
@@ -172,12 +165,11 @@ DUELS = [
     for name, work in WORKS.items()
 ] + [
     _own("nbtrain + five idle addons", Work(addons=five_addons), Work(), 5),
-    _own("nbtrain + a user's self.log", Work(callbacks=logging_callback), Work(callbacks=looking_callback), 15),
 ]
 NOTE = (
     "Four epochs of 500 steps, and 100 batches where there is validation; the figures are means over the epochs and what is between them.\n"
 )
-NOTE += "The last two rows: one epoch of 2,000 steps, over nbtrain without them."
+NOTE += "The last row: one epoch of 2,000 steps, over nbtrain without them."
 
 
 def table(n_rounds: int, only: set[str]) -> Table:

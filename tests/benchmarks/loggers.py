@@ -1,9 +1,9 @@
-"""What a logger costs: the CPU time of its threads, and the time that the run spends on making its points, a step; and the system's view.
+"""What a logger costs a step: the CPU time of its threads, and the time that the run spends on its points; the system's view; `self.log`.
 
 Two runs are further from each other than a logger is from none, so it is not found in their difference: within one run the threads
-beside the one that trains are measured, and so is every call of `StepPoints`, which hands the points over, or of the callback that looks
-at the system. A client's own processes, such as wandb's, are not in it. Neither are the first 200 steps, in which clients connect. A
-point comes every 50 batches, as by default.
+beside the one that trains are measured, and so is every call of `StepPoints`, which hands the points over, of the callback that looks
+at the system, or of `log`. A client's own processes, such as wandb's, are not in it. Neither are the first 200 steps, in which clients
+connect. A point comes every 50 batches, as by default.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -21,40 +22,49 @@ from typing import Any
 
 import pytest
 from contenders import Work, make_ours
-from features import logger_addon, tracker
+from features import logger_addon, logging_callback, tracker
 from measure import settle
 from tables import Claim, Row, Table, main
 from workload import Job
 
 N_STEPS, N_LEFT_OUT = 4000, 200
-LOGGERS: dict[str, Callable[[], list[Any]]] = {
-    "none": list,
-    "Weights & Biases": partial(logger_addon, "WandBLoggerAddon"),
-    "Neptune": partial(logger_addon, "NeptuneLoggerAddon"),
-    "a training log in CSV": partial(tracker, "csv"),
-    "TensorBoard": partial(tracker, "tensorboard"),
-    "the system's view": partial(logger_addon, "SystemMonitorAddon"),
-}
-MAX_US, MAX_PERCENT = 20, 1  # of a logger; of the system's view
-# By module: the callback that does the work, and the methods that run in each step or now and then
-TIMED = {
-    "nbtrain.addons.loggers": ("StepPoints", ("on_train_batch_end", "update")),
-    "nbtrain.addons.system": ("_Monitor", ("on_train_batch_start", "on_train_batch_end")),
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What is added to a run, and its share of the thread that trains: these methods of this class of this module."""
+
+    addons: Callable[[], list[Any]] = list
+    callbacks: Callable[[], list[Any]] = list
+    timed: tuple[str, str, tuple[str, ...]] = ("nbtrain.points", "StepPoints", ("on_train_batch_end", "update"))
+    max_us: float | None = 20
+    max_percent: float | None = None  # of a step
+
+
+MONITOR = "nbtrain.addons.system", "_Monitor", ("on_train_batch_start", "on_train_batch_end")
+WATCHED = {
+    "nothing": Watched(max_us=None),
+    "Weights & Biases": Watched(partial(logger_addon, "WandBLoggerAddon")),
+    "Neptune": Watched(partial(logger_addon, "NeptuneLoggerAddon")),
+    "a training log in CSV": Watched(partial(tracker, "csv")),
+    "TensorBoard": Watched(partial(tracker, "tensorboard")),
+    "the system's view": Watched(partial(logger_addon, "SystemMonitorAddon"), timed=MONITOR, max_us=None, max_percent=1),
+    "a user's self.log": Watched(callbacks=logging_callback, timed=("nbtrain.steps", "StepModule", ("log",)), max_us=15),
 }
 
 
 def measured(name: str, n_steps: int = N_STEPS, n_left_out: int = N_LEFT_OUT) -> tuple[float, float, float]:
-    """µs a step of the thread that trains, of all others, and of the callbacks of `TIMED`, which are in the first."""
+    """µs a step of the thread that trains, of all others, and of what is timed, which is in the first."""
     import lightning as L
 
-    spent_s = 0.0
+    watched, spent_s = WATCHED[name], 0.0
     reads: list[tuple[float, float, float]] = []
 
     def timed(method: Callable[..., None]) -> Callable[..., None]:
-        def call(*args: Any) -> None:
+        def call(*args: Any, **options: Any) -> None:
             nonlocal spent_s
             start_s = time.perf_counter()
-            method(*args)
+            method(*args, **options)
             spent_s += time.perf_counter() - start_s
 
         return call
@@ -66,15 +76,14 @@ def measured(name: str, n_steps: int = N_STEPS, n_left_out: int = N_LEFT_OUT) ->
                 reads.append((own_s, time.process_time() - own_s, spent_s))
 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        for module, (callback, methods) in TIMED.items():
-            kind = getattr(importlib.import_module(module), callback)
-            for method in methods:
-                patch.setattr(kind, method, timed(getattr(kind, method)))
+        module, kind, methods = watched.timed
+        for method in methods:
+            patch.setattr(f"{module}.{kind}.{method}", timed(getattr(getattr(importlib.import_module(module), kind), method)))
         job = Job(Path(folder), n_steps)
-        make_ours(job, Work(addons=LOGGERS[name], callbacks=lambda: [Watch()])).run(1, job.loader())
+        make_ours(job, Work(addons=watched.addons, callbacks=lambda: [Watch(), *watched.callbacks()])).run(1, job.loader())
     first, last = reads
-    own, others, points = ((b - a) / (n_steps - 1 - n_left_out) * 1e6 for a, b in zip(first, last))
-    return own, others, points
+    own, others, calls = ((b - a) / (n_steps - 1 - n_left_out) * 1e6 for a, b in zip(first, last))
+    return own, others, calls
 
 
 def _alone(name: str) -> tuple[float, float, float]:
@@ -84,24 +93,24 @@ def _alone(name: str) -> tuple[float, float, float]:
 
 
 def row(name: str, rounds: list[tuple[float, float, float]]) -> Row:
-    own, others, points = (median(values) for values in zip(*rounds))
-    cells = name, f"{others:.1f}", f"{points:.1f}", f"{others + points:.1f}", f"{(others + points) / own:.1%}"
-    if name == "none":
-        return Row(cells)
-    if name == "the system's view":
-        return Row(cells, (Claim("≤ {} % of a step", 100 * points / own, MAX_PERCENT),))
-    return Row(cells, (Claim("≤ {} µs", others + points, MAX_US),))
+    own, others, calls = (median(values) for values in zip(*rounds))
+    cost, watched, claims = others + calls, WATCHED[name], []
+    if watched.max_us is not None:
+        claims.append(Claim("≤ {} µs", cost, watched.max_us))
+    if watched.max_percent is not None:
+        claims.append(Claim("≤ {} % of a step", 100 * cost / own, watched.max_percent))
+    return Row((name, f"{others:.1f}", f"{calls:.1f}", f"{cost:.1f}", f"{cost / own:.1%}"), tuple(claims))
 
 
 def table(n_rounds: int, only: set[str]) -> Table:
-    rounds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in LOGGERS if not only or name in only}
+    rounds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in WATCHED if not only or name in only}
     for _ in range(n_rounds):
         for name, found in rounds.items():
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 found.append(pool.apply(_alone, (name,)))
     rows = tuple(row(name, found) for name, found in rounds.items())
-    columns = "with", "its threads", "its callback", "in all", "of a step"
-    return Table("Loggers and the system's view: what they add to a step, in µs", columns, rows)
+    columns = "with", "its threads", "its calls", "in all", "of a step"
+    return Table("Loggers, the system's view, self.log: what they add to a step, in µs", columns, rows)
 
 
 if __name__ == "__main__":

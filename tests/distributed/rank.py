@@ -53,7 +53,8 @@ def train(folder: Path, *, fault: str = "", at: int = 0, batch_size: int = 8, dr
     """12 updates of two ranks, or of one process with twice the batch size, in 3 epochs; each third one is saved."""
     options = {"model": make_net(dropout), "save_path": folder / "runs", "seed": 1, "every_n_steps": 3} | STRATEGIES[strategy]
     trainer = make_trainer(Faulty.add_on(MultiGPUAddon, StateManagerAddon), **options)
-    trainer.fault, trainer.at, trainer.mark = fault, at, folder / "faulted"
+    mark = f"faulted-{trainer.world.number}" if fault == "error" else "faulted"  # an error is to be raised by all
+    trainer.fault, trainer.at, trainer.mark = fault, at, folder / mark
     result: Any = None
     with contextlib.suppress(RuntimeError) if fault == "error" else contextlib.nullcontext():
         result = trainer.run(3, make_loader(64, batch_size=batch_size), make_valid(), resume="auto")

@@ -43,12 +43,12 @@ def test_feature_does_the_work_of_its_plain_loop(duel: Duel, tmp_path: Path) -> 
     assert quiet_same_work(replace(duel, n_epochs=min(duel.n_epochs, 2)), tmp_path) == "equal"
 
 
-@pytest.mark.parametrize("name", ["none", "a training log in CSV", "the system's view"])
-def test_a_loggers_threads_and_points_are_counted(name: str) -> None:
+@pytest.mark.parametrize("name", ["nothing", "a training log in CSV", "the system's view", "a user's self.log"])
+def test_what_is_watched_is_counted_with_its_threads(name: str) -> None:
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        own, others, points = loggers.measured(name, 1500, 100)
-    assert own > points and (points > 0) == (name != "none")
+        own, others, calls = loggers.measured(name, 1500, 100)
+    assert own > calls and (calls > 0) == (name != "nothing")
     assert (others > 0.2) == (name == "a training log in CSV")  # without threads it is what two clocks differ by
 
 
