@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import is_dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,7 @@ def test_help_lists_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert "  --checkpoint.save_type sharded|deduped|merged = 'sharded'" in lines
     assert set(describe_fields()) <= set(lines) and "  --compute_config.use_zero BOOL = false" in lines
+    assert "  --precision fp32|fp16|bf16|none or DICT" in lines
     ignored = " ".join(lines)
     assert all(f"--{name}" in ignored for name in shown_fields(Settings) if not is_dataclass(getattr(Settings(), name)))
 
@@ -406,13 +408,47 @@ def test_later_files_win_and_delete(folder: Path) -> None:
     assert (args.model.args, args.max_train_steps, args.max_epochs) == ({"dim": 3}, None, 4)
 
 
+NUMBERS = {
+    "compute_config.plan_ngpus": 1,
+    "compute_config.runtime_ngpus": 1,
+    "compute_config.zero_ngroups": 1,
+    "checkpoint.every_n_train_steps": None,
+    "checkpoint.every_n_epochs": None,
+    "checkpoint.keep_last_n_checkpoints": None,
+    "micro_batch_size": 1,
+    "global_batch_size": None,
+    "grad_accumulation_steps": None,
+    "max_epochs": None,
+    "max_train_steps": None,
+    "max_val_steps": None,
+    "val_every_n_train_steps": None,
+    "val_every_n_epochs": 1,
+    "seed": None,
+}
+
+
+@pytest.mark.parametrize(("name", "default"), NUMBERS.items())
+def test_a_number_has_its_default_and_its_smallest_value(name: str, default: int | None) -> None:
+    def given(value: int) -> dict[str, Any]:
+        section, _, field = name.rpartition(".")
+        return {section: {field: value}} if section else {field: value}
+
+    least, read_back = 0 if name == "seed" else 1, attrgetter(name)
+    assert read_back(Settings()) == default
+    assert read_back(TrainerArgs.from_dict(given(least))) == least
+    with pytest.raises(ConfigError, match=f"^{name} is {least - 1}, and not {least} or more"):
+        TrainerArgs.from_dict(given(least - 1))
+
+
 # -- parts
 def test_values_are_guessed_unless_a_type_is_given(folder: Path) -> None:
     (folder / "parts.py").write_text("seen = {}\ndef data(**given):\n    seen.update(given)\n    raise KeyError\n")
     given = ["--a=1e-4", "--b=[1,2]", "--c=true", "--d=adam", "--e.__value_type=str", "--e.value=1", "--f.__value_type=function"]
     given += ["--f.value=math.sqrt", "--g.__type=fractions.Fraction", "--g.numerator=3", "--h=$!(self)"]
+    given += ["--i.__value_type=textwrap.dedent", "--i.value=  text", "--j=$!(vars.one)", "--k=$!(vars.one)"]
     overrides = [f"--dataset.train_args.{text[2:]}" for text in given]
-    args = TrainerArgs.from_cli([*FAST, "--dataset!", "--dataset.type=parts.data", *overrides])
+    one = ["--vars.one.__type=fractions.Fraction", "--vars.one.numerator=1"]
+    args = TrainerArgs.from_cli([*FAST, "--dataset!", "--dataset.type=parts.data", *one, *overrides])
     with pytest.raises(KeyError):
         args.run()
     import math
@@ -421,7 +457,8 @@ def test_values_are_guessed_unless_a_type_is_given(folder: Path) -> None:
     import parts  # pyright: ignore[reportMissingImports]
 
     expected = {"a": 1e-4, "b": [1, 2], "c": True, "d": "adam", "e": "1", "f": math.sqrt, "g": Fraction(3), "h": args}
-    assert parts.seen == expected
+    assert parts.seen == expected | {"i": "text", "j": Fraction(1), "k": Fraction(1)}
+    assert parts.seen["j"] is parts.seen["k"]
 
 
 def test_schedules_step_by_update_or_by_epoch() -> None:
