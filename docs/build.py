@@ -20,7 +20,6 @@ from nbformat.v4 import new_markdown_cell
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS, DOCS, PACKAGE = ROOT / "nbs", ROOT / "docs", ROOT / "nbtrain"
 FIRST = ("first_run", "resume", "hooks", "errors", "performance", "benchmarks", "coming_from", "faq", "architecture")  # the rest by name
-UNMEASURED = "# Benchmarks\n\nNothing has been measured for this build of the pages. `make bench` measures, and writes this page.\n"
 
 
 def gather(source: Path) -> None:
@@ -32,8 +31,6 @@ def gather(source: Path) -> None:
     shutil.copytree(DOCS / "images", source / "docs" / "images")
     for path in DOCS.glob("*.md"):
         _write(source / "docs" / path.name, path.read_text(encoding="utf-8"))
-    if not (DOCS / "benchmarks.md").exists():
-        _write(source / "docs" / "benchmarks.md", UNMEASURED)
     modules = [module_name(p) for p in PACKAGE.rglob("*.py") if p.name not in ("__init__.py", "_modidx.py")]
     for module in modules:
         _write(source / "api" / f"{module}.md", _module_page(module))

@@ -422,6 +422,7 @@ class _TrainingPass(_Pass):
             with self.context.train_step_context():
                 self.output = self.step(self.batch, self.index) if self.takes_index else self.step(self.batch)
         self.loss = loss = self.find_loss()
+        self.detached = None
         if self.index % self.n_accumulated == 0:
             self.zero_grad()
         if loss is None:

@@ -43,7 +43,8 @@ class ComputePlan:
         if self.n_devices == 1:
             return "1 device"
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
-        return f"{self.n_devices} devices, {self.n_copies} batches at a time, {options}"
+        batches = "1 batch" if self.n_copies == 1 else f"{self.n_copies} batches"
+        return f"{self.n_devices} devices, {batches} at a time, {options}"
 
 
 def plan_compute(settings: Settings, n_available: int, problems: Problems) -> ComputePlan:

@@ -179,7 +179,7 @@ class LateReduce:
         self._asked: Any = None
         self._answer = torch.zeros(2)  # of all ranks, when `_asked` is done: the number, and the calls until the next question
         self._n_calls, self._asked_s = 0, clock()  # since the newest question; when it was
-        self._every = 1
+        self._every, self._is_soon = 1, False
 
     def __call__(self, number: int) -> int:
         """What the last call has asked for; 0 where it has not asked. A process that is alone has its answer at once."""
@@ -191,7 +191,7 @@ class LateReduce:
             self._asked = None
             found, self._every = self._answer.tolist()
         self._n_calls += 1
-        if self._n_calls >= self._every:
+        if self._n_calls >= self._every or self._is_soon:
             self._ask(number)
         return found
 
@@ -200,11 +200,11 @@ class LateReduce:
         fitting = _PACE_S * self._n_calls / max(now_s - self._asked_s, 1e-9)
         self._answer = torch.tensor([number, min(max(int(fitting), 1), _MOST_CALLS)])
         self._asked = dist.all_reduce(self._answer, self._op, self._group, async_op=True)
-        self._n_calls, self._asked_s = 0, now_s
+        self._n_calls, self._asked_s, self._is_soon = 0, now_s, False
 
     def soon(self) -> None:
         """Ask with the next call, on all ranks: from now on calls may come slower."""
-        self._n_calls = _MOST_CALLS
+        self._is_soon = True
 
     def forget(self) -> None:
         """Drop what the last call has asked for."""

@@ -554,6 +554,21 @@ def test_objects_of_python_are_written_by_their_names() -> None:
         TrainerArgs.from_dict({"model": {"type": lambda: MLP(2, 1)}}).to_yaml()
 
 
+def test_the_run_folder_says_why_it_has_no_configuration() -> None:
+    args = TrainerArgs.from_cli([*SMALL, "--dataset.train_args.size=16", "--max_epochs=1"]).to_dict()
+    args["model"] |= {"type": lambda dim, nlayers: MLP(dim, nlayers)}
+    job = TrainerArgs.from_dict(args).build()
+    job.run()
+    assert job.trainer.run_dir is not None
+    first, *rest = (job.trainer.run_dir / "config.yaml").read_text().splitlines()
+    assert "has no name by which it can be imported" in first and rest and all(line.startswith("# ") for line in (first, *rest))
+
+
+def test_a_word_of_the_command_line_that_stands_alone_is_named() -> None:
+    with pytest.raises(ConfigError, match="^'seed.yaml' stands alone"):
+        TrainerArgs.from_cli(["seed.yaml"])
+
+
 # -- hooks
 HOOKS = """\
 from nbtrain import TrainHook
