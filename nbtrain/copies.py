@@ -118,11 +118,11 @@ def tell_again(trainer: Any, event: Event) -> None:
 
 # %% ../nbs/70_copies.ipynb #b7d3c915
 def drive_copy(
-    rank: RankCallback, drive: Callable[..., tuple[Status, str]], copy: Any, loaders: Iterable[Any], give: Callable[[], None]
+    rank: RankCallback, drive: Callable[..., tuple[Status, str]], loaders: Iterable[Any], give: Callable[[], None]
 ) -> tuple[Status, str]:
-    """`drive` the `copy` of this rank, and `give` what it has become; after an error too, as long as all ranks have come to it."""
+    """`drive` the copy of this rank, and `give` what it has become; after an error too, as long as all ranks have come to it."""
     try:
-        outcome = drive(copy, *loaders)
+        outcome = drive(rank.owner, *loaders)
     except Exception:
         with suppress(Exception):  # a state that can't be taken any more must not hide the error
             rank.meet()
@@ -139,7 +139,7 @@ def run_copy(trainer: Any, drive: Callable[..., tuple[Status, str]], loaders: tu
     copy, *own = loads(pack((trainer, *loaders)))
     rank = _begin_in_world(copy, trainer)
     try:
-        return drive_copy(rank, drive, copy, own, lambda: states.append(dumps(take_state(copy, own))))
+        return drive_copy(rank, drive, own, lambda: states.append(dumps(take_state(copy, own))))
     finally:
         trainer.control.signum, trainer.control.together = copy.control.signum, None
         put_back(trainer, loaders, states[-1] if states else None, before)

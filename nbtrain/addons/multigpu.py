@@ -67,7 +67,7 @@ class _Job:
         with warnings.catch_warnings():
             for noise in _NOISE:
                 warnings.filterwarnings("ignore", noise)
-            return drive_copy(in_rank, self.drive, self.trainer, self.loaders, partial(self._tell_state, in_rank))
+            return drive_copy(in_rank, self.drive, self.loaders, partial(self._tell_state, in_rank))
 
     def _tell_state(self, in_rank: InWorker) -> None:
         if in_rank.rank.number and not in_rank.parallelism.splits:

@@ -51,11 +51,10 @@ class _Monitor(L.Callback):
 
     def _begin(self) -> None:
         self._throughput.begin()
-        self._ended_s = self.clock()  # the newest batch
+        self._ended_s = self.clock()  # when the newest batch ended
         self._wait_s = 0.0
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._throughput = Throughput(self.clock)
         self._begin()
         self._every: int = trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
         loop = trainer.fit_loop.epoch_loop

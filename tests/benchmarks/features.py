@@ -1,4 +1,4 @@
-"""What nbtrain's features cost: each with a plain loop that does the same work; and three of its own, with nbtrain as the base."""
+"""What nbtrain's features cost: each with a plain loop that does the same work; and five idle addons, with nbtrain as the base."""
 
 from __future__ import annotations
 
@@ -81,13 +81,6 @@ def counting_callback() -> list[Any]:
     return _callback(on_train_batch_end)
 
 
-def logging_callback() -> list[Any]:
-    def on_train_batch_end(self: Any, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        pl_module.log("mine", outputs["loss"].detach())
-
-    return _callback(on_train_batch_end)
-
-
 def everything() -> list[Any]:
     return [*early_stopping(), *counting_callback()]
 
@@ -96,28 +89,6 @@ def state_manager() -> list[Any]:
     from nbtrain import StateManagerAddon
 
     return [StateManagerAddon]
-
-
-def logger_addon(name: str) -> list[Any]:
-    """The addon called `name`, which stays offline."""
-    import os
-
-    import nbtrain
-
-    os.environ["WANDB_MODE"] = "offline"
-    return [getattr(nbtrain, name)]
-
-
-def tracker(name: str) -> list[Any]:
-    """LoggersAddon with the tracker called `name`, on this disk."""
-    from nbtrain import LoggersAddon
-
-    class Tracker(LoggersAddon):
-        def __post_init__(self) -> None:
-            self.loggers = [name]
-            super().__post_init__()
-
-    return [Tracker]
 
 
 def five_addons() -> list[Any]:

@@ -22,12 +22,42 @@ from typing import Any
 
 import pytest
 from contenders import Work, make_ours
-from features import logger_addon, logging_callback, tracker
 from measure import settle
 from tables import Claim, Row, Table, main
 from workload import Job
 
 N_STEPS, N_LEFT_OUT = 4000, 200
+
+
+def logger_addon(name: str) -> list[Any]:
+    """The addon called `name`, which stays offline."""
+    import nbtrain
+
+    os.environ["WANDB_MODE"] = "offline"
+    return [getattr(nbtrain, name)]
+
+
+def tracker(name: str) -> list[Any]:
+    """LoggersAddon with the tracker called `name`, on this disk."""
+    from nbtrain import LoggersAddon
+
+    class Tracker(LoggersAddon):
+        def __post_init__(self) -> None:
+            self.loggers = [name]
+            super().__post_init__()
+
+    return [Tracker]
+
+
+def logging_callback() -> list[Any]:
+    """A user's callback that logs in each batch."""
+    import lightning as L
+
+    class Logs(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+            pl_module.log("mine", outputs["loss"].detach())
+
+    return [Logs()]
 
 
 @dataclass(frozen=True)
@@ -76,9 +106,10 @@ def measured(name: str, n_steps: int = N_STEPS, n_left_out: int = N_LEFT_OUT) ->
                 reads.append((own_s, time.process_time() - own_s, spent_s))
 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        module, kind, methods = watched.timed
+        module, name_of_kind, methods = watched.timed
+        kind = getattr(importlib.import_module(module), name_of_kind)
         for method in methods:
-            patch.setattr(f"{module}.{kind}.{method}", timed(getattr(getattr(importlib.import_module(module), kind), method)))
+            patch.setattr(kind, method, timed(getattr(kind, method)))
         job = Job(Path(folder), n_steps)
         make_ours(job, Work(addons=watched.addons, callbacks=lambda: [Watch(), *watched.callbacks()])).run(1, job.loader())
     first, last = reads
