@@ -35,6 +35,7 @@ ORDER = [
     "recorder",
     "control",
     "interrupts",
+    "shortcuts",
     "loop",
     "parallel",
     "estimates",
