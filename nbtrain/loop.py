@@ -168,7 +168,7 @@ class _Pass:
         current.completed += 1
 
     def logs_anything(self) -> bool:
-        return bool(self.results) and any(not metric.has_reset for metric in self.results.values())
+        return any(not metric.has_reset for metric in self.results.values())
 
 
 def _only_iterator(fetcher: _DataFetcher) -> Iterator[Any] | None:
@@ -587,8 +587,10 @@ class _EvaluationPass(_Pass):
         What it does between two batches costs 10 µs, and it would hold one to the end.
         """
         with _full_memory_explained(self.loop):
-            while not self.fetcher.done:
-                self.advance(*next(self.fetcher)[:2])
+            fetcher = self.fetcher
+            while not fetcher.done:
+                batch, index, _ = next(fetcher)
+                self.advance(batch, index)
         raise StopIteration
 
     def teardown(self) -> None:
@@ -618,7 +620,7 @@ class _EvaluationPass(_Pass):
 
     def settle(self) -> None:
         loop = self.loop
-        logs_anything = self.logs_anything()
+        logs_anything = bool(self.results) and self.logs_anything()
         if logs_anything:
             self.connector.on_batch_end()
         if not self.is_check:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import Any, Literal, Protocol
 
@@ -231,15 +232,15 @@ class StepModule(L.LightningModule):
         return self.predict(batch)
 
     def _run_step(self, name: str, batch: Any, batch_idx: int) -> Mapping[str, Any]:
-        step = self.owner.train_step if name == "train_step" else self.owner.test_step
+        owner = self.owner
         try:
-            output = step(batch)
+            output = owner.train_step(batch) if name == "train_step" else owner.test_step(batch)
         except NbtrainError:
             raise
         except Exception as error:
             add_note(error, f"{self._where(name, batch_idx)}: the batch is {describe(batch)}")
             raise
-        return check_output(output, name, lambda: self._where(name, batch_idx), self._device)
+        return check_output(output, name, partial(self._where, name, batch_idx), self._device)
 
     def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
         """Count what a step has returned for `batch`, in the pass of `mode` that is on."""
