@@ -13,9 +13,10 @@ demo: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
-# What a change most often breaks, in a minute: without kernels and browsers, and without the exact comparisons of states and loops
+# What a change most often breaks, in two minutes: without kernels and browsers, the exact comparisons of states and loops, and loggers
+SLOW := state loop loggers lean_addons
 test-fast: .venv/installed-dev
-	$(BIN)/python -m pytest tests/unit tests/test_layers.py --ignore=tests/unit/test_state.py --ignore=tests/unit/test_loop.py $(TEST_ARGS)
+	$(BIN)/python -m pytest tests/unit tests/test_layers.py $(SLOW:%=--ignore=tests/unit/test_%.py) $(TEST_ARGS)
 
 # Lines and branches that `make test` reaches, those in processes that it starts among them
 coverage: export PYTHONPATH := $(CURDIR)/tests
