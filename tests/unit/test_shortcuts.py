@@ -36,6 +36,17 @@ def engine_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
+def counting(function: Any, calls: list[Any]) -> Any:
+    """`function`, as one who wraps it leaves it; each call is noted in `calls`."""
+
+    @functools.wraps(function)
+    def own(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return function(*args, **kwargs)
+
+    return own
+
+
 def weights(dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.linspace(-1, 1, 7, dtype=dtype).requires_grad_()
 
@@ -134,14 +145,8 @@ def test_who_overrides_torchs_functions_sees_the_backward_pass() -> None:
 @pytest.mark.parametrize("holder", [Tensor, torch.autograd])
 def test_a_replaced_function_is_called(holder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_backward() is backward
-    calls, original = [], holder.backward
-
-    @functools.wraps(original)
-    def own(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(holder, "backward", own)
+    calls: list[Any] = []
+    monkeypatch.setattr(holder, "backward", counting(holder.backward, calls))
     find_backward()(weights().sum())
     assert calls == [1]
 
@@ -238,23 +243,15 @@ def test_a_step_writes_its_label_where_somebody_reads_it(monkeypatch: pytest.Mon
     assert labels(step) == labels(zero_grad) == []
 
 
-def register_pre(optimizer: Any, hook: Any) -> Any:
-    return optimizer.register_step_pre_hook(hook)
+HOOKS: dict[str, Callable[..., Any]] = {
+    "before its step": lambda optimizer, hook: optimizer.register_step_pre_hook(hook),
+    "after its step": lambda optimizer, hook: optimizer.register_step_post_hook(hook),
+    "before every step": lambda optimizer, hook: register_optimizer_step_pre_hook(hook),
+    "after every step": lambda optimizer, hook: register_optimizer_step_post_hook(hook),
+}
 
 
-def register_post(optimizer: Any, hook: Any) -> Any:
-    return optimizer.register_step_post_hook(hook)
-
-
-def register_global_pre(optimizer: Any, hook: Any) -> Any:
-    return register_optimizer_step_pre_hook(hook)
-
-
-def register_global_post(optimizer: Any, hook: Any) -> Any:
-    return register_optimizer_step_post_hook(hook)
-
-
-@pytest.mark.parametrize("register", [register_pre, register_post, register_global_pre, register_global_post])
+@pytest.mark.parametrize("register", HOOKS.values(), ids=HOOKS)
 def test_hooks_that_come_later_are_called(register: Callable[..., Any]) -> None:
     optimizer, calls = make_adam(), []
     step = find_step(optimizer)
@@ -278,8 +275,8 @@ def test_a_scheduler_that_comes_later_sees_the_steps() -> None:
 
 
 def test_only_torchs_own_unchanged_step_goes_without_a_closure() -> None:
-    changed = make_adam()
-    changed.step = functools.wraps(changed.step)(lambda *args: None)  # pyright: ignore[reportAttributeAccessIssue]
+    changed: Any = make_adam()
+    changed.step = counting(changed.step, [])
     hooked = make_adam()
     hooked.register_step_pre_hook(lambda *args: None)
     own = type("Own", (torch.optim.Adam,), {"__module__": "mine"})([weights()], lr=0.1)
@@ -288,28 +285,15 @@ def test_only_torchs_own_unchanged_step_goes_without_a_closure() -> None:
     scheduled = make_adam()
     ExponentialLR(scheduled, 0.5)
     assert steps_alone(make_adam()) and steps_alone(scheduled)
-    wrapped_twice = make_adam()
-    original = wrapped_twice.step
-
-    @functools.wraps(original)
-    def counting(self: Any, *args: Any) -> Any:
-        return original(*args)
-
-    wrapped_twice.step = counting.__get__(wrapped_twice)  # pyright: ignore[reportAttributeAccessIssue]
+    wrapped_twice: Any = make_adam()
+    wrapped_twice.step = counting(torch.optim.Adam.step, []).__get__(wrapped_twice)
     ExponentialLR(wrapped_twice, 0.5)
     assert not steps_alone(wrapped_twice)
 
 
 def test_a_step_replaced_for_all_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer, calls = make_adam(), []
-    original = torch.optim.Adam.step
-
-    @functools.wraps(original)
-    def own(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(torch.optim.Adam, "step", own)
+    monkeypatch.setattr(torch.optim.Adam, "step", counting(torch.optim.Adam.step, calls))
     find_step(optimizer)()
     assert calls == [1]
 
