@@ -14,9 +14,9 @@ test: .venv/installed-dev
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
 # What a change most often breaks, in two minutes: without kernels and browsers, the exact comparisons of states and loops, and loggers
-SLOW := state loop loggers lean_addons
+SLOW := addons/test_state_manager engine/test_lean_loops addons/test_loggers addons/test_lean_addons
 test-fast: .venv/installed-dev
-	$(BIN)/python -m pytest tests/unit tests/test_layers.py $(SLOW:%=--ignore=tests/unit/test_%.py) $(TEST_ARGS)
+	$(BIN)/python -m pytest tests/unit tests/test_layers.py $(SLOW:%=--ignore=tests/unit/%.py) $(TEST_ARGS)
 
 # Lines and branches that `make test` reaches, those in processes that it starts among them
 coverage: export PYTHONPATH := $(CURDIR)/tests
@@ -28,7 +28,7 @@ coverage: .venv/installed-dev
 
 # 100 kills of a process that saves and 100 of whole runs, on two file systems; runs resumed at every save instead of some; the long tests
 faults: .venv/installed-dev
-	NBTRAIN_KILLS=100 NBTRAIN_EVERY_SAVE=1 $(BIN)/python -m pytest -m "" tests/faults tests/unit/test_state.py $(TEST_ARGS)
+	NBTRAIN_KILLS=100 NBTRAIN_EVERY_SAVE=1 $(BIN)/python -m pytest -m "" tests/faults tests/unit/addons/test_state_manager.py $(TEST_ARGS)
 	$(BIN)/python -m pytest -m long $(TEST_ARGS)
 
 # A million steps with pauses, saves, stops, restarts and kills at random beside a million without; docs/soak.md is written

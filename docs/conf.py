@@ -77,7 +77,7 @@ def _prose(text: str) -> str:
 
 
 class LinkNames(SphinxPostTransform):
-    """`Trainer`, `History.plot`, `trainer.run(5)` or `nbtrain.loop` written as code, on any page, lead to that name's entry."""
+    """`Trainer`, `trainer.run(5)` or `nbtrain.events` written as code, on any page, lead to that name's entry."""
 
     default_priority = 8  # before the references are resolved
 

@@ -1,11 +1,11 @@
-"""Write the table of docs/hooks.md from `nbtrain.hooks.HOOKS`: `make names`."""
+"""Write the table of docs/hooks.md from `nbtrain.engine.hooks.HOOKS`: `make names`."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from nbtrain.hooks import HOOKS, HookPoint
+from nbtrain.engine.hooks import HOOKS, HookPoint
 
 PAGE = Path(__file__).resolve().parent / "hooks.md"
 _TABLE = re.compile(r"^\| when .*?(?=^$|\Z)", re.M | re.S)

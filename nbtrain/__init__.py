@@ -11,108 +11,108 @@ __version__ = "0.1.0"
 # and the command line do not wait seconds for torch and Lightning.
 _PUBLIC = {
     "AccumulationAddon": "addons.accumulation",
-    "AddOnBase": "addons.base",
+    "AddOnBase": "engine.addon",
     "AddonError": "errors",
     "AggregatedOutputs": "addons.accumulation",
-    "Callback": "hooks",
+    "Callback": "engine.callback",
     "CheckpointError": "errors",
-    "CompileAddon": "addons.speed",
+    "CompileAddon": "addons.compile",
     "ConfigError": "errors",
-    "CosineAnnealingScheduler": "schedulers",
-    "CudaGraphAddon": "addons.speed",
-    "EMAAddon": "addons.averaging",
-    "EarlyStoppingAddon": "addons.stopping",
+    "CosineAnnealingScheduler": "optim.schedulers",
+    "CudaGraphAddon": "addons.cuda_graph",
+    "EMAAddon": "addons.ema",
+    "EarlyStoppingAddon": "addons.early_stopping",
     "EnvironmentAddon": "addons.environment",
-    "Event": "records",
-    "FreezeAddon": "addons.tuning",
-    "Gallery": "gallery",
-    "GradientClipAddon": "addons.optim",
-    "GradientStatsAddon": "addons.watching",
-    "HFCallback": "hfcallbacks",
-    "History": "history",
+    "Event": "events",
+    "FreezeAddon": "addons.freeze",
+    "Gallery": "trainer.gallery",
+    "GradientClipAddon": "addons.gradient_clip",
+    "GradientStatsAddon": "addons.gradient_stats",
+    "HFCallback": "addons.hf_callback",
+    "History": "history.history",
     "HooksAddon": "addons.hooks",
-    "LimitsAddon": "addons.stopping",
+    "LimitsAddon": "addons.limits",
     "LoggersAddon": "addons.loggers",
     "MetricsAddon": "addons.metrics",
-    "MicroBatchAddon": "addons.memory",
-    "ModelTrainer": "models",
-    "MultiGPUAddon": "addons.multigpu",
-    "MultiOptimizerTrainer": "multioptimizer",
+    "MicroBatchAddon": "addons.micro_batch",
+    "ModelTrainer": "trainer.model_trainer",
+    "MultiGPUAddon": "addons.multi_gpu",
+    "MultiOptimizerTrainer": "trainer.multi_optimizer",
     "NbtrainError": "errors",
     "NeptuneLoggerAddon": "addons.loggers",
-    "NonFiniteAddon": "addons.nonfinite",
+    "NonFiniteAddon": "addons.non_finite",
     "OptionError": "errors",
     "OutOfMemory": "errors",
-    "Plan": "records",
-    "PrefetchAddon": "addons.speed",
-    "Progress": "records",
-    "ProgressChecker": "trainer",
-    "RangeTest": "finding",
-    "RunHandle": "interrupts",
+    "Plan": "events",
+    "PrefetchAddon": "addons.prefetch",
+    "Progress": "events",
+    "ProgressChecker": "trainer.trainer",
+    "RangeTest": "trainer.lr_finder",
+    "RunHandle": "trainer.interrupts",
     "RunPaused": "errors",
-    "RunResult": "history",
-    "Sample": "gallery",
-    "SchedulerAddon": "addons.optim",
-    "SchedulerBase": "schedulers",
-    "SchedulerChain": "schedulers",
-    "SeededLoader": "seeded",
-    "StateManagerAddon": "addons.state",
+    "RunResult": "history.history",
+    "Sample": "trainer.gallery",
+    "SchedulerAddon": "addons.scheduler",
+    "SchedulerBase": "optim.schedulers",
+    "SchedulerChain": "optim.schedulers",
+    "SeededLoader": "data.seeded_loader",
+    "StateManagerAddon": "addons.state_manager",
     "StepError": "errors",
-    "SystemMonitorAddon": "addons.system",
-    "Task": "multitask",
-    "TaskLoader": "multitask",
-    "TensorLoader": "data",
-    "ThroughputAddon": "addons.watching",
-    "TrainHook": "hooks",
-    "Trainer": "trainer",
-    "TrainerArgs": "config",
+    "SystemMonitorAddon": "addons.system_monitor",
+    "Task": "data.task_loader",
+    "TaskLoader": "data.task_loader",
+    "TensorLoader": "data.tensor_loader",
+    "ThroughputAddon": "addons.system_monitor",
+    "TrainHook": "engine.hooks",
+    "Trainer": "trainer.trainer",
+    "TrainerArgs": "jobs.trainer_args",
     "WandBLoggerAddon": "addons.loggers",
-    "WarmUpScheduler": "schedulers",
+    "WarmUpScheduler": "optim.schedulers",
     "WorkerError": "errors",
-    "compare": "comparing",
-    "cutmix": "mixing",
-    "get_combined_lr_scheduler": "schedulers",
-    "get_lr_scheduler": "schedulers",
-    "get_multi_step_lr_scheduler": "schedulers",
-    "load_run": "history",
-    "mixup": "mixing",
-    "param_groups": "addons.tuning",
-    "plot_schedule": "schedulers",
-    "plot_schedules": "schedulers",
-    "warmup_cosine": "schedulers",
+    "compare": "history.compare",
+    "cutmix": "data.mixup",
+    "get_combined_lr_scheduler": "optim.schedulers",
+    "get_lr_scheduler": "optim.schedulers",
+    "get_multi_step_lr_scheduler": "optim.schedulers",
+    "load_run": "history.run_folder",
+    "mixup": "data.mixup",
+    "param_groups": "optim.param_groups",
+    "plot_schedule": "optim.schedulers",
+    "plot_schedules": "optim.schedulers",
+    "warmup_cosine": "optim.schedulers",
 }
 __all__ = [*_PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from nbtrain.addons.accumulation import AccumulationAddon as AccumulationAddon
     from nbtrain.addons.accumulation import AggregatedOutputs as AggregatedOutputs
-    from nbtrain.addons.averaging import EMAAddon as EMAAddon
-    from nbtrain.addons.base import AddOnBase as AddOnBase
+    from nbtrain.addons.ema import EMAAddon as EMAAddon
+    from nbtrain.engine.addon import AddOnBase as AddOnBase
     from nbtrain.addons.environment import EnvironmentAddon as EnvironmentAddon
     from nbtrain.addons.hooks import HooksAddon as HooksAddon
     from nbtrain.addons.loggers import LoggersAddon as LoggersAddon
     from nbtrain.addons.loggers import NeptuneLoggerAddon as NeptuneLoggerAddon
     from nbtrain.addons.loggers import WandBLoggerAddon as WandBLoggerAddon
-    from nbtrain.addons.memory import MicroBatchAddon as MicroBatchAddon
+    from nbtrain.addons.micro_batch import MicroBatchAddon as MicroBatchAddon
     from nbtrain.addons.metrics import MetricsAddon as MetricsAddon
-    from nbtrain.addons.multigpu import MultiGPUAddon as MultiGPUAddon
-    from nbtrain.addons.nonfinite import NonFiniteAddon as NonFiniteAddon
-    from nbtrain.addons.optim import GradientClipAddon as GradientClipAddon
-    from nbtrain.addons.optim import SchedulerAddon as SchedulerAddon
-    from nbtrain.addons.speed import CompileAddon as CompileAddon
-    from nbtrain.addons.speed import CudaGraphAddon as CudaGraphAddon
-    from nbtrain.addons.speed import PrefetchAddon as PrefetchAddon
-    from nbtrain.addons.state import StateManagerAddon as StateManagerAddon
-    from nbtrain.addons.stopping import EarlyStoppingAddon as EarlyStoppingAddon
-    from nbtrain.addons.stopping import LimitsAddon as LimitsAddon
-    from nbtrain.addons.system import SystemMonitorAddon as SystemMonitorAddon
-    from nbtrain.addons.tuning import FreezeAddon as FreezeAddon
-    from nbtrain.addons.tuning import param_groups as param_groups
-    from nbtrain.addons.watching import GradientStatsAddon as GradientStatsAddon
-    from nbtrain.addons.watching import ThroughputAddon as ThroughputAddon
-    from nbtrain.comparing import compare as compare
-    from nbtrain.config import TrainerArgs as TrainerArgs
-    from nbtrain.data import TensorLoader as TensorLoader
+    from nbtrain.addons.multi_gpu import MultiGPUAddon as MultiGPUAddon
+    from nbtrain.addons.non_finite import NonFiniteAddon as NonFiniteAddon
+    from nbtrain.addons.gradient_clip import GradientClipAddon as GradientClipAddon
+    from nbtrain.addons.scheduler import SchedulerAddon as SchedulerAddon
+    from nbtrain.addons.compile import CompileAddon as CompileAddon
+    from nbtrain.addons.cuda_graph import CudaGraphAddon as CudaGraphAddon
+    from nbtrain.addons.prefetch import PrefetchAddon as PrefetchAddon
+    from nbtrain.addons.state_manager import StateManagerAddon as StateManagerAddon
+    from nbtrain.addons.early_stopping import EarlyStoppingAddon as EarlyStoppingAddon
+    from nbtrain.addons.limits import LimitsAddon as LimitsAddon
+    from nbtrain.addons.system_monitor import SystemMonitorAddon as SystemMonitorAddon
+    from nbtrain.addons.freeze import FreezeAddon as FreezeAddon
+    from nbtrain.optim.param_groups import param_groups as param_groups
+    from nbtrain.addons.gradient_stats import GradientStatsAddon as GradientStatsAddon
+    from nbtrain.addons.system_monitor import ThroughputAddon as ThroughputAddon
+    from nbtrain.history.compare import compare as compare
+    from nbtrain.jobs.trainer_args import TrainerArgs as TrainerArgs
+    from nbtrain.data.tensor_loader import TensorLoader as TensorLoader
     from nbtrain.errors import AddonError as AddonError
     from nbtrain.errors import CheckpointError as CheckpointError
     from nbtrain.errors import ConfigError as ConfigError
@@ -122,38 +122,38 @@ if TYPE_CHECKING:
     from nbtrain.errors import RunPaused as RunPaused
     from nbtrain.errors import StepError as StepError
     from nbtrain.errors import WorkerError as WorkerError
-    from nbtrain.finding import RangeTest as RangeTest
-    from nbtrain.gallery import Gallery as Gallery
-    from nbtrain.gallery import Sample as Sample
-    from nbtrain.hfcallbacks import HFCallback as HFCallback
-    from nbtrain.history import History as History
-    from nbtrain.history import RunResult as RunResult
-    from nbtrain.history import load_run as load_run
-    from nbtrain.mixing import cutmix as cutmix
-    from nbtrain.mixing import mixup as mixup
-    from nbtrain.hooks import Callback as Callback
-    from nbtrain.hooks import TrainHook as TrainHook
-    from nbtrain.interrupts import RunHandle as RunHandle
-    from nbtrain.models import ModelTrainer as ModelTrainer
-    from nbtrain.multioptimizer import MultiOptimizerTrainer as MultiOptimizerTrainer
-    from nbtrain.multitask import Task as Task
-    from nbtrain.multitask import TaskLoader as TaskLoader
-    from nbtrain.records import Event as Event
-    from nbtrain.records import Plan as Plan
-    from nbtrain.records import Progress as Progress
-    from nbtrain.schedulers import CosineAnnealingScheduler as CosineAnnealingScheduler
-    from nbtrain.schedulers import SchedulerBase as SchedulerBase
-    from nbtrain.schedulers import SchedulerChain as SchedulerChain
-    from nbtrain.schedulers import WarmUpScheduler as WarmUpScheduler
-    from nbtrain.schedulers import get_combined_lr_scheduler as get_combined_lr_scheduler
-    from nbtrain.schedulers import get_lr_scheduler as get_lr_scheduler
-    from nbtrain.schedulers import get_multi_step_lr_scheduler as get_multi_step_lr_scheduler
-    from nbtrain.schedulers import plot_schedule as plot_schedule
-    from nbtrain.schedulers import plot_schedules as plot_schedules
-    from nbtrain.schedulers import warmup_cosine as warmup_cosine
-    from nbtrain.seeded import SeededLoader as SeededLoader
-    from nbtrain.trainer import ProgressChecker as ProgressChecker
-    from nbtrain.trainer import Trainer as Trainer
+    from nbtrain.trainer.lr_finder import RangeTest as RangeTest
+    from nbtrain.trainer.gallery import Gallery as Gallery
+    from nbtrain.trainer.gallery import Sample as Sample
+    from nbtrain.addons.hf_callback import HFCallback as HFCallback
+    from nbtrain.history.history import History as History
+    from nbtrain.history.history import RunResult as RunResult
+    from nbtrain.history.run_folder import load_run as load_run
+    from nbtrain.data.mixup import cutmix as cutmix
+    from nbtrain.data.mixup import mixup as mixup
+    from nbtrain.engine.callback import Callback as Callback
+    from nbtrain.engine.hooks import TrainHook as TrainHook
+    from nbtrain.trainer.interrupts import RunHandle as RunHandle
+    from nbtrain.trainer.model_trainer import ModelTrainer as ModelTrainer
+    from nbtrain.trainer.multi_optimizer import MultiOptimizerTrainer as MultiOptimizerTrainer
+    from nbtrain.data.task_loader import Task as Task
+    from nbtrain.data.task_loader import TaskLoader as TaskLoader
+    from nbtrain.events import Event as Event
+    from nbtrain.events import Plan as Plan
+    from nbtrain.events import Progress as Progress
+    from nbtrain.optim.schedulers import CosineAnnealingScheduler as CosineAnnealingScheduler
+    from nbtrain.optim.schedulers import SchedulerBase as SchedulerBase
+    from nbtrain.optim.schedulers import SchedulerChain as SchedulerChain
+    from nbtrain.optim.schedulers import WarmUpScheduler as WarmUpScheduler
+    from nbtrain.optim.schedulers import get_combined_lr_scheduler as get_combined_lr_scheduler
+    from nbtrain.optim.schedulers import get_lr_scheduler as get_lr_scheduler
+    from nbtrain.optim.schedulers import get_multi_step_lr_scheduler as get_multi_step_lr_scheduler
+    from nbtrain.optim.schedulers import plot_schedule as plot_schedule
+    from nbtrain.optim.schedulers import plot_schedules as plot_schedules
+    from nbtrain.optim.schedulers import warmup_cosine as warmup_cosine
+    from nbtrain.data.seeded_loader import SeededLoader as SeededLoader
+    from nbtrain.trainer.trainer import ProgressChecker as ProgressChecker
+    from nbtrain.trainer.trainer import Trainer as Trainer
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from coverage import Coverage
 
 
 def coverage_init(registry: Any, options: dict[str, Any]) -> None:
-    if any("nbtrain.worker" in argument for argument in sys.orig_argv):
+    if any("nbtrain.distributed.worker" in argument for argument in sys.orig_argv):
         threading.Thread(target=_keep, daemon=True).start()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightning as L
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
@@ -104,3 +105,62 @@ _TIMES = {
 def without_times(rows: list[Any]) -> list[dict[str, Any]]:
     """The rows without what is never the same twice."""
     return [{name: value for name, value in row.items() if name not in _TIMES} for row in rows]
+
+
+class Broken(RuntimeError):
+    pass
+
+
+class Breaks(L.Callback):
+    """Breaks a run off after `n` batches, as a crash would."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.n -= 1
+        if self.n == 0:
+            raise Broken
+
+
+# The configuration of nnScaler's document, as it stands there
+SEED = """\
+compute_config:
+  plan_ngpus: 4
+  runtime_ngpus: 100
+  constant_folding: true
+  use_zero: true
+  use_end2end: true
+
+run_mode: run
+pas_policy: autodist
+micro_batch_size: 2
+global_batch_size: 8
+max_epochs: 4
+max_train_steps: 10
+
+model:
+  type: nbtrain.examples.mlp.MLP
+  args:
+    dim: 16
+    nlayers: 16
+
+optimizer:
+  type: torch.optim.Adam
+  args:
+    lr: 0.01
+
+dataset:
+  type: nbtrain.examples.mlp.SimpleDataset
+  train_args:
+    dim: 16
+    size: 100
+  val_args:
+    dim: 16
+    size: 10
+
+checkpoint:
+  keep_last_n_checkpoints: 30
+  every_n_train_steps: 1
+  save_type: deduped
+"""

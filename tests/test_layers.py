@@ -1,4 +1,4 @@
-"""Modules stand in one order: each imports only from those before it, and the first of them know neither torch nor Lightning."""
+"""Packages and what each may import, modules without circles, and which of them load no torch. Run as a script, it prints the graph."""
 
 from __future__ import annotations
 
@@ -10,114 +10,39 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "nbtrain"
-ORDER = [
-    "errors",
-    "records",
-    "views.text",
-    "views.html",
-    "views.plots",
-    "views.notebook",
-    "history",
-    "following",
-    "comparing",
-    "batches",
-    "data",
-    "seeded",
-    "mixing",
-    "prefetching",
-    "resumable",
-    "multitask",
-    "schedulers",
-    "meters",
-    "precision",
-    "hooks",
-    "steps",
-    "recorder",
-    "control",
-    "interrupts",
-    "shortcuts",
-    "loop",
-    "parallel",
-    "estimates",
-    "durable",
-    "snapshots",
-    "parts",
-    "checkpoints",
-    "shards",
-    "weights",
-    "sources",
-    "provenance",
-    "delivery",
-    "points",
-    "wandbtracker",
-    "neptunefiles",
-    "neptunetracker",
-    "localtrackers",
-    "worker",
-    "launch",
-    "sharding",
-    "worlds",
-    "ranks",
-    "states",
-    "arguments",
-    "documents",
-    "overrides",
-    "resolve",
-    "settings",
-    "plans",
-    "addons.base",
-    "addons.optim",
-    "addons.state",
-    "addons.speed",
-    "addons.accumulation",
-    "addons.averaging",
-    "addons.environment",
-    "addons.hooks",
-    "addons.memory",
-    "addons.metrics",
-    "addons.nonfinite",
-    "addons.stopping",
-    "addons.loggers",
-    "addons.system",
-    "addons.tuning",
-    "addons.watching",
-    "copies",
-    "addons.multigpu",
-    "recalling",
-    "configuring",
-    "driving",
-    "session",
-    "passes",
-    "edits",
-    "inspection",
-    "finding",
-    "gallery",
-    "trainer",
-    "models",
-    "hfcallbacks",
-    "multioptimizer",
-    "checks",
-    "jobs",
-    "config",
-    "examples.digits",
-    "examples.mlp",
-    "exporting",
-    "sweeps",
-    "cli",
-    "__main__",
-]
-PLAIN = [
-    *ORDER[: ORDER.index("comparing") + 1],
-    *("sources", "provenance", "neptunefiles", "documents", "overrides", "resolve", "settings", "plans"),
-]
+# What each package may import beside itself and `errors`. Every package is allowed only what stands above it.
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "errors": (),
+    "events": (),
+    "rng": (),
+    "views": ("events",),
+    "history": ("events", "views"),
+    "data": ("rng",),
+    "optim": ("events", "views"),
+    "engine": ("events", "rng", "data", "history"),
+    "loggers": ("events", "data", "engine"),
+    "distributed": ("events", "rng", "data", "engine", "history"),
+    "checkpoint": ("data", "engine", "distributed", "history"),
+    "addons": ("events", "rng", "views", "history", "data", "optim", "engine", "loggers", "distributed", "checkpoint"),
+    "config": ("rng", "optim", "history", "engine", "addons", "data", "distributed"),
+}
+ALLOWED["trainer"] = tuple(ALLOWED)
+ALLOWED["examples"] = tuple(ALLOWED)
+ALLOWED["jobs"] = tuple(ALLOWED)
+ALLOWED["cli"] = tuple(ALLOWED)
+WITHOUT_TORCH = ("errors", "events", "views", "history", "config.document", "config.overrides", "config.schema", "config.instantiate")
+WITHOUT_TORCH += ("config.compute_plan", "loggers.neptune_export", "cli")
 
 
 def _name(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
+MODULES = {_name(p): p for p in sorted(PACKAGE.rglob("*.py")) if p.name not in ("__init__.py", "__main__.py", "_modidx.py")}
+
+
 def imports(path: Path) -> set[str]:
-    """The modules of the package that a module imports, those inside functions too."""
+    """The modules of the package that a module imports, inside functions and for type checkers too."""
     found: set[str] = set()
     here = ["nbtrain", *_name(path).split(".")[:-1]]
     for node in ast.walk(ast.parse(path.read_text())):
@@ -125,36 +50,73 @@ def imports(path: Path) -> set[str]:
             base = here[: len(here) - node.level + 1] if node.level else []
             module = [*base, *(node.module.split(".") if node.module else [])]
             for alias in node.names:
-                full = ".".join([*module, alias.name])
-                name = full if full.removeprefix("nbtrain.") in ORDER else ".".join(module)
-                if name.startswith("nbtrain."):
-                    found.add(name.removeprefix("nbtrain."))
+                full = ".".join([*module, alias.name]).removeprefix("nbtrain.")
+                found.add(full if full in MODULES else ".".join(module).removeprefix("nbtrain."))
         elif isinstance(node, ast.Import):
             found |= {alias.name.removeprefix("nbtrain.") for alias in node.names if alias.name.startswith("nbtrain.")}
+    return found & MODULES.keys()
+
+
+def package_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def graph() -> dict[str, set[str]]:
+    """The packages that each package imports."""
+    found: dict[str, set[str]] = {package: set() for package in ALLOWED}
+    for module, path in MODULES.items():
+        found[package_of(module)] |= {package_of(name) for name in imports(path)} - {package_of(module)}
     return found
 
 
-MODULES = [p for p in PACKAGE.rglob("*.py") if p.name not in ("__init__.py", "_modidx.py")]
+def test_every_module_is_in_a_known_package() -> None:
+    assert {package_of(module) for module in MODULES} == ALLOWED.keys()
 
 
-def test_order_names_every_module() -> None:
-    assert sorted(ORDER) == sorted(map(_name, MODULES))
+@pytest.mark.parametrize("module", MODULES)
+def test_module_imports_only_what_its_package_may(module: str) -> None:
+    package = package_of(module)
+    assert {package_of(name) for name in imports(MODULES[module])} <= {package, "errors", *ALLOWED[package]}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_module_imports_only_from_those_before_it(path: Path) -> None:
-    allowed = set(ORDER[: ORDER.index(_name(path))])
-    assert imports(path) <= allowed
+def test_each_package_is_allowed_only_those_above_it() -> None:
+    order = list(ALLOWED)
+    assert all(order.index(other) < order.index(package) for package, others in ALLOWED.items() for other in others)
 
 
-def test_addons_package_is_empty() -> None:
-    assert (PACKAGE / "addons" / "__init__.py").read_text() == ""
+def test_nothing_is_allowed_that_is_not_used() -> None:
+    used = graph()
+    spare = {package: set(others) - used[package] for package, others in ALLOWED.items() if len(others) < len(ALLOWED["trainer"])}
+    assert not {package: names for package, names in spare.items() if names}
 
 
-def test_first_modules_load_neither_torch_nor_lightning() -> None:
-    code = f"import sys, importlib; [importlib.import_module('nbtrain.' + n) for n in {PLAIN}]; import nbtrain, nbtrain.cli; "
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    left = {module: imports(path) - {module} for module, path in MODULES.items()}
+    while free := {module for module, needed in left.items() if not needed & left.keys()}:
+        left = {module: needed for module, needed in left.items() if module not in free}
+    assert not left
+
+
+def test_modules_that_load_neither_torch_nor_lightning() -> None:
+    plain = [module for module in MODULES if module in WITHOUT_TORCH or package_of(module) in WITHOUT_TORCH]
+    code = f"import sys, importlib; [importlib.import_module('nbtrain.' + n) for n in {plain}]; import nbtrain, nbtrain.addons; "
     code += "print(sorted({'torch', 'lightning', 'matplotlib', 'ipywidgets', 'IPython'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_packages_export_nothing_of_their_own_but_two() -> None:
+    full = [p.parent.name for p in PACKAGE.rglob("__init__.py") if p.read_text().strip()]
+    assert sorted(full) == ["addons", "nbtrain"]
+
+
+def test_addons_are_importable_from_their_package() -> None:
+    import nbtrain
+    from nbtrain import addons
+
+    assert addons.__all__ == sorted(name for name, module in nbtrain._PUBLIC.items() if module.startswith("addons."))
+    assert all(getattr(addons, name) is getattr(nbtrain, name) for name in addons.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'StateManagerAdon'"):
+        addons.StateManagerAdon  # type: ignore[attr-defined]
 
 
 def test_public_names_are_there_and_nothing_else() -> None:
@@ -173,3 +135,8 @@ def test_public_names_are_also_known_to_type_checkers() -> None:
     import nbtrain
 
     assert typed == {name: f"nbtrain.{module}" for name, module in nbtrain._PUBLIC.items()}
+
+
+if __name__ == "__main__":
+    for package, others in graph().items():
+        print(f"{package:<12} → {' '.join(name for name in ALLOWED if name in others)}".rstrip(" →"))

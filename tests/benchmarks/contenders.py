@@ -166,7 +166,7 @@ def ours(job: Job, work: Work = Work()) -> Trained:
 
 def ours_in_memory(job: Job, work: Work = Work()) -> Trained:
     """nbtrain with the loader for tensors in memory."""
-    from nbtrain.data import TensorLoader
+    from nbtrain.data.tensor_loader import TensorLoader
 
     trainer = make_ours(job, work)
     loader = TensorLoader(*job.data(), batch_size=BATCH_SIZE, shuffle=True, generator=job.generator())

@@ -22,7 +22,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbtrain import AddOnBase, Event, Trainer
-from nbtrain.addons.speed import CompileAddon, CudaGraphAddon, PrefetchAddon
+from nbtrain.addons.compile import CompileAddon
+from nbtrain.addons.cuda_graph import CudaGraphAddon
+from nbtrain.addons.prefetch import PrefetchAddon
 from nbtrain.views.text import View
 
 BATCH, EPOCHS = 64, 6

@@ -66,12 +66,12 @@ class Watched:
 
     addons: Callable[[], list[Any]] = list
     callbacks: Callable[[], list[Any]] = list
-    timed: tuple[str, str, tuple[str, ...]] = ("nbtrain.points", "StepPoints", ("on_train_batch_end", "update"))
+    timed: tuple[str, str, tuple[str, ...]] = ("nbtrain.loggers.step_points", "StepPoints", ("on_train_batch_end", "update"))
     max_us: float | None = 20
     max_percent: float | None = None  # of a step
 
 
-MONITOR = "nbtrain.addons.system", "_Monitor", ("on_train_batch_start", "on_train_batch_end")
+MONITOR = "nbtrain.addons.system_monitor", "_Monitor", ("on_train_batch_start", "on_train_batch_end")
 WATCHED = {
     "nothing": Watched(max_us=None),
     "Weights & Biases": Watched(partial(logger_addon, "WandBLoggerAddon")),
@@ -79,7 +79,7 @@ WATCHED = {
     "a training log in CSV": Watched(partial(tracker, "csv")),
     "TensorBoard": Watched(partial(tracker, "tensorboard")),
     "the system's view": Watched(partial(logger_addon, "SystemMonitorAddon"), timed=MONITOR, max_us=None, max_percent=1),
-    "a user's self.log": Watched(callbacks=logging_callback, timed=("nbtrain.steps", "StepModule", ("log",)), max_us=15),
+    "a user's self.log": Watched(callbacks=logging_callback, timed=("nbtrain.engine.step_module", "StepModule", ("log",)), max_us=15),
 }
 
 

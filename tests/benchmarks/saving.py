@@ -25,10 +25,10 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from nbtrain.checkpoints import Writer
-from nbtrain.history import History
-from nbtrain.meters import Meter
-from nbtrain.snapshots import snapshot
+from nbtrain.checkpoint.files import Writer
+from nbtrain.checkpoint.snapshot import snapshot
+from nbtrain.engine.meter import Meter
+from nbtrain.history.history import History
 
 MB = 1_000_000
 WAYS = ("torch.save", "lightning save_checkpoint", "nbtrain ckpt", "nbtrain safetensor")

@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from test_accumulation import WAYS, assert_equal, by_hand, make, make_data
 
 from nbtrain import AggregatedOutputs, GradientClipAddon
-from nbtrain.data import BatchList
+from nbtrain.data.loader import BatchList
 
 SIZES = (4, 3, 2, 5, 4, 4, 1, 2, 4, 3)  # of the two ranks in turn; windows of two batches each, the last one short
 CLIP = 0.05

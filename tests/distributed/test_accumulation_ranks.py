@@ -20,7 +20,7 @@ def _free_port() -> int:
 @pytest.mark.long
 def test_window_of_two_ranks_is_one_big_batch() -> None:
     tests = Path(__file__).parent.parent
-    paths = os.pathsep.join(map(str, (tests.parent, tests, tests / "unit")))
+    paths = os.pathsep.join(map(str, (tests.parent, tests, tests / "unit" / "addons")))
     shared = os.environ | {
         "PYTHONPATH": paths,
         "MASTER_ADDR": "127.0.0.1",

@@ -14,9 +14,9 @@ from samples import make_trainer, make_valid, same_weights
 from test_strategies import SPLIT, difference, loader, make, make_net
 from torch.distributed.tensor import DTensor
 
-import nbtrain.shards
+import nbtrain.checkpoint.sharded
 from nbtrain import CheckpointError, MultiGPUAddon, StateManagerAddon, Trainer, WorkerError
-from nbtrain.checkpoints import newest_valid, read_checkpoint
+from nbtrain.checkpoint.files import newest_valid, read_checkpoint
 
 SAVING = (MultiGPUAddon, StateManagerAddon)
 
@@ -105,7 +105,7 @@ class Break(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.global_rank != self.rank:
             return
-        real, calls = getattr(nbtrain.shards, self.name), []
+        real, calls = getattr(nbtrain.checkpoint.sharded, self.name), []
 
         def failing(*args: Any) -> Any:
             calls.append(args)
@@ -115,7 +115,7 @@ class Break(L.Callback):
                 raise OSError(28, "No space left on device")
             return real(*args)
 
-        setattr(nbtrain.shards, self.name, failing)
+        setattr(nbtrain.checkpoint.sharded, self.name, failing)
 
 
 def test_part_that_can_not_be_written_is_noted_and_costs_only_that_save(tmp_path: Path) -> None:

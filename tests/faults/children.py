@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "numpy", "nbtrain.trainer", "nbtrain.checkpoints"])
+CONTEXT.set_forkserver_preload(["torch", "numpy", "nbtrain.trainer.trainer", "nbtrain.checkpoint.files"])
 
 
 class Script:

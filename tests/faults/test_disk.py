@@ -19,8 +19,8 @@ from lightning.pytorch.callbacks import Callback
 from samples import Regress, make_loader, make_trainer, without_times
 
 from nbtrain import StateManagerAddon, load_run
-from nbtrain.checkpoints import SaveFormat, Writer, read_checkpoint
-from nbtrain.history import read_events
+from nbtrain.checkpoint.files import SaveFormat, Writer, read_checkpoint
+from nbtrain.history.run_folder import read_events
 
 NOBODY = 65534
 

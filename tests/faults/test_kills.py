@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from children import CONTEXT
 
-from nbtrain.checkpoints import newest_valid, read_checkpoint, write_checkpoint
-from nbtrain.durable import clean_leftovers, point_to
-from nbtrain.snapshots import snapshot
+from nbtrain.checkpoint.atomic import clean_leftovers, point_to
+from nbtrain.checkpoint.files import newest_valid, read_checkpoint, write_checkpoint
+from nbtrain.checkpoint.snapshot import snapshot
 
 KILLS = int(os.environ.get("NBTRAIN_KILLS", "10"))
 

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 
 from nbtrain import WorkerError
-from nbtrain.launch import Launch, Pool, pack
-from nbtrain.worker import Agreement, LateReduce, Rank
-from nbtrain.worlds import StopTogether
+from nbtrain.distributed.worker import Agreement, LateReduce, Rank
+from nbtrain.distributed.worker_pool import Launch, Pool, pack
+from nbtrain.distributed.world import StopTogether
 
 
 @pytest.fixture(scope="module")

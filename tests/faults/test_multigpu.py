@@ -31,10 +31,10 @@ from nbtrain import (
     TrainerArgs,
     WorkerError,
 )
-from nbtrain.addons.base import Launcher
-from nbtrain.addons.multigpu import _pool
+from nbtrain.addons.multi_gpu import _pool
 from nbtrain.cli import main
-from nbtrain.history import load_run
+from nbtrain.distributed.launcher import Launcher
+from nbtrain.history.run_folder import load_run
 
 TWO = ["cpu", "cpu"]
 
@@ -352,7 +352,7 @@ def test_two_devices_from_a_configuration_are_one_with_twice_the_batch(
         "model": {"type": "nbtrain.examples.mlp.MLP", "args": {"dim": 8, "nlayers": 2}},
         "optimizer": {"type": "torch.optim.Adam", "args": {"lr": 0.01}},
         "dataset": {"type": "nbtrain.examples.mlp.SimpleDataset", "train_args": {"dim": 8, "size": 32}},
-        "trainer": {"type": "nbtrain.models.ModelTrainer", "args": {"device": "cpu"}},
+        "trainer": {"type": "nbtrain.ModelTrainer", "args": {"device": "cpu"}},
     }
     one = TrainerArgs.from_dict(common | parts | {"micro_batch_size": 4}).build()
     if policy == "tp":  # its layers' outputs are added to their inputs, so that all of each is needed

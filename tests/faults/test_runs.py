@@ -16,8 +16,8 @@ from children import Script
 from samples import without_times
 
 from nbtrain import load_run
-from nbtrain.checkpoints import verify_checkpoint
-from nbtrain.durable import is_leftover
+from nbtrain.checkpoint.atomic import is_leftover
+from nbtrain.checkpoint.files import verify_checkpoint
 
 KILLS = int(os.environ.get("NBTRAIN_KILLS", "10"))
 

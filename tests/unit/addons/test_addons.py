@@ -1,0 +1,236 @@
+"""`add_on`, the addons there are, and their reuse under a `lightning.Trainer`."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
+
+import nbtrain
+from nbtrain import (
+    AccumulationAddon,
+    AddOnBase,
+    AddonError,
+    CompileAddon,
+    CudaGraphAddon,
+    EarlyStoppingAddon,
+    EMAAddon,
+    EnvironmentAddon,
+    FreezeAddon,
+    GradientClipAddon,
+    GradientStatsAddon,
+    HooksAddon,
+    LimitsAddon,
+    LoggersAddon,
+    MetricsAddon,
+    MicroBatchAddon,
+    MultiGPUAddon,
+    NeptuneLoggerAddon,
+    NonFiniteAddon,
+    PrefetchAddon,
+    SchedulerAddon,
+    StateManagerAddon,
+    SystemMonitorAddon,
+    ThroughputAddon,
+    Trainer,
+    WandBLoggerAddon,
+)
+from nbtrain.engine.addon import options
+
+
+class Shared(AddOnBase):
+    """Two addons that share an option through a base."""
+
+    folder: str = "."
+
+
+class One(Shared):
+    level: int = 1
+
+
+class Two(Shared):
+    depth: int = 2
+    after = (One,)
+
+
+class Clash(AddOnBase):
+    level: int = 3
+
+
+def test_options_show_in_the_signature() -> None:
+    parameters = inspect.signature(Regress.add_on(One, GradientClipAddon)).parameters
+    assert parameters["level"].default == 1 and parameters["folder"].default == "."
+    assert list(parameters).count("gradient_clip") == 1 and "gradient_clip_algorithm" in parameters
+    assert "addon_options" not in parameters and list(parameters)[:3] == ["model", "device", "mode"]
+
+
+def test_order_does_not_matter_and_classes_are_memoised() -> None:
+    kinds = {Regress.add_on(*order) for order in itertools.permutations([One, Two, GradientClipAddon])}
+    kinds |= {Regress.add_on(Two).add_on(One, GradientClipAddon)}
+    assert len(kinds) == 1 and next(iter(kinds)).addons == (GradientClipAddon, One, Two)
+
+
+def test_options_reach_the_addon_and_the_addon_is_reached() -> None:
+    trainer = make_trainer(Regress.add_on(One, Two), level=7, folder="here")
+    assert (trainer[One].level, trainer[One].folder, trainer[Two].folder, trainer[Two].depth) == (7, "here", "here", 2)
+
+
+def test_two_claims_to_one_option_are_refused_at_class_creation() -> None:
+    with pytest.raises(AddonError, match="Clash and One both take the option 'level'"):
+        Regress.add_on(One, Clash)
+
+
+def test_what_is_no_addon() -> None:
+    with pytest.raises(AddonError, match="is no addon"):
+        Regress.add_on(dict)  # type: ignore[arg-type]
+
+
+def test_composed_class_is_subclassed_again() -> None:
+    class Mine(Regress.add_on(One)):  # type: ignore[misc]
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            return super().train_step(batch)
+
+    trainer = make_trainer(Mine.add_on(Two), level=5)
+    assert trainer[One].level == 5 and trainer[Two].depth == 2 and trainer.title == "Mine"
+    assert trainer.run(1, make_loader()).status == "completed" and isinstance(trainer, Mine)
+
+
+def test_trainer_of_a_composed_class_is_pickled() -> None:
+    trainer = make_trainer(Regress.add_on(One), level=4)
+    trainer.optimizer = None
+    assert type(pickle.loads(pickle.dumps(trainer))) is Regress.add_on(One)
+
+
+class Counter(AddOnBase):
+    """Has a command."""
+
+    commands = ("count",)
+    start: int = 10
+
+    def count(self, trainer: Any, by: int = 1) -> int:
+        """Count on."""
+        self.start += by
+        return self.start + trainer.counts.epoch
+
+
+def test_commands_become_methods_with_their_signature_and_help() -> None:
+    trainer = make_trainer(Regress.add_on(Counter), start=20)
+    trainer.run(1, make_loader())
+    assert trainer.count(by=5) == 26 and type(trainer).count.__doc__ == "Count on."
+    assert str(inspect.signature(trainer.count)) == "(by: 'int' = 1) -> 'int'"
+    assert not hasattr(make_trainer(), "count")
+
+
+def test_command_whose_name_is_taken_is_refused() -> None:
+    class Run(AddOnBase):
+        commands = ("run",)
+
+    class Count(AddOnBase):
+        commands = ("count",)
+
+        def count(self, trainer: Any) -> None: ...
+
+    with pytest.raises(AddonError, match="Run has a command 'run', and so has Regress"):
+        Regress.add_on(Run)
+    with pytest.raises(AddonError, match="has a command 'count', and so has another addon"):
+        Regress.add_on(Counter, Count)
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_clipping_as_an_addon_bounds_the_gradient(algorithm: str) -> None:
+    kind = Regress.add_on(GradientClipAddon)
+    trainer = make_trainer(kind, gradient_clip=1e-3, gradient_clip_algorithm=algorithm)
+    trainer.run(1, make_loader())
+    gradients = [p.grad for p in trainer.model.parameters()]
+    largest = torch.nn.utils.get_total_norm(gradients) if algorithm == "norm" else max(g.abs().max() for g in gradients)
+    assert largest <= 1.0001e-3 and min(trainer.history.steps["train"]["train_grad_norm"]) > 1e-3
+
+
+# -- one contract for all addons
+def bias(y_true: Any, y_pred: Any) -> dict[str, float]:
+    return {"bias": float((y_pred - y_true).mean())}
+
+
+def watch(*args: Any) -> None:
+    """A hook that only looks."""
+
+
+ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their options; the folder is one to write in
+    AccumulationAddon: lambda folder: {"loss_reduction": "mean"},
+    GradientClipAddon: lambda folder: {"gradient_clip": 0.5},
+    SchedulerAddon: lambda folder: {"scheduler": lambda step: 1e-2 / (step + 1)},
+    StateManagerAddon: lambda folder: {"save_path": folder, "every_n_steps": 2},
+    CompileAddon: lambda folder: {"compile": {"backend": "eager"}},
+    NonFiniteAddon: lambda folder: {"nonfinite": "skip"},
+    PrefetchAddon: lambda folder: {},
+    CudaGraphAddon: lambda folder: {},
+    EMAAddon: lambda folder: {"ema_decay": 0.9},
+    EarlyStoppingAddon: lambda folder: {"patience": 5},
+    EnvironmentAddon: lambda folder: {"deterministic": True},
+    FreezeAddon: lambda folder: {"freeze": {"0.bias": 1}},
+    GradientStatsAddon: lambda folder: {"stats_every_n_steps": 2},
+    HooksAddon: lambda folder: {"hooks": {"after_gnorm_clip": watch, "on_step_start": watch, "on_val_end": watch}},
+    LimitsAddon: lambda folder: {"max_steps": 100, "max_val_steps": 3},
+    MicroBatchAddon: lambda folder: {"micro_reduction": "mean"},
+    MetricsAddon: lambda folder: {"metrics": bias, "metrics_in_training": True},
+    LoggersAddon: lambda folder: {"loggers": ["csv"], "save_path": folder},
+    NeptuneLoggerAddon: lambda folder: {"save_path": folder},
+    SystemMonitorAddon: lambda folder: {},
+    WandBLoggerAddon: lambda folder: {"web_logger": {"wandb": {"mode": "offline"}}, "save_path": folder},
+    MultiGPUAddon: lambda folder: {},
+    ThroughputAddon: lambda folder: {"count_tokens": lambda batch: batch[0].numel()},
+}
+
+
+def test_the_contract_is_tested_of_every_addon() -> None:
+    public = [getattr(nbtrain, name) for name in nbtrain.__all__]
+    assert {kind for kind in public if isinstance(kind, type) and issubclass(kind, AddOnBase)} == {AddOnBase, *ADDONS}
+
+
+@pytest.mark.parametrize("addon", ADDONS, ids=lambda a: a.__name__)
+def test_addon_trains_under_lightnings_own_trainer_as_under_ours(addon: type[AddOnBase], tmp_path: Path) -> None:
+    def trainer() -> Trainer:
+        return make_trainer(Regress.add_on(addon), model=make_model(), **ADDONS[addon](tmp_path))
+
+    ours = trainer()
+    ours.run(3, make_loader(), make_valid())
+    theirs = trainer()
+    L.Trainer(**{"default_root_dir": tmp_path, "log_every_n_steps": 5, **theirs.lightning_args()}, max_epochs=3).fit(
+        theirs.as_lightning_module(), make_loader(), make_valid()
+    )
+    assert same_weights(ours.model, theirs.model)
+    assert [r["val_loss"] for r in theirs.history.epochs] == [r["val_loss"] for r in ours.history.epochs]
+
+
+@pytest.mark.parametrize("addon", ADDONS, ids=lambda a: a.__name__)
+def test_addon_has_documentation_and_stands_alone(addon: type[AddOnBase], tmp_path: Path) -> None:
+    assert addon.__doc__ and not addon.__doc__.startswith(addon.__name__ + "(")
+    given = {name: value for name, value in ADDONS[addon](tmp_path).items() if name in options(addon)}
+    assert all(isinstance(c, L.Callback) for c in addon(**given).callbacks(None))
+
+
+def test_users_own_log_lands_in_the_history() -> None:
+    class Logs(L.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            pl_module.log("mine", 2.0, on_epoch=True, on_step=False, batch_size=1)
+
+    trainer = make_trainer(lightning={"callbacks": [Logs()]})
+    trainer.run(1, make_loader())
+    assert trainer.history.last["mine"] == 2.0
+
+
+def test_lightnings_checkpoints_and_loggers_work(tmp_path: Any) -> None:
+    checkpoint = L.pytorch.callbacks.ModelCheckpoint(tmp_path / "checkpoints", monitor="val_loss", save_weights_only=True)
+    logger = L.pytorch.loggers.CSVLogger(tmp_path)
+    trainer = make_trainer(lightning={"callbacks": [checkpoint], "logger": logger, "log_every_n_steps": 1})
+    trainer.run(2, make_loader(), make_valid())
+    assert checkpoint.best_model_score == pytest.approx(trainer.history.best["val_loss"])
+    assert "val_loss" in (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text()

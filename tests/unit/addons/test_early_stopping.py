@@ -1,0 +1,197 @@
+"""When a run ends, when it validates, and what a validation on its own leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
+
+from nbtrain import EarlyStoppingAddon, LimitsAddon, Plan, StateManagerAddon
+from nbtrain.errors import ConfigError
+from nbtrain.events import known_mode
+
+Early = Regress.add_on(EarlyStoppingAddon)
+Limited = Regress.add_on(LimitsAddon)
+
+
+class Scripted(Regress):
+    """Its validations give the values of a script, as the metric that is monitored."""
+
+    script: Iterable[float] = ()
+
+    def metric_on_epoch_end(self) -> dict[str, Any] | None:
+        return {self.monitor.removeprefix("val_"): next(self.values)} if self.mode == "test" else None
+
+
+def run_script(monitor: str, script: list[float], *, lightning: dict[str, Any] | None = None, **options: Any) -> Any:
+    trainer = make_trainer(Scripted.add_on(EarlyStoppingAddon), monitor=monitor, lightning=lightning, **options)
+    trainer.values = iter(script)
+    trainer.run(len(script), make_loader(), make_valid())
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("monitor", "script", "options", "n_epochs"),
+    [
+        ("val_r2", [0.1, 0.2, 0.15, 0.3, 0.3, 0.2, 0.1], {"patience": 2}, 6),  # up; a tie is no improvement
+        ("val_perplexity", [9, 8, 8.5, 7, 7, 8, 6], {"patience": 2}, 6),  # down
+        ("val_mine", [1, 2, 3, 2], {"patience": 1, "monitor_mode": "max"}, 4),
+        ("val_f1", [0.5, 0.5999, 0.61, 0.7, 0.75], {"patience": 2, "delta": 0.1}, 5),  # each step is small, two of them are not
+        ("val_mse", [1.0, 0.95, 0.92, 0.1], {"patience": 2, "delta": 0.1}, 3),
+        ("val_mse", [float("nan"), float("nan"), 1.0], {"patience": 2}, 2),
+        ("val_mse", [3.0, 2.0, 1.0], {"patience": 1}, 3),
+    ],
+)
+def test_run_ends_when_the_metric_has_not_improved(monitor: str, script: list[float], options: dict[str, Any], n_epochs: int) -> None:
+    trainer = run_script(monitor, script, **options)
+    assert len(trainer.history) == n_epochs
+    assert trainer.result.status == ("stopped" if n_epochs < len(script) else "completed")
+
+
+def test_reason_is_told() -> None:
+    result = run_script("val_r2", [0.2, 0.1, 0.1, 0.1], patience=2).result
+    assert (result.status, result.reason) == ("stopped", "val_r2 has not improved 2 times in a row")
+
+
+@pytest.mark.parametrize("name", ["r2", "pearson", "spearman", "f1", "accuracy"])
+def test_more_of_these_is_better(name: str) -> None:
+    assert known_mode(f"val_{name}") == "max"
+
+
+@pytest.mark.parametrize("name", ["loss", "mse", "brier", "brier_score_loss", "perplexity"])
+def test_less_of_these_is_better(name: str) -> None:
+    assert known_mode(f"val_{name}") == "min"
+
+
+def test_direction_of_an_unknown_metric_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match="Is more or less of monitor='val_r2_of_mine' better"):
+        make_trainer(Early, monitor="val_r2_of_mine")
+
+
+def test_each_validation_within_an_epoch_counts() -> None:
+    trainer = run_script("val_r2", [0.3, 0.2, 0.1, 0.1, 0.1], patience=2, lightning={"val_check_interval": 1})
+    assert (trainer.counts.update, len(trainer.history)) == (3, 1)  # in the first epoch, of five batches
+
+
+def test_training_metric_is_watched_where_there_is_no_validation() -> None:
+    trainer = make_trainer(Early, patience=2, optimizer=lambda params: torch.optim.SGD(params, lr=0.0))
+    trainer.model.eval()
+    batches = [next(iter(make_loader(shuffle=False)))]
+    trainer.model[2].p = 0.0  # without dropout each epoch has the same loss
+    assert trainer.run(9, batches).reason == "train_loss has not improved 2 times in a row" and len(trainer.history) == 3
+
+
+def test_best_weights_are_restored_when_asked_for() -> None:
+    trainer = run_script("val_r2", [0.1, 0.5, 0.2, 0.3], patience=2, restore_best=True)
+    plain = make_trainer()
+    plain.run(2, make_loader(), make_valid())
+    assert same_weights(trainer.model, plain.model) and trainer.result.best["epoch"] == 2
+    assert not same_weights(run_script("val_r2", [0.1, 0.5, 0.2, 0.3], patience=2).model, plain.model)
+
+
+def test_later_run_waits_anew_for_something_better_than_all_before() -> None:
+    trainer = run_script("val_r2", [0.5, 0.4, 0.3, 0.2], patience=2)
+    trainer.values = iter([0.45, 0.4, 0.6])
+    assert trainer.run(3, make_loader(), make_valid()).status == "stopped" and len(trainer.history) == 5
+
+
+def test_resumed_run_goes_on_waiting(tmp_path: Path) -> None:
+    kind = Scripted.add_on(EarlyStoppingAddon, StateManagerAddon)
+
+    def go(script: list[float], n_epoch: int, **run: Any) -> Any:
+        trainer = make_trainer(kind, monitor="val_r2", patience=3, save_path=tmp_path)
+        trainer.values = iter(script)
+        trainer.run(n_epoch, make_loader(), make_valid(), **run)
+        return trainer
+
+    go([0.5, 0.4, 0.3], 3)
+    assert len(go([0.2, 0.9], 5, resume="auto").history) == 4
+
+
+@pytest.mark.parametrize("options", [{"patience": 0}, {"patience": 1.5}, {"delta": -1}, {"delta": float("nan")}])
+def test_impossible_patience_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        make_trainer(Early, **options)
+
+
+# -- limits
+def test_limit_of_steps_counts_updates_over_all_runs() -> None:
+    trainer = make_trainer(Limited, max_steps=12)
+    trainer.run(1, make_loader())
+    assert trainer.run(5, make_loader()).reason == "max_steps=12" and trainer.counts.update == 12
+    assert trainer.run(1, make_loader()).status == "stopped" and trainer.counts.update == 12  # nothing is left to do
+
+
+def test_limits_of_batches_bound_both_passes() -> None:
+    trainer = make_trainer(Limited, steps_per_epoch=3, max_val_steps=1)
+    trainer.run(2, make_loader(), make_valid())
+    assert trainer.counts.update == 6 and len(trainer.history.steps["valid"]) == 2
+
+
+def test_limit_of_time_stops_at_the_next_batch() -> None:
+    trainer = make_trainer(Limited, max_time=timedelta(microseconds=1))
+    result = trainer.run(5, make_loader())
+    assert (result.status, result.reason, trainer.counts.update) == ("stopped", "max_time is over", 1)
+
+
+def test_validation_comes_every_so_many_batches_over_the_epochs() -> None:
+    trainer = make_trainer(Limited, val_every_n_steps=7)  # more than the five batches of an epoch
+    trainer.run(3, make_loader(), make_valid())
+    assert ["val_loss" in row for row in trainer.history.epochs] == [False, True, True]  # after 7 and 14 of 15
+
+
+def test_epoch_without_a_validation_has_no_number_of_an_earlier_one() -> None:
+    trainer = make_trainer(Limited, val_every_n_epochs=2)
+    trainer.run(4, make_loader(), make_valid())
+    assert ["val_loss" in row for row in trainer.history.epochs] == [False, True, False, True]
+
+
+def test_validation_before_training_is_the_baseline_and_changes_nothing() -> None:
+    trainer = make_trainer(Limited, val_first=True)
+    trainer.run(2, make_loader(), make_valid())
+    plain = make_trainer(model=make_model())
+    assert trainer.history.tests[0]["val_loss"] == plain.validate(make_valid())["loss"] and trainer.history.tests[0]["step"] == 3
+    plain.run(2, make_loader(), make_valid())
+    assert same_weights(trainer.model, plain.model)
+    trainer.run(1, make_loader(), make_valid())
+    assert len(trainer.history.tests) == 1 and len(trainer.history) == 3  # a later run has its baseline already
+
+
+def test_schedule_knows_the_limit_of_steps() -> None:
+    plans: list[Plan] = []
+
+    def factory(optimizer: Any, plan: Plan) -> Any:
+        plans.append(plan)
+        return torch.optim.lr_scheduler.ConstantLR(optimizer)
+
+    trainer = make_trainer(Limited, max_steps=12, scheduler=factory)
+    trainer.run(1, make_loader())
+    trainer.run(5, make_loader())
+    assert [plan.total_steps for plan in plans] == [5, 7]
+    assert Plan(3, None, max_steps=9).total_steps == 9
+
+
+@pytest.mark.parametrize("options", [{"max_steps": 0}, {"max_val_steps": 0.5}, {"val_every_n_steps": 5, "val_every_n_epochs": 1}])
+def test_impossible_limits_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        make_trainer(Limited, **options)
+
+
+# -- a validation on its own
+def test_validation_on_its_own_counts_no_epoch_and_changes_nothing() -> None:
+    def go(validate: bool) -> Any:
+        trainer = make_trainer()
+        torch.manual_seed(3)
+        trainer.run(1, make_loader(), make_valid())
+        if validate:
+            assert trainer.validate(make_valid())["loss"] == trainer.history.last["val_loss"] == trainer.history.tests[-1]["val_loss"]
+            assert (trainer.mode, trainer.model.training, len(trainer.history), trainer.counts.epoch) == ("train", True, 1, 1)
+        trainer.run(1, make_loader(), make_valid())
+        return trainer
+
+    assert same_weights(go(True).model, go(False).model)

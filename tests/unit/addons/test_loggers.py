@@ -1,0 +1,822 @@
+"""What a run hands to its loggers: one contract for all of them, and services that are away, broken or slow."""
+
+from __future__ import annotations
+
+import csv
+import http.server
+import importlib.util
+import json
+import math
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import psutil
+import pytest
+import torch
+from lightning.pytorch.loggers.logger import DummyLogger
+from samples import Regress, make_loader, make_trainer, make_valid, same_weights
+
+from nbtrain import AddonError, ConfigError, LoggersAddon, NeptuneLoggerAddon, OptionError, StateManagerAddon, WandBLoggerAddon
+from nbtrain.cli import main
+from nbtrain.loggers.background import Delivery
+from nbtrain.loggers.neptune import NeptuneTracker, connect_neptune
+from nbtrain.loggers.neptune_export import read_neptune
+from nbtrain.loggers.step_points import StepPoints
+from nbtrain.loggers.wandb import connect_wandb
+
+KEY = "0123456789abcdef0123456789abcdef01234567"
+Web = Regress.add_on(WandBLoggerAddon, NeptuneLoggerAddon)
+Local = Regress.add_on(LoggersAddon)
+
+
+@pytest.fixture(autouse=True)
+def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No key of whoever runs the tests is used, and nothing is written into their home."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "NEPTUNE_MODE", "NEPTUNE_API_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.chdir(tmp_path)
+
+
+def notes(trainer: Any) -> list[str]:
+    events = (trainer.run_dir / "events.jsonl").read_text().splitlines()
+    return [event["data"]["text"] for event in map(json.loads, events) if event["kind"] == "note"]
+
+
+# -- reading back what the real clients have written
+def wandb_records(content: bytes) -> Iterator[bytes]:
+    """The records in a .wandb file: LevelDB's log format behind seven bytes."""
+    place, parts = 7, []
+    while place + 7 <= len(content):
+        if (left := 32768 - place % 32768) < 7:
+            place += left
+            continue
+        _, n, kind = struct.unpack("<IHB", content[place : place + 7])
+        parts.append(content[place + 7 : place + 7 + n])
+        place += 7 + n
+        if kind in (1, 4):  # whole, or the last part
+            yield b"".join(parts)
+            parts = []
+
+
+def read_wandb(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any], list[int]]:
+    """The history rows, the summary and the exit codes of all parts of a wandb run."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    rows, summary, exits = [], {}, []
+    for file in sorted(folder.rglob("run-*.wandb")):
+        for content in wandb_records(file.read_bytes()):
+            record = Record()
+            record.ParseFromString(content)
+            if record.HasField("history"):
+                rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item})
+            elif record.HasField("summary"):
+                summary |= {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.summary.update}
+            elif record.HasField("exit"):
+                exits.append(record.exit.exit_code)
+    return rows, summary, exits
+
+
+def wandb_values(folder: Path) -> set[tuple[str, int, float]]:
+    rows, _, _ = read_wandb(folder)
+    return {(name, row["trainer/global_step"], value) for row in rows for name, value in row.items() if name.startswith(("train/", "val/"))}
+
+
+def neptune_values(folder: Path) -> set[tuple[str, int, float]]:
+    (entries,) = read_neptune(folder).values()
+    return {(e.name, int(e.step), e.value) for e in entries if e.step is not None and e.name.startswith(("train/", "val/"))}
+
+
+def tensorboard_log(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = EventAccumulator(str(folder / "tensorboard"))
+    log.Reload()
+    return log
+
+
+def tensorboard_values(folder: Path) -> set[tuple[str, int, float]]:
+    log = tensorboard_log(folder)
+    names = [name for name in log.Tags()["scalars"] if name.startswith(("train_", "val_"))]
+    return {(name.replace("_", "/", 1), event.step, event.value) for name in names for event in log.Scalars(name)}
+
+
+def mlflow_values(folder: Path) -> set[tuple[str, int, float]]:
+    from mlflow.tracking import MlflowClient
+
+    client, run = MlflowClient(f"sqlite:///{folder.parent / 'mlflow.db'}"), (folder / "mlflow-run-id").read_text()
+    names = [name for name in client.get_run(run).data.metrics if name.startswith(("train_", "val_"))]
+    return {(name.replace("_", "/", 1), metric.step, metric.value) for name in names for metric in client.get_metric_history(run, name)}
+
+
+def trackio_rows(folder: Path, columns: str) -> list[tuple[Any, ...]]:
+    """What trackio has of the run in `folder`: `columns` of a table."""
+    import sqlite3
+
+    from trackio.utils import TRACKIO_DIR  # read once a process
+
+    (file,) = TRACKIO_DIR.glob("*.db")
+    return sqlite3.connect(file).execute(f"select {columns} where run_name = ?", (f"{folder.parent.name}-{folder.name}",)).fetchall()
+
+
+def trackio_values(folder: Path) -> set[tuple[str, int, float]]:
+    rows = trackio_rows(folder, "step, metrics from metrics")
+    found = [(step, json.loads(text)) for step, text in rows]
+    return {
+        (name.replace("_", "/", 1), step, value)
+        for step, row in found
+        for name, value in row.items()
+        if name.startswith(("train_", "val_"))
+    }
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with open(folder / "training_log.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def csv_values(folder: Path) -> set[tuple[str, int, float]]:
+    columns = {"train_loss": "train/loss_step", "grad_norm": "train/grad_norm_step", "val_loss": "val/loss"}
+    return {(name, int(row["step"]) - 1, float(row[column])) for row in rows_of(folder) for column, name in columns.items() if row[column]}
+
+
+LOGGERS: dict[str, tuple[type[Any], dict[str, Any], Callable[[Path], set[tuple[str, int, float]]]]] = {
+    "wandb": (Regress.add_on(WandBLoggerAddon), {"web_logger": {"wandb": {"mode": "offline"}}}, wandb_values),
+    "neptune": (Regress.add_on(NeptuneLoggerAddon), {"web_logger": {"neptune": {"project_name": "me/p", "api_tkn": "x"}}}, neptune_values),
+    "csv": (Local, {"loggers": ["csv"]}, csv_values),
+    "tensorboard": (Local, {"loggers": ["tensorboard"]}, tensorboard_values),
+    "mlflow": (Local, {"loggers": ["mlflow"]}, mlflow_values),
+    "trackio": (Local, {"loggers": ["trackio"]}, trackio_values),
+}
+
+
+IN_CSV = {"train/loss_step", "train/grad_norm_step", "val/loss"}  # the other columns are none of a metric
+
+
+def expected(name: str, trainer: Any, every: int) -> dict[tuple[str, int], float]:
+    """What the logger `name` must have of a run with five batches an epoch, from its history."""
+    found: dict[tuple[str, int], float] = {}
+    for row in trainer.history.epochs:
+        found |= {(metric.replace("_", "/", 1), 5 * row["epoch"] - 1): value for metric, value in row.metrics.items()}
+    table = trainer.history.steps["train"]
+    ends = sorted({*range(every, len(table) + 1, every), *range(5, len(table) + 1, 5)})
+    for first, last in zip([0, *ends], ends):
+        for column in table.columns:
+            found[column.replace("_", "/", 1) + "_step", last - 1] = sum(table[column][first:last]) / (last - first)
+    return {at: value for at, value in found.items() if name != "csv" or at[0] in IN_CSV}
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+def processes() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # mlflow's, of SQLAlchemy
+@pytest.mark.parametrize("name", LOGGERS)
+def test_a_logger_gets_every_metric_once_with_its_step_and_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
+    kind, options, read = LOGGERS[name]
+    pytest.importorskip(name)
+    before = threads(), processes()
+    trainer = make_trainer(kind, save_path=tmp_path / "runs", lightning={"log_every_n_steps": 3}, gradient_clip=1.0, **options)
+    trainer.run(1, make_loader(), make_valid())
+    trainer.run(2, make_loader(), make_valid())
+    assert (threads(), processes()) == before
+    values = read(trainer.run_dir)
+    assert len(values) == len({(name, step) for name, step, _ in values})
+    assert {(name, step): value for name, step, value in values} == pytest.approx(expected(name, trainer, 3), rel=1e-5)
+    assert "wandb" not in os.listdir(tmp_path) and ".neptune" not in os.listdir(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", LOGGERS)
+def test_runs_at_the_same_time_do_not_mix_and_leave_the_terminal_alone(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind, options, read = LOGGERS[name]
+    pytest.importorskip(name)
+    stdout = sys.stdout
+    trainers = [make_trainer(kind, save_path=tmp_path / "at-once", lightning={"log_every_n_steps": 3}, **options) for _ in range(2)]
+    for handle in [trainer.run(1, make_loader(), make_valid(), background=True) for trainer in trainers]:
+        handle.wait()
+    printed = capsys.readouterr()
+    assert sys.stdout is stdout and "rackio" not in printed.out and "mlflow" not in (printed.out + printed.err).lower()
+    for trainer in trainers:
+        values = {(name, step): value for name, step, value in read(trainer.run_dir)}
+        assert values == pytest.approx(expected(name, trainer, 3), rel=1e-5)
+
+
+@pytest.mark.parametrize("order", [("wandb", "neptune"), ("neptune", "wandb")])
+def test_both_web_loggers_at_once_in_either_order_leave_the_users_dict_as_it_is(order: tuple[str, str], tmp_path: Path) -> None:
+    given = {"wandb": {"project": "p", "mode": "offline"}, "neptune": {"project_name": "me/p", "api_tkn": "t"}}
+    web_logger = {name: dict(given[name]) for name in order}
+    addons = [WandBLoggerAddon if name == "wandb" else NeptuneLoggerAddon for name in order]
+    trainer = make_trainer(Regress.add_on(*addons), save_path=tmp_path / "runs", web_logger=web_logger)
+    trainer.run(1, make_loader(), make_valid())
+    assert web_logger == given
+    assert wandb_values(trainer.run_dir) == neptune_values(trainer.run_dir) != set()
+
+
+def test_logging_changes_nothing_of_the_training(tmp_path: Path) -> None:
+    plain = make_trainer()
+    random.seed(5)
+    torch.manual_seed(3)
+    plain.run(2, make_loader(), make_valid())
+    drawn = random.random()
+    logged = make_trainer(Web, save_path=tmp_path / "runs", web_logger={"wandb": {"mode": "offline"}})
+    random.seed(5)
+    torch.manual_seed(3)
+    logged.run(2, make_loader(), make_valid())
+    assert same_weights(plain.model, logged.model) and drawn == random.random()
+
+
+def test_a_whole_runs_parameters_source_best_score_figure_and_weights_are_kept(tmp_path: Path) -> None:
+    options = {
+        "web_logger": {"neptune": {"api_tkn": "a-secret"}, "wandb": {"mode": "offline"}},
+        "log_figures": True,
+        "log_checkpoints": True,
+    }
+    trainer = make_trainer(Web, save_path=tmp_path / "runs", gradient_clip=0.25, **options)
+    trainer.run(1, make_loader(), make_valid())
+    (entries,) = read_neptune(trainer.run_dir).values()
+    values = {entry.name: entry.value for entry in entries}
+    best = trainer.history.best
+    assert (values["best/val_loss"], values["best/epoch"], values["status"]) == (best["val_loss"], 1, "success")
+    assert values["hyperparams/gradient_clip"] == 0.25
+    _, summary, exits = read_wandb(trainer.run_dir)
+    assert (summary["best/val_loss"], exits) == (best["val_loss"], [0])
+    (files,) = (trainer.run_dir / "wandb").glob("offline-run-*/files")
+    assert "class Regress" in (files / "source" / "steps.py").read_text() and (files / "best.safetensors").exists()
+    assert list(files.glob("media/images/curves*.png"))
+    everything = [file.read_bytes() for file in trainer.run_dir.rglob("*") if file.is_file()]
+    assert not any(b"a-secret" in content for content in everything)
+
+
+def tensorboard_parameters(folder: Path) -> dict[str, Any]:
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    data = HParamsPluginData.FromString(tensorboard_log(folder).SummaryMetadata("_hparams_/session_start_info").plugin_data.content)
+    return {name: value.number_value or value.string_value for name, value in data.session_start_info.hparams.items()}
+
+
+def mlflow_parameters(folder: Path) -> dict[str, Any]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder.parent / 'mlflow.db'}")
+    found = client.get_run((folder / "mlflow-run-id").read_text()).data.params
+    return {name: float(value) if value.replace(".", "").isdigit() else value for name, value in found.items()}
+
+
+def trackio_parameters(folder: Path) -> dict[str, Any]:
+    return json.loads(trackio_rows(folder, "config from configs")[0][0])
+
+
+PARAMETERS = {"tensorboard": tensorboard_parameters, "mlflow": mlflow_parameters, "trackio": trackio_parameters}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_tracker_by_name_has_the_hyper_parameters_and_goes_on_where_they_have_changed(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(name)
+    kind = Regress.add_on(LoggersAddon, StateManagerAddon)
+    first = make_trainer(kind, save_path=tmp_path / "params", loggers=[name], gradient_clip=0.25)
+    first.run(1, make_loader())
+    second = make_trainer(kind, save_path=tmp_path / "params", loggers=[name], gradient_clip=0.5)
+    second.run(2, make_loader(), resume="auto")
+    assert not any("failed" in note for note in notes(second))
+    found = PARAMETERS[name](second.run_dir)
+    assert (found["n_params"], found["monitor"]) == (161, "val_loss") and found["gradient_clip"] in (0.25, 0.5)
+
+
+def test_a_run_resumed_in_another_process_goes_on_under_its_id(tmp_path: Path) -> None:
+    def make() -> Any:
+        kind = Regress.add_on(WandBLoggerAddon, StateManagerAddon)
+        return make_trainer(kind, save_path=tmp_path / "runs", web_logger={"wandb": {"mode": "offline"}})
+
+    first = make()
+    first.run(1, make_loader())
+    second = make()
+    second.run(2, make_loader(), resume="auto")
+    assert second.run_dir == first.run_dir
+    ids = {file.stem for file in first.run_dir.rglob("run-*.wandb")}
+    assert ids == {f"run-{(first.run_dir / 'tracker-id').read_text()}"}
+    assert {(n, s) for n, s, _ in wandb_values(first.run_dir) if n == "train/loss"} == {("train/loss", 4), ("train/loss", 9)}
+
+
+def test_two_runs_in_one_process_do_not_mix_nor_touch_a_run_of_the_users_own(tmp_path: Path) -> None:
+    import wandb
+
+    own = wandb.init(mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True, console="off"))
+    trainers = [make_trainer(Web, save_path=tmp_path / "runs", web_logger={"wandb": {"mode": "offline"}}) for _ in range(2)]
+    for trainer in trainers:
+        trainer.run(1, make_loader())
+    own.log({"mine": 1})
+    own.finish()
+    wandb.teardown()
+    assert [len(list((t.run_dir / "wandb").glob("offline-run-*"))) for t in trainers] == [1, 1]
+    assert read_wandb(tmp_path / "wandb")[0][0]["mine"] == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()])
+def test_a_run_that_breaks_off_is_closed_with_what_it_had(error: BaseException, tmp_path: Path) -> None:
+    class Breaks(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            if self.progress_checker.get_step() == 4:
+                raise error
+            return super().train_step(batch)
+
+    trainer = make_trainer(Breaks.add_on(*Web.addons), save_path=tmp_path / "runs", web_logger={"wandb": {"mode": "offline"}})
+    with pytest.raises(type(error)):
+        trainer.run(1, make_loader())
+    rows, _, exits = read_wandb(trainer.run_dir)
+    assert exits == [1] and [row["trainer/global_step"] for row in rows if "train/loss_step" in row] == [2]
+    assert neptune_values(trainer.run_dir) == wandb_values(trainer.run_dir)
+
+
+def test_a_run_that_is_stopped_after_a_pause_is_closed_and_has_not_failed(tmp_path: Path) -> None:
+    class Pauses(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            if self.progress_checker.get_step() == 4:
+                self.control.pause()
+                threading.Thread(target=lambda: (self.control.wait_settled(), self.stop())).start()
+            return super().train_step(batch)
+
+    trainer = make_trainer(Pauses.add_on(*Web.addons), save_path=tmp_path / "runs", web_logger={"wandb": {"mode": "offline"}})
+    assert trainer.run(1, make_loader(), make_valid()).status == "stopped"
+    (entries,) = read_neptune(trainer.run_dir).values()
+    assert read_wandb(trainer.run_dir)[2] == [0] and [entry.value for entry in entries if entry.name == "status"] == ["success"]
+    assert neptune_values(trainer.run_dir) == wandb_values(trainer.run_dir) != set()
+
+
+def test_a_process_that_ends_while_a_run_is_on_closes_it(tmp_path: Path) -> None:
+    code = f"""
+import sys, threading
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from samples import Regress, make_loader, make_trainer
+from nbtrain import WandBLoggerAddon
+reached, never = threading.Event(), threading.Event()
+class Waits(Regress):
+    def train_step(self, batch):
+        if self.progress_checker.get_step() == 4:
+            reached.set()
+            never.wait()
+        return super().train_step(batch)
+trainer = make_trainer(Waits.add_on(WandBLoggerAddon), save_path="runs", web_logger={{"wandb": {{"mode": "offline"}}}})
+threading.Thread(target=trainer.run, args=(1, make_loader()), daemon=True).start()
+reached.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert read_wandb(tmp_path / "runs")[2] == [1]
+
+
+def test_a_kernel_that_is_shut_down_while_a_run_is_on_closes_it(tmp_path: Path) -> None:
+    from jupyter_client.manager import start_new_kernel
+
+    code = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from samples import Regress, make_loader, make_trainer
+from nbtrain import WandBLoggerAddon
+class Slow(Regress):
+    def train_step(self, batch):
+        time.sleep(0.05)
+        return super().train_step(batch)
+trainer = make_trainer(Slow.add_on(WandBLoggerAddon), save_path="runs", web_logger={{"wandb": {{"mode": "offline"}}}})
+trainer.run(1000, make_loader(), background=True)
+trainer.pause()
+"""
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(tmp_path), extra_arguments=["--log-level=ERROR"])
+    try:
+        reply = client.execute_interactive(code, timeout=60, output_hook=lambda message: None)
+        assert reply["content"]["status"] == "ok", reply
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=False)
+    assert read_wandb(tmp_path / "runs")[2] == [1]
+
+
+def test_no_value_is_read_off_the_device_for_a_logger(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    for name in ("item", "tolist", "__float__", "cpu", "numpy"):
+        own = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda *args, name=name, own=own, **kw: (reads.append(name), own(*args, **kw))[1])
+
+    def count(n: int, kind: Any, **options: Any) -> int:
+        trainer = make_trainer(kind, lightning={"log_every_n_steps": 1}, **options)
+        trainer.recorder.every_s = 1e9  # one flush an epoch
+        trainer.run(1, make_loader(16 * n))
+        reads.clear()
+        trainer.run(1, make_loader(16 * n))
+        return len(reads)
+
+    logger = Listed()
+    few, many = (count(n, Local, loggers=[logger]) - count(n, Regress) for n in (2, 20))
+    assert few == many and len([point for _, point in logger.points if "lr" in point]) == 44
+
+
+def test_single_batches_and_predictions_are_no_run(tmp_path: Path) -> None:
+    trainer = make_trainer(Web, save_path=tmp_path / "runs", web_logger={"wandb": {"mode": "offline"}})
+    trainer.run_batch(next(iter(make_loader())))
+    trainer.inference(make_valid())
+    assert not list(tmp_path.rglob("*.wandb")) and not list(tmp_path.rglob(".neptune"))
+
+
+def test_a_test_is_logged_at_the_step_where_training_stands(tmp_path: Path) -> None:
+    trainer = make_trainer(Local, save_path=tmp_path / "runs", loggers=["tensorboard"])
+    trainer.run(2, make_loader())
+    trainer.evaluate(make_valid())
+    assert [event.step for event in tensorboard_log(trainer.run_dir).Scalars("test_loss")] == [9]
+
+
+# -- what can't work
+def test_wrong_options_are_named() -> None:
+    with pytest.raises(OptionError, match="is no service.\n  Did you mean 'wandb'"):
+        make_trainer(Web, web_logger={"wand": {}})
+    with pytest.raises(ConfigError, match="unknown.\n  Did you mean 'tensorboard'"):
+        make_trainer(Local, loggers=["tensorbord"])
+    with pytest.raises(ConfigError, match="is int"):
+        make_trainer(Local, loggers=[1])
+    with pytest.raises(ConfigError, match="have no folder to write to"):
+        make_trainer(Local, loggers=["csv"]).run(1, make_loader())
+
+
+def test_an_argument_that_the_client_does_not_take_is_named_when_the_run_begins() -> None:
+    trainer = make_trainer(Regress.add_on(WandBLoggerAddon), web_logger={"wandb": {"projct": "p"}})
+    with pytest.raises(OptionError, match="Did you mean 'project'"):
+        trainer.run(1, make_loader())
+    trainer = make_trainer(Regress.add_on(NeptuneLoggerAddon), web_logger={"neptune": {"project_nam": "p"}})
+    with pytest.raises(OptionError, match="Did you mean 'project_name'"):
+        trainer.run(1, make_loader())
+
+
+def test_a_package_that_is_missing_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(AddonError, match=r"needs wandb, which is not installed.\n  pip install 'nbtrain\[wandb\]'"):
+        make_trainer(Regress.add_on(WandBLoggerAddon))
+
+
+def test_the_clients_are_imported_only_when_a_run_begins() -> None:
+    code = "import sys; from nbtrain import Trainer, WandBLoggerAddon, NeptuneLoggerAddon, LoggersAddon; "
+    code += "print(sorted({'wandb', 'neptune', 'tensorboard', 'mlflow', 'trackio'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# -- services that are away
+@contextmanager
+def service(status: int) -> Iterator[str]:
+    """A web service that answers every request with `status`."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        do_GET = do_POST
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def silence() -> Iterator[str]:
+    """A port that accepts, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextmanager
+def dead_port() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize(
+    ("make_service", "words"),
+    [
+        (dead_port, "can't be reached"),
+        (silence, "does not answer"),
+        (lambda: service(401), "its key is refused"),
+        (lambda: service(500), ""),
+    ],
+)
+def test_wandb_whose_service_is_away_costs_ten_seconds_at_most_and_goes_on_offline(
+    make_service: Callable[[], Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    plain = make_trainer(Regress.add_on(WandBLoggerAddon), save_path=tmp_path / "warm", web_logger={"wandb": {"mode": "offline"}})
+    plain.run(1, make_loader())  # imports, and the trainer's own time
+    with make_service() as url:
+        monkeypatch.setenv("WANDB_BASE_URL", url)
+        trainer = make_trainer(Regress.add_on(WandBLoggerAddon), save_path=tmp_path / "runs")
+        start = time.monotonic()
+        result = trainer.run(1, make_loader(), make_valid())
+        seconds = time.monotonic() - start
+    (text,) = notes(trainer)
+    assert result.status == "completed" and seconds < 10
+    assert text.startswith("wandb is offline: ") and words in text and "wandb sync" in text
+    assert {name for name, _, _ in wandb_values(trainer.run_dir)} >= {"train/loss", "val/loss"}
+
+
+def test_wandb_without_a_key_stays_offline_and_says_so_once(tmp_path: Path) -> None:
+    trainer = make_trainer(Regress.add_on(WandBLoggerAddon), save_path=tmp_path / "runs")
+    trainer.run(1, make_loader())
+    trainer.run(1, make_loader())
+    (text,) = notes(trainer)
+    assert text.startswith("wandb is offline: no key is stored. To upload the run: wandb sync")
+
+
+def test_neptune_is_given_the_values_of_a_second_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from neptune.handler import Handler
+
+    calls: list[int] = []
+    extend = Handler.extend
+    monkeypatch.setattr(Handler, "extend", lambda self, values, **given: (calls.append(len(values)), extend(self, values, **given)))
+    now_s = 0.0
+    tracker = NeptuneTracker(connect_neptune({}, "run1", tmp_path, lambda text: None).run, clock=lambda: now_s)
+    seconds = [0.0, 0.25, 0.5, 1.25, 1.5]
+    for step, now_s in enumerate(seconds):
+        tracker.log_metrics({"train_loss": 2 * now_s, "lr": math.nan if step == 1 else 0.5}, step=step)
+    assert calls == [1, 1, 2, 1]  # the first of each, and three as the fourth step came
+    tracker.finalize("success")
+    assert calls == [1, 1, 2, 1, 2, 2]
+    (entries,) = read_neptune(tmp_path).values()
+    losses, rates = ([(e.step, e.value, e.time_s) for e in entries if e.name == name] for name in ("train/loss", "lr"))
+    assert losses[1:] == [(step, 2 * s, s) for step, s in enumerate(seconds)][1:]
+    assert rates[1:] == [(step, 0.5, seconds[step]) for step in (2, 3, 4)]
+
+
+def test_neptune_says_once_that_its_service_is_closed(tmp_path: Path) -> None:
+    trainer = make_trainer(Regress.add_on(NeptuneLoggerAddon), save_path=tmp_path / "runs")
+    trainer.run(1, make_loader())
+    trainer.run(1, make_loader())
+    (text,) = notes(trainer)
+    assert text.startswith("Neptune's hosted service closed on 5 March 2026")
+
+
+def test_the_netrc_file_has_the_key(tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_text(f"machine 127.0.0.1\n  login user\n  password {KEY}\n")
+    said: list[str] = []
+    with service(401) as url:
+        connect_wandb({"settings": {"base_url": url}}, "a", tmp_path, said.append).finalize("success")
+    assert "its key is refused" in said[0]
+
+
+# -- failures in mid-run
+class Unsteady(DummyLogger):
+    """Fails as it is told; keeps what it got."""
+
+    def __init__(self, fails: Callable[[Unsteady], bool]) -> None:
+        super().__init__()
+        self.fails, self.n_calls, self.got, self.closed = fails, 0, [], []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.n_calls += 1
+        self.step = step
+        if self.fails(self):
+            raise ConnectionError("gone")
+        self.got.append(step)
+
+    def finalize(self, status: str) -> None:
+        self.closed.append(status)
+
+
+def deliver(logger: Any, n: int = 6, **options: Any) -> list[str]:
+    said: list[str] = []
+    delivery = Delivery("service", lambda note: logger, said.append, retry_s=0.01, **options)
+    _ = delivery.experiment
+    for step in range(n):
+        delivery.log_metrics({"loss": 1.0}, step)
+    delivery.finalize("success")
+    return said
+
+
+FAILED = "service failed (ConnectionError: gone); what it misses is kept and tried again."
+
+
+def test_what_fails_is_kept_in_order_and_delivered_later_with_one_warning() -> None:
+    logger = Unsteady(lambda self: self.n_calls in (2, 3))
+    assert deliver(logger) == [FAILED, "service has everything in the end."]
+    assert (logger.got, logger.closed) == ([0, 1, 2, 3, 4, 5], ["success"])
+
+
+def test_one_call_that_a_service_refuses_does_not_hold_up_the_rest() -> None:
+    logger = Unsteady(lambda self: self.step == 1)
+    assert deliver(logger) == [FAILED, "service refused 1 entries; the run's own history has all."]
+    assert (logger.got, logger.closed) == ([0, 2, 3, 4, 5], ["success"])
+
+
+def test_what_never_arrives_is_reported_at_the_end() -> None:
+    logger = Unsteady(lambda self: self.n_calls > 2)
+    assert deliver(logger) == [FAILED, "service refused 4 entries; the run's own history has all."]
+    assert logger.closed == ["success"]
+
+
+def test_a_service_that_does_not_close_is_reported() -> None:
+    class Sticks(Unsteady):
+        def finalize(self, status: str) -> None:
+            raise ConnectionError("gone")
+
+    assert deliver(Sticks(lambda self: False)) == ["service could not be closed (ConnectionError: gone); the run's own history has all."]
+
+
+def test_a_service_that_was_never_reached_is_reported() -> None:
+    class Away(DummyLogger):
+        @property
+        def experiment(self) -> Any:
+            raise OSError("no route")
+
+    assert deliver(Away()) == [
+        "service failed (OSError: no route); what it misses is kept and tried again.",
+        "service was never reached (OSError: no route); it has nothing of this run.",
+    ]
+
+
+def test_a_client_that_hangs_holds_up_neither_beginning_nor_end() -> None:
+    go_on = threading.Event()
+
+    class Hangs(DummyLogger):
+        @property
+        def experiment(self) -> Any:
+            go_on.wait()
+
+    start = time.monotonic()
+    assert deliver(Hangs(), wait_s=1.0) == [
+        "service did not answer within 1 s; the run goes on, and what it misses is kept.",
+        "service was not done within 1 s; it goes on in the background while this process lives.",
+    ]
+    assert time.monotonic() - start < 1.9  # both together
+    go_on.set()
+
+
+class Hangs(DummyLogger):
+    """A service that does not answer for `seconds`, and then not at all."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    @property
+    def experiment(self) -> Any:
+        time.sleep(self.seconds)
+        raise OSError("no route")
+
+
+def test_two_services_that_are_away_are_waited_for_at_the_same_time_and_less_in_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nbtrain.addons.loggers._AWAY_S", 2.0)
+    monkeypatch.setattr("nbtrain.loggers.background._SHORT_WAIT_S", 0.2)
+    make_trainer().run(1, make_loader())  # imports
+    trainer = make_trainer(Local, loggers=[Hangs(4.0), Hangs(4.0)])
+    seconds = []
+    for _ in range(2):
+        start = time.monotonic()
+        trainer.run(1, make_loader())
+        seconds.append(time.monotonic() - start)
+    assert 2.0 <= seconds[0] < 3.9 and 0.2 <= seconds[1] < 1.9
+
+
+def test_a_logger_that_raises_never_ends_a_run(tmp_path: Path) -> None:
+    logger = Unsteady(lambda self: True)
+    trainer = make_trainer(Local, save_path=tmp_path / "runs", loggers=[logger])
+    assert trainer.run(1, make_loader(), make_valid()).status == "completed"
+    assert notes(trainer)[0] == "Unsteady failed (ConnectionError: gone); what it misses is kept and tried again."
+    assert logger.closed == ["success"]
+
+
+# -- points
+class Listed(DummyLogger):
+    def __init__(self) -> None:
+        super().__init__()
+        self.points: list[tuple[int | None, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.points.append((step, dict(metrics)))
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_points_follow_updates_where_gradients_are_accumulated(lean: bool, tmp_path: Path) -> None:
+    logger = Listed()
+    lightning = {"accumulate_grad_batches": 2, "log_every_n_steps": 2}
+    trainer = make_trainer(Local, loggers=[logger], lightning=lightning, scheduler=lambda step: 0.01 / (step + 1))
+    trainer.lean_loops = lean
+    trainer.run(2, make_loader())  # five batches: three updates an epoch
+    points = [(step, round(point["lr"], 6), point["epoch"]) for step, point in logger.points if "lr" in point]
+    assert points == [(1, 0.005, 0), (2, round(0.01 / 3, 6), 0), (3, 0.0025, 1), (5, round(0.01 / 6, 6), 1)]
+    losses = trainer.history.steps["train"]["train_loss"]
+    means = [point["train_loss_step"] for _, point in logger.points if "lr" in point]
+    assert means == pytest.approx([sum(losses[:4]) / 4, losses[4], sum(losses[5:7]) / 2, sum(losses[7:]) / 3])
+
+
+def test_a_loss_that_is_nan_shows() -> None:
+    class Diverges(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            found = super().train_step(batch)
+            return {**found, "loss": found["loss"] * (float("nan") if self.progress_checker.get_step() == 2 else 1.0)}
+
+    logger = Listed()
+    make_trainer(Diverges.add_on(LoggersAddon), loggers=[logger], nonfinite="ignore").run(1, make_loader())
+    assert [str(point["train_loss_step"]) for _, point in logger.points if "lr" in point] == ["nan"]
+
+
+def test_tokens_are_counted_where_a_batch_has_token_ids() -> None:
+    class Tokens(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            return {"loss": self.model(batch["ids"].float()).mean()}
+
+    logger = Listed()
+    loader = [{"ids": torch.ones(4, 8, dtype=torch.long)}] * 3
+    make_trainer(Tokens.add_on(LoggersAddon), loggers=[logger]).run(1, loader)
+    ((_, point),) = [entry for entry in logger.points if "lr" in entry[1]]
+    assert point["tokens_per_s"] == pytest.approx(8 * point["samples_per_s"])
+
+
+def test_loggers_of_the_addon_stand_beside_those_in_lightning() -> None:
+    ours, theirs = Listed(), Listed()
+    trainer = make_trainer(Local, loggers=[ours], lightning={"logger": theirs})
+    trainer.run(1, make_loader())
+    assert [s for s, p in theirs.points if "train_loss" in p] == [s for s, p in ours.points if "train_loss" in p] == [4]
+
+
+def test_points_are_none_of_a_run_without_their_logger() -> None:
+    trainer = make_trainer(lightning={"callbacks": []})
+    callback = StepPoints(trainer, [])
+    L.Trainer(max_epochs=1, **trainer.lightning_args() | {"callbacks": [callback], "logger": False}).fit(
+        trainer.as_lightning_module(), make_loader(), make_valid()
+    )
+    assert trainer.sinks == [trainer.history]
+
+
+# -- CSV
+def test_the_training_log_has_tlamas_columns_in_complete_rows(tmp_path: Path) -> None:
+    trainer = make_trainer(Local, save_path=tmp_path / "runs", loggers=["csv"], gradient_clip=1.0, lightning={"log_every_n_steps": 3})
+    trainer.run(1, make_loader(), make_valid())
+    trainer.run(1, make_loader(), make_valid())
+    rows = rows_of(trainer.run_dir)
+    assert list(rows[0]) == ["epoch", "step", "time", "train_loss", "learning_rate", "grad_norm", "val_loss", "tokens_per_sec"]
+    assert [(row["epoch"], row["step"], row["val_loss"] != "") for row in rows] == [
+        ("1", "3", False),
+        ("1", "5", True),
+        ("2", "6", False),
+        ("2", "9", False),
+        ("2", "10", True),
+    ]
+    assert all(row[name] for row in rows for name in ("time", "train_loss", "learning_rate", "grad_norm"))
+    losses = [float(row["val_loss"]) for row in rows if row["val_loss"]]
+    assert losses == pytest.approx([row["val_loss"] for row in trainer.history.epochs])
+
+
+def test_a_resumed_run_appends_to_its_training_log_where_its_state_was(tmp_path: Path) -> None:
+    kind = Regress.add_on(LoggersAddon, StateManagerAddon)
+    first = make_trainer(kind, save_path=tmp_path, loggers=["csv"])
+    first.run(3, make_loader())
+    with open(first.run_dir / "training_log.csv", "a") as file:
+        file.write("4,17,1e9,0.")  # cut off by a kill
+    second = make_trainer(kind, save_path=tmp_path, loggers=["csv"])
+    second.run(4, make_loader(), resume=first.run_dir / "checkpoints" / "epoch=2-step=10.ckpt")
+    assert [row["step"] for row in rows_of(second.run_dir)] == ["5", "10", "15", "20"]
+
+
+# -- neptune-export
+def test_neptune_export_writes_a_csv_for_each_run_and_joins_its_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = make_trainer(Regress.add_on(NeptuneLoggerAddon), save_path=tmp_path / "runs")
+    trainer.run(1, make_loader())
+    trainer.run(1, make_loader())
+    assert main(["neptune-export", str(trainer.run_dir)]) == 0
+    file = Path(capsys.readouterr().out.strip())
+    with open(file, newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    losses = [(float(row["step"]), float(row["value"])) for row in rows if row["name"] == "train/loss"]
+    assert [step for step, _ in losses] == [4, 9]
+    assert [loss for _, loss in losses] == pytest.approx([row["train_loss"] for row in trainer.history.epochs])
+
+
+def test_neptune_export_of_a_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["neptune-export", str(tmp_path)]) == 2
+    assert "There is no offline run of Neptune's" in capsys.readouterr().err

@@ -1,0 +1,685 @@
+"""A run that was broken off anywhere and resumed ends exactly as the one that was not.
+
+With `NBTRAIN_EVERY_SAVE` it is resumed at every save it made, else at some of them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping
+from safetensors.torch import load_file
+from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from nbtrain import (
+    CheckpointError,
+    ConfigError,
+    EMAAddon,
+    FreezeAddon,
+    GradientClipAddon,
+    MultiGPUAddon,
+    SeededLoader,
+    StateManagerAddon,
+    TensorLoader,
+    load_run,
+)
+from nbtrain.checkpoint.atomic import written
+from nbtrain.checkpoint.files import read_checkpoint, write_checkpoint
+from nbtrain.checkpoint.snapshot import snapshot
+
+EVERY_SAVE = bool(os.environ.get("NBTRAIN_EVERY_SAVE"))
+Saving = Regress.add_on(StateManagerAddon)
+
+
+class Augmented(Dataset[Any]):
+    """Samples that are changed with all three kinds of random numbers."""
+
+    def __init__(self, n: int = 70) -> None:
+        self.data = make_data(n)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = self.data[i]
+        return x + 0.1 * torch.randn(8) + 0.1 * random.random() + 0.1 * np.random.rand(), y
+
+
+class Stream(IterableDataset[Any]):
+    """Five batches, without a length."""
+
+    def __iter__(self) -> Any:
+        yield from make_loader(own_generator=True)
+
+
+class Tensors(Regress):
+    """Keeps tensors of the epoch for its own metric, which a resumed epoch must have too."""
+
+    def metric_on_epoch_end(self) -> dict[str, Any] | None:
+        log = self.log_train if self.mode == "train" else self.log_test
+        return {"spread": torch.cat(log["output"]).std()}
+
+
+def augmented(**options: Any) -> Any:
+    return lambda: DataLoader(Augmented(), 16, shuffle=True, **options)
+
+
+def in_memory() -> Any:
+    return TensorLoader(make_data(), batch_size=16, shuffle=True)
+
+
+LIMITED = {"limit_train_batches": 3}
+CASES: dict[str, dict[str, Any]] = {
+    "dropout and shuffling": {},
+    "a generator of its own": {"loader": lambda: make_loader(own_generator=True)},
+    "full batches and a generator of its own": {"loader": lambda: make_loader(64, own_generator=True)},
+    "augmentation": {"loader": augmented()},
+    "two workers": {"loader": augmented(num_workers=2), "every": 3},
+    "validation": {"valid": True},
+    "validation within the epoch": {"valid": True, "lightning": {"val_check_interval": 2}},
+    "validation every 3 batches, across epochs": {"valid": True, "lightning": {"val_check_interval": 3, "check_val_every_n_epoch": None}},
+    "accumulation": {"lightning": {"accumulate_grad_batches": 2}, "every": 1},
+    "accumulation, and validation within a window": {"valid": True, "lightning": {"accumulate_grad_batches": 2, "val_check_interval": 3}},
+    "a schedule by epoch": {"scheduler": lambda optimizer: StepLR(optimizer, 1, 0.5)},
+    "a schedule by batch": {"scheduler": lambda optimizer: StepLR(optimizer, 2, 0.9), "scheduler_step_on_batch": True},
+    "a factory": {"scheduler": lambda _: lambda optimizer, plan: OneCycleLR(optimizer, 0.1, total_steps=plan.total_steps + 1)},
+    "a factory with a function": {"scheduler": lambda _: lambda optimizer, plan: LambdaLR(optimizer, lambda i: 1 - i / plan.total_steps)},
+    "a function of the step": {"scheduler": lambda _: lambda step: 0.01 / (1 + step)},
+    "clipping": {"gradient_clip": 0.1},
+    "safetensors": {"save_format": "safetensor", "valid": True},
+    "bf16": {"precision": "bf16"},
+    "tensors for an own metric": {"kind": Tensors, "valid": True},
+    "early stopping": {"valid": True, "callbacks": lambda: [EarlyStopping("val_loss", patience=0, min_delta=10.0)]},
+    "a loader without length": {"loader": lambda: DataLoader(Stream(), batch_size=None)},
+    "a limited epoch": {"lightning": LIMITED},
+    "TensorLoader": {"loader": in_memory},
+    "TensorLoader, limited": {"loader": in_memory, "lightning": LIMITED},
+    "SeededLoader": {"loader": lambda: SeededLoader(Augmented(), 16)},
+    "SeededLoader, limited": {"loader": lambda: SeededLoader(Augmented(), 16), "lightning": LIMITED},
+    "Lightning's own loops": {"valid": True, "lean": False},
+    "averaged weights": {"kind": Regress.add_on(EMAAddon), "ema_decay": 0.9, "valid": True},
+    "averaged weights in safetensors": {"kind": Regress.add_on(EMAAddon), "valid": True, "save_format": "safetensor", "every": 2},
+    "frozen for an epoch": {"kind": Regress.add_on(FreezeAddon), "freeze": {"0": range(1, 2)}},
+    "validate_on_save": {"valid": True, "validate_on_save": True, "every": 2},
+}
+
+
+def build(folder: Path, case: dict[str, Any], seed: int) -> Any:
+    """A trainer for a case, with random numbers of its own, as another process would have."""
+    case = dict(case)
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    if "scheduler" in case:
+        case["scheduler"] = case["scheduler"](optimizer)
+    lightning = case.pop("lightning", {}) | {"callbacks": case.pop("callbacks", list)()}
+    for name in ("loader", "valid"):
+        case.pop(name, None)
+    kind, lean, every = case.pop("kind", Regress), case.pop("lean", True), case.pop("every", 1)
+    options = {"save_path": folder, "every_n_steps": every, "keep_source": False, "lightning": lightning} | case
+    trainer = make_trainer(kind.add_on(StateManagerAddon), model=model, optimizer=optimizer, **options)
+    trainer.lean_loops = lean
+    torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
+    return trainer
+
+
+def run(trainer: Any, case: dict[str, Any], n_epoch: int = 3, **options: Any) -> Any:
+    return trainer.run(n_epoch, case.get("loader", make_loader)(), make_valid() if case.get("valid") else None, **options)
+
+
+def numbers(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: value.tolist() for name, value in weights.items()}
+
+
+def outcome(trainer: Any) -> dict[str, Any]:
+    """Everything that must be equal."""
+    history = trainer.history
+    return {
+        "weights": numbers(trainer.model.state_dict()),
+        "optimizer": str(trainer.optimizer.state_dict()),
+        "epochs": without_times(history.epochs),
+        "best": without_times([history.best]),
+        "best weights": numbers(trainer.best_weights),
+        "steps": str({phase: table.state_dict() for phase, table in history.steps.items()}),
+        "counts": str(trainer.counts),
+        "metrics": (trainer.train_metrics, trainer.test_metrics, dict(trainer.log_train)["loss"]),
+        "random": (torch.rand(3).tolist(), random.random(), np.random.rand()),
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_resumed_at_any_save_ends_as_if_nothing_had_happened(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    warnings.simplefilter("ignore")
+    whole = build(tmp_path, case, seed=1)
+    run(whole, case)
+    expected = outcome(whole)
+    saves = [path for path in sorted((whole.run_dir / "checkpoints").glob("epoch=*-step=*")) if not path.is_symlink()]
+    assert len(saves) > 2
+    some = saves[:-1] if EVERY_SAVE else random.Random(name).sample(saves[:-1], min(len(saves) - 1, 2))
+    for path in some:
+        again = build(tmp_path / "again", case, seed=2)
+        run(again, case, resume=path)
+        found = outcome(again)
+        for part, value in expected.items():
+            assert found[part] == value, (path.name, part)
+
+
+class Stops(Callback):
+    """Ends the run after a batch of the second epoch, or at its first validation after that batch began."""
+
+    def __init__(self, after: str = "batch") -> None:
+        self.after = after
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        trainer.should_stop |= self.after == "batch" and (trainer.current_epoch, batch_idx) == (1, 2)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        trainer.should_stop |= self.after == "validation" and trainer.current_epoch == 1
+
+
+CUTS: dict[str, dict[str, Any]] = {
+    "max_steps": {"max_steps": 8},
+    "max_steps, and the validation that comes with it": {"max_steps": 8, "validate_on_save": True},
+    "max_steps, and a save that is due": {"max_steps": 8, "validate_on_save": True, "every": 4},
+    "max_steps, and a validation that is due": {"max_steps": 9, "lightning": {"val_check_interval": 3, "check_val_every_n_epoch": None}},
+    "max_steps and accumulation": {"max_steps": 4, "lightning": {"accumulate_grad_batches": 2}},
+    "max_steps on Lightning's own loops": {"max_steps": 8, "validate_on_save": True, "lean": False},
+    "max_steps, and a loader with a generator of its own": {"max_steps": 8, "loader": lambda: make_loader(own_generator=True)},
+    "a callback": {"stops": "batch"},
+    "a callback, and epochs without validation": {"stops": "batch", "lightning": {"check_val_every_n_epoch": 3}},
+    "a callback in an open window": {"stops": "batch", "lightning": {"accumulate_grad_batches": 2}},
+    "a callback in an open window, on Lightning's own loops": {
+        "stops": "batch",
+        "lightning": {"accumulate_grad_batches": 2},
+        "lean": False,
+    },
+    "a callback in the validation": {"stops": "validation", "lightning": {"val_check_interval": 2}},
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_a_run_that_a_limit_has_cut_inside_an_epoch_goes_on_there(name: str, tmp_path: Path) -> None:
+    case = {"valid": True, "every": None, "kind": Tensors} | CUTS[name]
+    stops, max_steps, lightning = case.pop("stops", None), case.pop("max_steps", -1), case.pop("lightning", {})
+    whole = build(tmp_path / "whole", case | {"lightning": lightning}, seed=1)
+    run(whole, case)
+    expected = outcome(whole)
+    limits = {"lightning": lightning | {"max_steps": max_steps}, "callbacks": lambda: [Stops(stops)] if stops else []}
+    cut = build(tmp_path / "cut", case | limits, seed=1)
+    result = run(cut, case)
+    assert result.status == "stopped" and (cut.counts.epoch, len(cut.history)) == (2, 2)
+    (state,) = (cut.run_dir / "checkpoints").glob(f"epoch=1-step={cut.counts.update}.ckpt")
+    assert cut.history.last.path == state == (cut.run_dir / "checkpoints" / "last.ckpt").resolve()
+    again = build(tmp_path / "cut", case | {"lightning": lightning}, seed=2)
+    run(again, case, resume="auto")
+    assert outcome(again) == expected
+    assert without_times(load_run(again.run_dir).epochs) == without_times(whole.history.epochs)
+
+
+def test_a_run_that_reached_its_limit_of_updates_is_finished(tmp_path: Path) -> None:
+    case = {"valid": True, "lightning": {"max_steps": 8}}
+    run(build(tmp_path, case, seed=1), case)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    again = run(build(tmp_path, case, seed=2), case, resume="auto")
+    assert (again.status, again.reason) == ("completed", "finished before")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_the_row_of_a_cut_epoch_can_be_the_best_one(tmp_path: Path) -> None:
+    case = {"valid": True, "validate_on_save": True, "keep_last_n": 1, "every": None, "lightning": {"max_steps": 8}}
+    trainer = build(tmp_path, case, seed=1)
+    run(trainer, case)
+    folder = trainer.run_dir / "checkpoints"
+    assert trainer.history.last_is_best and saved(trainer) == ["best.ckpt", "epoch=1-step=8.ckpt", "last.ckpt"]
+    assert (folder / "best.ckpt").resolve() == trainer.history.best.path == folder / "epoch=1-step=8.ckpt"
+    state = read_checkpoint(folder / "best.ckpt")["state_dict"]
+    assert numbers({name.removeprefix("model."): value for name, value in state.items()}) == numbers(trainer.best_weights)
+
+
+def as_killed_after(folder: Path, name: str) -> None:
+    """Leave in a folder of checkpoints what is there when `name` was just written: no later one, and no link yet."""
+    path = folder / name
+    for other in list(folder.iterdir()):
+        if other.is_symlink() or other.stat().st_mtime_ns > path.stat().st_mtime_ns:
+            other.unlink()
+
+
+def test_a_kill_between_a_save_and_its_links_costs_neither_the_best_weights_nor_the_link(tmp_path: Path) -> None:
+    whole = build(tmp_path, {"every": 2}, seed=1)
+    run(whole, {})
+    expected, folder = outcome(whole), whole.run_dir / "checkpoints"
+    as_killed_after(folder, "epoch=2-step=10.ckpt")
+    assert whole.history.best["epoch"] == 3
+    again = build(tmp_path, {"every": 2}, seed=2)
+    again.load_state()
+    assert again.history.best.path == folder / "epoch=2-step=10.ckpt"
+    assert numbers(again.best_weights) == numbers(again.model.state_dict())
+    run(again, {}, resume="auto")
+    assert outcome(again) == expected
+    assert (folder / "best.ckpt").resolve() == (folder / "last.ckpt").resolve() == folder / "epoch=3-step=15.ckpt"
+
+
+def test_an_older_state_has_the_best_weights_of_its_time(tmp_path: Path) -> None:
+    whole = build(tmp_path, {"every": 2}, seed=1)
+    run(whole, {})
+    again = build(tmp_path / "again", {"every": 2}, seed=2)
+    again.load_state(whole.run_dir / "checkpoints" / "epoch=1-step=8.ckpt")
+    then = build(tmp_path / "then", {"every": 2}, seed=2)
+    then.load_state(whole.run_dir / "checkpoints" / "epoch=1-step=5.ckpt")
+    assert numbers(again.best_weights) == numbers(then.model.state_dict())
+
+
+def test_the_link_to_the_best_is_mended_by_the_next_save_of_another_process(tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path)
+    one.run(1, make_loader())
+    folder = one.run_dir / "checkpoints"
+    (folder / "best.ckpt").unlink()
+    two = make_trainer(Saving, save_path=tmp_path, keep_last_n=1)
+    two.load_state()
+    two.history.epochs[0]["train_loss"] = -1.0  # no later epoch is better
+    two.run(2, make_loader())
+    assert saved(two) == ["best.ckpt", "epoch=1-step=5.ckpt", "epoch=3-step=15.ckpt", "last.ckpt"]
+    assert (folder / "best.ckpt").resolve().name == "epoch=1-step=5.ckpt"
+
+
+def test_what_a_kill_left_in_any_run_folder_is_cleaned_at_the_next_start(tmp_path: Path) -> None:
+    with written(tmp_path / "run-001" / "checkpoints" / "a.ckpt") as temp:
+        temp.touch()
+    (temp.parent / "a.ckpt").unlink()
+    leftover = temp.with_name(f"{temp.name.rpartition('-')[0]}-00000000.tmp")  # of an earlier process with this one's number
+    leftover.touch()
+    trainer = make_trainer(Saving, save_path=tmp_path)
+    trainer.run(1, make_loader(), resume="auto")
+    assert trainer.run_dir.name == "run-002" and not leftover.exists()
+
+
+# -- when and where
+def saved(trainer: Any) -> list[str]:
+    return sorted(path.name for path in (trainer.run_dir / "checkpoints").iterdir())
+
+
+def test_each_epoch_is_saved_where_nothing_else_is_said(tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path)
+    trainer.run(2, make_loader())
+    assert saved(trainer) == ["best.ckpt", "epoch=1-step=5.ckpt", "epoch=2-step=10.ckpt", "last.ckpt"]
+    assert trainer.result.last.path == trainer.run_dir / "checkpoints" / "epoch=2-step=10.ckpt"
+    assert (trainer.run_dir / "checkpoints" / "last.ckpt").resolve() == trainer.result.last.path
+    assert not (trainer.run_dir / "last.safetensors").exists()
+
+
+def test_the_end_is_saved_even_where_no_save_was_due(tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, every_n_epochs=5, save_best=False, save_last=False)
+    trainer.run(2, make_loader())
+    assert saved(trainer) == ["epoch=2-step=10.ckpt"]
+
+
+def test_keep_last_n_keeps_what_best_points_to(tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, keep_last_n=1, monitor="train_mae", monitor_mode="max")
+    trainer.run(4, make_loader())
+    best = trainer.history.best["epoch"]
+    names = {f"epoch={best}-step={5 * best}.ckpt", "epoch=4-step=20.ckpt", "best.ckpt", "last.ckpt"}
+    assert set(saved(trainer)) == names and best < 4
+    assert [row["epoch"] for row in trainer.history.epochs if row.path] == sorted({best, 4})
+
+
+@pytest.mark.parametrize("save_format", ["ckpt", "safetensor"])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_where_links_can_not_be_or_are_not_wanted_best_and_last_are_copies_and_no_more_is_kept(
+    save_format: str, wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise OSError("no links here")
+
+    if wanted:
+        monkeypatch.setattr(Path, "symlink_to", refuse)
+    options = {"keep_last_n": 1, "monitor": "train_mae", "monitor_mode": "max", "save_format": save_format, "symlink_best_and_last": wanted}
+    trainer = make_trainer(Saving, save_path=tmp_path, **options)
+    trainer.run(4, make_loader())
+    best, suffix = trainer.history.best["epoch"], ".ckpt" if save_format == "ckpt" else ""
+    folder = trainer.run_dir / "checkpoints"
+    names = {f"epoch={best}-step={5 * best}{suffix}", f"epoch=4-step=20{suffix}", f"best{suffix}", f"last{suffix}"}
+    assert set(saved(trainer)) == names and best < 4 and not any(path.is_symlink() for path in folder.iterdir())
+    for link, name in (("best", f"epoch={best}-step={5 * best}"), ("last", "epoch=4-step=20")):
+        copied, original = read_checkpoint(folder / f"{link}{suffix}"), read_checkpoint(folder / f"{name}{suffix}")
+        assert numbers(copied["state_dict"]) == numbers(original["state_dict"])
+    again = make_trainer(Saving, save_path=tmp_path, **options)
+    again.run(5, make_loader(), resume="last")
+    assert again.counts.epoch == 5 and again.run_dir == trainer.run_dir and f"epoch={best}-step={5 * best}{suffix}" in saved(again)
+
+
+def test_weights_of_the_folder_are_the_bare_model(tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, save_format="safetensor")
+    trainer.model.config = {"width": 16}
+    trainer.run(1, make_loader())
+    folder = trainer.run_dir / "checkpoints" / "last"
+    bare = make_model(seed=5)
+    bare.load_state_dict(load_file(folder / "model.safetensors"))
+    assert same_weights(bare, trainer.model)
+    assert (folder / "config.json").read_text().split() == ["{", '"width":', "16", "}"]
+    trainer.apply_weights(folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_plain_lightning_trainer_goes_on_with_a_state(tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path)
+    trainer.run(2, make_loader())
+    other = make_trainer(Saving, save_path=tmp_path / "other")
+    plain = L.Trainer(**other.lightning_args(), max_epochs=3, default_root_dir=tmp_path)
+    plain.fit(other.as_lightning_module(), make_loader(), ckpt_path=trainer.result.last.path)
+    assert (plain.current_epoch, plain.global_step) == (3, 15)
+    assert torch.load(trainer.result.last.path, weights_only=True)["epoch"] == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_addon_saves_under_a_plain_lightning_trainer(tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, every_n_steps=2)
+    L.Trainer(**trainer.lightning_args(), max_epochs=1, default_root_dir=tmp_path).fit(trainer.as_lightning_module(), make_loader())
+    assert saved(trainer) == ["best.ckpt", "epoch=0-step=2.ckpt", "epoch=0-step=4.ckpt", "epoch=1-step=5.ckpt", "last.ckpt"]
+
+
+def test_a_save_records_the_loss(tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path)
+    trainer.run(1, make_loader(), make_valid())
+    assert read_checkpoint(trainer.result.last.path)["nbtrain"]["loss"] == trainer.result.metrics["val_loss"]
+
+
+def test_save_state_and_load_state_between_runs(tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path, every_n_epochs=9)
+    torch.manual_seed(4)
+    one.run(1, make_loader())
+    path = one.save_state()
+    one.run(2, make_loader())
+    two = make_trainer(Saving, save_path=tmp_path)
+    assert two.load_state(path) == path
+    two.run(2, make_loader())
+    assert same_weights(one.model, two.model) and without_times(one.history.epochs) == without_times(two.history.epochs)
+
+
+def test_load_state_takes_the_newest_of_the_newest_run(tmp_path: Path) -> None:
+    for n in (1, 2):
+        make_trainer(Saving, save_path=tmp_path).run(n, make_loader())
+    trainer = make_trainer(Saving, save_path=tmp_path)
+    assert trainer.load_state() == tmp_path / "run-002" / "checkpoints" / "epoch=2-step=10.ckpt"
+    assert (trainer.counts.epoch, len(trainer.history)) == (2, 2)
+
+
+# -- resume=
+def test_resume_auto_starts_takes_up_and_ends(tmp_path: Path) -> None:
+    def attempt() -> Any:
+        trainer = make_trainer(Saving, save_path=tmp_path, keep_source=False)
+        trainer.run(3, make_loader(), resume="auto")
+        return trainer
+
+    class Fails(Regress):
+        def train_step(self, batch: Any) -> Any:
+            if self.counts.epoch == 1:
+                raise RuntimeError("boom")
+            return super().train_step(batch)
+
+    with pytest.raises(RuntimeError, match="boom"):
+        make_trainer(Fails.add_on(StateManagerAddon), save_path=tmp_path).run(3, make_loader(), resume="auto")
+    second = attempt()
+    assert (second.counts.epoch, second.run_dir.name, second.result.status) == (3, "run-001", "completed")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    third = attempt()
+    assert (third.result.status, third.result.reason, third.result.last["epoch"]) == ("completed", "finished before", 3)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_events_of_a_resumed_run_read_as_one_run(tmp_path: Path) -> None:
+    whole = build(tmp_path, {"every": 2}, seed=1)
+    run(whole, {})
+    middle = whole.run_dir / "checkpoints" / "epoch=1-step=8.ckpt"
+    (whole.run_dir / "events.jsonl").write_text((whole.run_dir / "events.jsonl").read_text()[:-7])  # a kill cuts the last line
+    again = build(tmp_path, {"every": 2}, seed=2)
+    run(again, {}, resume=middle)
+    read = load_run(again.run_dir)
+    assert without_times(read.epochs) == without_times(whole.history.epochs)
+    assert list(read.steps["train"].steps) == list(whole.history.steps["train"].steps)
+
+
+@pytest.mark.parametrize("resume", ["last", "best", "auto"])
+def test_nothing_to_resume_is_a_fresh_run_and_said(resume: str, tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, keep_source=False)
+    trainer.run(1, make_loader(), resume=resume)
+    notes = [line for line in (trainer.run_dir / "events.jsonl").read_text().splitlines() if '"kind":"note"' in line]
+    assert len(notes) == 1 and f"resume='{resume}': nothing was saved" in notes[0] and trainer.counts.epoch == 1
+
+
+def test_resume_best_goes_back_to_the_best_epoch(tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path, monitor="train_mae", monitor_mode="max")
+    one.run(3, make_loader())
+    best = one.history.best["epoch"]
+    two = make_trainer(Saving, save_path=tmp_path, monitor="train_mae", monitor_mode="max")
+    two.run(best + 1, make_loader(), resume="best")
+    assert two.counts.epoch == best + 1 and two.history.epochs[best - 1]["train_mae"] == one.history.best["train_mae"]
+
+
+def test_a_damaged_newest_state_is_skipped_and_said(tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path)
+    one.run(2, make_loader())
+    newest = one.result.last.path
+    newest.write_bytes(newest.read_bytes()[:-100])
+    two = make_trainer(Saving, save_path=tmp_path, keep_source=False)
+    two.run(3, make_loader(), resume="auto")
+    notes = [line for line in (two.run_dir / "events.jsonl").read_text().splitlines() if '"kind":"note"' in line]
+    texts = ("skipped: ", "resumed from epoch=1-step=5.ckpt")
+    assert [text in note for text, note in zip(texts, notes, strict=True)] == [True, True]
+    assert same_weights(one.model, two.model) is False and two.counts.epoch == 3
+
+
+# -- bad input
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"save_path": None}, 'StateManagerAddon needs a folder to save in.\n  Give save_path="runs/my-run".'),
+        ({"save_format": "safetensors"}, "save_format='safetensors' is unknown.\n  Did you mean 'safetensor'?"),
+        ({"keep_last_n": 0}, "keep_last_n=0 is no number of 1 or more.\n  Give 1, 2, 3, … or leave it out."),
+        ({"every_n_steps": 1.5}, "every_n_steps=1.5 is no number of 1 or more.\n  Give 1, 2, 3, … or leave it out."),
+        ({"every_n_steps": 1, "every_n_epochs": 1}, "every_n_epochs and every_n_steps are both given.\n  Give one of them."),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_trainer(Saving, **{"save_path": tmp_path, **options})
+    assert str(error.value) == text
+
+
+def test_resume_without_the_addon_names_it(tmp_path: Path) -> None:
+    with pytest.raises(TypeError) as error:
+        make_trainer(save_path=tmp_path).run(1, make_loader(), resume="auto")
+    assert str(error.value) == "Regress has no StateManagerAddon.\n  Make it with Regress.add_on(StateManagerAddon)."
+
+
+def test_a_missing_path_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="There is no checkpoint 'nowhere.ckpt'"):
+        make_trainer(Saving, save_path=tmp_path).run(1, make_loader(), resume="nowhere.ckpt")
+
+
+def test_another_model_is_named(tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path)
+    one.run(1, make_loader())
+    with pytest.raises(CheckpointError, match="weights of another model than Linear: weight is missing, bias is missing"):
+        make_trainer(Saving, save_path=tmp_path, model=nn.Linear(8, 1)).load_state()
+
+
+def test_another_optimizer_is_named(tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path)
+    one.run(1, make_loader())
+    model = make_model()
+    groups = [{"params": [p]} for p in model.parameters()]
+    with pytest.raises(CheckpointError, match="saved with another optimizer than SGD on these parameters"):
+        make_trainer(Saving, save_path=tmp_path, model=model, optimizer=torch.optim.SGD(groups, lr=0.1)).load_state()
+
+
+def test_another_length_of_the_loader_is_named(tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path, every_n_steps=2)
+    one.run(1, make_loader())
+    with pytest.raises(CheckpointError) as error:
+        path = one.run_dir / "checkpoints" / "epoch=0-step=2.ckpt"
+        make_trainer(Saving, save_path=tmp_path / "x").run(1, make_loader(40), resume=path)
+    assert (
+        str(error.value).splitlines()[0]
+        == "The training loader had 5 batches when the state was saved in mid-epoch, and has 3 batches now."
+    )
+
+
+def test_another_number_of_processes_is_named(tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path, every_n_steps=2)
+    one.run(1, make_loader())
+    two = make_trainer(Saving.add_on(MultiGPUAddon), save_path=tmp_path / "x", device=["cpu", "cpu"])
+    with pytest.raises(CheckpointError) as error:
+        two.load_state(one.run_dir / "checkpoints" / "epoch=0-step=2.ckpt")
+    assert str(error.value).splitlines()[0] == "epoch=0-step=2.ckpt was saved in mid-epoch by 1 processes, and 2 would go on."
+
+
+def test_weights_alone_are_no_state(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}}, tmp_path / "weights.ckpt")
+    with pytest.raises(CheckpointError, match="weights.ckpt holds weights, and no state of an nbtrain run"):
+        make_trainer(Saving, save_path=tmp_path).load_state(tmp_path / "weights.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("nbtrain.version", "a.ckpt is a state of version None, and this nbtrain reads 1."),
+        ("nbtrain.history", "a.ckpt is no whole state: nbtrain.history is missing."),
+        ("nbtrain.best", "a.ckpt is no whole state: nbtrain.best is missing."),
+        ("optimizer_states", "a.ckpt is no whole state: optimizer_states is missing."),
+    ],
+)
+def test_a_state_without_one_of_its_parts_is_refused_and_changes_nothing(name: str, text: str, tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path)
+    one.run(1, make_loader())
+    state = read_checkpoint(one.result.last.path)
+    del (state["nbtrain"] if name.startswith("nbtrain.") else state)[name.removeprefix("nbtrain.")]
+    write_checkpoint(snapshot(state), tmp_path / "a.ckpt")
+    two = make_trainer(Saving, save_path=tmp_path)
+    before = numbers(two.model.state_dict())
+    with pytest.raises(CheckpointError) as error:
+        two.load_state(tmp_path / "a.ckpt")
+    assert str(error.value).splitlines()[0] == text and numbers(two.model.state_dict()) == before and two.counts.epoch == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nbtrain.counts", [1, 2, 3]),
+        ("nbtrain.counts", {"epoch": 1, "years": 2}),
+        ("nbtrain.history", {"epochs": 3}),
+        ("nbtrain.history", "a long one"),
+        ("nbtrain.metrics", {"train": {}}),
+        ("nbtrain.finished", "two"),
+        ("nbtrain.random", None),
+        ("nbtrain.best", 3),
+        ("optimizer_states", {"lr": 0.1}),
+        ("state_dict", [torch.ones(2)]),
+    ],
+)
+def test_a_state_with_something_else_for_one_of_its_parts_is_refused_and_changes_nothing(name: str, value: Any, tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path)
+    one.run(1, make_loader())
+    state = read_checkpoint(one.result.last.path)
+    (state["nbtrain"] if name.startswith("nbtrain.") else state)[name.removeprefix("nbtrain.")] = value
+    write_checkpoint(snapshot(state), tmp_path / "a.ckpt")
+    two = make_trainer(Saving, save_path=tmp_path)
+    before = numbers(two.model.state_dict())
+    with pytest.raises(CheckpointError) as error:
+        two.load_state(tmp_path / "a.ckpt")
+    assert str(error.value).splitlines()[0] == f"a.ckpt is no state of a run: what it has as {name} no run has saved."
+    assert numbers(two.model.state_dict()) == before and two.counts.epoch == 0
+
+
+class FolderGone(Callback):
+    """Puts a file where the folder of checkpoints was, when the second epoch begins: nothing can be saved any more."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            keeper: Any = next(callback for callback in trainer.checkpoint_callbacks)
+            keeper.writer.wait()
+            folder = self.root / "run-001" / "checkpoints"
+            folder.rename(self.root / "gone")
+            folder.touch()
+
+
+def test_a_save_that_fails_is_noted_and_the_run_goes_on(tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, keep_source=False, lightning={"callbacks": [FolderGone(tmp_path)]})
+    trainer.run(3, make_loader())
+    notes = [line for line in (trainer.run_dir / "events.jsonl").read_text().splitlines() if '"kind":"note"' in line]
+    assert trainer.result.status == "completed" and len(notes) == 2 and "a state was not saved" in notes[0]
+    assert (tmp_path / "gone" / "epoch=1-step=5.ckpt").exists()
+    assert trainer.result.last.path.suffix == ".safetensors"  # the weights alone, written at the end
+
+
+def test_a_save_that_fails_stops_the_run_where_that_was_asked_for(tmp_path: Path) -> None:
+    callbacks = {"callbacks": [FolderGone(tmp_path)]}
+    trainer = make_trainer(Saving, save_path=tmp_path, stop_on_save_error=True, keep_source=False, lightning=callbacks)
+    with pytest.raises((CheckpointError, OSError)):
+        trainer.run(3, make_loader())
+
+
+def test_persistent_workers_are_said_to_be_inexact(tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, keep_source=False)
+    trainer.run(1, make_loader(num_workers=1, persistent_workers=True))
+    assert "persistent_workers=True: what the loader's workers draw at random" in (trainer.run_dir / "events.jsonl").read_text()
+
+
+class Same(IterableDataset[Any]):
+    """A dataset without a length."""
+
+    def __iter__(self) -> Any:
+        return iter([(torch.ones(8), torch.ones(1))] * 8)
+
+
+def test_a_stream_is_said_to_be_exact_only_where_its_passes_are_the_same(tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, keep_source=False)
+    trainer.run(1, DataLoader(Same(), batch_size=4))
+    assert "an IterableDataset is resumed exactly only if" in (trainer.run_dir / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_a_save_by_steps_records_the_loss_of_its_validation_else_of_the_training_so_far(tmp_path: Path, validates: bool) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, every_n_steps=3, validate_on_save=validates)
+    trainer.run(1, make_loader(), make_valid())
+    path = tmp_path / "run-001" / "checkpoints" / "epoch=0-step=3.ckpt"
+    loss = read_checkpoint(path)["nbtrain"]["loss"]
+    if validates:
+        again = make_trainer(Saving, save_path=tmp_path / "other")
+        again.load_state(path)
+        assert loss == pytest.approx(again.evaluate(make_valid())["loss"], rel=1e-6)
+    else:
+        losses, samples = trainer.history.steps["train"]["train_loss"][:3], 16
+        assert loss == pytest.approx(sum(value * samples for value in losses) / (3 * samples), rel=1e-12)
+
+
+def test_a_save_by_epochs_is_validated_first_where_that_is_asked_for(tmp_path: Path) -> None:
+    options = {"every_n_epochs": 2, "save_best": False, "lightning": {"check_val_every_n_epoch": 5}}
+    trainer = make_trainer(Saving, save_path=tmp_path, validate_on_save=True, **options)
+    trainer.run(5, make_loader(), make_valid())
+    assert ["val_loss" in row for row in trainer.history.epochs] == [False, True, False, True, True]  # the end is a save too
+    losses = [read_checkpoint(row.path)["nbtrain"]["loss"] for row in trainer.history.epochs if row.path]
+    assert losses == [row["val_loss"] for row in trainer.history.epochs if "val_loss" in row]
+
+
+def test_a_trainer_with_a_state_manager_pickles(tmp_path: Path) -> None:
+    import pickle
+
+    trainer = make_trainer(Saving, save_path=tmp_path)
+    trainer.run(1, make_loader())
+    copy = pickle.loads(pickle.dumps(trainer))
+    copy.run(1, make_loader())
+    assert copy.counts.epoch == 2 and trainer[StateManagerAddon].save_format == "ckpt" and GradientClipAddon not in type(trainer).addons

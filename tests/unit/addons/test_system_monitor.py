@@ -1,0 +1,79 @@
+"""What SystemMonitorAddon measures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from samples import Regress, make_loader, make_trainer, make_valid
+
+from nbtrain import SystemMonitorAddon
+from nbtrain.addons import system_monitor
+from nbtrain.addons.system_monitor import _Monitor
+
+Watched = Regress.add_on(SystemMonitorAddon)
+
+
+def test_each_row_has_the_newest_measurement() -> None:
+    trainer = make_trainer(Watched)
+    trainer.run(2, make_loader(), make_valid())
+    for row in trainer.history.epochs:
+        assert 0 <= row["wait_share"] <= 1 and row["samples_per_s"] > 0 and row["ram_gb"] > 0.05 and row["grad_norm"] > 0
+    assert "tokens_per_s" not in row and "gpu_gb" not in row and "lr_1" not in row
+
+
+def test_the_norm_is_that_of_the_update() -> None:
+    trainer = make_trainer(Watched)
+    trainer.run(1, make_loader())
+    gradients = [p.grad for p in trainer.model.parameters()]
+    assert trainer.history.last["grad_norm"] == pytest.approx(float(torch.nn.utils.get_total_norm(gradients)))
+
+
+def test_it_measures_four_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only the loader and the step move: a batch is waited for for 10 ms, and trained in 20 ms."""
+    now_s = 0.0
+    measured: list[int] = []
+
+    class Loader:
+        def __len__(self) -> int:
+            return 40
+
+        def __iter__(self) -> Any:
+            nonlocal now_s
+            for batch in make_loader(160, batch_size=4):
+                now_s += 0.01
+                yield batch
+
+    class Steps(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            nonlocal now_s
+            now_s += 0.02
+            return super().train_step(batch)
+
+    class Clocked(SystemMonitorAddon):
+        def callbacks(self, trainer: Any) -> list[L.Callback]:
+            return [_Monitor(trainer, lambda: now_s)]
+
+    monkeypatch.setattr(system_monitor, "memory", lambda device: measured.append(trainer.counts.step) or {})
+    trainer = make_trainer(Steps.add_on(Clocked), lightning={"log_every_n_steps": 2})
+    trainer.run(1, Loader())
+    assert measured == [2, 12, 22, 32, 40]  # at even updates that are 0.25 s after the one before; and at the last
+    row = trainer.history.last
+    assert (row["wait_share"], row["samples_per_s"]) == pytest.approx((1 / 3, 4 / 0.03))
+
+
+def test_each_group_has_its_rate() -> None:
+    def two_groups(parameters: Any) -> torch.optim.Optimizer:
+        first, *rest = parameters
+        return torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": rest, "lr": 0.01}])
+
+    trainer = make_trainer(Watched, optimizer=two_groups)
+    trainer.run(1, make_loader())
+    assert (trainer.history.last["lr_1"], trainer.history.last["lr_2"]) == pytest.approx((0.1, 0.01))
+
+
+def test_it_can_be_turned_off() -> None:
+    assert SystemMonitorAddon(monitor_system=False).callbacks(None) == []
+    assert isinstance(SystemMonitorAddon().callbacks(None)[0], _Monitor)

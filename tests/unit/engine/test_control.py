@@ -1,0 +1,488 @@
+"""What is asked of a run while it is on, in scripts: pausing, ending, live edits, and the signals."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import LambdaCallback
+from samples import Regress, make_loader, make_trainer, make_valid
+
+from nbtrain import ConfigError, OptionError, RunHandle, RunPaused, RunResult, StateManagerAddon, Trainer, session
+from nbtrain.engine.control import Boundary, Control
+from nbtrain.events import Event
+from nbtrain.optim.schedulers import WarmUpScheduler
+from nbtrain.trainer.interrupts import workers_ignore_interrupts
+
+
+class Asks(Regress):
+    """Calls `ask` in the training batch with the number `at`, counted from 1."""
+
+    at, n = 0, 0
+    ask: Any = None
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        self.n += 1
+        if self.n == self.at:
+            self.ask()
+        return super().train_step(batch)
+
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        return Regress.train_step(self, batch)
+
+
+@pytest.fixture(autouse=True)
+def _default_handlers() -> Iterator[None]:
+    """A shell lets its background jobs ignore Ctrl-C, and what they start."""
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+def measured(trainer: Trainer) -> list[dict[str, float]]:
+    return [{name: value for name, value in row.items() if name != "time_s"} for row in trainer.history.epochs]
+
+
+def same(one: Trainer, other: Trainer) -> bool:
+    states = zip(one.model.state_dict().values(), other.model.state_dict().values())
+    return all(torch.equal(a, b) for a, b in states) and measured(one) == measured(other)
+
+
+def asking(at: int, ask: Any, kind: type[Trainer] = Asks, **options: Any) -> Any:
+    trainer = make_trainer(kind, **options)
+    trainer.at, trainer.ask = at, lambda: ask(trainer)
+    return trainer
+
+
+def start(trainer: Any, *args: Any) -> RunHandle:
+    handle = trainer.run(*args, background=True)
+    assert isinstance(handle, RunHandle)
+    return handle
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("options", [{}, {"lightning": {"accumulate_grad_batches": 2}}, {"scheduler": lambda step: 0.01 / (step + 1)}])
+def test_a_paused_run_goes_on_as_if_it_had_not_been(lean: bool, options: dict[str, Any]) -> None:
+    never = make_trainer(**options)
+    never.run(3, make_loader(), make_valid())
+    paused = asking(7, lambda trainer: trainer.pause(), **options)
+    paused.lean_loops = lean
+    handle = start(paused, 3, make_loader(), make_valid())
+    with pytest.raises(RunPaused, match=r"paused at epoch 2, batch [34] · trainer.resume\(\) continues it"):
+        handle.wait()
+    torch.rand(3)
+    paused.model.eval()
+    assert paused.predict(torch.ones(2, 8)).shape == (2, 1)
+    assert paused.result.status == handle.status == "paused"
+    assert paused.resume() == paused.result and paused.result.status == "completed"
+    assert same(never, paused)
+
+
+def test_a_pause_in_a_validation_holds_it() -> None:
+    class InValidation(Asks):
+        def test_step(self, batch: Any) -> dict[str, Any]:
+            if not self.at:
+                self.at = 1
+                self.pause()
+            return super().test_step(batch)
+
+    never = make_trainer()
+    never.run(2, make_loader(), make_valid())
+    paused = make_trainer(InValidation)
+    with pytest.raises(RunPaused, match="paused at epoch 1, validation batch 2"):
+        start(paused, 2, make_loader(), make_valid()).wait()
+    with pytest.raises(ConfigError, match="paused in the middle of a validation"):
+        paused.validate_now()
+    paused.resume()
+    assert same(never, paused)
+
+
+def test_a_pause_in_an_accumulation_window_waits_for_its_end() -> None:
+    trainer = asking(1, lambda trainer: trainer.pause(), lightning={"accumulate_grad_batches": 4})
+    with pytest.raises(RunPaused, match="paused at epoch 1, batch 5"):
+        start(trainer, 1, make_loader()).wait()
+    trainer.stop()
+
+
+def test_a_step_may_end_its_run() -> None:
+    trainer = asking(8, lambda trainer: trainer.stop())
+    result = trainer.run(3, make_loader(), make_valid())
+    assert (result.status, result.reason) == ("stopped", "epoch 2, batch 4")
+    assert len(trainer.history) == 1 and len(trainer.history.steps["train"]) == 8
+    assert trainer.run(1, make_loader()).status == "completed" and len(trainer.history) == 2
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("at", [1, 3, 5, 7, 10, 14])
+@pytest.mark.parametrize("options", [{}, {"every_n_steps": 4}, {"lightning": {"accumulate_grad_batches": 2}}])
+def test_a_run_that_was_ended_anywhere_is_resumed_exactly(tmp_path: Path, at: int, options: dict[str, Any], lean: bool) -> None:
+    plain = {name: value for name, value in options.items() if name == "lightning"}
+    never = make_trainer(**plain)
+    never.run(3, make_loader(), make_valid())
+    kind = Asks.add_on(StateManagerAddon)
+    ended = asking(at, lambda trainer: trainer.stop(), kind, save_path=tmp_path, **options)
+    ended.lean_loops = lean
+    assert ended.run(3, make_loader(), make_valid()).status == "stopped"
+    again = make_trainer(kind, save_path=tmp_path, **options)
+    torch.rand(5)
+    assert again.run(3, make_loader(), make_valid(), resume="auto").status == "completed"
+    assert same(never, again)
+
+
+def test_a_stop_in_a_validation_lets_it_end_where_a_state_is_saved(tmp_path: Path) -> None:
+    class InValidation(Asks):
+        def test_step(self, batch: Any) -> dict[str, Any]:
+            if self.counts.epoch == 1:
+                self.stop()
+            return super().test_step(batch)
+
+    never = make_trainer()
+    never.run(4, make_loader(), make_valid())
+    kind = InValidation.add_on(StateManagerAddon)
+    assert make_trainer(kind, save_path=tmp_path).run(4, make_loader(), make_valid()).reason == "epoch 3, batch 1"
+    again = make_trainer(Regress.add_on(StateManagerAddon), save_path=tmp_path)
+    again.run(4, make_loader(), make_valid(), resume="auto")
+    assert same(never, again)
+    assert make_trainer(InValidation).run(4, make_loader(), make_valid()).reason == "epoch 2, validation batch 2"
+
+
+def test_ctrl_c_ends_a_run_after_its_batch_and_is_python_s_own_afterwards(tmp_path: Path) -> None:
+    press = lambda trainer: os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
+    trainer = asking(8, press, Asks.add_on(StateManagerAddon), save_path=tmp_path)
+    result = trainer.run(3, make_loader(), make_valid())
+    assert (result.status, result.reason) == ("interrupted", "epoch 2, batch 4")
+    assert [path.name for path in (tmp_path / "run-001" / "checkpoints").glob("epoch=1-step=8*")] == ["epoch=1-step=8.ckpt"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_before_the_first_batch_and_right_after_going_on_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hurried(handle: RunHandle, timeout_s: float | None = None) -> RunResult:
+        os.kill(os.getpid(), signal.SIGINT)
+        return wait(handle, timeout_s)
+
+    wait = RunHandle.wait
+    never = make_trainer()
+    never.run(40, make_loader())
+    trainer = make_trainer()
+    monkeypatch.setattr(session, "in_shell", lambda: True)
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "keep_source", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(RunPaused, match="epoch 1, batch 1"):
+            trainer.run(40, make_loader())
+    with monkeypatch.context() as patch:
+        patch.setattr(RunHandle, "wait", hurried)
+        with pytest.raises(RunPaused):
+            trainer.resume()
+    assert trainer.resume().status == "completed" and same(never, trainer)
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    def twice(trainer: Trainer) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("it went on")
+
+    trainer = asking(8, twice)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run(3, make_loader())
+    assert trainer.result.status == "interrupted" and trainer.control.state == "idle"
+
+
+def test_sigterm_saves_and_exits_with_143(tmp_path: Path) -> None:
+    kill = lambda trainer: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    trainer = asking(8, kill, Asks.add_on(StateManagerAddon), save_path=tmp_path)
+    with pytest.raises(SystemExit) as exit_info:
+        trainer.run(3, make_loader(), make_valid())
+    assert exit_info.value.code == 143
+    assert (trainer.result.status, trainer.result.reason) == ("interrupted", "SIGTERM at epoch 2, batch 4")
+    never, again = make_trainer(), make_trainer(Regress.add_on(StateManagerAddon), save_path=tmp_path)
+    never.run(3, make_loader(), make_valid())
+    again.run(3, make_loader(), make_valid(), resume="auto")
+    assert same(never, again)
+
+
+def test_a_handler_of_the_user_s_stays() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, frame: heard.append(signum))
+    try:
+        trainer = asking(3, lambda trainer: os.kill(os.getpid(), signal.SIGINT))
+        assert trainer.run(1, make_loader()).status == "completed" and heard == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("set_", "expected"), [({"lr": 0.002}, "lr 0.01 → 0.002"), ({"weight_decay": 0.1}, "weight_decay 0 → 0.1")])
+def test_a_setting_holds_from_the_next_batch_on_and_is_marked(set_: dict[str, float], expected: str) -> None:
+    trainer = asking(7, lambda trainer: trainer.set(**set_))
+    trainer.run(2, make_loader())
+    [(place, text)] = trainer.history.marks
+    assert (place.epoch, place.batch, text) == (1, 1, expected)
+    assert [group[name] for group in trainer.optimizer.param_groups for name in set_] == list(set_.values())
+
+
+@pytest.mark.parametrize("scheduler", ["function", "instance", "factory"])
+def test_a_schedule_is_scaled_with_the_rate(scheduler: str, tmp_path: Path) -> None:
+    def make(kind: type[Trainer], **options: Any) -> Any:
+        optimizer = torch.optim.SGD
+        if scheduler == "function":
+            options["scheduler"] = lambda step: 0.1 * 0.9**step
+        elif scheduler == "factory":
+            options["scheduler"] = lambda optimizer, plan: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.total_steps)
+        trainer = make_trainer(kind, optimizer=lambda params: optimizer(params, lr=0.1), **options)
+        if scheduler == "instance":
+            trainer = make_trainer(
+                kind,
+                model=trainer.model,
+                optimizer=trainer.optimizer,
+                scheduler=torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.5),
+                **options,
+            )
+        return trainer
+
+    plain = make(Asks)
+    plain.run(2, make_loader())
+    edited = make(Asks)
+    edited.at, edited.ask = 3, lambda: edited.set(lr=edited.optimizer.param_groups[0]["lr"] / 4)
+    edited.run(2, make_loader())
+    rates = [row["lr"] for row in plain.history.epochs]
+    assert [row["lr"] * 4 for row in edited.history.epochs] == pytest.approx(rates, rel=1e-12)
+    assert edited.optimizer.param_groups[0]["lr"] * 4 == pytest.approx(plain.optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-15)
+
+
+def test_a_setting_between_two_runs_holds_for_the_next_and_is_marked_there() -> None:
+    trainer = make_trainer()
+    trainer.run(1, make_loader())
+    trainer.set(lr=0.5)
+    trainer.run(1, make_loader())
+    assert [row["lr"] for row in trainer.history.epochs] == [0.01, 0.5]
+    assert [(place.run, text) for place, text in trainer.history.marks] == [(2, "lr 0.01 → 0.5")]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "text"),
+    [
+        (lambda t: t.set(lrr=1), OptionError, "Adam has no option 'lrr'.\n  Did you mean 'lr'?"),
+        (lambda t: t.set(lr=-1), ConfigError, "lr=-1 is no learning rate.\n  Give a positive number."),
+        (lambda t: t.pause(), ConfigError, "No run is on.\n  run(n_epoch, loader) begins one."),
+        (lambda t: t.resume(), ConfigError, "No run is on.\n  run(n_epoch, loader) begins one."),
+        (
+            lambda t: t.validate_now(),
+            ConfigError,
+            "No run is on that could be validated.\n  evaluate(loader) validates without a run.",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_said(call: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind) as error:
+        call(make_trainer())
+    assert str(error.value) == text
+
+
+def test_a_second_run_is_refused_while_one_is_on() -> None:
+    trainer = asking(2, lambda trainer: trainer.pause())
+    with pytest.raises(RunPaused):
+        start(trainer, 1, make_loader()).wait()
+    for again in (lambda: trainer.run(1, make_loader()), lambda: trainer.validate(make_valid()), lambda: trainer.run_batch(None)):
+        with pytest.raises(ConfigError) as error:
+            again()
+        lines = ["A run of this trainer is paused.", "epoch 1, batch 3", "resume() lets a paused one go on; stop() ends it."]
+        assert str(error.value) == "\n  ".join(lines)
+    assert trainer.stop().status == "stopped"
+
+
+def test_validate_now_is_as_a_validation_of_the_run_and_draws_nothing_from_it() -> None:
+    never = make_trainer()
+    never.run(2, make_loader(), make_valid())
+    found: list[Any] = []
+    trainer = asking(3, lambda trainer: found.append(trainer.validate_now()))
+    trainer.run(2, make_loader(), make_valid())
+    assert found == [None]  # in a step it is left for the end of the batch
+    losses = [[row[name] for name in ("train_loss", "val_loss")] for row in (*never.history.epochs, *trainer.history.epochs)]
+    assert losses[:2] == losses[2:] and all(map(torch.equal, never.model.parameters(), trainer.model.parameters()))
+    assert [text.split(":")[0] for _, text in trainer.history.marks] == ["validated"]
+
+
+class Ranked(Asks):
+    pauses_in = ""
+
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        if self.control.state == "running" and self.pauses_in == "validation":
+            self.pauses_in = ""
+            self.pause()
+        return super().test_step(batch)
+
+    def metric_on_epoch_end(self) -> dict[str, float]:
+        log = self.log_train if self.mode == "train" else self.log_test
+        return {"mode": float(self.mode == "test"), "n_batches": float(len(log["loss"]))}
+
+
+@pytest.mark.parametrize("where", ["training", "validation"])
+def test_a_paused_run_can_be_evaluated_and_does_not_notice(where: str) -> None:
+    never = make_trainer(Ranked)
+    never.run(2, make_loader(), make_valid())
+    trainer = asking(3 if where == "training" else 0, lambda trainer: trainer.pause(), Ranked)
+    trainer.pauses_in = where
+    with pytest.raises(RunPaused, match="validation batch 2" if where == "validation" else "epoch 1, batch 4"):
+        start(trainer, 2, make_loader(), make_valid()).wait()
+    other = make_trainer(Ranked)
+    other.model.load_state_dict(trainer.model.state_dict())
+    events = len(trainer.history.tests)
+    assert trainer.evaluate(make_valid()) == other.evaluate(make_valid()) and len(trainer.history.tests) == events
+    trainer.resume()
+    assert same(trainer, never)
+
+
+def test_a_callback_may_evaluate_at_the_end_of_each_epoch() -> None:
+    found: list[float] = []
+    callback = LambdaCallback(on_train_epoch_end=lambda *_: found.append(trainer.evaluate(make_valid())["loss"]))
+    trainer = make_trainer(Asks, lightning={"callbacks": [callback]})
+    trainer.run(2, make_loader(), make_valid())
+    never = make_trainer(Asks)
+    never.run(2, make_loader(), make_valid())
+    assert same(trainer, never) and found[1] == never.evaluate(make_valid())["loss"]
+
+
+def test_a_run_without_a_valid_loader_says_so_when_it_is_to_be_validated() -> None:
+    trainer = asking(2, lambda trainer: trainer.pause())
+    with pytest.raises(RunPaused):
+        start(trainer, 1, make_loader()).wait()
+    with pytest.raises(ConfigError, match="This run has no valid_loader."):
+        trainer.validate_now()
+    assert trainer.resume().status == "completed"
+
+
+def test_a_state_that_is_saved_by_hand_in_mid_epoch_is_resumed_exactly(tmp_path: Path) -> None:
+    kind = Asks.add_on(StateManagerAddon)
+    never = make_trainer()
+    never.run(3, make_loader(), make_valid())
+    trainer = asking(8, lambda trainer: trainer.pause(), kind, save_path=tmp_path)
+    with pytest.raises(RunPaused):
+        start(trainer, 3, make_loader(), make_valid()).wait()
+    torch.rand(7)  # the saved random numbers are the run's
+    path = trainer.save_state()
+    trainer.stop()
+    again = make_trainer(kind, save_path=tmp_path)
+    again.run(3, make_loader(), make_valid(), resume=path)
+    assert path.name == "epoch=1-step=8.ckpt" and same(never, again)
+
+
+def test_the_time_of_a_pause_does_not_count() -> None:
+    events: list[Event] = []
+    trainer = asking(3, lambda trainer: trainer.pause())
+    trainer.sinks.append(type("Sink", (), {"update": staticmethod(events.append)})())
+    time_s = [0.0]
+    trainer.recorder.clock = lambda: time_s[0]
+    with pytest.raises(RunPaused):
+        start(trainer, 1, make_loader()).wait()
+    time_s[0] = 1000.0
+    trainer.resume()
+    assert events[-1].kind == "end" and events[-1].progress.elapsed_s == 0.0
+    assert [event.data["state"] for event in events if event.kind == "state"] == ["pausing", "paused", "running"]
+
+
+def test_steps_of_another_kind_are_refused_and_say_why() -> None:
+    trainer = asking(2, lambda trainer: trainer.pause())
+    with pytest.raises(RunPaused):
+        start(trainer, 1, make_loader()).wait()
+    with pytest.raises(ConfigError, match="has StateManagerAddon, and this trainer was made without"):
+        trainer.resume(Regress.add_on(StateManagerAddon))
+    trainer.resume(Regress)
+    assert type(trainer) is Regress and trainer.result.status == "completed"
+
+
+def test_an_error_of_a_request_is_the_asker_s_and_not_the_run_s() -> None:
+    trainer = asking(2, lambda trainer: trainer.pause())
+    with pytest.raises(RunPaused):
+        start(trainer, 1, make_loader()).wait()
+    with pytest.raises(ZeroDivisionError):
+        trainer.control.do(lambda at: 1 / 0)
+    assert trainer.resume().status == "completed"
+
+
+def test_a_background_run_raises_where_it_is_waited_for() -> None:
+    def fail(trainer: Trainer) -> None:
+        raise RuntimeError("spoilt")
+
+    handle = start(asking(3, fail), 1, make_loader())
+    with pytest.raises(RuntimeError, match="spoilt"):
+        handle.wait()
+    assert handle.status == "failed" and repr(handle) == "RunHandle(failed · epoch 1, batch 3)"
+
+
+def test_the_training_thread_has_the_settings_of_the_one_that_began_it() -> None:
+    seen: list[Any] = []
+
+    def work() -> Any:
+        seen.extend([torch.get_default_device(), torch.is_grad_enabled(), threading.current_thread().name])
+
+    with torch.device("meta"), torch.no_grad():
+        handle = RunHandle(Control(), lambda: "here")
+    handle.start(work)
+    handle.join()
+    assert seen == [torch.device("meta"), False, "nbtrain run"]
+
+
+def test_a_pause_is_told_before_the_run_tells_that_it_is_there() -> None:
+    told: list[str] = []
+    control = Control()
+
+    def tell(state: str) -> None:
+        if state == "pausing":
+            boundary.set()
+            ran.wait(0.2)  # the run gets time to be there first
+        told.append(state)
+
+    boundary, ran = threading.Event(), threading.Event()
+    control.begin(tell)
+    trainer: Any = SimpleNamespace(lightning_module=torch.nn.Linear(1, 1), callbacks=[])
+
+    def run() -> None:
+        boundary.wait()
+        control.attend(Boundary(trainer, "train", True))
+        ran.set()
+
+    control.thread = threading.Thread(target=run, daemon=True)
+    control.thread.start()
+    control.pause()
+    assert control.wait_settled(5) and told == ["pausing", "paused"]
+    control.proceed()
+    control.thread.join()
+    assert told == ["pausing", "paused", "running"]
+
+
+def test_a_pickled_control_has_no_run() -> None:
+    control = Control()
+    control.begin(lambda state: None)
+    assert pickle.loads(pickle.dumps(control)).state == "idle"
+
+
+def test_workers_ignore_interrupts_while_a_run_is_on() -> None:
+    loader = make_loader(num_workers=1, worker_init_fn=_note_worker)
+    with workers_ignore_interrupts(loader, None):
+        assert loader.worker_init_fn is not _note_worker
+        assert len(list(loader)) == 5
+    assert loader.worker_init_fn is _note_worker
+
+
+def _note_worker(worker_id: int) -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_new_scheduler_of_a_factory_begins_with_its_own_rates() -> None:
+    trainer = make_trainer(scheduler=lambda optimizer, plan: WarmUpScheduler(optimizer, plan.total_steps))
+    trainer.at = 0
+    trainer.run(1, make_loader())
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)

@@ -1,0 +1,97 @@
+"""Names of precisions, what a device can do, and dtypes of parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
+from samples import make_loader, make_model, make_trainer, make_valid, same_weights
+from torch import nn
+
+from nbtrain.engine.precision import resolve_precision
+from nbtrain.errors import ConfigError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("given", ["bf16", "bfloat16", "bf16-mixed", ["fp16", "bf16"], ["bf16", "fp32"]])
+def test_names_of_one_precision_are_one(given: Any) -> None:
+    assert resolve_precision(given, CPU) == "bf16-mixed"
+    assert [resolve_precision(name, CPU) for name in ("fp32", 32, "32", "float32", "auto", 64, None)] == ["32-true"] * 5 + ["64-true", None]
+
+
+@pytest.mark.parametrize(("capability", "best"), [((9, 0), "bf16-mixed"), ((7, 5), "16-mixed")])
+def test_auto_and_lists_ask_the_device(capability: tuple[int, int], best: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert resolve_precision("auto", CUDA) == resolve_precision(["bf16", "fp16"], CUDA) == best
+    assert resolve_precision("fp16", CUDA) == "16-mixed"
+
+
+NO_FP16 = 'fp16 needs a GPU, and the device is the CPU.\n  Give precision="bf16", or "auto" for the best of the device.'
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("fp16", f"precision='fp16': {NO_FP16}"),
+        (16, f"precision=16: {NO_FP16}"),
+        ("bf61", "precision='bf61' is unknown.\n  Did you mean 'bf16'?"),
+        (["fp16", "16-true"], "precision=['fp16', '16-true']: cpu can do none of them.\n  Add \"fp32\" at the end."),
+        ({"parm": "bf16"}, "precision: there is no 'parm'.\n  Did you mean 'param'?"),
+        ({"param": "bf17"}, "precision: param='bf17' is no dtype.\n  Did you mean 'bf16'?"),
+    ],
+)
+def test_what_cannot_be_is_an_error_that_names_what_can(given: Any, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_trainer(precision=given)
+    assert str(caught.value) == text
+
+
+class Scaled(nn.Linear):
+    """Has a buffer that is multiplied in its own dtype."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 1)
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.dtype == torch.bfloat16
+        return super().forward(x).float() * self.scale
+
+
+def test_parts_have_their_dtypes_on_the_lean_loops() -> None:
+    objections: list[Any] = []
+
+    class Looks(L.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            objections.append(trainer.fit_loop.epoch_loop.stood_aside)
+
+    precision = {"param": "bf16", "input": torch.bfloat16}
+    trainer = make_trainer(model=Scaled(), precision=precision, lightning={"callbacks": [Looks()]})
+    trainer.run(1, make_loader(), make_valid())
+    assert trainer.model.weight.dtype == torch.bfloat16 and trainer.model.scale.dtype == torch.float32
+    assert trainer.predict(torch.ones(2, 8)).dtype == torch.float32 and objections == [""]
+    assert trainer.lr_find(make_loader(), n_batches=20).losses
+
+
+def test_same_dtypes_change_nothing() -> None:
+    plain, cast = make_trainer(model=make_model()), make_trainer(model=make_model(), precision={"param": "fp32", "input": "fp32"})
+    for trainer in (plain, cast):
+        torch.manual_seed(1)
+        trainer.run(2, make_loader())
+    assert same_weights(plain.model, cast.model)
+
+
+def test_fp16_gradients_are_unscaled_before_they_are_clipped() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    plugin = MixedPrecision("16-mixed", "cpu", scaler)
+    half = make_trainer(model=make_model(), gradient_clip=1e-3, precision=plugin)
+    single = make_trainer(model=make_model(), gradient_clip=1e-3)
+    for trainer in (half, single):
+        torch.manual_seed(1)
+        trainer.run(1, make_loader())
+    norms = [trainer.history.steps["train"]["train_grad_norm"] for trainer in (half, single)]
+    assert norms[0] == pytest.approx(norms[1], rel=0.05)

@@ -1,0 +1,88 @@
+"""Runs seen from outside: followed as they are on, and compared."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples import make_loader, make_trainer, make_valid
+
+from nbtrain import ConfigError, Event, compare, load_run
+from nbtrain.cli import main
+from nbtrain.history.follow import follow
+
+
+class Kinds:
+    """A view that keeps what kinds of events came, and says when an epoch was among them."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+        self.saw_epoch = threading.Event()
+
+    def update(self, event: Event) -> None:
+        self.kinds.append(event.kind)
+        if event.kind == "epoch":
+            self.saw_epoch.set()
+
+
+def test_a_run_that_is_on_is_followed_to_its_end(tmp_path: Path) -> None:
+    trainer, view = make_trainer(save_path=tmp_path), Kinds()
+    begun = threading.Event()
+
+    class Waits:
+        """The second epoch begins when the follower has seen the first."""
+
+        def __iter__(self) -> Iterator[Any]:
+            if begun.is_set():
+                assert view.saw_epoch.wait(20)
+            begun.set()
+            yield from make_loader()
+
+    running = threading.Thread(target=trainer.run, args=(2, Waits()))
+    running.start()
+    assert begun.wait(20)
+    follow(tmp_path, view, every_s=0.01)
+    running.join()
+    assert [kind for kind in view.kinds if kind != "steps"] == ["start", "epoch", "epoch", "end"]
+
+
+def test_follow_shows_a_run_that_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = make_trainer(save_path=tmp_path)
+    trainer.run(1, make_loader(), make_valid())
+    trainer.run(1, make_loader(), make_valid())
+    assert main(["follow", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Regress · Sequential") and lines[-1].startswith("✓ completed · 2 epochs")
+    assert main(["follow", str(tmp_path / "nowhere")]) == 2
+
+
+def test_compare_prints_a_table_and_writes_the_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (0, 1):
+        make_trainer(save_path=tmp_path, seed=seed).run(2, make_loader(), make_valid())
+    runs = [str(tmp_path / name) for name in ("run-001", "run-002")]
+    for name, start in (("c.png", b"\x89PNG"), ("c.html", b"<!DOCTYPE html>")):
+        assert main(["compare", *runs, "--output", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_bytes().startswith(start)
+        table = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in table[:3]] == ["run", "run-001", "run-002"]
+        assert sum("★" in line for line in table) == 1
+    assert main(["compare", runs[0], "--output", str(tmp_path / "c.svg")]) == 2
+
+
+def test_a_comparison_holds_what_load_run_gives(tmp_path: Path) -> None:
+    trainer = make_trainer(save_path=tmp_path)
+    trainer.run(1, make_loader())
+    assert compare(tmp_path).histories["run-001"].epochs == load_run(tmp_path).epochs == trainer.history.epochs
+    with pytest.raises(ConfigError, match="nothing to compare"):
+        compare()
+
+
+def test_runs_with_different_metrics_and_without_epochs_are_compared(tmp_path: Path) -> None:
+    make_trainer(save_path=tmp_path / "a").run(1, make_loader())
+    make_trainer(save_path=tmp_path / "b").run(0, make_loader())
+    make_trainer(save_path=tmp_path / "c", mode="test").run(1, make_valid())
+    comparison = compare(*(tmp_path / name for name in "abc"))
+    assert len(comparison.table().splitlines()) == 4 and len(comparison.plot().axes) > 0

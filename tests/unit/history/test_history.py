@@ -1,0 +1,304 @@
+"""History, run folder, result, and what a step leaves in a meter."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import pickle
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from samples import Regress, make_loader, make_model, make_trainer, make_valid, without_times
+
+from nbtrain import ConfigError, History, load_run
+from nbtrain.engine.meter import Meter
+from nbtrain.events import Event, MonitorMode, Progress
+from nbtrain.history.history import StepTable
+from nbtrain.history.run_folder import open_run_folder
+from nbtrain.views.text import best_row
+
+
+def test_history_lives_across_runs(tmp_path: Path) -> None:
+    trainer = make_trainer()
+    history = trainer.history
+    trainer.run(2, make_loader(), make_valid())
+    trainer.run(1, make_loader(), make_valid())
+    assert trainer.history is history and [row["epoch"] for row in history.epochs] == [1, 2, 3]
+    assert [row["step"] for row in history.epochs] == [8, 16, 24]
+    assert list(history.steps["train"].steps) == [1, 2, 3, 4, 5, 9, 10, 11, 12, 13, 17, 18, 19, 20, 21]
+    assert list(history.steps["valid"].steps) == [6, 7, 8, 14, 15, 16, 22, 23, 24]
+
+
+def test_csv_has_the_rows(tmp_path: Path) -> None:
+    trainer = make_trainer()
+    trainer.run(2, make_loader(), make_valid())
+    with open(trainer.history.to_csv(tmp_path / "history.csv"), newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["epoch", "step", "train_loss", "train_mae", "val_loss", "val_mae", "lr", "time_s"]
+    assert [float(row["val_loss"]) for row in rows] == [row["val_loss"] for row in trainer.history.epochs]
+
+
+def test_data_frame() -> None:
+    trainer = make_trainer()
+    trainer.run(2, make_loader())
+    assert trainer.history.df["train_loss"].tolist() == [row["train_loss"] for row in trainer.history.epochs]
+
+
+def test_data_frame_without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        History().df
+
+
+def test_plot_has_a_panel_for_each_quantity() -> None:
+    trainer = make_trainer()
+    trainer.run(2, make_loader(), make_valid())
+    axes = trainer.history.plot().axes
+    assert [a.get_title() for a in axes] == ["loss", "mae"] and [len(a.lines) for a in axes] == [3, 3]
+
+
+def test_reprs_say_something() -> None:
+    trainer = make_trainer()
+    assert repr(trainer) == "Regress(Sequential with 161 params on cpu · mode train)"
+    assert repr(trainer.history) == "History(empty)" and "nothing was run" in trainer.history._repr_html_()
+    result = trainer.run(2, make_loader(), make_valid())
+    assert re.fullmatch(
+        r"Regress\(Sequential with 161 params on cpu · mode train · 2 epochs done · best val_loss \S+ at epoch 2\)", repr(trainer)
+    )
+    assert repr(result).startswith("RunResult(completed · epoch 2 · train_loss ")
+    assert "<table" in trainer._repr_html_() and "<table" in trainer.history._repr_html_() and "★" in repr(trainer.history)
+
+
+# -- the best
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("validates_from", [0, 5])
+def test_the_best_that_is_kept_is_the_best_of_all_rows(mode: MonitorMode, validates_from: int) -> None:
+    chance, history = random.Random(0), History("val_loss", mode)
+    for epoch in range(1, 41):
+        row = {"epoch": epoch, "step": epoch, "train_loss": chance.choice([1.0, 2.0, 3.0, math.nan])}
+        if epoch > validates_from and epoch % 3:
+            row["val_loss"] = math.nan if epoch < 9 else chance.choice([1.0, 2.0, 3.0, math.nan])
+        history.update(Event("epoch", Progress(), data={"row": row}))
+        if epoch == 20:
+            history.update(Event("start", Progress(step=14, epoch=14), data={"monitor": "val_loss", "monitor_mode": mode, "resumed": True}))
+        best = best_row(history.epochs, "val_loss", mode)
+        assert history.best is best and history.last_is_best is (best is history.epochs[-1])
+    history.monitor = "train_loss"
+    assert history.best is best_row(history.epochs, "train_loss", mode)
+
+
+def _measured() -> History:
+    """Steps 1 to 6 of two epochs, with a test and a mark after each epoch."""
+    history = History()
+    for epoch in (1, 2):
+        at = Progress(phase="train", epoch=epoch, step=3 * epoch)
+        history.update(Event("steps", at, data={"n": 3, "values": {"train_loss": [epoch + i / 4 for i in range(3)]}}))
+        history.update(Event("epoch", at, data={"row": {"epoch": epoch, "step": 3 * epoch, "train_loss": float(-epoch)}}))
+        history.update(Event("test", at, data={"row": {"step": 3 * epoch, "test_loss": float(epoch)}}))
+        history.marks.append((at, f"mark {epoch}"))
+    return history
+
+
+def test_what_was_measured_past_a_step_is_forgotten_and_the_step_itself_is_kept() -> None:
+    history = _measured()
+    assert history.best is history.epochs[1]
+    history.drop_after(3, 1)
+    assert ([row["step"] for row in history.epochs], [row["test_loss"] for row in history.tests]) == ([3], [1.0])
+    assert [text for _, text in history.marks] == ["mark 1"] and history.best is history.epochs[0]
+    assert (list(history.steps["train"].steps), history.steps["train"]["train_loss"]) == ([1, 2, 3], [1.0, 1.25, 1.5])
+
+
+def test_tests_and_marks_are_in_the_state() -> None:
+    one, two = _measured(), History()
+    two.load_state_dict(one.state_dict())
+    assert two.tests == one.tests and two.marks == one.marks and two.state_dict() == one.state_dict()
+
+
+def test_history_becomes_what_its_state_was_made_of() -> None:
+    one, two = History(), History()
+    one.update(Event("steps", Progress(phase="train", step=3), data={"n": 3, "values": {"loss": [0.1, math.nan, 5e-324]}}))
+    one.update(Event("epoch", Progress(), data={"row": {"epoch": 1, "step": 3, "train_loss": 0.1}}))
+    two.update(Event("epoch", Progress(), data={"row": {"epoch": 1, "step": 3, "train_loss": 0.05}}))
+    assert two.last_is_best
+    two.load_state_dict(one.state_dict())
+    assert two.state_dict() == one.state_dict() and two.best is two.epochs[0]
+    assert two.steps["train"]["loss"][::2] == [0.1, 5e-324] and list(two.steps["train"].steps) == [1, 2, 3]
+
+
+# -- rows by step
+def test_step_table_is_thinned_evenly() -> None:
+    table = StepTable(max_rows=100)
+    for start in range(1, 10_000, 7):
+        table.add(start, 7, {"loss": [float(start + i) for i in range(7)]})
+    steps = list(table.steps)
+    assert 50 <= len(steps) <= 100 and len({b - a for a, b in zip(steps, steps[1:])}) == 1
+    assert table["loss"] == [float(step) for step in steps]
+
+
+def test_metric_that_comes_later_is_nan_before() -> None:
+    table = StepTable()
+    table.add(1, 2, {"a": [1.0, 2.0]})
+    table.add(3, 1, {"b": [3.0]})
+    assert table["a"][:2] == [1.0, 2.0] and math.isnan(table["a"][2])
+    assert [math.isnan(v) for v in table["b"]] == [True, True, False]
+
+
+# -- meters
+def test_meter_counts_only_batches_that_have_a_metric() -> None:
+    meter = Meter()
+    for i in range(4):
+        meter.add({"loss": torch.tensor(float(i))}, 1)
+        if i % 2:
+            meter.amend("norm", torch.tensor(10.0))
+    assert meter.means() == {"loss": 1.5, "norm": 10.0}
+    block, samples = meter.take()
+    assert samples == [1, 1, 1, 1] and [math.isnan(v) for v in block["norm"]] == [True, False, True, False]
+
+
+def test_meter_amends_a_batch_that_a_reader_has_flushed() -> None:
+    meter = Meter()
+    meter.add({"loss": 1.0}, 1)
+    assert meter.log == {"loss": [1.0]}
+    meter.amend("norm", 2.0)
+    assert meter.means() == {"loss": 1.0, "norm": 2.0} and meter.take() == ({"loss": [1.0], "norm": [2.0]}, [1])
+
+
+def test_blocks_that_were_flushed_by_a_look_at_the_log_are_taken_as_one() -> None:
+    """Else each would be counted from the newest step."""
+    meter = Meter()
+    for loss in (1.0, 2.0):
+        meter.add({"loss": loss}, 4)
+        assert meter.log["loss"][-1] == loss
+    meter.amend("norm", 3.0)
+    values, samples = meter.take()
+    assert (str(values), samples) == ("{'loss': [1.0, 2.0], 'norm': [nan, 3.0]}", [4, 4])
+
+
+def test_meter_mixes_dtypes_and_keeps_float64() -> None:
+    meter = Meter()
+    value = 1.0 + 1e-12
+    meter.add(
+        {"a": torch.tensor(value, dtype=torch.float64), "b": torch.tensor(3), "c": torch.tensor(0.5, dtype=torch.bfloat16), "d": True}, 2
+    )
+    assert meter.means() == {"a": value, "b": 3.0, "c": 0.5, "d": 1.0}
+
+
+# -- the run folder
+def test_run_folder_holds_the_run(tmp_path: Path) -> None:
+    model = make_model()
+    trainer = make_trainer(model=model, save_path=tmp_path)
+    result = trainer.run(3, make_loader(), make_valid())
+    folder = tmp_path / "run-001"
+    assert result.run_dir == folder
+    names = {p.name for p in folder.iterdir()} - {"git.diff"}  # there is one where the working folder is a changed repository
+    kept = {"best.safetensors", "curves.png", "events.jsonl", "history.csv", "last.safetensors"}
+    assert names == kept | {"provenance.json", "source"}
+    last = load_file(folder / "last.safetensors")
+    assert all(torch.equal(last[name], value) for name, value in model.state_dict().items())
+    best = load_file(result.best.path)
+    assert result.best.path.name == "best.safetensors"
+    assert all(torch.equal(best[name], value) for name, value in trainer.best_weights.items())
+
+
+def test_recorded_run_is_the_same_history(tmp_path: Path) -> None:
+    trainer = make_trainer(save_path=tmp_path)
+    trainer.run(2, make_loader(), make_valid())
+    trainer.run(1, make_loader(), make_valid())
+    loaded = load_run(tmp_path)
+    assert loaded.epochs == trainer.history.epochs and loaded.best == trainer.history.best
+    assert all(list(loaded.steps[phase]) == list(trainer.history.steps[phase]) for phase in ("train", "valid"))
+
+
+def test_every_trainer_opens_a_folder_of_its_own_and_keeps_to_it(tmp_path: Path) -> None:
+    one, two = make_trainer(save_path=tmp_path), make_trainer(save_path=tmp_path)
+    for trainer in (one, two, one):
+        trainer.run(1, make_loader())
+    assert (one.run_dir.name, two.run_dir.name) == ("run-001", "run-002")
+    assert len(load_run(one.run_dir).epochs) == 2 and len(load_run(two.run_dir).epochs) == 1
+
+
+def test_without_save_path_nothing_touches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_trainer().run(1, make_loader(), make_valid())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_newest_run_is_found_by_number(tmp_path: Path) -> None:
+    for number in (2, 999, 1000):
+        folder = tmp_path / f"run-{number}"
+        folder.mkdir()
+        (folder / "events.jsonl").write_text(
+            json.dumps({"kind": "epoch", "progress": {}, "time_s": 0, "data": {"row": {"epoch": number}}}) + "\n"
+        )
+    assert load_run(tmp_path).epochs == [{"epoch": 1000}]
+    assert open_run_folder(tmp_path).name == "run-1001"
+
+
+def test_events_of_a_killed_run_are_read_up_to_the_last_whole_line(tmp_path: Path) -> None:
+    trainer = make_trainer(save_path=tmp_path)
+    trainer.run(2, make_loader())
+    file = trainer.run_dir / "events.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-1]) + lines[-1][:20])
+    assert load_run(tmp_path).epochs == trainer.history.epochs
+    file.write_text(lines[0] + "rubbish\n" + lines[-1])
+    with pytest.raises(ConfigError, match="events.jsonl is damaged at line 2 of 3"):
+        load_run(tmp_path)
+
+
+def test_no_run_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No run was recorded"):
+        load_run(tmp_path)
+
+
+def test_save_path_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="can't hold a run folder"):
+        make_trainer(save_path=tmp_path / "file").run(1, make_loader())
+
+
+def test_failed_run_is_recorded_with_its_place(tmp_path: Path) -> None:
+    class Fails(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            if self.counts.step == 7:
+                raise ZeroDivisionError("by zero")
+            return super().train_step(batch)
+
+    trainer = make_trainer(Fails, save_path=tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        trainer.run(2, make_loader())
+    end = json.loads((trainer.run_dir / "events.jsonl").read_text().splitlines()[-1])
+    assert end["data"] == {"status": "failed", "reason": "ZeroDivisionError at epoch 2, batch 3: by zero"}
+    assert (trainer.result.status, trainer.result.reason) == ("failed", end["data"]["reason"])
+    assert len(trainer.history.steps["train"]) == 7  # what was measured before the failure is there
+
+
+def test_tied_weights_are_saved(tmp_path: Path) -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Linear(8, 8)
+            self.b = torch.nn.Linear(8, 8)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(x)).sum(1, keepdim=True)
+
+    trainer = make_trainer(model=Tied(), save_path=tmp_path)
+    result = trainer.run(1, make_loader())
+    Tied().load_state_dict(load_file(result.best.path))
+
+
+def test_trainer_is_pickled_with_what_it_measured() -> None:
+    trainer = make_trainer(optimizer=torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.01)
+    trainer.run(2, make_loader())
+    copy = pickle.loads(pickle.dumps(trainer))
+    copy.run(1, make_loader())
+    assert without_times(copy.history.epochs[:2]) == without_times(trainer.history.epochs) and len(copy.history) == 3

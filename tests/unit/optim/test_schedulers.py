@@ -1,0 +1,275 @@
+"""Schedules against their closed forms, alone, in chains, in runs, and across a saved state."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from samples import make_loader, make_trainer
+
+from nbtrain.errors import ConfigError
+from nbtrain.events import Plan
+from nbtrain.optim.schedulers import (
+    CosineAnnealingScheduler,
+    FunctionSchedule,
+    Schedule,
+    SchedulerBase,
+    SchedulerChain,
+    WarmUpScheduler,
+    get_combined_lr_scheduler,
+    get_lr_scheduler,
+    get_multi_step_lr_scheduler,
+    learning_rates,
+    plot_schedule,
+    plot_schedules,
+    warmup_cosine,
+)
+
+
+def make_optimizer(*rates: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": [torch.zeros(1)], "lr": rate} for rate in rates or (1.0,)])
+
+
+def follow(optimizer: torch.optim.Optimizer, scheduler: SchedulerBase, n: int) -> list[float]:
+    """The rates of the first group in `n` steps."""
+    rates = []
+    for _ in range(n):
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("eta_min", [0.0, 0.03])
+@pytest.mark.parametrize("base", [0.1, 3e-4 + 0.07])
+@pytest.mark.parametrize("total", [1, 7, 10])
+def test_warm_up_rises_between_its_exact_ends_and_holds(base: float, total: int, eta_min: float) -> None:
+    optimizer = make_optimizer(base)
+    rates = follow(optimizer, WarmUpScheduler(optimizer, total, eta_min), total + 5)
+    assert rates[0] == eta_min and rates[total:] == [base] * 5
+    assert all(a < b for a, b in itertools.pairwise(rates[: total + 1]))
+    assert rates == pytest.approx([eta_min + (base - eta_min) * min(k / total, 1) for k in range(total + 5)], abs=1e-15)
+
+
+@pytest.mark.parametrize("eta_min", [0.0, 0.03])
+@pytest.mark.parametrize("total", [1, 7, 10])
+def test_cosine_falls_between_its_exact_ends_and_holds(total: int, eta_min: float) -> None:
+    optimizer = make_optimizer(0.1)
+    rates = follow(optimizer, CosineAnnealingScheduler(optimizer, total, eta_min), total + 5)
+    assert rates[0] == 0.1 and rates[total:] == [eta_min] * 5
+    assert all(a > b for a, b in itertools.pairwise(rates[: total + 1]))
+    theirs = make_optimizer(0.1)
+    reference = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, total, eta_min)
+    assert rates[:total] == pytest.approx(follow(theirs, reference, total), abs=1e-15)  # type: ignore[arg-type]
+
+
+def test_chain_hands_over_without_a_jump_and_each_step_of_a_part_comes_once() -> None:
+    optimizer = make_optimizer()
+    parts = WarmUpScheduler(optimizer, 4), CosineAnnealingScheduler(optimizer, 4, 0.5), CosineAnnealingScheduler(optimizer, 2)
+    chain = SchedulerChain(*parts)
+    assert (chain.total_iters, chain.next_iters) == (10, [4, 8])
+    rates = follow(optimizer, chain, 12)
+    cosine = [0.5 + 0.25 * (1 + math.cos(math.pi * k / 4)) for k in range(4)]
+    assert rates == pytest.approx([0, 0.25, 0.5, 0.75, *cosine, 1.0, 0.5, 0, 0], abs=1e-15)
+
+
+def test_chains_are_chained() -> None:
+    one, other = make_optimizer(), make_optimizer()
+    nested = SchedulerChain(SchedulerChain(WarmUpScheduler(one, 3), CosineAnnealingScheduler(one, 4)), WarmUpScheduler(one, 2))
+    flat = SchedulerChain(WarmUpScheduler(other, 3), CosineAnnealingScheduler(other, 4), WarmUpScheduler(other, 2))
+    assert follow(one, nested, 12) == follow(other, flat, 12)
+
+
+def test_groups_keep_their_own_rates_and_a_rate_in_a_tensor_stays_one() -> None:
+    optimizer = make_optimizer(1.0, torch.tensor(0.1))
+    tensor = optimizer.param_groups[1]["lr"]
+    follow(optimizer, WarmUpScheduler(optimizer, 4), 2)
+    assert optimizer.param_groups[0]["lr"] == 0.5 and optimizer.param_groups[1]["lr"] is tensor
+    assert float(tensor) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("n", [0, 3, 4, 6, 11])
+def test_chain_goes_on_from_its_state(n: int) -> None:
+    def make() -> tuple[torch.optim.Optimizer, SchedulerChain]:
+        optimizer = make_optimizer(0.3)
+        return optimizer, SchedulerChain(WarmUpScheduler(optimizer, 4), CosineAnnealingScheduler(optimizer, 5))
+
+    optimizer, chain = make()
+    follow(optimizer, chain, n)
+    state, groups = chain.state_dict(), optimizer.state_dict()
+    other, resumed = make()
+    resumed.load_state_dict(state)
+    other.load_state_dict(groups)
+    assert follow(other, resumed, 12) == follow(optimizer, chain, 12)
+    assert not [value for value in state.values() if isinstance(value, (torch.Tensor, SchedulerBase, tuple))]  # plain values: no pickle
+
+
+def test_what_is_no_chain_is_refused() -> None:
+    optimizer = make_optimizer()
+    with pytest.raises(ConfigError, match="drive different optimizers"):
+        SchedulerChain(WarmUpScheduler(optimizer, 2), WarmUpScheduler(make_optimizer(), 2))
+    with pytest.raises(ConfigError, match=r"given LinearLR\.\n.*SequentialLR"):
+        SchedulerChain(torch.optim.lr_scheduler.LinearLR(optimizer))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="given nothing"):
+        SchedulerChain()
+    with pytest.raises(ConfigError, match=r"^total_iters=0 is no number of steps\.\n  Give an integer from 1\.$"):
+        WarmUpScheduler(optimizer, 0)
+    with pytest.raises(TypeError, match="abstract"):
+        SchedulerBase(optimizer, 3)  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "exponential"])
+def test_function_is_continuous_at_its_seams_and_ends_at_its_last_rate(kind: Any) -> None:
+    rate = get_lr_scheduler(0.5, 0.01, 10, 1000, kind)
+    rates = [rate(step) for step in range(1100)]
+    assert rates[:10] == [0.5 * (step + 1) / 10 for step in range(10)] and rates[10] == 0.5
+    assert rates[1000:] == [0.01] * 100 and all(a > b for a, b in itertools.pairwise(rates[10:1001]))
+    assert max(abs(a - b) for a, b in itertools.pairwise(rates[10:])) < 0.5 * 4 / 990  # no step is longer than the steepest slope
+
+
+def test_functions_agree_with_their_formulas() -> None:
+    r = 0.25
+    cosine, linear, exponential = (get_lr_scheduler(1.0, 0.2, 0, 100, kind)(25) for kind in ("cosine", "linear", "exponential"))
+    assert cosine == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi * r)) / 2, abs=1e-15) and linear == pytest.approx(0.8, abs=1e-15)
+    assert exponential == pytest.approx(0.2 + 0.8 * (math.exp(-3 * r) - math.exp(-3)) / (1 - math.exp(-3)), abs=1e-15)
+    assert get_lr_scheduler(1.0, None, 0, 10, final_div_factor=25)(10) == 0.04
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1.0, 0.1, 10, 10), "warmup_steps=10 don't fit into max_steps=10.\n  Give 0 <= warmup_steps < max_steps."),
+        ((1.0, None, 1, 10), "The schedule has no last rate.\n  Give min_lr, or final_div_factor."),
+        (
+            (1.0, 0.1, 1, 10, "cosine", 25),
+            "min_lr=0.1 and max_lr / final_div_factor = 0.04 are two last rates.\n  Give one of them.",
+        ),
+        ((1.0, 2.0, 1, 10), "The last rate 2.0 is not between 0 and max_lr=1.0.\n  Give 0 <= min_lr <= max_lr."),
+        ((1.0, 0.1, 1, 10, "cosin"), "decay_type='cosin' is unknown.\n  Did you mean 'cosine'?"),
+    ],
+)
+def test_function_that_contradicts_itself_is_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        get_lr_scheduler(*arguments)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("low", [0.0, 1.0])
+def test_last_rate_may_be_nothing_or_the_highest(low: float) -> None:
+    assert get_lr_scheduler(1.0, low, 1, 10)(10) == low
+
+
+def test_milestones_are_shares_of_the_run() -> None:
+    rate = get_multi_step_lr_scheduler(1.0, 2, 10, {0.9: 0.1, 0.7: 0.316})
+    assert [rate(step) for step in range(11)] == [0.5, 1, 1, 1, 1, 1, 1, 0.316, 0.316, 0.1, 0.1]
+    assert get_multi_step_lr_scheduler(1.0, 0, 1000, {0.1234: 0.5})(123) == 1.0  # rounded up: the share is not reached before
+
+
+@pytest.mark.parametrize("share", [0, 1, 1.5, 80])
+def test_milestone_that_is_no_share_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError) as caught:
+        get_multi_step_lr_scheduler(1.0, 2, 10, {share: 0.1})
+    assert str(caught.value) == f"milestones at [{share}] are no shares of a run.\n  Give numbers between 0 and 1."
+
+
+def test_ranges_count_their_own_steps_and_the_last_value_is_held() -> None:
+    rate = get_combined_lr_scheduler({(3, 6): lambda step: 10.0 + step, (0, 3): lambda step: float(step)})
+    assert [rate(step) for step in range(8)] == [0, 1, 2, 10, 11, 12, 12, 12]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        ([(0, 3), (4, 6)], "The range (4, 6) leaves a gap.\n  Let a range begin at 3, and end after it."),
+        ([(0, 3), (2, 6)], "The range (2, 6) overlaps another.\n  Let a range begin at 3, and end after it."),
+        ([(1, 3)], "The range (1, 3) leaves a gap.\n  Let a range begin at 0, and end after it."),
+        ([(0, 3), (3, 3)], "The range (3, 3) is empty.\n  Let a range begin at 3, and end after it."),
+        ([], "There is no schedule to combine.\n  Give {(0, 100): schedule, (100, 500): other}."),
+    ],
+)
+def test_gaps_and_overlaps_are_refused(ranges: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        get_combined_lr_scheduler({bounds: lambda step: 0.1 for bounds in ranges})
+    assert str(caught.value) == message
+
+
+def test_rate_that_is_a_tensor_stays_the_same_tensor() -> None:
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=rate, foreach=False)
+    FunctionSchedule(optimizer, lambda step: 0.25 / (step + 1)).step()
+    assert optimizer.param_groups[0]["lr"] is rate and rate.item() == 0.125  # a captured graph reads it where it is
+
+
+def test_function_that_returns_no_rate_is_told_what_it_should_be() -> None:
+    with pytest.raises(ConfigError) as caught:
+        FunctionSchedule(make_optimizer(), lambda step: None)  # type: ignore[arg-type, return-value]
+    assert str(caught.value) == (
+        "scheduler(0) returned NoneType, not a number.\n  A function of one argument is step -> lr; a factory takes two, (optimizer, plan)."
+    )
+
+
+def test_instance_is_not_drawn() -> None:
+    with pytest.raises(ConfigError) as caught:
+        learning_rates(WarmUpScheduler(make_optimizer(), 3), 5)  # type: ignore[arg-type]
+    assert str(caught.value) == "To draw this WarmUpScheduler would use it up.\n  Give a factory: lambda optimizer, plan: ..."
+
+
+def test_factory_fits_the_run_it_is_asked_for() -> None:
+    trainer = make_trainer(scheduler=partial(warmup_cosine, warmup=0.2, eta_min=1e-3), lightning={"accumulate_grad_batches": 2})
+    trainer.run(10, make_loader())  # 5 batches: 3 updates an epoch, 6 of 30 rise
+    rates = trainer.history.steps["train"]["train_loss"], trainer.optimizer.param_groups[0]["lr"]
+    assert len(rates[0]) == 50 and rates[1] == 1e-3
+
+
+def test_factory_says_what_it_misses() -> None:
+    optimizer = make_optimizer()
+    with pytest.raises(ConfigError) as caught:
+        warmup_cosine(optimizer, Plan(3, None))
+    assert str(caught.value) == (
+        "warmup_cosine must know how long the run is, and the loader has no length.\n  Give a step -> lr function."
+    )
+    with pytest.raises(ConfigError) as caught:
+        warmup_cosine(optimizer, Plan(3, 5), warmup=1.0)
+    assert str(caught.value) == "warmup=1.0 is no share of a run.\n  Give a number from 0 to below 1."
+    assert isinstance(warmup_cosine(optimizer, Plan(1, 1)), CosineAnnealingScheduler)  # no room for a warm-up
+
+
+def test_warm_up_may_be_left_out_begins_at_the_lowest_rate_and_leaves_room_to_fall() -> None:
+    assert learning_rates(partial(warmup_cosine, warmup=0), 3)[0] == 1.0
+    rates = learning_rates(partial(warmup_cosine, warmup=0.99, eta_min=0.25), 5)
+    assert rates == [0.25, 0.4375, 0.625, 0.8125, 1.0]
+
+
+def test_schedule_goes_on_under_a_factor_as_it_would_without() -> None:
+    plain, scaled = make_optimizer(), make_optimizer()
+    one = Schedule(torch.optim.lr_scheduler.ExponentialLR(plain, 0.5), "epoch")
+    other = Schedule(torch.optim.lr_scheduler.ExponentialLR(scaled, 0.5), "epoch", factor=4.0)
+    scaled.param_groups[0]["lr"] *= 4.0
+    for _ in range(3):
+        for optimizer, schedule in ((plain, one), (scaled, other)):
+            optimizer.step()
+            schedule.step()
+        assert scaled.param_groups[0]["lr"] == 4.0 * plain.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_plateau_is_asked_where_there_is_a_metric(factor: float) -> None:
+    optimizer = make_optimizer()
+    schedule = Schedule(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5), "epoch", factor=factor)
+    for metric in (1.0, None, None, 2.0):  # it would count a missing one as no better
+        schedule.step(metric)
+    assert optimizer.param_groups[0]["lr"] == 0.5 and schedule.scheduler.last_epoch == 2
+
+
+def test_drawn_rates_are_those_that_a_run_would_have() -> None:
+    assert learning_rates(lambda step: 1.0 / (step + 1), 3) == [1.0, 0.5, 1 / 3]
+    assert learning_rates(partial(warmup_cosine, warmup=0.5), 4, lr=2.0) == pytest.approx([0, 1, 2, 1])
+    figure = plot_schedules({"a": warmup_cosine, "b": lambda step: 0.1}, 20)
+    assert [line.get_label() for line in figure.axes[0].lines] == ["a", "b"] and figure.axes[0].get_legend() is not None
+    assert plot_schedule(warmup_cosine, 20).axes[0].get_legend() is None
+    with pytest.raises(ConfigError, match="would use it up"):
+        plot_schedule(WarmUpScheduler(make_optimizer(), 3), 4)

@@ -1,0 +1,243 @@
+"""Bad input: what is given, and the text of the error."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from samples import Regress, make_loader, make_model, make_trainer, make_valid
+
+from nbtrain import AddonError, ConfigError, GradientClipAddon, NbtrainError, OptionError, StepError, Trainer
+from nbtrain.optim.schedulers import resolve_schedule
+
+
+def _step(returned: Any) -> type[Trainer]:
+    class Broken(Regress):
+        def train_step(self, batch: Any) -> Any:
+            return returned(super().train_step(batch)) if callable(returned) else returned
+
+    return Broken
+
+
+def _loss(make: Any) -> Any:
+    return lambda out: {"loss": make(out["loss"])}
+
+
+STEPS = {
+    "None": (None, "train_step returned None, not a dict.\n  Broken.train_step, epoch 1, batch 1\n  Return a dict such as"),
+    "no loss": ({"accuracy": 1.0}, "train_step returned {'accuracy'}, without 'loss'.\n  Broken.train_step, epoch 1, batch 1\n  Return"),
+    "a tensor": (
+        torch.zeros(()),
+        'train_step returned Tensor, not a dict.\n  Broken.train_step, epoch 1, batch 1\n  Return {"loss": loss}.',
+    ),
+    "a float": ({"loss": 1.0}, "train_step returned its loss as float, which has no gradient."),
+    "not scalar": (lambda out: {"loss": out["output"]}, "train_step returned a loss of shape (16, 1), not a scalar."),
+    "detached": (_loss(torch.Tensor.detach), "train_step returned a loss without a gradient."),
+    "text": (lambda out: {**out, "note": "good"}, "train_step returned 'note' as str, which is neither a number nor made of tensors."),
+}
+
+
+@pytest.mark.parametrize(("returned", "text"), STEPS.values(), ids=STEPS)
+def test_step_output_that_cannot_be_used(returned: Any, text: str) -> None:
+    trainer = make_trainer(_step(returned))
+    with pytest.raises(StepError) as error:
+        trainer.run(1, make_loader())
+    assert str(error.value).startswith(text)
+    assert trainer.result.status == "failed" and trainer.mode == "train"
+
+
+def test_metric_names_that_change_between_batches() -> None:
+    class Changing(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            out = super().train_step(batch)
+            return out if self.counts.step < 2 else {"loss": out["loss"]}
+
+    with pytest.raises(StepError, match="the step's scalars changed between two batches: mae") as error:
+        make_trainer(Changing).run(1, make_loader())
+    assert error.value.__notes__ == ["nbtrain: epoch 1, batch 3"]
+
+
+def test_metric_on_epoch_end_that_is_no_dict() -> None:
+    class Wrong(Regress):
+        def metric_on_epoch_end(self) -> Any:
+            return [1.0]
+
+    with pytest.raises(
+        StepError, match="metric_on_epoch_end returned list, not a dict.\n  Wrong.metric_on_epoch_end, mode 'train', epoch 1"
+    ):
+        make_trainer(Wrong).run(1, make_loader())
+
+
+def test_batch_that_the_step_cannot_unpack_is_described_below_the_users_own_frames() -> None:
+    batches = [[x, y, y] for x, y in make_loader()]
+    with pytest.raises(ValueError, match="too many values to unpack") as error:
+        make_trainer().run(1, batches)
+    shown = "".join(traceback.format_exception(error.value))
+    assert "samples.py" in shown
+    assert error.value.__notes__ == [
+        "Regress.train_step, epoch 1, batch 1: the batch is list of 3 "
+        "([0]: Tensor (16, 8) float32, [1]: Tensor (16, 1) float32, [2]: Tensor (16, 1) float32)"
+    ]
+
+
+def test_error_in_a_loader_names_the_place() -> None:
+    class Breaks:
+        def __iter__(self) -> Any:
+            yield from list(make_loader())[:2]
+            raise OSError("disk gone")
+
+    with pytest.raises(OSError, match="disk gone") as error:
+        make_trainer().run(1, Breaks())
+    assert any("epoch 1, batch" in note for note in error.value.__notes__)
+
+
+def test_after_a_failure_the_trainer_goes_on() -> None:
+    class Fails(Regress):
+        broken = True
+
+        def test_step(self, batch: Any) -> dict[str, Any]:
+            if self.broken:
+                raise RuntimeError("in validation")
+            return super().test_step(batch)
+
+    trainer = make_trainer(Fails)
+    with pytest.raises(RuntimeError, match="in validation"):
+        trainer.run(1, make_loader(), make_valid())
+    assert trainer.mode == "train" and trainer.model.training and trainer.counts.epoch == 0
+    trainer.broken = False
+    assert trainer.run(1, make_loader(), make_valid()).status == "completed"
+
+
+CONSTRUCTOR = {
+    "unknown keyword": ({"shedulr": 1}, OptionError, "Regress takes no argument 'shedulr'.\n  Did you mean 'scheduler'?"),
+    "unknown mode": ({"mode": "tain"}, ConfigError, 'mode=\'tain\' is unknown.\n  Give "train" or "test".'),
+    "no optimizer": ({"optimizer": None}, ConfigError, "Mode 'train' needs an optimizer."),
+    "no such optimizer": ({"optimizer": "adam"}, ConfigError, "optimizer=str is no optimizer."),
+    "factory of nothing": ({"optimizer": lambda params: None}, ConfigError, "The optimizer factory returned NoneType."),
+    "no device": ({"device": "gpu9"}, ConfigError, "device='gpu9' is no device."),
+    "missing device": ({"device": "cuda:99"}, ConfigError, "device='cuda:99' is not there: PyTorch sees"),
+    "several devices": ({"device": ["cpu", "cpu"]}, ConfigError, "device=['cpu', 'cpu'] are 2 devices."),
+    "monitor of unknown direction": ({"monitor": "val_fun"}, ConfigError, "Is more or less of monitor='val_fun' better?"),
+    "unknown monitor_mode": ({"monitor_mode": "least"}, ConfigError, "monitor_mode='least' is unknown."),
+    "negative clip": ({"gradient_clip": -1.0}, ConfigError, "gradient_clip=-1.0 is no bound."),
+    "ours": ({"lightning": {"max_epochs": 3}}, OptionError, "lightning={'max_epochs': ...} is set by nbtrain.\n  Use run(n_epoch=...)."),
+    "Lightning knows not": (
+        {"lightning": {"callback": 1}},
+        OptionError,
+        "lightning.Trainer has no argument 'callback'.\n  Did you mean 'callbacks'?",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "kind", "text"), CONSTRUCTOR.values(), ids=CONSTRUCTOR)
+def test_constructor_refuses(options: dict[str, Any], kind: type[NbtrainError], text: str) -> None:
+    with pytest.raises(kind) as error:
+        make_trainer(**options)
+    assert str(error.value).startswith(text)
+
+
+def test_unknown_keyword_is_a_type_error_and_wrong_value_a_value_error() -> None:
+    with pytest.raises(TypeError):
+        make_trainer(nonsense=1)
+    with pytest.raises(ValueError):
+        make_trainer(mode="nonsense")
+
+
+def test_unknown_mode_in_toggle() -> None:
+    with pytest.raises(ConfigError, match="mode='valid' is unknown"):
+        make_trainer().toggle("valid")
+
+
+def test_model_that_is_no_module() -> None:
+    with pytest.raises(ConfigError, match="model=function is no torch.nn.Module"):
+        Regress(make_model, device="cpu")
+
+
+RUN: dict[str, tuple[tuple[Any, ...], str]] = {
+    "empty loader": ((1, []), "The loader is empty: it has no batch."),
+    "empty valid_loader": ((1, [1], []), "The valid_loader is empty: it has no batch."),
+    "no iterable": ((1, 7), "loader=7 can't be iterated."),
+    "negative epochs": ((-1, [1]), "n_epoch=-1 is no number of epochs."),
+    "no number": ((1.5, [1]), "n_epoch=1.5 is no number of epochs."),
+}
+
+
+@pytest.mark.parametrize(("arguments", "text"), RUN.values(), ids=RUN)
+def test_run_refuses_before_anything_has_happened(arguments: Any, text: str) -> None:
+    trainer = make_trainer()
+    with pytest.raises(ConfigError) as error:
+        trainer.run(*arguments)
+    assert str(error.value).startswith(text) and trainer.counts.step == 0 and trainer.result is None
+
+
+def test_generator_works_once_and_then_says_so() -> None:
+    trainer = make_trainer()
+    generator = (batch for batch in list(make_loader()))
+    trainer.run(1, generator)
+    with pytest.raises(StepError, match="The loader gave no batch"):
+        trainer.run(1, generator)
+
+
+def test_optimizer_of_another_model() -> None:
+    other = torch.optim.SGD(make_model().parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match="The optimizer drives none of the parameters of Sequential"):
+        make_trainer(optimizer=other).run(1, make_loader())
+
+
+def test_validation_in_test_mode() -> None:
+    with pytest.raises(ConfigError, match="In mode 'test' there is no validation"):
+        make_trainer(mode="test").run(1, make_loader(), make_loader())
+
+
+def test_monitor_that_never_appears() -> None:
+    trainer = make_trainer(monitor="val_f1")
+    with pytest.raises(ConfigError, match="monitor='val_f1' is none of this run's metrics: train_loss, train_mae."):
+        trainer.run(1, make_loader())
+
+
+def test_steps_that_nobody_wrote() -> None:
+    with pytest.raises(NotImplementedError, match="Trainer has no train_step: write train_step"):
+        make_trainer(Trainer).run(1, make_loader())
+
+
+SCHEDULES = {
+    "no schedule": (3, "scheduler=3 is no schedule."),
+    "a class": (torch.optim.lr_scheduler.StepLR, "scheduler=<class 'torch.optim.lr_scheduler.StepLR'> is no schedule."),
+    "no number": (lambda step: "fast", "scheduler(0) returned str, not a number."),
+}
+
+
+@pytest.mark.parametrize(("scheduler", "text"), SCHEDULES.values(), ids=SCHEDULES)
+def test_scheduler_that_is_none(scheduler: Any, text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_trainer(scheduler=scheduler).run(1, make_loader())
+    assert str(error.value).startswith(text)
+
+
+def test_scheduler_of_another_optimizer() -> None:
+    optimizers = [torch.optim.SGD(make_model().parameters(), lr=0.1) for _ in range(2)]
+    with pytest.raises(ConfigError, match="StepLR drives another optimizer"):
+        resolve_schedule(torch.optim.lr_scheduler.StepLR(optimizers[0], 1), optimizers[1], None)  # type: ignore[arg-type]
+
+
+def test_addon_that_is_not_there() -> None:
+    with pytest.raises(AddonError, match=r"Regress has no GradientClipAddon.\n  Make it with Regress.add_on\(GradientClipAddon\)."):
+        make_trainer()[GradientClipAddon]
+
+
+def test_model_left_in_eval_mode_is_put_right_and_said() -> None:
+    trainer = make_trainer(model=make_model().eval())
+    events = []
+    trainer.sinks.append(type("Sink", (), {"update": staticmethod(events.append)})())
+    trainer.run(1, make_loader())
+    assert trainer.model.training
+    assert [e.data["text"] for e in events if e.kind == "note"] == ["Sequential was in eval mode; it is in train mode now."]
+
+
+def test_lightning_is_quiet_and_its_logger_is_given_back(capsys: pytest.CaptureFixture[str]) -> None:
+    make_trainer().run(1, make_loader(), make_valid())
+    assert capsys.readouterr() == ("", "")
+    assert L.pytorch._logger.level in (0, 20)

@@ -1,0 +1,340 @@
+"""The rest of the façade: less than a run, weights, a look before the run, and Lightning's own callbacks."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import callbacks as C
+from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, plain_loop, same_weights
+from torch.nn.functional import mse_loss
+
+from nbtrain import CheckpointError, ConfigError, StepError, Trainer
+
+
+def rng() -> list[Any]:
+    return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]
+
+
+def snapshot(trainer: Trainer) -> Any:
+    """All that a look at the model must leave as it was."""
+    return (
+        {name: value.clone().tolist() for name, value in trainer.model.state_dict().items()},
+        [None if p.grad is None else p.grad.tolist() for p in trainer.model.parameters()],
+        [part.training for part in trainer.model.modules()],
+        (trainer.mode, trainer.counts.epoch, trainer.counts.step, trainer.counts.update),
+        (dict(trainer.log_train), dict(trainer.log_test), dict(trainer.train_metrics), dict(trainer.test_metrics)),
+        (len(trainer.history.epochs), len(trainer.history.tests), len(trainer.history.steps["test"])),
+        rng(),
+    )
+
+
+# -- less than a run
+def test_run_epoch_is_a_run_of_one_epoch() -> None:
+    one, two = make_trainer(model=make_model()), None
+    one.run_epoch(make_loader())
+    two = make_trainer(model=make_model())
+    two.run(1, make_loader())
+    assert same_weights(one.model, two.model) and one.counts.epoch == 1
+
+
+def test_batches_one_by_one_equal_a_plain_epoch() -> None:
+    expected, _ = plain_loop(1, batches := [tuple(batch) for batch in make_loader(own_generator=True)])
+    trainer = make_trainer(model=make_model())
+    outputs = [trainer.run_batch(batch) for batch in batches]
+    assert same_weights(trainer.model, expected)
+    assert (trainer.counts.step, trainer.counts.update, trainer.counts.epoch) == (5, 5, 0)
+    assert trainer.loss_history_train == pytest.approx([float(out["loss"]) for out in outputs])
+    assert len(trainer.history) == 0 and not outputs[0]["loss"].requires_grad and outputs[0]["output"].shape == (16, 1)
+
+
+def test_run_batch_goes_on_between_runs_without_a_trace_in_the_epochs() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    trainer = make_trainer(model=model, optimizer=optimizer, scheduler=scheduler)
+    trainer.run(1, make_loader())
+    best = {name: value.clone() for name, value in trainer.best_weights.items()}
+    trainer.run_batch(next(iter(make_loader())))
+    assert optimizer.param_groups[0]["lr"] == 0.005 and len(trainer.history) == 1
+    assert all(torch.equal(best[name], value) for name, value in trainer.best_weights.items())
+    assert trainer.run(1, make_loader()).last["epoch"] == 2
+
+
+def test_run_batch_in_test_mode_trains_nothing() -> None:
+    trainer = make_trainer(mode="test")
+    before = snapshot(trainer)[0]
+    output = trainer.run_batch(next(iter(make_valid())))
+    assert snapshot(trainer)[0] == before and "mae" in output and trainer.counts.step == 1 and trainer.history.tests == []
+
+
+def test_inference_gives_the_outputs_and_changes_nothing() -> None:
+    trainer = make_trainer()
+    trainer.run(1, make_loader(), make_valid())
+    before = snapshot(trainer)
+    outputs = trainer.inference(make_valid())
+    assert snapshot(trainer) == before
+    with torch.no_grad():
+        expected = trainer.model.eval()(make_data(40).tensors[0])
+    assert [len(output) for output in outputs] == [16, 16, 8] and torch.equal(torch.cat(outputs), expected)
+
+
+@pytest.mark.parametrize("wrap", [lambda x, y: x, lambda x, y: (x, y), lambda x, y: [x, y]], ids=["tensor", "tuple", "list"])
+def test_predict_takes_a_tensor_or_a_batch_and_changes_nothing(wrap: Any) -> None:
+    trainer = make_trainer()
+    before = snapshot(trainer)
+    x, y = make_data(10).tensors
+    output = trainer.predict(wrap(x, y))
+    assert snapshot(trainer) == before
+    with torch.no_grad():
+        assert torch.equal(output, trainer.model.eval()(x)) and not output.requires_grad
+
+
+def test_predict_takes_a_loader_also_one_that_drops_its_last_batch() -> None:
+    trainer = make_trainer()
+    assert trainer.predict(make_valid()).shape == (40, 1)
+    assert trainer.predict(make_loader(40, shuffle=False, drop_last=True)).shape == (32, 1)
+    assert trainer.predict(x for x, _ in make_valid()).shape == (40, 1)
+
+
+def test_predict_needs_an_output() -> None:
+    class Silent(Regress):
+        def test_step(self, batch: Any) -> dict[str, Any]:
+            return {"loss": super().test_step(batch)["loss"]}
+
+    with pytest.raises(StepError, match="test_step returned 'loss', without 'output'"):
+        make_trainer(Silent).inference(make_valid())
+
+
+def test_evaluate_gives_the_steps_own_names_for_loaders_and_datasets() -> None:
+    trainer = make_trainer()
+    result = trainer.run(1, make_loader())
+    metrics = trainer.evaluate(make_valid())
+    assert metrics == pytest.approx(trainer.evaluate(make_data(40), batch_size=7), rel=1e-6) and set(metrics) == {"loss", "mae"}
+    with torch.no_grad():
+        x, y = make_data(40).tensors
+        assert metrics["loss"] == pytest.approx(mse_loss(trainer.model.eval()(x), y).item(), rel=1e-6)
+    assert trainer.mode == "train" and trainer.result is result and len(trainer.history.tests) == 2
+
+
+def test_loss_history_by_mode() -> None:
+    trainer = make_trainer()
+    trainer.run(1, make_loader(), make_valid())
+    assert trainer.get_loss_history() == trainer.loss_history_train and len(trainer.get_loss_history("test")) == 3
+    with pytest.raises(ConfigError, match="mode='valid' is unknown"):
+        trainer.get_loss_history("valid")
+
+
+def test_toggle_flips_and_sets() -> None:
+    trainer = make_trainer()
+    trainer.toggle()
+    assert trainer.mode == "test"
+    trainer.toggle("test")
+    assert trainer.mode == "test"
+    trainer.toggle()
+    assert trainer.mode == "train"
+
+
+# -- a look before the run
+def test_check_prints_what_went_in_and_came_out_and_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+    trainer = make_trainer(model=model)
+    trainer.run(1, make_loader())
+    before = snapshot(trainer)
+    trainer.check(next(iter(make_loader(own_generator=True))))
+    shown = capsys.readouterr().out.splitlines()
+    assert snapshot(trainer)[:-1] == before[:-1]
+    assert shown[0] == "batch: list of 2 ([0]: Tensor (16, 8) float32, [1]: Tensor (16, 1) float32)"
+    assert shown[1].startswith("train_step: loss ") and shown[1].endswith("output Tensor (16, 1) float32, label Tensor (16, 1) float32")
+    assert shown[2].startswith("test_step: loss ") and len(shown) == 3
+
+
+def test_check_names_parameters_without_a_gradient(capsys: pytest.CaptureFixture[str]) -> None:
+    model = make_model()
+    model.add_module("unused", torch.nn.Linear(1, 1))
+    model.forward = lambda x: model[3](model[0](x))  # type: ignore[method-assign]
+    make_trainer(model=model).check(next(iter(make_loader())))
+    assert "2 parameters got no gradient in train_step." in capsys.readouterr().out
+
+
+def test_check_raises_what_the_run_would_raise() -> None:
+    class NoLoss(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            return {"acc": 1.0}
+
+    with pytest.raises(StepError, match="without 'loss'"):
+        make_trainer(NoLoss).check(next(iter(make_loader())))
+
+
+def test_summary_is_a_table_of_layers_and_changes_nothing() -> None:
+    trainer = make_trainer()
+    batch = next(iter(make_loader(own_generator=True)))
+    before = snapshot(trainer)
+    summary = trainer.summary(batch)
+    assert snapshot(trainer) == before
+    assert repr(summary).splitlines()[1].split() == ["0", "Linear", "16×16", "144"]
+    assert repr(summary).endswith("161 params, 161 of them trained") and "<table" in summary._repr_html_()
+
+
+# -- weights
+@pytest.mark.parametrize("name", ["model.safetensors", "deep/model.pt"])
+def test_weights_go_through_a_file_into_a_bare_model(tmp_path: Path, name: str) -> None:
+    trainer = make_trainer(model=make_model(1))
+    file = trainer.save_model(tmp_path / name)
+    other = make_trainer(model=make_model(2))
+    other.apply_weights(file)
+    assert same_weights(other.model, trainer.model)
+
+
+def test_apply_weights_takes_the_best_copy() -> None:
+    trainer = make_trainer(monitor="train_loss", monitor_mode="max")  # the first epoch is the worst
+    trainer.run(3, make_loader())
+    assert trainer.history.best["epoch"] == 1
+    trainer.apply_weights()
+    assert all(torch.equal(trainer.best_weights[name], value) for name, value in trainer.model.state_dict().items())
+
+
+def test_weights_that_are_not_there_or_do_not_fit(tmp_path: Path) -> None:
+    trainer = make_trainer()
+    with pytest.raises(CheckpointError, match="There are no best weights yet"):
+        trainer.apply_weights()
+    with pytest.raises(CheckpointError, match="There is no file"):
+        trainer.apply_weights(tmp_path / "none.safetensors")
+    (tmp_path / "bad.safetensors").write_bytes(b"rubbish")
+    with pytest.raises(CheckpointError, match="bad.safetensors holds no weights that can be read safely"):
+        trainer.apply_weights(tmp_path / "bad.safetensors")
+    other = make_trainer(model=torch.nn.Sequential(torch.nn.Linear(8, 16)))
+    file = other.save_model(tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match="another model than Sequential: 3.weight is missing, 3.bias is missing"):
+        trainer.apply_weights(file)
+    trainer.apply_weights(file, strict=False)
+    assert torch.equal(trainer.model[0].weight, other.model[0].weight)
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return (print, ("boom",))
+
+
+def test_pickles_of_strangers_are_not_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"weight": Bomb()}, tmp_path / "bomb.pt")
+    with pytest.raises(CheckpointError, match="bomb.pt holds no weights that can be read safely"):
+        make_trainer().apply_weights(tmp_path / "bomb.pt")
+    assert capsys.readouterr().out == ""
+
+
+def test_lightning_checkpoint_is_loaded_into_a_trainer(tmp_path: Path) -> None:
+    checkpoint = C.ModelCheckpoint(tmp_path / "checkpoints", save_last=True)
+    trainer = make_trainer(lightning={"callbacks": [checkpoint]})
+    trainer.run(1, make_loader())
+    loaded = Regress.load_from_checkpoint(checkpoint.last_model_path, model=make_model(3), device="cpu")
+    assert same_weights(loaded.model, trainer.model) and loaded.mode == "test"
+
+
+def test_class_from_two_functions() -> None:
+    def train_step(self: Any, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        return {"loss": mse_loss(self.model(x), y)}
+
+    trainer = make_trainer(Trainer.from_steps(train_step, name="Functions"))
+    assert trainer.run(1, make_loader(), make_valid()).status == "completed" and trainer.title == "Functions"
+
+
+def test_zero_argument_super_works_in_steps_and_constructor() -> None:
+    class Mine(Regress):
+        def __init__(self, *args: Any, factor: float = 2.0, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.factor = factor
+
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            out = super().train_step(batch)
+            return {**out, "loss": self.factor * out["loss"]}
+
+    assert make_trainer(Mine, factor=3.0).run(1, make_loader()).status == "completed"
+
+
+# -- bad input that only a run shows
+def test_loss_on_another_device() -> None:
+    class Elsewhere(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            return {"loss": torch.zeros((), device="meta", requires_grad=True)}
+
+    with pytest.raises(StepError, match="returned a loss on meta, and the model is on cpu"):
+        make_trainer(Elsewhere).run(1, make_loader())
+
+
+def test_tensors_that_fill_the_memory_are_hinted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Keeps(Regress):
+        def metric_on_epoch_end(self) -> None:
+            return None
+
+    monkeypatch.setattr("nbtrain.engine.recorder._HINT_BYTES", 100)
+    trainer = make_trainer(Keeps)
+    events: list[Any] = []
+    trainer.sinks.append(type("Sink", (), {"update": staticmethod(events.append)})())
+    trainer.run(2, make_loader())
+    assert [e.data["text"].split(" for ")[0] for e in events if e.kind == "note"] == ["the logs hold 0.0 GB of tensors"]
+
+
+# -- Lightning's own callbacks under ours
+def test_early_stopping_and_timer() -> None:
+    stop = C.EarlyStopping("train_loss", patience=1, min_delta=1e9)
+    result = make_trainer(lightning={"callbacks": [stop, C.Timer()]}).run(9, make_loader())
+    assert (result.status, result.reason) == ("stopped", "EarlyStopping") and result.last["epoch"] == 2
+
+
+def test_learning_rate_monitor_with_a_csv_logger(tmp_path: Path) -> None:
+    logger = L.pytorch.loggers.CSVLogger(tmp_path)
+    lightning = {"callbacks": [C.LearningRateMonitor("step")], "logger": logger, "log_every_n_steps": 1}
+    make_trainer(scheduler=lambda step: 1e-3 * (step + 1), lightning=lightning).run(1, make_loader())
+    text = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text()
+    assert "lr-Adam" in text.splitlines()[0] and "0.005" in text
+
+
+def test_stochastic_weight_averaging() -> None:
+    swa = C.StochasticWeightAveraging(swa_lrs=1e-3, swa_epoch_start=1)
+    trainer, plain = make_trainer(model=make_model(), lightning={"callbacks": [swa]}), make_trainer(model=make_model())
+    trainer.run(4, make_loader())
+    plain.run(4, make_loader())
+    assert not same_weights(trainer.model, plain.model) and trainer.history.last["lr"] < 1e-2
+
+
+def test_model_summary_profiler_and_lambda(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    seen: list[int] = []
+    watch = C.LambdaCallback(on_train_batch_end=lambda t, m, outputs, batch, i: seen.append(i))
+    profiler = L.pytorch.profilers.SimpleProfiler(tmp_path, "profile")
+    make_trainer(lightning={"callbacks": [watch, C.ModelSummary()], "profiler": profiler}).run(1, make_loader())
+    assert seen == [0, 1, 2, 3, 4] and "run_training_batch" in next(tmp_path.glob("*.txt")).read_text()
+
+
+def test_model_checkpoint_saves_the_best(tmp_path: Path) -> None:
+    checkpoint = C.ModelCheckpoint(tmp_path / "best", monitor="val_loss", filename="{epoch}")
+    trainer = make_trainer(lightning={"callbacks": [checkpoint]})
+    trainer.run(3, make_loader(), make_valid())
+    assert checkpoint.best_model_path.endswith(f"epoch={trainer.history.best['epoch'] - 1}.ckpt")
+
+
+def test_batch_size_finder_finds_and_the_run_uses_it() -> None:
+    sizes: list[int] = []
+
+    class Sizes(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            sizes.append(len(batch[0]))
+            return super().train_step(batch)
+
+    finder = C.BatchSizeFinder(steps_per_trial=1, init_val=4, max_trials=2)
+    trainer = make_trainer(Sizes, lightning={"callbacks": [finder]})
+    trainer.run(2, make_loader(), make_valid())
+    assert finder.optimal_batch_size == 8 and sizes[-12:-3] == [8] * 8 + [6]
+    assert len(trainer.history) == 2 and trainer.counts.step == 2 * (9 + 3)
+
+
+def test_gradient_accumulation_scheduler() -> None:
+    trainer = make_trainer(lightning={"callbacks": [C.GradientAccumulationScheduler({0: 1, 1: 5})]})
+    trainer.run(2, make_loader())
+    assert trainer.counts.update == 6
