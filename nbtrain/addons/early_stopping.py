@@ -54,8 +54,8 @@ class _EarlyStop(Stopper):
         self.stop_if(pl_trainer, self.n_waited >= addon.patience, reason)
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "fit" and self.addon.restore_best and self.trainer.best_weights is not None:
-            load_weights(self.trainer.model, self.trainer.best_weights)
+        if stage == "fit" and self.addon.restore_best and self.trainer.train_state.best_weights is not None:
+            load_weights(self.trainer.model, self.trainer.train_state.best_weights)
 
     def state_dict(self) -> dict[str, Any]:
         return {"n_waited": self.n_waited, "best_value": self.addon.best_value}

@@ -93,7 +93,7 @@ class _WholeRun(L.Callback):
 
     def _conclude(self) -> None:
         was_on, self._is_on = self._is_on, False
-        history = self.trainer.history
+        history = self.trainer.train_state.history
         best = history.best
         if not was_on or best is None:
             return
@@ -102,8 +102,8 @@ class _WholeRun(L.Callback):
         self.delivery.put(lambda tracker: tracker.log_summary(values))
         if self.addon.log_figures:
             self.addon.log_figure("curves", history.plot())
-        if self.addon.log_checkpoints and self.trainer.best_weights is not None:
-            weights = save(self.trainer.best_weights)
+        if self.addon.log_checkpoints and self.trainer.train_state.best_weights is not None:
+            weights = save(self.trainer.train_state.best_weights)
             self.delivery.put(lambda tracker: tracker.log_file("best.safetensors", weights))
 
 
@@ -264,6 +264,6 @@ def _begin(trainer: Any, name: str, note: Callable[[str], None]) -> Logger:
     """The tracker called `name`, in the run folder."""
     if trainer.run_dir is None:  # under a lightning.Trainer of one's own
         trainer.run_dir = open_run_folder(trainer.save_path)
-    logger = LOCAL[name][1](trainer.run_dir, trainer.title, trainer.counts.update)
+    logger = LOCAL[name][1](trainer.run_dir, trainer.title, trainer.train_state.counts.update)
     logger.log_hyperparams(hyper_parameters(trainer))
     return logger

@@ -248,7 +248,7 @@ def _all_devices(device: Devices) -> list[torch.device]:
 # %% ../../nbs/addons/multi_gpu.ipynb #229a3d33
 def _follow(launch: Launch, trainer: Any, loaders: tuple[Any, Any]) -> tuple[Status, str]:
     """Wait for the ranks, and put back what comes."""
-    before, listener, control = replace(trainer.counts), _Listener(trainer, launch), trainer.control
+    before, listener, control = replace(trainer.train_state.counts), _Listener(trainer, launch), trainer.control
     control.elsewhere = launch.send
     try:
         try:

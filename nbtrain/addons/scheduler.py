@@ -60,7 +60,7 @@ class _Step(L.Callback):
         n_batches, accumulate = pl_trainer.num_training_batches, pl_trainer.accumulate_grad_batches
         first_epoch, first_update = pl_trainer.current_epoch, pl_trainer.global_step
         if self.trainer.continues_run:
-            first_epoch = self.trainer.first_epoch
+            first_epoch = self.trainer.train_state.first_epoch
             first_update = first_epoch * math.ceil(n_batches / accumulate) if n_batches != math.inf else 0
         return Plan(
             n_epochs=(pl_trainer.max_epochs or 0) - first_epoch,

@@ -20,7 +20,17 @@ from torch.utils.data import IterableDataset
 
 from ..checkpoint.atomic import clean_leftovers, point_to
 from ..checkpoint.files import SaveFormat, Writer, newest_valid, read_checkpoint
-from ..checkpoint.run_state import checked, from_outside, keep_weights, of_rank, own_part, put_weights, weights_of, without_weights
+from nbtrain.checkpoint.run_state import (
+    checked,
+    from_outside,
+    keep_weights,
+    of_rank,
+    own_part,
+    put_weights,
+    weights_of,
+    without_weights,
+    restore_state,
+)
 from ..checkpoint.sharded import ShardWriter, meet_ranks
 from ..checkpoint.snapshot import plain
 from ..data.loader import StatefulLoader
@@ -87,7 +97,7 @@ class _StateKeeper(Checkpoint, Leaving):
         state, self.addon.taken_up = self.addon.taken_up, None
         if state is not None and state["nbtrain"]["finished"] is not None:
             assert isinstance(pl_module, StepModule)
-            for mode, meter in self.trainer.meters.items():
+            for mode, meter in self.trainer.train_state.meters.items():
                 meter.load_state_dict(of_rank(state["nbtrain"])["meters"][mode])
             pl_module.epoch_metrics = dict(state["nbtrain"]["metrics"]["epoch"])
             self.trainer.recorder.take_up(state["nbtrain"]["finished"])
@@ -106,7 +116,7 @@ class _StateKeeper(Checkpoint, Leaving):
         loop.validate_next = validates and due
         if loop._num_ready_batches_reached():
             self._due = due or ends
-            ends = ends or self._saves_epoch(self.trainer.counts.epoch + 1)
+            ends = ends or self._saves_epoch(self.trainer.train_state.counts.epoch + 1)
         elif due or ends:
             self._save_inside(pl_trainer, ends=ends, waits=validates_anyway(pl_trainer))
         loop.validate_next = validates and (due or ends)
@@ -123,7 +133,7 @@ class _StateKeeper(Checkpoint, Leaving):
         if not is_whole_epoch(pl_module):
             return
         due, self._due = self._due, False
-        counts, history = self.trainer.counts, self.trainer.history
+        counts, history = self.trainer.train_state.counts, self.trainer.train_state.history
         if self._cut:
             self._saved = counts.epoch, counts.update
             self._adopt(pl_trainer)
@@ -164,14 +174,14 @@ class _StateKeeper(Checkpoint, Leaving):
         return self._save(pl_trainer, finished if begun else None, random_state())
 
     def on_leave(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        counts = self.trainer.counts
+        counts = self.trainer.train_state.counts
         if self._saved != (counts.epoch, counts.update):
             self.save_here(pl_trainer)
 
     # -- the end
     def on_train_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        counts = self.trainer.counts
-        if is_whole_epoch(pl_module) and self._saved != (counts.epoch, counts.update) and self.trainer.history.epochs:
+        counts = self.trainer.train_state.counts
+        if is_whole_epoch(pl_module) and self._saved != (counts.epoch, counts.update) and self.trainer.train_state.history.epochs:
             self._save(pl_trainer, None, random_state())
         self._finish()
 
@@ -182,14 +192,14 @@ class _StateKeeper(Checkpoint, Leaving):
         if self.writer is not None:
             self.writer.wait()
             self._report()
-            for row in self.trainer.history.epochs:
+            for row in self.trainer.train_state.history.epochs:
                 row.path = row.path if row.path is not None and row.path.exists() else None
 
     def _save(self, pl_trainer: L.Trainer, finished: int | None, random: dict[str, Any]) -> Path | None:
         """Save, and return the path; None in a rank past the first, of which the first one writes what it has alone."""
         module: Any = pl_trainer.lightning_module
         self.trainer.recorder.flush()  # what is in the saved history is in the events too, once
-        self._saved = self.trainer.counts.epoch, self.trainer.counts.update
+        self._saved = self.trainer.train_state.counts.epoch, self.trainer.train_state.counts.update
         own = own_part(self.trainer, module, finished, random, self.addon.open_loader)
         state = self._dump(pl_trainer)
         if pl_trainer.is_global_zero:
@@ -371,8 +381,8 @@ class StateManagerAddon(AddOnBase):
 
     def write(self, trainer: Any, state: dict[str, Any], writer: Writer, expired: list[Path], *, in_parts: bool = False) -> Path:
         """Hand `state` to the writer. When it is on the disk, links are set, and old checkpoints go, which are added to `expired`."""
-        history, suffix = trainer.history, ".ckpt" if self.save_format == "ckpt" and not in_parts else ""
-        path = trainer.run_dir / _FOLDER / f"epoch={trainer.counts.epoch}-step={trainer.counts.update}{suffix}"
+        history, suffix = trainer.train_state.history, ".ckpt" if self.save_format == "ckpt" and not in_parts else ""
+        path = trainer.run_dir / _FOLDER / f"epoch={trainer.train_state.counts.epoch}-step={trainer.train_state.counts.update}{suffix}"
         if state["nbtrain"]["finished"] is None and history.epochs and history.epochs[-1].path is None:
             history.epochs[-1].path = path
         best = history.best.path if self.save_best and history.best is not None else None
@@ -392,8 +402,8 @@ class StateManagerAddon(AddOnBase):
 
     def adopt(self, trainer: Any, path: Path) -> list[Path]:
         """Let the newest row stand for the checkpoint at `path`, which was written before it. Returns those that had to go."""
-        trainer.history.epochs[-1].path = path
-        if not (self.save_best and trainer.history.last_is_best and path.exists()):
+        trainer.train_state.history.epochs[-1].path = path
+        if not (self.save_best and trainer.train_state.history.last_is_best and path.exists()):
             return []
         self._point_best(path)
         return self._remove_old(path.parent)
@@ -423,7 +433,7 @@ class StateManagerAddon(AddOnBase):
         if found is None:
             raise CheckpointError(f"There is no state in {str(self.save_path)!r} yet.", remedy="Run an epoch first, or give a path.")
         self.restore(trainer, found)
-        trainer.first_epoch = trainer.counts.epoch
+        trainer.train_state.first_epoch = trainer.train_state.counts.epoch
         return found
 
     def _newest(self, trainer: Any) -> Path | None:
@@ -463,24 +473,20 @@ class StateManagerAddon(AddOnBase):
         state = read_checkpoint(path)
         own = checked(trainer, state, path)
         put_weights(trainer, state, path)
-        for name, value in own["counts"].items():
-            setattr(trainer.counts, name, value)
-        trainer.history.load_state_dict(own["history"])
-        trainer.train_metrics, trainer.test_metrics = own["metrics"]["train"], own["metrics"]["test"]
-        trainer.recorder.run, trainer.first_epoch = own["run"] - 1, own["first_epoch"]
+        restore_state(trainer, own)
         trainer.resumed, trainer.continues_run = True, False
         if path.parent.name == _FOLDER:
             trainer.run_dir = path.parent.parent
         self.taken_up = dict(state)
         self.rest = without_weights(state)
-        if own["finished"] is None and trainer.history.epochs:
-            trainer.history.epochs[-1].path = path
-        trainer.best_weights = None
-        if own["best"] is not None and trainer.history.best is not None:
+        if own["finished"] is None and trainer.train_state.history.epochs:
+            trainer.train_state.history.epochs[-1].path = path
+        trainer.train_state.best_weights = None
+        if own["best"] is not None and trainer.train_state.history.best is not None:
             best = path.with_name(Path(own["best"]).name)
             try:
-                trainer.best_weights = weights_of(state if best == path else read_checkpoint(best))
-                trainer.history.best.path = best
+                trainer.train_state.best_weights = weights_of(state if best == path else read_checkpoint(best))
+                trainer.train_state.history.best.path = best
             except CheckpointError as error:
                 trainer.recorder.note(f"the best weights are lost: {first_line(error)}")
 

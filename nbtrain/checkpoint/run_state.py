@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,24 @@ from .weights import Weights, load_weights
 from ..data.resumable_loader import ResumableLoader
 from ..distributed.parallelism import gather
 from ..distributed.world import reader_number
-from ..engine.step_module import Counts, StepModule
+from ..engine.step_module import StepModule
+from ..engine.train_state import Counts
 from ..errors import CheckpointError
 from ..history.history import History
 
 # %% auto #0
-__all__ = ["own_part", "n_readers", "of_rank", "without_weights", "from_outside", "keep_weights", "weights_of", "checked", "put_weights"]
+__all__ = [
+    "own_part",
+    "n_readers",
+    "of_rank",
+    "without_weights",
+    "from_outside",
+    "keep_weights",
+    "weights_of",
+    "checked",
+    "restore_state",
+    "put_weights",
+]
 
 # %% ../../nbs/checkpoint/run_state.ipynb #8b91b8ce
 _VERSION = 1  # of nbtrain's part
@@ -52,27 +63,20 @@ def own_part(
 
     In mid-epoch all ranks must call it, and get what each of them has alone.
     """
-    alone = (
-        {"random": random, "meters": {mode: meter.state_dict() for mode, meter in trainer.meters.items()}} if finished is not None else {}
-    )
+    state = trainer.train_state.state_dict(without=("best_weights",))  # a checkpoint names the file that has them
+    meters = state.pop("meters")
+    alone = {"random": random, "meters": meters} if finished is not None else {}
     return {
+        **state,
         "version": _VERSION,
         "model": type(trainer.model).__name__,
         "world_size": n_readers(trainer),
-        "run": trainer.recorder.run,
-        "first_epoch": trainer.first_epoch,
-        "counts": asdict(trainer.counts),
         "finished": finished,
         "random": random,
         "loader": loader.state_dict(finished) if loader is not None else None,
-        "history": trainer.history.state_dict(),
         "meters": alone.get("meters"),
         "others": _of_readers(alone, trainer)[1:] if alone else [],  # the random numbers and meters of the ranks past the first
-        "metrics": {
-            "train": trainer.train_metrics,
-            "test": trainer.test_metrics,
-            "epoch": module.epoch_metrics if module is not None else {},
-        },
+        "metrics": state["metrics"] | {"epoch": module.epoch_metrics if module is not None else {}},
         "loss": _loss(trainer, module, finished),
         "best": None,  # the name of the best one's file, which is set where this one is written
     }
@@ -86,10 +90,10 @@ def _of_readers(value: Any, trainer: Any) -> list[Any]:
 
 def _loss(trainer: Any, module: StepModule | None, finished: int | None) -> float | None:
     """The newest validation loss of the epoch, else its training loss so far."""
-    known = module.epoch_metrics if module is not None else trainer.history.last or {}
+    known = module.epoch_metrics if module is not None else trainer.train_state.history.last or {}
     if "val_loss" in known or finished is None:
         return known.get("val_loss", known.get("train_loss"))
-    return trainer.meters["train"].means().get("loss")
+    return trainer.train_state.meters["train"].means().get("loss")
 
 
 def n_readers(trainer: Any) -> int:
@@ -114,8 +118,8 @@ def from_outside(trainer: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
     optimizers = [trainer.optimizer.state_dict()] if trainer.optimizer is not None else []
     return {
         "pytorch-lightning_version": L.__version__,
-        "epoch": trainer.counts.epoch,
-        "global_step": trainer.counts.update,
+        "epoch": trainer.train_state.counts.epoch,
+        "global_step": trainer.train_state.counts.update,
         "loops": {},
         "callbacks": {},
         "lr_schedulers": [],
@@ -188,6 +192,13 @@ def _check_types(state: Mapping[str, Any], own: Mapping[str, Any], path: Path) -
     if wrong:
         names = ", ".join(dict.fromkeys(wrong))
         raise CheckpointError(f"{path.name} is no state of a run: what it has as {names} no run has saved.", where=str(path))
+
+
+def restore_state(trainer: Any, own: Mapping[str, Any]) -> None:
+    """Restore what a trainer had reached from nbtrain's part of a state. The meters of an open epoch are restored at its first batch."""
+    metrics = {mode: own["metrics"][mode] for mode in trainer.train_state.metrics}
+    trainer.train_state.load_state_dict({name: value for name, value in own.items() if name != "meters"} | {"metrics": metrics})
+    trainer.train_state.run -= 1  # the next run to begin is the one that was saved
 
 
 def put_weights(trainer: Any, state: Mapping[str, Any], path: Path) -> None:

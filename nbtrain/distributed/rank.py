@@ -46,7 +46,7 @@ class RankCallback(L.Callback):
         self._share = 1.0
         self._meeting: Any = dist.new_group(backend="gloo", timeout=_MEET) if parallelism.splits else None
         self._is_split = False
-        trainer.meters = {mode: RankMeter(self.readers or self.group) for mode in trainer.meters}
+        trainer.train_state.meters = {mode: RankMeter(self.readers or self.group) for mode in trainer.train_state.meters}
 
     def obey(self) -> None:
         """Do what was asked of all ranks. Called after each batch, equally often on all of them."""
@@ -89,7 +89,7 @@ class RankCallback(L.Callback):
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         self._share = self._share_of(batch_idx, training=True)
         self.counts = self._share > 0
-        self.trainer.meters["train"].skips = not self.counts
+        self.trainer.train_state.meters["train"].skips = not self.counts
 
     def on_before_backward(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         share = self._share if self.weighs else float(self.counts)
@@ -109,7 +109,7 @@ class RankCallback(L.Callback):
         self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         self.counts = self._share_of(batch_idx, training=False) > 0
-        self.trainer.meters["test"].skips = not self.counts
+        self.trainer.train_state.meters["test"].skips = not self.counts
 
     def on_validation_batch_end(self, *args: Any, **options: Any) -> None:
         self.obey()

@@ -26,7 +26,7 @@ from .worker import dumps, loads
 from .worker_pool import pack
 from .worker_rank import begin_copy
 from ..engine.addon import AddOnBase, options
-from ..engine.step_module import Counts
+from ..engine.train_state import Counts
 from ..errors import ConfigError
 from ..events import Event, Status
 from ..rng import random_state, set_random_state
@@ -34,21 +34,18 @@ from ..rng import random_state, set_random_state
 # %% auto #0
 __all__ = ["take_state", "put_state", "put_back", "tell_again", "drive_copy", "run_copy"]
 
+
 # %% ../../nbs/distributed/replica.ipynb #9a969c26
-_PLAIN = ("train_metrics", "test_metrics", "best_weights")
-
-
 def take_state(trainer: Any, loaders: Iterable[Any]) -> dict[str, Any]:
     """All that a run may have changed in `trainer` and `loaders`. Where ranks share a model all of them have to call it."""
     users = {name: value for name, value in vars(trainer).items() if name not in trainer.own_names}
     return {
         "stateful": {name: whole(part.state_dict()) for name, part in _stateful(trainer).items()},
         "buffers": whole(dict(trainer.model.named_buffers())),  # those too that are in no state_dict
-        "values": {name: getattr(trainer, name) for name in _PLAIN} | {name: value for name, value in users.items() if _is_data(value)},
-        "counts": trainer.counts,
-        "meters": {mode: meter.state_dict() for mode, meter in trainer.meters.items()},
+        "train_state": trainer.train_state.state_dict(without=("history",)),  # whose rows have come back as events
+        "values": {name: value for name, value in users.items() if _is_data(value)},
         "addons": {kind: _gathered(trainer[kind]) for kind in trainer.addons if not issubclass(kind, Launcher)},
-        "paths": [row.path for row in trainer.history.epochs],
+        "paths": [row.path for row in trainer.train_state.history.epochs],
         "places": [loader_place(loader) for loader in loaders],
         "random": random_state(devices=False),
     }
@@ -61,12 +58,10 @@ def put_state(trainer: Any, loaders: Iterable[Any], state: Mapping[str, Any]) ->
     for name, buffer in trainer.model.named_buffers():
         buffer.copy_(state["buffers"][name])
     vars(trainer).update(state["values"])
-    vars(trainer.counts).update(vars(state["counts"]))
-    for mode, meter in trainer.meters.items():
-        meter.load_state_dict(state["meters"][mode])
+    trainer.train_state.load_state_dict(state["train_state"])
     for kind, values in state["addons"].items():
         vars(trainer[kind]).update(values)
-    for row, path in zip(trainer.history.epochs, state["paths"]):
+    for row, path in zip(trainer.train_state.history.epochs, state["paths"]):
         row.path = path
     for loader, place in zip(loaders, state["places"]):
         put_loader(loader, place)
@@ -103,8 +98,8 @@ def put_back(trainer: Any, loaders: tuple[Any, Any], state: bytes | None, before
     if state is not None:
         put_state(trainer, loaders, loads(state))
         return
-    vars(trainer.counts).update(vars(before))
-    trainer.history.drop_after(before.step, before.epoch)
+    vars(trainer.train_state.counts).update(vars(before))
+    trainer.train_state.history.drop_after(before.step, before.epoch)
     trainer.recorder.note("Nothing came back of this run: the weights are those before it.")
 
 
@@ -137,7 +132,7 @@ def drive_copy(
 # %% ../../nbs/distributed/replica.ipynb #f0c20e07
 def run_copy(trainer: Any, drive: Callable[..., tuple[Status, str]], loaders: tuple[Any, Any]) -> tuple[Status, str]:
     """`drive` a copy of `trainer` in this rank of those that torchrun or SLURM has started, and put back what comes of it."""
-    before, states = replace(trainer.counts), list[bytes]()
+    before, states = replace(trainer.train_state.counts), list[bytes]()
     copy, *own = loads(pack((trainer, *loaders)))
     rank = _begin_in_world(copy, trainer)
     try:

@@ -103,7 +103,8 @@ class _Worker:
     def __init__(self, environment: Mapping[str, str], preload: Sequence[str]) -> None:
         self.environment = environment
         self.connection, theirs = connection.Pipe()
-        code = f"import sys; sys.path[:] = {sys.path!r}; from nbtrain.distributed.worker import main; main({theirs.fileno()}, {list(preload)!r})"
+        start = f"from nbtrain.distributed.worker import main; main({theirs.fileno()}, {list(preload)!r})"
+        code = f"import sys; sys.path[:] = {sys.path!r}; {start}"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             env=environment,

@@ -14,7 +14,8 @@ import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .step_module import Mode, StepModule, Steps
+from .protocol import TrainerProtocol
+from .step_module import Mode, StepModule
 from ..events import Event, EventKind, Phase, Progress
 
 # %% auto #0
@@ -38,7 +39,7 @@ class Recorder(L.Callback):
 
     def __init__(
         self,
-        trainer: Steps,
+        trainer: TrainerProtocol,
         emit: Callable[[Event], None],
         *,
         every_s: float = 0.2,
@@ -46,7 +47,6 @@ class Recorder(L.Callback):
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.trainer, self.emit, self.every_s, self.clock, self.wall = trainer, emit, every_s, clock, wall
-        self.run = 0
         self.n_epochs = 0
         self._start_s = self._due_s = self._epoch_s = 0.0
         self._phase: Phase = "idle"
@@ -63,7 +63,7 @@ class Recorder(L.Callback):
     # -- a run
     def start(self, n_epochs: int, header: Mapping[str, Any]) -> None:
         """A run begins that is to end when `n_epochs` epochs are finished."""
-        self.run += 1
+        self.trainer.train_state.run += 1
         self.n_epochs = n_epochs
         self._start_s = self._epoch_s = self.clock()
         self._due_s = self._start_s + self.every_s
@@ -107,7 +107,7 @@ class Recorder(L.Callback):
 
     def tell_validation(self, metrics: Mapping[str, float]) -> None:
         """The metrics of a validation that belongs to no epoch."""
-        self.tell("test", {"row": {"step": self.trainer.counts.step, **metrics}})
+        self.tell("test", {"row": {"step": self.trainer.train_state.counts.step, **metrics}})
 
     @property
     def place(self) -> str:
@@ -117,9 +117,9 @@ class Recorder(L.Callback):
     @property
     def progress(self) -> Progress:
         """Where the run is."""
-        counts = self.trainer.counts
+        counts = self.trainer.train_state.counts
         return Progress(
-            run=self.run,
+            run=self.trainer.train_state.run,
             phase=self._phase,
             epoch=counts.epoch,
             n_epochs=self.n_epochs,
@@ -136,7 +136,7 @@ class Recorder(L.Callback):
 
     def follow(self, progress: Progress) -> None:
         """The run goes on in another process, and is there."""
-        counts = self.trainer.counts
+        counts = self.trainer.train_state.counts
         counts.epoch, counts.step, counts.update = progress.epoch, progress.step, progress.update
         self._batch = progress.batch
 
@@ -146,7 +146,7 @@ class Recorder(L.Callback):
 
     def _count(self) -> None:
         self._batch += 1
-        self.trainer.counts.step += 1
+        self.trainer.train_state.counts.step += 1
         if self.clock() >= self._due_s:
             self.flush()
 
@@ -160,7 +160,7 @@ class Recorder(L.Callback):
         if self._phase == "idle":
             return
         prefix = "val" if self._phase == "valid" else self._phase
-        values, samples = self.trainer.meters[_MODE[self._phase]].take()
+        values, samples = self.trainer.train_state.meters[_MODE[self._phase]].take()
         if samples:
             named = {f"{prefix}_{name}": column for name, column in values.items()}
             self.tell("steps", {"values": named, "n": len(samples), "samples": sum(samples), "lr": self.rate()})
@@ -168,7 +168,7 @@ class Recorder(L.Callback):
 
     def _hint_at_memory(self) -> None:
         """Say once that the steps' tensors fill the memory: nothing else would before it is full."""
-        kept = sum(meter.kept_bytes for meter in self.trainer.meters.values())
+        kept = sum(meter.kept_bytes for meter in self.trainer.train_state.meters.values())
         if kept > _HINT_BYTES and not self._hinted:
             self._hinted = True
             self.note(
@@ -190,7 +190,7 @@ class Recorder(L.Callback):
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self._optimizer is not None
-        self.trainer.counts.update = self._updates.completed  # what trainer.global_step finds in 2 µs
+        self.trainer.train_state.counts.update = self._updates.completed  # what trainer.global_step finds in 2 µs
         lr = self._optimizer.param_groups[0]["lr"]  # before a schedule steps: the rate that was used
         self._lr = lr.clone() if isinstance(lr, Tensor) else lr
         self._count()
@@ -218,8 +218,8 @@ class Recorder(L.Callback):
         if not pl_module.whole_epoch:
             self._enter("idle", None)
             return
-        self.trainer.counts.epoch += 1
-        row = {"epoch": self.trainer.counts.epoch, "step": self.trainer.counts.step}
+        self.trainer.train_state.counts.epoch += 1
+        row = {"epoch": self.trainer.train_state.counts.epoch, "step": self.trainer.train_state.counts.step}
         row |= _metrics(pl_trainer, pl_module) | {"lr": self.rate(), "time_s": self.clock() - self._epoch_s}
         self._enter("idle", None)
         self.tell("epoch", {"row": row})
@@ -237,7 +237,7 @@ class Recorder(L.Callback):
         if not pl_module.whole_epoch:
             self._enter("idle", None)
             return
-        row = {"step": self.trainer.counts.step} | _metrics(pl_trainer, pl_module)
+        row = {"step": self.trainer.train_state.counts.step} | _metrics(pl_trainer, pl_module)
         self._enter("idle", None)
         self.tell("test", {"row": row | {"time_s": self.clock() - self._epoch_s}})
 

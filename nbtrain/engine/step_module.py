@@ -7,64 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..data.batch import batch_size, describe, to_device
 from .callback import notify
-from .meter import Meter, Scalar, snapshot
+from .meter import Scalar, snapshot
+from .protocol import TrainerProtocol
+from .train_state import Mode
 from ..errors import NbtrainError, StepError, add_note
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["Mode", "Counts", "Steps", "check_output", "StepModule", "is_whole_epoch"]
-
-# %% ../../nbs/engine/step_module.ipynb #61b197b9
-Mode = Literal["train", "test"]
-
-
-@dataclass
-class Counts:
-    """Finished units over all runs of a trainer: epochs, processed batches (validation included), optimizer updates."""
-
-    epoch: int = 0
-    step: int = 0
-    update: int = 0
-
-
-class Steps(Protocol):
-    """A trainer, as the module sees it."""
-
-    model: nn.Module
-    optimizer: Optimizer | None
-    counts: Counts
-    meters: dict[Mode, Meter]
-    train_metrics: dict[str, float]
-    test_metrics: dict[str, float]
-
-    module: StepModule | None  # while Lightning is at work
-
-    @property
-    def mode(self) -> Mode: ...
-    @mode.setter
-    def mode(self, mode: Mode) -> None: ...
-    @property
-    def reads_tensors(self) -> bool: ...  # does its metric_on_epoch_end read what is no scalar?
-
-    def train_step(self, batch: Any) -> dict[str, Any]: ...
-    def test_step(self, batch: Any) -> dict[str, Any]: ...
-    def metric_on_epoch_end(self) -> dict[str, Any] | None: ...
-    def callbacks(self) -> list[L.Callback]: ...
-
+__all__ = ["check_output", "StepModule", "is_whole_epoch"]
 
 # %% ../../nbs/engine/step_module.ipynb #f1722b22
 _USUAL_TYPES = frozenset({Tensor, float, int})
@@ -183,7 +147,7 @@ _PREFIX = {"train": "train", "valid": "val", "test": "test"}
 class StepModule(L.LightningModule):
     """The LightningModule around a trainer's `train_step` and `test_step`; `trainer` is the trainer."""
 
-    def __init__(self, trainer: Steps, *, whole_epoch: bool = True) -> None:
+    def __init__(self, trainer: TrainerProtocol, *, whole_epoch: bool = True) -> None:
         super().__init__()
         self.model = trainer.model
         self.owner = trainer
@@ -244,23 +208,23 @@ class StepModule(L.LightningModule):
 
     def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
         """Count what a step has returned for `batch`, in the pass of `mode` that is on."""
-        self.owner.meters[mode].add(output, batch_size(batch))
+        self.owner.train_state.meters[mode].add(output, batch_size(batch))
         if not self.whole_epoch:
             self.output = apply_to_collection(dict(output), Tensor, Tensor.detach)
 
     def amend_output(self, output: Mapping[str, Any]) -> None:
         """Count the scalars that a further step has returned for the newest training batch."""
         for name, value in output.items():
-            self.owner.meters["train"].amend(name, value)
+            self.owner.train_state.meters["train"].amend(name, value)
         if not self.whole_epoch:
             self.output |= apply_to_collection(dict(output), Tensor, Tensor.detach)
 
     def _where(self, name: str, batch_idx: int) -> str:
-        return f"{type(self.owner).__name__}.{name}, epoch {self.owner.counts.epoch + 1}, batch {batch_idx + 1}"
+        return f"{type(self.owner).__name__}.{name}, epoch {self.owner.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
 
     def record(self, name: str, value: Scalar) -> None:
         """Add a scalar to the training batch that is being processed: `train_<name>` in the history."""
-        self.owner.meters["train"].amend(f"{name}_{self.turn}" if self.turn else name, value)
+        self.owner.train_state.meters["train"].amend(f"{name}_{self.turn}" if self.turn else name, value)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Lightning's `log`, with a short way for a number that was logged before in this epoch."""
@@ -340,7 +304,7 @@ class StepModule(L.LightningModule):
         self._begin("test")
 
     def _begin(self, mode: Mode) -> None:
-        self.owner.meters[mode].reset(keep_tensors=self.owner.reads_tensors)
+        self.owner.train_state.meters[mode].reset(keep_tensors=self.owner.reads_tensors)
 
     def _end_training_pass(self) -> None:
         if self._train_open:
@@ -349,22 +313,22 @@ class StepModule(L.LightningModule):
 
     def _end(self, phase: str, mode: Mode) -> None:
         """Close a pass: the means, the user's own metrics, and Lightning's log of both."""
-        trainer, meter = self.owner, self.owner.meters[mode]
+        trainer, meter = self.owner, self.owner.train_state.meters[mode]
         if not self.whole_epoch:
             return
         meter.close()
         if meter.n_batches == 0:
             raise StepError(
-                f"The loader gave no batch ({_PREFIX[phase]} pass of epoch {trainer.counts.epoch + 1}).",
+                f"The loader gave no batch ({_PREFIX[phase]} pass of epoch {trainer.train_state.counts.epoch + 1}).",
                 remedy="A generator or an iterator works for one pass only: give a DataLoader, a list, or an object with __iter__.",
             )
         own = self.own_metrics()
         for source in self.sources:
             own |= source(phase)
-        setattr(trainer, f"{mode}_metrics", own)
+        trainer.train_state.metrics[mode] = own
         metrics = {f"{_PREFIX[phase]}_{name}": value for name, value in {**meter.means(), **own}.items()}
         if notify(self.trainer, "on_before_log_metrics", metrics, phase):
-            metrics = _numbers(metrics, "on_before_log_metrics left", f"epoch {trainer.counts.epoch + 1}")
+            metrics = _numbers(metrics, "on_before_log_metrics left", f"epoch {trainer.train_state.counts.epoch + 1}")
         self.epoch_metrics.update(metrics)
         self.metric_names.update(metrics)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, logger=bool(self.trainer.loggers))
@@ -372,7 +336,9 @@ class StepModule(L.LightningModule):
     def own_metrics(self) -> dict[str, float]:
         """What the owner's `metric_on_epoch_end` finds for the pass that ends."""
         metrics = self.owner.metric_on_epoch_end()
-        where = f"{type(self.owner).__name__}.metric_on_epoch_end, mode {self.owner.mode!r}, epoch {self.owner.counts.epoch + 1}"
+        where = (
+            f"{type(self.owner).__name__}.metric_on_epoch_end, mode {self.owner.mode!r}, epoch {self.owner.train_state.counts.epoch + 1}"
+        )
         if metrics is None:
             return {}
         if not isinstance(metrics, Mapping):

@@ -136,7 +136,7 @@ class StepPoints(L.Callback):
 
     def on_test_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Lightning logs a test under the step of its fit loop, which a new trainer has at 0
-        pl_trainer.fit_loop.epoch_loop._batches_that_stepped = max(self.trainer.counts.update - 1, 0)
+        pl_trainer.fit_loop.epoch_loop._batches_that_stepped = max(self.trainer.train_state.counts.update - 1, 0)
 
     def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if self._on:

@@ -14,7 +14,7 @@ from lightning.fabric.utilities.data import sized_len
 from torch import nn
 from torch.optim import Optimizer
 
-from ..engine.step_module import Mode
+from ..engine.train_state import Mode
 from ..errors import ConfigError, OptionError, nearest
 from ..events import MonitorMode, known_mode
 

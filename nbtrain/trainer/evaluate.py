@@ -18,7 +18,6 @@ from ..data.loader import BatchList, as_loader
 from ..distributed.devices import device_args
 from ..engine.control import refuse_while_on
 from ..engine.lean_loops import use_lean_loops
-from ..engine.meter import Meter
 from ..engine.step_module import StepModule
 from ..rng import keep_random
 from .arguments import check_optimizer
@@ -36,12 +35,12 @@ def run_batch(trainer: Owner, batch: Any) -> dict[str, Any]:
     if trainer.mode == "train":
         check_optimizer(trainer.optimizer, trainer.model)
     with driving(trainer, StepModule(trainer, whole_epoch=False)) as module:
-        pl_trainer = L.Trainer(max_epochs=trainer.counts.epoch + 1, **_unlogged(trainer.lightning_args()))
+        pl_trainer = L.Trainer(max_epochs=trainer.train_state.counts.epoch + 1, **_unlogged(trainer.lightning_args()))
         use_lean_loops(pl_trainer, lean=trainer.lean_loops)
         if trainer.mode == "test":
             pl_trainer.test(module, BatchList([batch]), verbose=False)
         else:
-            go_on(pl_trainer, trainer.counts)
+            go_on(pl_trainer, trainer.train_state.counts)
             pl_trainer.fit(module, BatchList([batch]))
     return module.output
 
@@ -98,22 +97,22 @@ def measure(trainer: Owner, loader: Iterable[Any]) -> dict[str, float]:
 
 
 def _measure(trainer: Owner, loader: Iterable[Any]) -> dict[str, float]:
-    open_meter, mode, module, index = trainer.meters["test"], trainer.mode, StepModule(trainer), itertools.count()
+    state, mode, module, index = trainer.train_state, trainer.mode, StepModule(trainer), itertools.count()
 
     def step(batch: Any) -> int:
         module.validation_step(batch, number := next(index))
         return number  # because Lightning warns of a None
 
     module.predict = step
-    trainer.meters["test"] = meter = Meter()
-    trainer.mode = "test"
+    trainer.train_state, trainer.mode = state.scratch(), "test"
+    meter = trainer.train_state.meters["test"]
     meter.reset(keep_tensors=trainer.reads_tensors)
     try:
         _predict(trainer, module, loader)
         meter.close()
         return meter.means() | module.own_metrics()
     finally:
-        trainer.meters["test"], trainer.mode = open_meter, mode
+        trainer.train_state, trainer.mode = state, mode
 
 
 def rehearse(trainer: Owner, module: StepModule, loader: Iterable[Any], arguments: dict[str, Any]) -> None:

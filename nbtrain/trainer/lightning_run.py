@@ -16,7 +16,8 @@ from typing import Any
 import lightning as L
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
 
-from ..engine.step_module import Counts, StepModule
+from ..engine.step_module import StepModule
+from ..engine.train_state import Counts
 from .protocol import Owner
 
 # %% auto #0

@@ -14,7 +14,8 @@ from ..engine.callback import notify
 from ..engine.control import Boundary, Control
 from ..engine.lean_training import LeanEpochLoop
 from ..engine.recorder import Recorder
-from ..engine.step_module import StepModule, Steps
+from ..engine.protocol import TrainerProtocol
+from ..engine.step_module import StepModule
 from ..errors import ConfigError, OptionError, nearest
 from ..optim.schedulers import scale_lr
 from ..views.text import format_value
@@ -24,7 +25,7 @@ __all__ = ["Edited", "set_options", "validate_now", "change_class"]
 
 
 # %% ../../nbs/trainer/live_edits.ipynb #3bb2777c
-class Edited(Steps, Protocol):
+class Edited(TrainerProtocol, Protocol):
     """A trainer, as an edit sees it."""
 
     control: Control
@@ -111,6 +112,6 @@ def change_class(trainer: Edited, kind: type, whole: type) -> None:
         raise ConfigError(
             f"A {type(trainer).__name__} can't become a {kind.__name__}: {error}.", remedy="stop(), and make a new trainer."
         ) from error
-    for meter in trainer.meters.values():
+    for meter in trainer.train_state.meters.values():
         meter.expect_other_names()
     trainer.recorder.mark(f"the steps are those of a new {kind.__name__}")

@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from ..data.loader import as_loader
 from ..data.resumable_loader import borrowed
 from ..engine.control import refuse_while_on
-from ..engine.meter import Meter
 from ..engine.precision import precision_args
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError
@@ -138,7 +137,7 @@ def _owner_unchanged(trainer: Owner) -> Iterator[None]:
     assert trainer.optimizer is not None
     attributes = dict(vars(trainer))
     with unchanged(trainer.model), _optimizer_unchanged(trainer.optimizer):
-        trainer.meters = {"train": Meter(), "test": Meter()}
+        trainer.train_state = trainer.train_state.scratch()
         try:
             yield
         finally:

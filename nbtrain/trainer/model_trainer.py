@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ..data.batch import describe
 from ..data.seeded_loader import SeededLoader
 from ..distributed.devices import Device
-from ..engine.step_module import Mode, StepModule, Steps
+from ..engine.protocol import TrainerProtocol
+from ..engine.step_module import Mode, StepModule
 from ..errors import ConfigError, StepError
 from ..history.history import RunResult
 from ..optim.param_groups import param_groups
@@ -163,7 +164,7 @@ def perplexity(loss: float) -> float:
 class _Perplexity(L.Callback):
     """Adds the perplexity to the metrics of each pass."""
 
-    def __init__(self, trainer: Steps) -> None:
+    def __init__(self, trainer: TrainerProtocol) -> None:
         self.trainer = trainer
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -171,7 +172,7 @@ class _Perplexity(L.Callback):
             pl_module.sources.append(self._compute)
 
     def _compute(self, phase: str) -> dict[str, float]:
-        means = self.trainer.meters["train" if phase == "train" else "test"].means()
+        means = self.trainer.train_state.meters["train" if phase == "train" else "test"].means()
         return {"perplexity": perplexity(means["loss"])} if "loss" in means else {}
 
 

@@ -22,7 +22,8 @@ from ..addons.accumulation import AccumulationAddon
 from ..addons.cuda_graph import CudaGraphAddon
 from ..addons.multi_gpu import MultiGPUAddon
 from ..distributed.devices import Device
-from ..engine.step_module import Mode, StepModule, check_output
+from ..engine.step_module import StepModule, check_output
+from ..engine.train_state import Mode
 from ..errors import ConfigError, nearest
 from ..optim.schedulers import Scheduler, n_required
 from .lr_finder import RangeTest

@@ -17,9 +17,10 @@ from ..distributed.launcher import Launcher
 from ..distributed.world import World
 from ..engine.control import Control
 from ..engine.recorder import Recorder
-from ..engine.step_module import Steps
+from ..engine.protocol import TrainerProtocol
+
 from ..events import MonitorMode
-from ..history.history import History, RunResult
+from ..history.history import RunResult
 from .interrupts import RunHandle
 from ..views.text import View
 
@@ -28,13 +29,11 @@ __all__ = ["Owner"]
 
 
 # %% ../../nbs/trainer/protocol.ipynb #3ec84a90
-class Owner(Steps, Protocol):
+class Owner(TrainerProtocol, Protocol):
     """A trainer, as a run sees it."""
 
     device: torch.device
-    history: History
     recorder: Recorder
-    best_weights: Weights | None
     monitor: str
     monitor_mode: MonitorMode
     save_path: str | Path | None
@@ -43,7 +42,6 @@ class Owner(Steps, Protocol):
     given: dict[str, Any]  # the arguments it was made with
     log_bar: bool
     lean_loops: bool
-    first_epoch: int  # the finished epochs when the run at hand began
     resumed: bool  # a state was loaded since the last run
     continues_run: bool  # and the run to come is the very run that was saved
     seed: int | None

@@ -51,7 +51,7 @@ __all__ = ["BestWeights", "run", "LoaderModule", "keep_source", "conclude"]
 
 # %% ../../nbs/trainer/run.ipynb #a1f1785a
 class BestWeights(L.Callback):
-    """Keeps a copy of the weights of the best epoch in `trainer.best_weights`."""
+    """Keeps a copy of the weights of the best epoch in `trainer.train_state.best_weights`."""
 
     def __init__(self, trainer: Owner) -> None:
         self.trainer = trainer
@@ -60,13 +60,15 @@ class BestWeights(L.Callback):
         if not is_whole_epoch(pl_module):
             return
         self._check_monitor(pl_trainer)
-        if self.trainer.history.last_is_best:
-            self.trainer.best_weights = copy_weights(self.trainer.model, self.trainer.best_weights, self.trainer.kept_weights())
-            notify(pl_trainer, "on_best_changed", self.trainer.history.last)
+        if self.trainer.train_state.history.last_is_best:
+            self.trainer.train_state.best_weights = copy_weights(
+                self.trainer.model, self.trainer.train_state.best_weights, self.trainer.kept_weights()
+            )
+            notify(pl_trainer, "on_best_changed", self.trainer.train_state.history.last)
 
     def _check_monitor(self, pl_trainer: L.Trainer) -> None:
         """Raise ConfigError for a `monitor` that this run never gives; one epoch is lost, not a night."""
-        monitor, row = self.trainer.monitor, self.trainer.history.last or Row()
+        monitor, row = self.trainer.monitor, self.trainer.train_state.history.last or Row()
         to_come = monitor.startswith("val_") and pl_trainer.enable_validation and not any(name.startswith("val_") for name in row)
         if monitor != "val_loss" and monitor not in row and not to_come:
             raise ConfigError(
@@ -137,12 +139,12 @@ def _changed(trainer: Owner, state: State) -> None:
 def _begin(trainer: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> dict[str, Any]:
     """Tell that a run begins, and what a person should know of it. Returns the arguments for Lightning's trainer."""
     arguments = trainer.lightning_args()
-    goal = trainer.counts.epoch + (n_epoch if trainer.mode == "train" else 0)
+    goal = trainer.train_state.counts.epoch + (n_epoch if trainer.mode == "train" else 0)
     if not trainer.continues_run:
-        trainer.first_epoch = trainer.counts.epoch
+        trainer.train_state.first_epoch = trainer.train_state.counts.epoch
     trainer.recorder.start(goal, _header(trainer, arguments, loader, valid_loader))
     _put_right(trainer)
-    if trainer.recorder.run == 1:
+    if trainer.train_state.run == 1:
         _advise(trainer, loader)
     keep_source(trainer, n_epoch, loader, valid_loader)
     if trainer.mode == "train":
@@ -188,7 +190,7 @@ def _drive(
     trainer: Owner, n_epoch: int, arguments: dict[str, Any], loader: Iterable[Any], valid_loader: Iterable[Any] | None
 ) -> tuple[Status, str]:
     """Let Lightning run. Returns the status and the reason of it."""
-    goal = trainer.counts.epoch + n_epoch
+    goal = trainer.train_state.counts.epoch + n_epoch
     finds_batch_size = any(isinstance(callback, BatchSizeFinder) for callback in arguments["callbacks"])
     with driving(trainer, LoaderModule(trainer, loader, valid_loader) if finds_batch_size else StepModule(trainer)) as module:
         pl_trainer = L.Trainer(max_epochs=goal, **arguments)
@@ -199,15 +201,15 @@ def _drive(
                     for _ in range(n_epoch):
                         pl_trainer.test(module, trainer.read_loader(as_loader(loader), training=False), verbose=False)
                 elif finds_batch_size:
-                    go_on(pl_trainer, trainer.counts)
+                    go_on(pl_trainer, trainer.train_state.counts)
                     pl_trainer.fit(module)
                 else:
-                    go_on(pl_trainer, trainer.counts)
+                    go_on(pl_trainer, trainer.train_state.counts)
                     valid = None if valid_loader is None else trainer.read_loader(as_loader(valid_loader), training=False)
                     pl_trainer.fit(module, trainer.read_loader(as_loader(loader), training=True), valid)
         except Leave:
             return _left(trainer, pl_trainer)
-    if trainer.mode == "train" and trainer.counts.epoch < goal:
+    if trainer.mode == "train" and trainer.train_state.counts.epoch < goal:
         return "stopped", _why_stopped(pl_trainer)
     return "completed", ""
 
@@ -275,7 +277,7 @@ def _why_stopped(pl_trainer: L.Trainer) -> str:
 # %% ../../nbs/trainer/run.ipynb #77540874
 def _prepare(trainer: Owner) -> None:
     """Once, before the first run: seed and run folder."""
-    if trainer.recorder.run == 0 and trainer.seed is not None:
+    if trainer.train_state.run == 0 and trainer.seed is not None:
         seed_all(trainer.seed)
     if trainer.save_path is not None and trainer.run_dir is None:
         trainer.run_dir = trainer.world.agree(partial(open_run_folder, trainer.save_path))
@@ -299,7 +301,7 @@ def _open_sinks(trainer: Owner, validates: bool) -> list[View]:
     if not trainer.world.is_first:
         return []
     trainer.view = open_view(_controls(trainer, validates)) if trainer.log_bar else None
-    sinks: list[View] = [RunFolder(trainer.run_dir, trainer.history)] if trainer.run_dir is not None else []
+    sinks: list[View] = [RunFolder(trainer.run_dir, trainer.train_state.history)] if trainer.run_dir is not None else []
     sinks += [trainer.view] if trainer.view is not None else []
     trainer.sinks += sinks
     return sinks
@@ -353,7 +355,7 @@ def _header(trainer: Owner, arguments: dict[str, Any], loader: Iterable[Any], va
         "precision": arguments.get("precision"),
         "monitor": trainer.monitor,
         "monitor_mode": trainer.monitor_mode,
-        "best": trainer.history.best,
+        "best": trainer.train_state.history.best,
         "resumed": trainer.resumed,
         "n_train_batches": _n_batches(loader, arguments.get("limit_train_batches")),
         "n_valid_batches": _n_batches(valid_loader, arguments.get("limit_val_batches")),
@@ -399,7 +401,7 @@ def _reason(error: BaseException, place: str) -> str:
 
 def _finish(trainer: Owner, status: Status, reason: str) -> RunResult:
     """Write the weights, tell the end, and make the result."""
-    history = trainer.history
+    history = trainer.train_state.history
     if trainer.run_dir is not None and trainer.world.is_first and history.epochs and history.epochs[-1].path is None:
         try:
             _save_weights(trainer, trainer.run_dir)
@@ -411,7 +413,7 @@ def _finish(trainer: Owner, status: Status, reason: str) -> RunResult:
 
 def conclude(trainer: Owner, status: Status, reason: str = "") -> RunResult:
     """Set and return the result of what was measured so far."""
-    history = trainer.history
+    history = trainer.train_state.history
     last = history.tests[-1] if trainer.mode == "test" and history.tests else history.last
     metrics = ResultMetrics(last.metrics if last is not None else {}, history)
     trainer.result = RunResult(status, reason, history.best, last, metrics, history, trainer.run_dir)
@@ -424,11 +426,11 @@ def _save_weights(trainer: Owner, folder: Path) -> None:
         if row is not None:
             row.path = folder / name
 
-    for row in trainer.history.epochs:
+    for row in trainer.train_state.history.epochs:
         row.path = None  # what an earlier run called best or last is written over
     if all(bool(p.isfinite().all()) for p in trainer.model.parameters()):  # what was saved last is worth more than NaNs
-        save(copy_weights(trainer.model), "last.safetensors", trainer.history.last)
+        save(copy_weights(trainer.model), "last.safetensors", trainer.train_state.history.last)
     else:
         trainer.recorder.note("The weights are not finite, and were not saved.")
-    if trainer.best_weights is not None:
-        save(trainer.best_weights, "best.safetensors", trainer.history.best)
+    if trainer.train_state.best_weights is not None:
+        save(trainer.train_state.best_weights, "best.safetensors", trainer.train_state.history.best)

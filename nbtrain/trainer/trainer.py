@@ -35,7 +35,8 @@ from ..engine.control import Control, refuse_while_on
 from ..engine.meter import EpochLog, Meter
 from ..engine.precision import precision_args, resolve_precision
 from ..engine.recorder import Recorder
-from ..engine.step_module import Counts, Mode, StepModule
+from ..engine.step_module import StepModule
+from ..engine.train_state import Counts, Mode, TrainState
 from ..errors import AddonError, CheckpointError, ConfigError, StepError
 from ..events import Event, MonitorMode
 from ..history.history import History, RunResult
@@ -176,18 +177,13 @@ class Trainer:
         self.own_names = frozenset(vars(self)) | {"own_names"}  # what a user's class or steps add is not in it
 
     def _have_run_nothing(self) -> None:
-        self.counts = Counts()
-        self.progress_checker = ProgressChecker(self.counts)
-        self.meters: dict[Mode, Meter] = {"train": Meter(), "test": Meter()}
-        self.train_metrics: dict[str, float] = {}
-        self.test_metrics: dict[str, float] = {}
-        self.history = History(self.monitor, self.monitor_mode)
-        self.best_weights: Weights | None = None
+        self.train_state = TrainState(History(self.monitor, self.monitor_mode))
+        self.progress_checker = ProgressChecker(self.train_state.counts)
         self.result: RunResult | None = None
         self.run_dir: Path | None = None
         self.ran: Ran | None = None
         self.module: StepModule | None = None
-        self.first_epoch, self.resumed, self.continues_run = 0, False, False
+        self.resumed, self.continues_run = False, False
         self.control, self.handle, self.view = Control(), None, None
         self.sinks: list[View] = [self.history]
         self.recorder = Recorder(self, self._emit)
@@ -360,7 +356,7 @@ class Trainer:
             self.recorder.note(f"resume={resume!r}: nothing was saved in {str(self.save_path)!r} yet, so this is a fresh run.")
             return n_epoch
         manager.restore(self, path)
-        left = max(self.first_epoch + n_epoch - self.counts.epoch, 0) if self.counts.update < self._max_steps() else 0
+        left = max(self.train_state.first_epoch + n_epoch - self.counts.epoch, 0) if self.counts.update < self._max_steps() else 0
         self.resumed = self.continues_run = left > 0
         if left:
             self.recorder.note(f"resumed from {path.name}")
@@ -483,7 +479,36 @@ class Trainer:
         """Switch to `mode`, or to the other one."""
         self.mode = mode if mode is not None else ("test" if self.mode == "train" else "train")
 
-    # -- what was measured
+    # -- what was reached and measured
+    @property
+    def counts(self) -> Counts:
+        """How many epochs, batches and updates are finished, over all runs."""
+        return self.train_state.counts
+
+    @property
+    def history(self) -> History:
+        """Everything that was measured, across the runs."""
+        return self.train_state.history
+
+    @property
+    def train_metrics(self) -> dict[str, float]:
+        """What `metric_on_epoch_end` has returned after the newest training pass."""
+        return self.train_state.metrics["train"]
+
+    @property
+    def test_metrics(self) -> dict[str, float]:
+        """What `metric_on_epoch_end` has returned after the newest validation or test pass."""
+        return self.train_state.metrics["test"]
+
+    @property
+    def meters(self) -> dict[Mode, Meter]:
+        return self.train_state.meters
+
+    @property
+    def best_weights(self) -> Weights | None:
+        """A copy of the weights of the best epoch."""
+        return self.train_state.best_weights
+
     @property
     def log_train(self) -> EpochLog:
         """The newest training pass by key: a float a batch, or a tensor where `metric_on_epoch_end` is there to read tensors."""

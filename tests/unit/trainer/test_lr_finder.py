@@ -206,7 +206,7 @@ def test_a_range_test_writes_logs_and_calls_nothing(tmp_path: Any) -> None:
     trainer.lr_find(make_loader(), n_batches=10)
     assert called == []
     assert list(tmp_path.iterdir()) == []
-    assert trainer.history.epochs == [] and trainer.result is None and trainer.recorder.run == 0
+    assert trainer.history.epochs == [] and trainer.result is None and trainer.train_state.run == 0
 
 
 def test_the_suggestion_is_where_the_loss_falls_fastest() -> None:
