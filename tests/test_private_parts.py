@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 from nbtrain import RunPaused
 from nbtrain.addons import multigpu
 from nbtrain.addons.speed import GraphedTraining
+from nbtrain.delivery import Delivery
 from nbtrain.driving import _bring_back
 from nbtrain.loop import LeanEpochLoop, LeanEvaluationLoop, use_lean_loops
 from nbtrain.meters import snapshot
@@ -239,6 +240,17 @@ def test_the_state_of_an_optimizer_follows_its_model(move: Callable[[Any], None]
     move(SimpleNamespace(model=model, optimizer=optimizer, device=torch.device("meta")))
     moved = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
     assert len(moved) == 4 and all(value.is_meta for value in moved)
+
+
+def test_client_that_is_not_reached_is_one_that_takes_every_call() -> None:
+    def connect(note: Callable[[str], None]) -> Any:
+        raise OSError("no route")
+
+    delivery = Delivery("service", connect, lambda text: None)
+    client = delivery.experiment
+    delivery.finalize("failed")
+    client["metrics"].append(1.0)
+    client.log({"loss": 1.0}, step=1)
 
 
 class Marked(torch.Tensor):
