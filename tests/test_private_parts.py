@@ -33,6 +33,8 @@ from nbtrain.driving import _bring_back
 from nbtrain.loop import LeanEpochLoop, LeanEvaluationLoop, use_lean_loops
 from nbtrain.meters import snapshot
 from nbtrain.resumable import borrowed, random_state, set_random_state
+from nbtrain.shortcuts import find_step
+from nbtrain.steps import _KnownMetrics
 
 
 # -- the page
@@ -168,6 +170,47 @@ def test_monitor_that_no_validation_logs_is_an_error(tmp_path: Path) -> None:
         fit(Module(), make_loader(), make_valid(), enable_checkpointing=True, callbacks=[keeper])
 
 
+class Logs(L.Callback):
+    """Logs the same in every batch, and reads it at once."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        pl_module.log("both", batch_idx + 0.5, on_step=True, on_epoch=True)
+        pl_module.log("step", torch.tensor(batch_idx * 2.0), on_step=True, on_epoch=False)
+        pl_module.log("epoch", float(batch_idx), on_step=False, on_epoch=True, batch_size=batch_idx + 1)
+        tables: Any = trainer._results
+        updated = {name: metric for name, metric in tables.items() if metric.meta.on_epoch and metric.update_called}
+        means = [(name, metric.update_count, metric.compute().item()) for name, metric in updated.items()]
+        self.seen.append((means, {name: float(value) for name, value in trainer.callback_metrics.items()}))
+
+
+def logged(monkeypatch: pytest.MonkeyPatch, *, short: bool) -> tuple[list[Any], int]:
+    """What the callback has seen in two epochs, and how many `log` calls took nbtrain's short way, where they may."""
+    added: list[bool] = []
+    add = _KnownMetrics.add
+
+    def counted(known: Any, module: Any, name: str, *rest: Any) -> bool:
+        was_added = short and add(known, module, name, *rest)
+        if name in ("both", "step", "epoch"):  # nbtrain logs too
+            added.append(was_added)
+        return was_added
+
+    logs = Logs()
+    with monkeypatch.context() as patch:
+        patch.setattr(_KnownMetrics, "add", counted)
+        make_trainer(lightning={"callbacks": [logs]}).run(2, make_loader())
+    return logs.seen, added.count(True)
+
+
+def test_plain_log_is_that_of_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, n_short = logged(monkeypatch, short=True)
+    expected, none = logged(monkeypatch, short=False)
+    assert seen == expected and len(seen) == 10
+    assert (n_short, none) == (2 * 4 * 3, 0)  # not in the first batch of an epoch
+
+
 def test_requests_are_answered_in_lightnings_own_evaluation() -> None:
     class Pauses(Regress):
         def test_step(self, batch: Any) -> dict[str, Any]:
@@ -251,6 +294,14 @@ def test_client_that_is_not_reached_is_one_that_takes_every_call() -> None:
     delivery.finalize("failed")
     client["metrics"].append(1.0)
     client.log({"loss": 1.0}, step=1)
+
+
+def test_short_step_counts_for_a_schedule_that_was_there_before() -> None:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    find_step(optimizer)()
+    schedule.step()  # a warning where it knows of no step
+    assert optimizer.param_groups[0]["lr"] == 0.05
 
 
 class Marked(torch.Tensor):
