@@ -81,11 +81,13 @@ docs: .venv/installed-dev
 readme: .venv/installed-dev
 	$(BIN)/python docs/make_readme.py
 
-# docs/names.md: every public name with its one line; docs/architecture.md: the modules with what they rest on; docs/hooks.md: the table of hooks
+# docs/names.md: every public name with its one line; docs/architecture.md: the modules with what they rest on; docs/hooks.md: the table of hooks;
+# docs/private_parts.md: the private names of other packages, with their tests
 names: .venv/installed-dev
 	$(BIN)/python docs/make_names.py
 	$(BIN)/python docs/make_architecture.py
 	$(BIN)/python docs/make_hooks.py
+	$(BIN)/python docs/make_private_parts.py
 
 # Execute every notebook and keep its outputs
 notebooks: .venv/installed-dev

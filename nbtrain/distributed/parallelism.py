@@ -153,7 +153,7 @@ class SplitStrategy(ModelParallelStrategy):
         return self._whole(self.lightning_module.state_dict())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return self._whole(getattr(optimizer, "_optimizer", optimizer).state_dict())
+        return self._whole(optimizer.state_dict())
 
     def _whole(self, state: dict[str, Any]) -> dict[str, Any]:
         return whole(state) if self._gathers else state

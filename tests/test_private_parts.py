@@ -1,0 +1,346 @@
+"""Private names of other packages: each is listed with a test, each is still there; and the tests of those that no other test holds."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loops.fetchers import _DataFetcher
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from programs import script
+from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from nbtrain import RunPaused
+from nbtrain.addons import multigpu
+from nbtrain.addons.speed import GraphedTraining
+from nbtrain.delivery import Delivery
+from nbtrain.driving import _bring_back
+from nbtrain.loop import LeanEpochLoop, LeanEvaluationLoop, use_lean_loops
+from nbtrain.meters import snapshot
+from nbtrain.resumable import borrowed, random_state, set_random_state
+from nbtrain.shortcuts import find_step
+from nbtrain.steps import _KnownMetrics
+
+
+# -- the page
+@pytest.fixture(scope="module")
+def parts() -> ModuleType:
+    return script("make_private_parts")
+
+
+def test_every_private_name_is_listed_and_no_other(parts: ModuleType) -> None:
+    uses, entries = parts.uses(), parts.entries()
+    unlisted = {use for use in uses if sum(entry.covers(use) for entry in entries) != 1}
+    assert not unlisted, "each needs one entry in docs/private_parts.yaml"
+    assert not [entry.path for entry in entries if not any(map(entry.covers, uses))], "no longer used: out of docs/private_parts.yaml"
+
+
+def test_every_private_name_has_one_test(parts: ModuleType) -> None:
+    assert not {entry.test for entry in parts.entries() if len(parts.tests().get(entry.test, [])) != 1}
+
+
+def test_page_of_private_names_is_that_of_the_code(parts: ModuleType) -> None:
+    assert parts.PAGE.read_text(encoding="utf-8") == parts.page(), "run `make names`"
+
+
+def test_private_names_are_still_there(parts: ModuleType) -> None:
+    assert not [entry.path for entry in parts.entries() if not parts.is_there(entry.path)]
+
+
+def test_a_name_that_is_gone_is_noticed(parts: ModuleType) -> None:
+    assert not parts.is_there("torch.nn.Module._no_such_name") and not parts.is_there("torch._no_such_module.name")
+    assert parts.is_there("torch.utils.data.DataLoader._iterator")  # only objects have it
+
+
+def test_uses_are_told_from_nbtrains_own_names(parts: ModuleType) -> None:
+    finder = parts._Finder("nbtrain")
+    code = (
+        "class A:\n    def _own(self): self._mine = other._mine = x._theirs + y['_by_text'] + z._own\nfrom torch import _private\nf'{a}_b'"
+    )
+    finder.visit(parts.ast.parse(code))
+    assert [tuple(use) for use in parts._foreign(finder, finder.own)] == [
+        ("_private", "nbtrain", ""),
+        ("_theirs", "nbtrain", "x"),
+        ("_by_text", "nbtrain", ""),
+    ]
+
+
+# -- Lightning's loops
+ADVICE = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*", "ignore:.*validation_step.*val_dataloader.*", "ignore:.*dataloader_iter.*"
+)
+
+
+class Module(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_model()
+        self.forms: set[type] = set()  # of the first thing in each batch
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.forms.add(type(batch[0] if isinstance(batch, list) else batch))
+        x, y = batch["a"] if isinstance(batch, dict) else batch[0] if isinstance(batch[0], list) else batch
+        return mse_loss(self.net(x), y)
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        pass
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 1e-2)
+
+
+class TakesIterator(Module):
+    def training_step(self, dataloader_iter: Any) -> Any:
+        batch, index, _ = next(dataloader_iter)
+        return super().training_step(batch, index)
+
+
+def fit(module: Module, loader: Any, valid: Any = None, **options: Any) -> tuple[L.Trainer, LeanEpochLoop]:
+    """One epoch on the lean loops."""
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", devices=1, num_sanity_val_steps=0, **(quiet | options))
+    loop = use_lean_loops(trainer)
+    trainer.fit(module, loader, valid)
+    return trainer, loop
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The batches that Lightning's fetchers fetch."""
+    seen: list[Any] = []
+    fetch = _DataFetcher.__next__
+
+    def counted(fetcher: Any) -> Any:
+        seen.append(fetcher)
+        return fetch(fetcher)
+
+    monkeypatch.setattr(_DataFetcher, "__next__", counted)
+    return seen
+
+
+@ADVICE
+def test_a_single_loader_is_read_without_lightnings_fetcher(fetched: list[Any]) -> None:
+    module = Module()
+    _, loop = fit(module, make_loader(), make_valid())
+    assert loop.stood_aside == "" and loop.val_loop.stood_aside == "" and not fetched and module.forms == {torch.Tensor}
+
+
+@ADVICE
+def test_a_loader_in_a_list_goes_through_lightnings_fetcher(fetched: list[Any]) -> None:
+    module = Module()
+    _, loop = fit(module, [make_loader()])
+    assert loop.stood_aside == "" and len(fetched) == 5 and module.forms == {list}
+
+
+@ADVICE
+def test_a_step_that_takes_the_iterator_keeps_lightnings_loop() -> None:
+    _, loop = fit(TakesIterator(), make_loader())
+    assert loop.stood_aside == "a training_step that takes dataloader_iter"
+
+
+@ADVICE
+def test_fetches_of_the_lean_loops_have_no_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels: list[Any] = []
+    for name in ("_on_before_fetch", "_on_after_fetch"):
+        monkeypatch.setattr(LeanEpochLoop, name, labels.append)
+        monkeypatch.setattr(LeanEvaluationLoop, name, labels.append)
+    _, loop = fit(Module(), {"a": make_loader(), "b": make_loader()}, CombinedLoader([make_valid()], "max_size"))
+    assert loop.stood_aside == "" and loop.val_loop.stood_aside == "" and not labels
+
+
+@ADVICE
+def test_monitor_that_no_validation_logs_is_an_error(tmp_path: Path) -> None:
+    keeper = ModelCheckpoint(tmp_path, monitor="nothing")
+    with pytest.raises(MisconfigurationException, match="could not find the monitored key"):
+        fit(Module(), make_loader(), make_valid(), enable_checkpointing=True, callbacks=[keeper])
+
+
+class Logs(L.Callback):
+    """Logs the same in every batch, and reads it at once."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        pl_module.log("both", batch_idx + 0.5, on_step=True, on_epoch=True)
+        pl_module.log("step", torch.tensor(batch_idx * 2.0), on_step=True, on_epoch=False)
+        pl_module.log("epoch", float(batch_idx), on_step=False, on_epoch=True, batch_size=batch_idx + 1)
+        tables: Any = trainer._results
+        updated = {name: metric for name, metric in tables.items() if metric.meta.on_epoch and metric.update_called}
+        means = [(name, metric.update_count, metric.compute().item()) for name, metric in updated.items()]
+        self.seen.append((means, {name: float(value) for name, value in trainer.callback_metrics.items()}))
+
+
+def logged(monkeypatch: pytest.MonkeyPatch, *, short: bool) -> tuple[list[Any], int]:
+    """What the callback has seen in two epochs, and how many `log` calls took nbtrain's short way, where they may."""
+    added: list[bool] = []
+    add = _KnownMetrics.add
+
+    def counted(known: Any, module: Any, name: str, *rest: Any) -> bool:
+        was_added = short and add(known, module, name, *rest)
+        if name in ("both", "step", "epoch"):  # nbtrain logs too
+            added.append(was_added)
+        return was_added
+
+    logs = Logs()
+    with monkeypatch.context() as patch:
+        patch.setattr(_KnownMetrics, "add", counted)
+        make_trainer(lightning={"callbacks": [logs]}).run(2, make_loader())
+    return logs.seen, added.count(True)
+
+
+def test_plain_log_is_that_of_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, n_short = logged(monkeypatch, short=True)
+    expected, none = logged(monkeypatch, short=False)
+    assert seen == expected and len(seen) == 10
+    assert (n_short, none) == (2 * 4 * 3, 0)  # not in the first batch of an epoch
+
+
+def test_requests_are_answered_in_lightnings_own_evaluation() -> None:
+    class Pauses(Regress):
+        def test_step(self, batch: Any) -> dict[str, Any]:
+            self.pause()
+            return super().test_step(batch)
+
+    trainer = make_trainer(Pauses)
+    trainer.lean_loops = False
+    handle = trainer.run(1, make_loader(), make_valid(), background=True)
+    with pytest.raises(RunPaused, match="paused at epoch 1, validation batch 2"):
+        handle.wait()
+    trainer.stop()
+    handle.wait()
+
+
+# -- one rank of DistributedDataParallel
+@pytest.fixture
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterable[None]:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the process group, on torch's side
+@pytest.mark.usefixtures("one_rank")
+def test_ranks_exchange_no_gradients_where_lightning_blocks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked: list[Any] = []
+    no_sync = DistributedDataParallel.no_sync
+
+    def counted(model: Any) -> Any:
+        blocked.append(model)
+        return no_sync(model)
+
+    monkeypatch.setattr(DistributedDataParallel, "no_sync", counted)
+    _, loop = fit(Module(), make_loader(), accumulate_grad_batches=2, strategy="ddp")
+    assert loop.stood_aside == "" and len(blocked) == 2  # batches 1 and 3 of five; the last one ends its window
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("one_rank")
+def test_averaged_models_keep_lightnings_loop() -> None:
+    state = PostLocalSGDState(process_group=None, subgroup=None, start_localSGD_iter=8)
+    strategy = DDPStrategy(ddp_comm_state=state, ddp_comm_hook=post_localSGD_hook, model_averaging_period=4)
+    _, loop = fit(Module(), make_loader(), strategy=strategy)
+    assert loop.stood_aside == "averaged models"
+
+
+# -- random numbers, optimizers, tensors, loaders
+def _draw() -> list[float]:
+    return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+def test_random_numbers_are_put_back() -> None:
+    state = random_state()
+    drawn = _draw()
+    assert drawn != _draw()
+    set_random_state(state)
+    assert drawn == _draw() and {"python", "numpy", "torch"} <= state.keys()
+
+
+@pytest.mark.parametrize("move", [lambda owner: _bring_back(owner), lambda owner: multigpu._move(owner, owner.device)])
+def test_the_state_of_an_optimizer_follows_its_model(move: Callable[[Any], None]) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    move(SimpleNamespace(model=model, optimizer=optimizer, device=torch.device("meta")))
+    moved = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+    assert len(moved) == 4 and all(value.is_meta for value in moved)
+
+
+def test_client_that_is_not_reached_is_one_that_takes_every_call() -> None:
+    def connect(note: Callable[[str], None]) -> Any:
+        raise OSError("no route")
+
+    delivery = Delivery("service", connect, lambda text: None)
+    client = delivery.experiment
+    delivery.finalize("failed")
+    client["metrics"].append(1.0)
+    client.log({"loss": 1.0}, step=1)
+
+
+def test_short_step_counts_for_a_schedule_that_was_there_before() -> None:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    find_step(optimizer)()
+    schedule.step()  # a warning where it knows of no step
+    assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+class Marked(torch.Tensor):
+    """A tensor whose value is not read at once, as on a GPU."""
+
+
+def test_tensors_that_change_later_are_copied() -> None:
+    weight = torch.zeros(2).as_subclass(Marked).requires_grad_()
+    part = snapshot(weight[0])
+    with torch.no_grad():
+        weight.fill_(1.0)
+    assert float(part) == 0.0
+
+
+def test_a_borrowed_loader_has_workers_of_its_own() -> None:
+    loader = DataLoader(make_data(), batch_size=16, num_workers=1, persistent_workers=True)
+    batches = iter(loader)
+    first = [next(batches), next(batches)]
+    with borrowed(loader) as spare:
+        next(iter(spare))
+    rest = list(batches)
+    assert [len(x) for x, _ in (*first, *rest)] == [16, 16, 16, 16, 6]
+    torch.testing.assert_close(torch.cat([x for x, _ in (*first, *rest)]), make_data().tensors[0])
+
+
+def test_steps_before_a_capture_bring_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step() -> None:
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+        monkeypatch.setattr(torch.accelerator, "current_stream", lambda: SimpleNamespace(is_capturing=lambda: False))
+        optimizer._accelerator_graph_capture_health_check()
+        monkeypatch.undo()
+
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = copy.deepcopy(torch.optim.SGD([parameter]))
+    optimizer.param_groups[0]["capturable"] = True
+    other = copy.deepcopy(optimizer)
+    trainer: Any = SimpleNamespace(optimizers=[optimizer], precision_plugin=None)
+    GraphedTraining(Any, trainer, Any, 1)  # type: ignore[arg-type]
+    step()
+    optimizer = other
+    with pytest.warns(UserWarning, match="capturable=True"):
+        step()
