@@ -19,7 +19,8 @@ from nbformat.v4 import new_markdown_cell
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS, DOCS, PACKAGE = ROOT / "nbs", ROOT / "docs", ROOT / "nbtrain"
-FIRST = ("first_run", "resume", "hooks", "errors", "performance", "benchmarks", "coming_from", "faq", "architecture")  # the rest by name
+FIRST = ("resume", "hooks", "errors", "performance", "benchmarks", "coming_from", "faq", "architecture")  # the rest by name
+_LISTED = re.compile(r"^\d+\. \[[^]]+\]\(([\w./]+)\.ipynb\)", re.M)
 
 
 def gather(source: Path) -> None:
@@ -58,6 +59,17 @@ def as_page(notebook: NotebookNode) -> NotebookNode:
     return notebook
 
 
+def listed(index: Path) -> list[Path]:
+    """The notebooks that an index lists, in its order."""
+    text = "\n\n".join(cell.source for cell in nbformat.read(index, as_version=4).cells if cell.cell_type == "markdown")
+    return [index.parent / f"{name}.ipynb" for name in _LISTED.findall(text)]
+
+
+def indexes() -> list[Path]:
+    """The contents page and the index of each folder of notebooks."""
+    return [NOTEBOOKS / "contents.ipynb", *sorted(NOTEBOOKS.glob("*/index.ipynb"))]
+
+
 def without_pictures(notebook: NotebookNode) -> NotebookNode:
     """A front page whose outputs are seen themselves, in place of README's pictures of them."""
     for cell in notebook.cells:
@@ -93,18 +105,28 @@ def toctree(caption: str, names: Iterable[str], depth: int = 1) -> str:
 
 
 def _add_contents(source: Path) -> None:
-    """What the sidebar lists, at the end of the front page: folders of notebooks, pages, chapters, modules."""
-    folders = sorted({p.parent for p in (source / "nbs").rglob("*.ipynb")} - {source / "nbs"}, key=lambda p: (p.name != "tutorials", p))
-    parts = [(folder.name.capitalize(), sorted(folder.glob("*.ipynb"), key=_place)) for folder in folders]
+    """What the sidebar lists: folders of notebooks, pages, the parts with their chapters, modules."""
+    parts = [
+        (caption, [source / "nbs" / folder / "index.ipynb"]) for caption, folder in (("Tutorials", "tutorials"), ("Examples", "examples"))
+    ]
     parts += [("Guides", sorted((source / "docs").glob("*.md"), key=_place))]
-    parts += [("How it is built, by chapter", sorted((source / "nbs").glob("[0-9]*.ipynb")))]
+    parts += [("How it is built", [source / "nbs" / "contents.ipynb"])]
     parts += [("한국어", [source / "nbs" / "index.ko.ipynb"])]
     parts += [("Reference", [source / "api" / "index.md"])]
+    _hide(source / "index.ipynb", source, parts)
+    for index in indexes():
+        pages = [source / path.relative_to(ROOT) for path in listed(index)]
+        own = [path for path in pages if path != source / "nbs" / "examples" / "index.ipynb"]  # which the front page lists
+        _hide(source / index.relative_to(ROOT), source, [("", own)])
+
+
+def _hide(page: Path, source: Path, parts: list[tuple[str, list[Path]]]) -> None:
+    """Add lists of pages at the end of `page` that only the sidebar shows."""
     lists = [toctree(caption, (f"/{p.relative_to(source).with_suffix('').as_posix()}" for p in pages)) for caption, pages in parts]
-    index = nbformat.read(source / "index.ipynb", as_version=4)
+    notebook = nbformat.read(page, as_version=4)
     hidden = [re.sub(r"^:maxdepth", ":hidden:\n:maxdepth", text, flags=re.M) for text in lists]
-    index.cells.append(new_markdown_cell("\n".join(hidden)))
-    nbformat.write(index, source / "index.ipynb")
+    notebook.cells.append(new_markdown_cell("\n".join(hidden)))
+    nbformat.write(notebook, page)
 
 
 def _place(path: Path) -> tuple[int, str]:

@@ -93,7 +93,7 @@ class LinkNames(SphinxPostTransform):
 
 def _names(env: Any) -> dict[str, str]:
     """What names are called in full: the public ones, `Class.method` of all classes, modules, and other classes and functions if unique."""
-    found = {name: f"nbtrain.{module}.{name}" for name, module in nbtrain._PUBLIC.items()}
+    found = {name: f"nbtrain.{module}.{name}" for name, module in nbtrain.PUBLIC.items()}
     doubled = set()
     for full, entry in env.get_domain("py").objects.items():
         if entry.objtype == "module":
@@ -104,7 +104,7 @@ def _names(env: Any) -> dict[str, str]:
         short = ".".join(parts[at:])
         if found.setdefault(short, full) != full:
             doubled.add(short)
-    return {name: full for name, full in found.items() if name in nbtrain._PUBLIC or name not in doubled}
+    return {name: full for name, full in found.items() if name in nbtrain.PUBLIC or name not in doubled}
 
 
 def _is_linked(node: nodes.Node) -> bool:

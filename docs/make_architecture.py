@@ -1,4 +1,4 @@
-"""Draw the floors of docs/architecture.md from the order of modules that tests/test_layers.py holds: `make names`."""
+"""Draw the packages of docs/architecture.md from what tests/test_layers.py allows and from the modules that are there: `make names`."""
 
 from __future__ import annotations
 
@@ -8,41 +8,35 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "architecture.md"
-# What the modules from this one on are for
-FLOORS = {
-    "errors": "values",
-    "views.text": "what is shown",
-    "history": "what is kept",
-    "batches": "data, schedules",
-    "meters": "steps and loops",
-    "durable": "files",
-    "addons.base": "addons",
-    "arguments": "the run",
-    "trainer": "what you use",
-}
-_BLOCK = re.compile(r"(?<=^```text\n).*?(?=^```$)", re.M | re.S)
+PAGE, PACKAGE = ROOT / "docs" / "architecture.md", ROOT / "nbtrain"
+_BLOCK = re.compile(r"(?<=^<!-- packages -->\n```text\n).*?(?=^```$)", re.M | re.S)
 
 
 def order() -> list[str]:
-    """ORDER of tests/test_layers.py, without importing it."""
+    """The packages, each after those that it may import: ALLOWED of tests/test_layers.py, read without importing it."""
     tree = ast.parse((ROOT / "tests" / "test_layers.py").read_text(encoding="utf-8"))
-    (value,) = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ORDER"]
-    return ast.literal_eval(value)
+    table = next(node.value for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "ALLOWED")
+    assert isinstance(table, ast.Dict)
+    late = re.findall(r'^ALLOWED\["(\w+)"\] =', (ROOT / "tests" / "test_layers.py").read_text(encoding="utf-8"), re.M)
+    return [*(ast.literal_eval(key) for key in table.keys if key is not None), *late]
 
 
-def diagram(modules: list[str]) -> str:
-    """The floors, the highest first. Each module stands on the floor that it, or the nearest before it in FLOORS, begins."""
-    floors: dict[str, list[str]] = {}
-    name = ""
-    for module in modules:
-        name = FLOORS.get(module, name)
-        floors.setdefault(name, []).append(module)
-    rows = [textwrap.wrap("  ".join(found), 78, break_on_hyphens=False) for found in floors.values()]
-    boxes = [[f"│ {name if i == 0 else '':<16}│ {line:<78} │" for i, line in enumerate(lines)] for name, lines in zip(floors, rows)]
-    rule = f"{'─' * 17}┼{'─' * 80}"
-    lines = f"\n├{rule}┤\n".join("\n".join(box) for box in reversed(boxes))
-    return f"┌{rule.replace('┼', '┬')}┐\n{lines}\n└{rule.replace('┼', '┴')}┘\n"
+def modules(package: str) -> list[str]:
+    """The modules of a package by name; none for a package that is one module."""
+    return sorted(path.stem for path in (PACKAGE / package).glob("*.py") if path.name != "__init__.py")
+
+
+def names() -> set[str]:
+    """Every package and module, with dots."""
+    return {name for package in order() for name in (package, *(f"{package}.{module}" for module in modules(package)))}
+
+
+def diagram(packages: list[str]) -> str:
+    """A box for each package, the highest first, with its modules."""
+    rows = {package: textwrap.wrap("  ".join(modules(package)), 78, break_on_hyphens=False) or [""] for package in packages}
+    boxes = ["\n".join(f"│ {name if i == 0 else '':<13}│ {line:<78} │" for i, line in enumerate(lines)) for name, lines in rows.items()]
+    rule = f"{'─' * 14}┼{'─' * 80}"
+    return f"┌{rule.replace('┼', '┬')}┐\n" + f"\n├{rule}┤\n".join(reversed(boxes)) + f"\n└{rule.replace('┼', '┴')}┘\n"
 
 
 def page() -> str:

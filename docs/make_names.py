@@ -17,7 +17,7 @@ def _first_line(thing: object) -> str:
 def names() -> str:
     """The page as Markdown."""
     lines = ["# Public names", "", "Made by `make names` from the docstrings.", "", "## nbtrain", ""]
-    lines += [f"- `{name}`: {_first_line(getattr(nbtrain, name))}" for name in sorted(nbtrain._PUBLIC)]
+    lines += [f"- `{name}`: {_first_line(getattr(nbtrain, name))}" for name in sorted(nbtrain.PUBLIC)]
     lines += ["", "## Trainer", ""]
     members = inspect.getmembers_static(nbtrain.Trainer) if hasattr(inspect, "getmembers_static") else inspect.getmembers(nbtrain.Trainer)
     for name, member in members:

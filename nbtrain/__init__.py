@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 # Public names and the module each comes from. They are imported when they are first used (PEP 562), so that `import nbtrain`
 # and the command line do not wait seconds for torch and Lightning.
-_PUBLIC = {
+PUBLIC = {
     "AccumulationAddon": "addons.accumulation",
     "AddOnBase": "engine.addon",
     "AddonError": "errors",
@@ -81,7 +81,7 @@ _PUBLIC = {
     "plot_schedules": "optim.schedulers",
     "warmup_cosine": "optim.schedulers",
 }
-__all__ = [*_PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from nbtrain.addons.accumulation import AccumulationAddon as AccumulationAddon
@@ -157,9 +157,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name not in PUBLIC:
         raise AttributeError(f"module 'nbtrain' has no attribute {name!r}")
-    value = getattr(import_module(f"nbtrain.{_PUBLIC[name]}"), name)
+    value = getattr(import_module(f"nbtrain.{PUBLIC[name]}"), name)
     globals()[name] = value
     return value
 

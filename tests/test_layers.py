@@ -116,7 +116,7 @@ def test_addons_are_importable_from_their_package() -> None:
     import nbtrain
     from nbtrain import addons
 
-    assert addons.__all__ == sorted(name for name, module in nbtrain._PUBLIC.items() if module.startswith("addons."))
+    assert addons.__all__ == sorted(name for name, module in nbtrain.PUBLIC.items() if module.startswith("addons."))
     assert all(getattr(addons, name) is getattr(nbtrain, name) for name in addons.__all__)
     with pytest.raises(AttributeError, match="no attribute 'StateManagerAdon'"):
         addons.StateManagerAdon  # type: ignore[attr-defined]
@@ -137,7 +137,7 @@ def test_public_names_are_also_known_to_type_checkers() -> None:
     typed = {alias.asname: f"{node.module}" for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     import nbtrain
 
-    assert typed == {name: f"nbtrain.{module}" for name, module in nbtrain._PUBLIC.items()}
+    assert typed == {name: f"nbtrain.{module}" for name, module in nbtrain.PUBLIC.items()}
 
 
 if __name__ == "__main__":

@@ -19,8 +19,15 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 # `make examples` runs these, and tests/browser the first of them
 LONG = {"first_run", "gan", "index", "index.ko", "job", "language_model", "mnist1d", "several_gpus", "sweeps", "transformers"}
-LONG |= {"addons.multigpu"}
-SHORT = [p for p in NOTEBOOKS if p.stem.lstrip("0123456789_") not in LONG]
+LONG |= {"multi_gpu"}
+INDEXES = script("build").indexes()
+CHAPTERS = [p for p in NOTEBOOKS if p not in INDEXES and not (p.parent == ROOT / "nbs" and p.stem.startswith("index"))]
+SHORT = [p for p in CHAPTERS if p.stem not in LONG]
+
+
+def _sources(folder: Path, pattern: str) -> list[Path]:
+    """The files of a folder, without what nbdev and Jupyter keep beside them."""
+    return [p for p in folder.rglob(pattern) if not {".ipynb_checkpoints", "__pycache__", "_modidx.py"} & set(p.parts)]
 
 
 def test_package_is_what_the_notebooks_export(tmp_path: Path) -> None:
@@ -32,18 +39,56 @@ def test_package_is_what_the_notebooks_export(tmp_path: Path) -> None:
     for command in (["ruff", "format", "--quiet", "nbs"], ["nbdev-clean"], ["nbdev-export"], ["ruff", "format", "--quiet", "nbtrain"]):
         subprocess.run([bin_ / command[0], *command[1:]], cwd=tmp_path, check=True, capture_output=True)
     for folder, pattern in (("nbtrain", "*.py"), ("nbs", "*.ipynb")):
-        made = {p.relative_to(tmp_path): p.read_text() for p in (tmp_path / folder).rglob(pattern)}
-        kept = {
-            p.relative_to(ROOT): p.read_text()
-            for p in (ROOT / folder).rglob(pattern)
-            if not {".ipynb_checkpoints", "__pycache__"} & set(p.parts)
-        }
+        made, kept = ({p.relative_to(root): p.read_text() for p in _sources(root / folder, pattern)} for root in (tmp_path, ROOT))
         assert made.keys() == kept.keys()
         differ = [str(name) for name in made if made[name] != kept[name]]
         assert not differ, f"run `make format`: {differ}"
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT / "nbs").with_suffix("").as_posix()
+
+
+def test_every_notebook_is_in_the_one_index_of_its_folder() -> None:
+    places = [(index, listed) for index in INDEXES for listed in script("build").listed(index)]
+    assert sorted(listed for _, listed in places) == sorted(
+        {*CHAPTERS, *INDEXES} - {INDEXES[0], ROOT / "nbs" / "tutorials" / "index.ipynb"}
+    )
+    assert not [listed for index, listed in places if index.parent not in (listed.parent, listed.parent.parent)]
+
+
+@pytest.mark.parametrize("path", INDEXES, ids=_name)
+def test_index_has_a_title_a_promise_and_one_picture(path: Path) -> None:
+    cells = nbformat.read(path, as_version=4).cells
+    assert all(cell.cell_type == "markdown" for cell in cells)
+    text = "\n\n".join(cell.source for cell in cells)
+    assert re.match(r"# .+\n\n> .+\.\n", text)
+    assert text.count("```text\n") == (0 if path.parent.name in ("tutorials", "examples") else 1)
+    assert max(map(len, text.partition("```text\n")[2].partition("```")[0].splitlines()), default=0) <= 80
+
+
+def _exported(path: Path) -> list[tuple[bool, str]]:
+    """The code cells, and whether each is exported; cells that only import are left out."""
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    return [
+        (exported, source)
+        for source in cells
+        if not ((exported := source.startswith("#| export")) and script("build").only_imports(source))
+    ]
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=_name)
+def test_exported_cells_are_short_and_followed_by_an_example(path: Path) -> None:
+    exported = run = 0
+    for is_export, source in _exported(path):
+        n = len(source.splitlines()) - 1
+        assert not is_export or n <= 100, source.splitlines()[1]
+        run = run + n if is_export else 0
+        exported = max(exported, run)
+    assert exported <= 150, "exported lines in a row without an example"
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=_name)
 def test_outputs_are_fit_to_be_read(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
@@ -56,18 +101,17 @@ def test_outputs_are_fit_to_be_read(path: Path) -> None:
     assert all(len(json.dumps(cell.outputs)) < 60_000 for cell in cells)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", CHAPTERS, ids=_name)
 def test_notebook_has_a_title_a_promise_and_no_star_imports(path: Path) -> None:
     cells = nbformat.read(path, as_version=4).cells
     assert cells[0].cell_type == "markdown" and cells[0].source.startswith("# ")
-    if not path.stem.startswith("index"):
-        assert re.search(r"^> .+\.$", cells[0].source, re.M)
-        assert any(re.search(r"^assert |^    assert ", cell.source, re.M) for cell in cells if cell.cell_type == "code")
-        assert cells[-1].source.startswith("Left out") or "\nLeft out" in cells[-1].source
+    assert re.search(r"^> .+\.$", cells[0].source, re.M)
+    assert any(re.search(r"^assert |^    assert ", cell.source, re.M) for cell in cells if cell.cell_type == "code")
+    assert cells[-1].source.startswith("Left out") or "\nLeft out" in cells[-1].source
     assert not any(re.search(r"^from \S+ import \*", cell.source, re.M) for cell in cells)
 
 
-@pytest.mark.parametrize("path", SHORT, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", SHORT, ids=_name)
 def test_notebook_runs(path: Path, tmp_path: Path, warm_kernel: Any) -> None:
     notebook = script("execute").execute(path, str(tmp_path), warm_kernel())
     assert all(output.output_type != "error" for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs)

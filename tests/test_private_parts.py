@@ -26,15 +26,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from nbtrain import RunPaused
-from nbtrain.addons import multigpu
-from nbtrain.addons.speed import GraphedTraining
-from nbtrain.delivery import Delivery
-from nbtrain.driving import _bring_back
-from nbtrain.loop import LeanEpochLoop, LeanEvaluationLoop, use_lean_loops
-from nbtrain.meters import snapshot
-from nbtrain.resumable import borrowed, random_state, set_random_state
-from nbtrain.shortcuts import find_step
-from nbtrain.steps import _KnownMetrics
+from nbtrain.addons import multi_gpu
+from nbtrain.addons.cuda_graph import GraphedTraining
+from nbtrain.data.resumable_loader import borrowed
+from nbtrain.engine.fast_step import find_step
+from nbtrain.engine.lean_evaluation import LeanEvaluationLoop
+from nbtrain.engine.lean_loops import use_lean_loops
+from nbtrain.engine.lean_training import LeanEpochLoop
+from nbtrain.engine.meter import snapshot
+from nbtrain.engine.step_module import _KnownMetrics
+from nbtrain.loggers.background import Delivery
+from nbtrain.rng import random_state, set_random_state
+from nbtrain.trainer.lightning_run import _bring_back
 
 
 # -- the page
@@ -274,7 +277,7 @@ def test_random_numbers_are_put_back() -> None:
     assert drawn == _draw() and {"python", "numpy", "torch"} <= state.keys()
 
 
-@pytest.mark.parametrize("move", [lambda owner: _bring_back(owner), lambda owner: multigpu._move(owner, owner.device)])
+@pytest.mark.parametrize("move", [lambda owner: _bring_back(owner), lambda owner: multi_gpu._move(owner, owner.device)])
 def test_the_state_of_an_optimizer_follows_its_model(move: Callable[[Any], None]) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters())

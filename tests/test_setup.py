@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,9 @@ def test_distributions_are_fit_for_an_index_and_hold_the_notebooks(dist: Path) -
         kept = {name.partition("/")[2] for name in archive.getnames()}
     notebooks = {str(p.relative_to(ROOT)) for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts}
     assert kept >= notebooks | {"CITATION.cff", "CHANGELOG.md", "Makefile", "constraints.txt", "docs/build.py", "tests/samples.py"}
-    assert not [name for name in kept if "__pycache__" in name or ".ipynb_checkpoints" in name]
+    with zipfile.ZipFile(wheel) as archive:
+        kept |= set(archive.namelist())
+    assert not [name for name in kept if "__pycache__" in name or ".ipynb_checkpoints" in name or name.endswith("_modidx.py")]
 
 
 def test_wheel_gives_a_working_import_and_command(dist: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import nbtrain
 
-__all__ = sorted(name for name, module in nbtrain._PUBLIC.items() if module.startswith("addons."))  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(name for name, module in nbtrain.PUBLIC.items() if module.startswith("addons."))  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
