@@ -3173,7 +3173,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'nbtrain.optim.schedulers.warmup_cosine': ( 'optim/schedulers.html#warmup_cosine',
                                                                                       'nbtrain/optim/schedulers.py')},
             'nbtrain.rng': { 'nbtrain.rng.derive_seed': ('rng.html#derive_seed', 'nbtrain/rng.py'),
-                             'nbtrain.rng.keep_cpu_random': ('rng.html#keep_cpu_random', 'nbtrain/rng.py'),
                              'nbtrain.rng.keep_random': ('rng.html#keep_random', 'nbtrain/rng.py'),
                              'nbtrain.rng.random_state': ('rng.html#random_state', 'nbtrain/rng.py'),
                              'nbtrain.rng.seed_all': ('rng.html#seed_all', 'nbtrain/rng.py'),

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from .loader import Cut, check_same
 from ..errors import ConfigError, OptionError, nearest
-from ..rng import keep_cpu_random, derive_seed, seed_process
+from ..rng import derive_seed, keep_random, seed_process
 
 # %% auto #0
 __all__ = ["SeededLoader"]
@@ -31,7 +31,7 @@ class _SeededBatches(Dataset[Any]):
 
     def __getitem__(self, key: tuple[int, list[int]]) -> Any:
         number, indices = key
-        with keep_cpu_random() if get_worker_info() is None else nullcontext():
+        with keep_random(devices=False) if get_worker_info() is None else nullcontext():
             samples = [self._sample(index) for index in indices]
             seed_process(derive_seed(self.seed, self.epoch, len(self.dataset) + number))
             return self.collate(samples)
