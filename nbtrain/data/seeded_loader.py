@@ -73,8 +73,8 @@ class SeededLoader:
     """Batches of a dataset whose order and random augmentation depend on `seed`, epoch and index alone.
 
     It can begin at any batch without reading those before it, gives the same batches with any `num_workers`, and leaves the random
-    numbers of the caller untouched. Python, torch on the CPU, and NumPy where it is loaded are seeded for each sample and each call of `collate_fn`.
-    `dataset` has a length and is indexed. `options` are those of a DataLoader that concern its workers.
+    numbers of the caller untouched. For each sample and each call of `collate_fn` it seeds Python, torch on the CPU, and NumPy where it
+    is loaded. `dataset` has a length and is indexed. `options` are those of a DataLoader that concern its workers.
 
     Each pass has the next epoch's number, from 0; `set_epoch` sets the number of the next one. Lightning calls it by itself.
     Raises ConfigError for a dataset without a length and for persistent workers, CheckpointError for the state of another loader.
