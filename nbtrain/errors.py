@@ -41,15 +41,15 @@ class ConfigError(NbtrainError, ValueError):
 
 
 class OptionError(ConfigError, TypeError):
-    """A keyword that nobody knows; the text names the nearest one."""
+    """An unknown keyword; the text names the nearest known one."""
 
 
 class AddonError(NbtrainError, TypeError):
-    """Addons that can't stand together, or one that is missing."""
+    """Addons that can't be combined, or one that is missing."""
 
 
 class CheckpointError(NbtrainError):
-    """A file of weights is missing, damaged, or of another model."""
+    """A checkpoint is missing, damaged, or of another model."""
 
 
 class StepError(NbtrainError):
@@ -57,15 +57,15 @@ class StepError(NbtrainError):
 
 
 class WorkerError(NbtrainError):
-    """A worker process was killed or has failed, or what it is to do can't be sent to it."""
+    """A worker process was killed or has failed, or its work can't be sent to it."""
 
 
 class OutOfMemory(NbtrainError):
-    """The device's memory did not suffice for a batch."""
+    """The device has too little memory for a batch."""
 
 
 class RunPaused(KeyboardInterrupt):
-    """A run waits between two batches; `trainer.resume()` lets it go on. It ends the cell, and what "Run all" has queued behind it."""
+    """A run waits between two batches; `trainer.resume()` continues it. It ends the cell, and what "Run all" has queued."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"‖ {self}"]  # IPython shows this line, and no traceback

@@ -21,7 +21,7 @@ __all__ = ["mixup", "cutmix"]
 def _draw(n: int, alpha: float) -> tuple[float, Tensor]:
     """The share of the sample itself, and each sample's partner."""
     if not alpha > 0:
-        raise StepError(f"alpha={alpha!r} is no parameter of a Beta distribution.", remedy="Give a positive number, such as 0.2.")
+        raise StepError(f"alpha must be positive, got {alpha!r}.", remedy="Give a number such as 0.2.")
     share = torch.distributions.Beta(alpha, alpha).sample().item()
     return share, torch.randperm(n)
 
@@ -46,6 +46,7 @@ def mixup(batch: tuple[Tensor, Tensor], alpha: float = 0.2, *, n_classes: int | 
     return torch.lerp(x[partner], x, share), _mixed_labels(y, partner, share, n_classes)
 
 
+# %% ../../nbs/data/mixup.ipynb #5fc16fb1
 def cutmix(batch: tuple[Tensor, Tensor], alpha: float = 1.0, *, n_classes: int | None = None) -> tuple[Tensor, Tensor]:
     """Put a box of another image into each image of `batch`, inputs (B, C, H, W): Yun et al. 2019.
 
@@ -65,6 +66,6 @@ def cutmix(batch: tuple[Tensor, Tensor], alpha: float = 1.0, *, n_classes: int |
 
 
 def _span(length: int, ratio: float) -> tuple[int, int]:
-    """A part of `length` around a random middle, cut off at the ends."""
+    """A range within `length` around a random middle, clipped at both ends."""
     middle, half = int(torch.randint(length, ()).item()), int(length * ratio) // 2
     return max(middle - half, 0), min(middle + half, length)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from .batch import pin, tensors, to_device
-from .loader import LoaderAround, StatefulLoader
+from .loader import LoaderWrapper, StatefulLoader
 
 # %% auto #0
 __all__ = ["Copies", "CudaCopies", "Prefetcher", "prefetch"]
@@ -35,13 +35,13 @@ class CudaCopies:
         self.stream = stream or torch.cuda.Stream(device)
 
     def start(self, batch: Any) -> Any:
-        """`batch` on the device, while its copy may still be on."""
+        """`batch` on the device; its copy may not be finished."""
         self.stream.wait_stream(torch.cuda.current_stream(self.device))  # a loader may compute on the device itself
         with torch.cuda.stream(self.stream):
             return to_device(pin(batch), self.device)
 
     def finish(self, batch: Any) -> Any:
-        """`batch`, for the current stream: what is queued there from now on waits for the copy. The host does not."""
+        """`batch`, for the current stream: whatever is queued there from now on waits for the copy. The host does not wait."""
         current = torch.cuda.current_stream(self.device)
         current.wait_stream(self.stream)
         for tensor in tensors(batch):
@@ -51,11 +51,11 @@ class CudaCopies:
 
 
 # %% ../../nbs/data/prefetch.ipynb #e992c450
-class Prefetcher(LoaderAround):
+class Prefetcher(LoaderWrapper):
     """The batches of `loader`, each copied by `copies` while the one before it is in use.
 
     Its state is that of `loader` at the batch that was handed out, not at the one on its way; {} for a loader without a state.
-    An error in the loader comes at the batch where it would come without this.
+    An error in the loader is raised at the batch where it would be raised without prefetching.
     """
 
     def __init__(self, loader: Iterable[Any], copies: Copies) -> None:
@@ -75,7 +75,7 @@ class Prefetcher(LoaderAround):
         coming: deque[tuple[Any, dict[str, Any]]] = deque()
         error = None
         try:
-            for batch in islice(batches, left):  # the end is not asked for ahead: a DataLoader may draw from its generator there
+            for batch in islice(batches, left):  # the end is not read ahead: a DataLoader may draw from its generator there
                 coming.append((self.copies.start(batch), self._loader_state()))
                 if len(coming) == 2:
                     yield self._hand_out(*coming.popleft())
@@ -101,16 +101,17 @@ class Prefetcher(LoaderAround):
         return self._loader_state() if self._state is None else self._state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the loader go on at the place of `state`."""
+        """Let the next pass of the loader begin at the place of `state`."""
         self._state = None
         if isinstance(self.loader, StatefulLoader):
             self.loader.load_state_dict(state)
 
 
+# %% ../../nbs/data/prefetch.ipynb #c658f818
 def prefetch(loader: Iterable[Any], device: str | torch.device) -> Iterable[Any]:
     """`loader`, with its next batch on the way to a CUDA `device` while the current one is used; on other devices `loader` itself.
 
-    The loader works one batch ahead: what it draws from global random numbers on the CPU it draws that much earlier.
+    The loader works one batch ahead, and so draws from the global random numbers of the CPU one batch earlier.
     """
     device = torch.device(device)
     return Prefetcher(loader, CudaCopies(device)) if device.type == "cuda" else loader

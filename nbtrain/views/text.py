@@ -22,6 +22,7 @@ __all__ = [
     "format_time",
     "format_count",
     "best_row",
+    "Speed",
     "Board",
     "header_line",
     "place_words",
@@ -43,7 +44,7 @@ __all__ = [
 
 # %% ../../nbs/views/text.ipynb #84099456
 def format_value(value: Any) -> str:
-    """A number in 4 significant digits, `–` for a missing one; other things as they are."""
+    """A number in 4 significant digits, `–` for None; other values as `str` shows them."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -70,8 +71,6 @@ def format_count(count: float) -> str:
 
 # %% ../../nbs/views/text.ipynb #19584645
 Row = Mapping[str, Any]
-_MIN_BATCHES = 5  # before this many the time left is unknown
-_MAX_POINTS = 200  # of the live curve
 
 
 def best_row(rows: Iterable[Row], monitor: str, mode: MonitorMode) -> Row | None:
@@ -86,10 +85,56 @@ def best_row(rows: Iterable[Row], monitor: str, mode: MonitorMode) -> Row | None
     return best
 
 
+# %% ../../nbs/views/text.ipynb #3c67c019
+_MIN_BATCHES = 5  # before this many the time left is unknown
+
+
+class Speed:
+    """How fast a run is: seconds and batches of each phase, without the time between two passes."""
+
+    def __init__(self, elapsed_s: float = 0.0) -> None:
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._batches: dict[str, int] = defaultdict(int)
+        self._samples = 0
+        self._block_s = elapsed_s  # where the newest block of steps ended
+
+    def skip_to(self, elapsed_s: float) -> None:
+        """Count the time until `elapsed_s` for no phase."""
+        self._block_s = elapsed_s
+
+    def add(self, progress: Progress, n_batches: int, n_samples: int) -> None:
+        """Count a block of steps that ends at `progress`."""
+        self._seconds[progress.phase] += progress.elapsed_s - self._block_s
+        self._block_s = progress.elapsed_s
+        self._batches[progress.phase] += n_batches
+        self._samples += n_samples if progress.phase == "train" else 0
+
+    def rate(self, phase: str = "train") -> float | None:
+        """Batches a second in `phase`; None while there is none."""
+        return self._batches[phase] / self._seconds[phase] if self._seconds[phase] > 0 and self._batches[phase] else None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Training samples a second."""
+        return self._samples / self._seconds["train"] if self._seconds["train"] > 0 and self._samples else None
+
+    def left_s(self, p: Progress, n_train: int | None, n_valid: int | None) -> float | None:
+        """Seconds to the end of the run with so many batches an epoch; None where a length or a rate is unknown."""
+        rate = self.rate()
+        if n_train is None or n_valid is None or rate is None or self._batches["train"] < _MIN_BATCHES:
+            return None
+        train_s, valid_s = 1 / rate, 1 / (self.rate("valid") or rate)
+        done_s = p.batch * train_s if p.phase == "train" else n_train * train_s + p.batch * valid_s if p.phase == "valid" else 0
+        return max(0.0, (p.n_epochs - p.epoch) * (n_train * train_s + n_valid * valid_s) - done_s)
+
+
 # %% ../../nbs/views/text.ipynb #b9da4cad
+_MAX_POINTS = 200  # of the live curve
+
+
 @dataclass
 class Board:
-    """What a view shows of a run, folded from its events."""
+    """What a view shows of a run, updated by its events."""
 
     header: dict[str, Any] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
@@ -101,24 +146,19 @@ class Board:
     curve: list[tuple[int, float]] = field(default_factory=list)  # (step, loss), at most 400 points
     status: str = "running"
     reason: str = ""
-    _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    _batches: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    _samples: int = 0
-    _block_s: float = 0.0  # where the newest block of steps ended
+    speed: Speed = field(default_factory=Speed)
 
     def update(self, event: Event) -> None:
-        """Take `event` in."""
+        """Show what `event` says from now on."""
         if event.kind == "start":
             self.header = dict(event.data)
             self.status, self.reason = "running", ""
-            self._seconds.clear()
-            self._batches.clear()
-            self._samples, self._block_s = 0, event.progress.elapsed_s
+            self.speed = Speed(event.progress.elapsed_s)
         elif event.kind == "steps":
             self._add_block(event)
         elif event.kind in ("epoch", "test"):
             self.rows.append(event.data["row"])
-            self._block_s = event.progress.elapsed_s
+            self.speed.skip_to(event.progress.elapsed_s)
         elif event.kind == "note":
             self.notes.append(event.data["text"])
         elif event.kind == "mark":
@@ -130,13 +170,10 @@ class Board:
         self.progress = event.progress
 
     def _add_block(self, event: Event) -> None:
-        phase, n = event.progress.phase, event.data["n"]
-        self._seconds[phase] += event.progress.elapsed_s - self._block_s
-        self._block_s = event.progress.elapsed_s
-        self._batches[phase] += n
-        if phase != "train":
+        training = event.progress.phase == "train"
+        self.speed.add(event.progress, event.data["n"], event.data["samples"] if training else 0)
+        if not training:
             return
-        self._samples += event.data["samples"]
         self.lr = event.data.get("lr")
         for loss in event.data["values"].get("train_loss", ()):
             self.loss = loss if self.loss is None or math.isnan(self.loss) else 0.95 * self.loss + 0.05 * loss
@@ -145,29 +182,14 @@ class Board:
         if len(self.curve) > 2 * _MAX_POINTS:
             self.curve = self.curve[::2]
 
-    def rate(self, phase: str = "train") -> float | None:
-        """Batches a second in `phase`; None before there is one."""
-        return self._batches[phase] / self._seconds[phase] if self._seconds[phase] > 0 and self._batches[phase] else None
-
-    @property
-    def samples_per_s(self) -> float | None:
-        """Training samples a second."""
-        return self._samples / self._seconds["train"] if self._seconds["train"] > 0 and self._samples else None
-
     @property
     def left_s(self) -> float | None:
         """Seconds to the end of the run, validation included; None where a length or a rate is unknown."""
-        p, n_train, n_valid = self.progress, self.header.get("n_train_batches"), self.header.get("n_valid_batches", 0)
-        rate = self.rate()
-        if n_train is None or n_valid is None or rate is None or self._batches["train"] < _MIN_BATCHES:
-            return None
-        train_s, valid_s = 1 / rate, 1 / (self.rate("valid") or rate)
-        done_s = p.batch * train_s if p.phase == "train" else n_train * train_s + p.batch * valid_s if p.phase == "valid" else 0
-        return max(0.0, (p.n_epochs - p.epoch) * (n_train * train_s + n_valid * valid_s) - done_s)
+        return self.speed.left_s(self.progress, self.header.get("n_train_batches"), self.header.get("n_valid_batches", 0))
 
     @property
     def is_on(self) -> bool:
-        """Is the run on, or waiting?"""
+        """Is the run not over? It runs, or is paused."""
         return self.status in ("running", "pausing", "paused", "stopping")
 
     @property
@@ -208,12 +230,12 @@ def place_words(progress: Progress) -> tuple[str, str]:
 
 def rate_words(board: Board) -> list[str]:
     """How fast it is: `84 it/s` and `2.7k samples/s`, where they are known."""
-    rates = ((board.rate(), "it/s"), (board.samples_per_s, "samples/s"))
+    rates = ((board.speed.rate(), "it/s"), (board.speed.samples_per_s, "samples/s"))
     return [f"{format_count(rate)} {unit}" for rate, unit in rates if rate is not None]
 
 
 def progress_line(board: Board) -> str:
-    """`epoch 3/10 · 251/500 · 01:12 < 02:40 · 84 it/s · 2.7k samples/s · loss 0.0123`, with its state in front where it does not run."""
+    """`epoch 3/10 · 251/500 · 01:12 < 02:40 · 84 it/s · 2.7k samples/s · loss 0.0123`, after the state of a run that is not running."""
     p = board.progress
     parts = [f"{ICONS[board.status]} {board.status}"] if board.status != "running" else []
     parts += place_words(p)
@@ -225,13 +247,14 @@ def progress_line(board: Board) -> str:
     return " · ".join(parts)
 
 
+# %% ../../nbs/views/text.ipynb #4cf9c9f6
 def mark_line(progress: Progress, text: str) -> str:
     """`✎ epoch 3, batch 251: lr 0.001 → 0.0001`."""
     return f"✎ {progress.place}: {text}"
 
 
 def best_words(best: Row, monitor: str) -> str:
-    """Which epoch is the best by what: `best val_loss 0.1 at epoch 4`; by `train_loss` where `monitor` was not measured."""
+    """The best epoch and its metric: `best val_loss 0.1 at epoch 4`; by `train_loss` where `monitor` was not measured."""
     monitor = monitor if monitor in best else "train_loss"
     return f"best {monitor} {format_value(best[monitor])} at epoch {best['epoch']}"
 
@@ -252,7 +275,7 @@ def summary_line(board: Board) -> str:
 
 # %% ../../nbs/views/text.ipynb #43a8afcd
 def column_names(rows: Iterable[Row]) -> list[str]:
-    """Columns in reading order: epoch, train_*, val_*, test_*, what else there is, lr, time_s."""
+    """Columns in reading order: epoch, train_*, val_*, test_*, all others, lr, time_s."""
     names = list(dict.fromkeys(name for row in rows for name in row if name not in ("epoch", "step", "lr", "time_s")))
 
     def group(name: str) -> int:
@@ -290,7 +313,7 @@ def table_text(rows: Sequence[Row], best: Row | None = None) -> str:
 
 # %% ../../nbs/views/text.ipynb #eef8c9ee
 def record_text(board: Board) -> str:
-    """The whole record as text: header, table, notes, and the line of the end or of the progress."""
+    """The whole record as text: header, table, changes, notes, and how the run stands or has ended."""
     parts = [header_line(board.header, board.progress.run)]
     if board.rows:
         parts.append(table_text(board.rows, board.best))
@@ -302,13 +325,13 @@ def record_text(board: Board) -> str:
 
 # %% ../../nbs/views/text.ipynb #2ea1b511
 class View(Protocol):
-    """Whoever shows a run: it is handed every event."""
+    """Shows a run: it gets every event."""
 
     def update(self, event: Event) -> None: ...
 
 
-def _said(event: Event) -> str | None:
-    """The line for a note, for a change by hand, and for a run that pauses, goes on or is about to stop."""
+def _event_line(event: Event) -> str | None:
+    """The line for a note, for a change by hand, and for a run that pauses, continues or is about to stop."""
     if event.kind == "note":
         return f"note: {event.data['text']}"
     if event.kind == "mark":
@@ -333,7 +356,7 @@ class TerminalView:
             self._write("\r" + progress_line(self.board)[: self.width - 1] + "\x1b[K")
         elif event.kind in ("epoch", "test"):
             self._row(event.data["row"])
-        elif (text := _said(event)) is not None:
+        elif (text := _event_line(event)) is not None:
             self._line(text)
         elif event.kind == "end":
             self._line(summary_line(self.board))
@@ -357,7 +380,7 @@ class TerminalView:
 
 # %% ../../nbs/views/text.ipynb #894ac72f
 class LogView:
-    """A line an epoch, and at most one a minute between: for files, pipes and CI logs."""
+    """A line for each epoch, and at most one a minute between: for files, pipes and CI logs."""
 
     def __init__(self, stream: TextIO | None = None, every_s: float = 60.0) -> None:
         self.board, self.stream, self.every_s = Board(), stream or sys.stdout, every_s
@@ -378,7 +401,7 @@ class LogView:
             return progress_line(self.board)
         if event.kind in ("epoch", "test"):
             return self._row_text(event.data["row"])
-        return summary_line(self.board) if event.kind == "end" else _said(event)
+        return summary_line(self.board) if event.kind == "end" else _event_line(event)
 
     def _row_text(self, row: Row) -> str:
         names = column_names([row])

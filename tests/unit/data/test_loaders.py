@@ -122,8 +122,12 @@ class Doubled(TensorDataset):
         ),
         ((torch.zeros(2), torch.zeros(3)), {}, "The tensors have different lengths: 2, 3.\n  Make them equal."),
         ((torch.zeros(2), torch.zeros(2, device="meta")), {}, "The tensors have different devices: cpu, meta.\n  Make them equal."),
-        ((torch.zeros(2),), {"batch_size": 0}, "batch_size=0 is no number of samples.\n  Give an integer from 1."),
-        ((torch.zeros(2),), {"batch_size": True}, "batch_size=True is no number of samples.\n  Give an integer from 1."),
+        ((torch.zeros(2),), {"batch_size": 0}, "batch_size must be a positive integer, got 0.\n  Give the number of samples in a batch."),
+        (
+            (torch.zeros(2),),
+            {"batch_size": True},
+            "batch_size must be a positive integer, got True.\n  Give the number of samples in a batch.",
+        ),
     ],
 )
 def test_what_is_no_set_of_samples_is_refused(given: Any, options: Any, message: str) -> None:
@@ -399,7 +403,7 @@ def test_without_shuffling_a_seeded_loader_gives_what_a_dataloader_gives() -> No
         (
             {"persistent_workers": True},
             ConfigError,
-            "SeededLoader can't keep its workers: each pass begins at an epoch and a batch of its own, with workers that know these.\n"
+            "SeededLoader can't keep its workers: they are started for one epoch, and for the batch where it begins.\n"
             "  Leave persistent_workers out.",
         ),
         ({"prefetch": 2}, OptionError, "SeededLoader has no option 'prefetch'.\n  Did you mean 'prefetch_factor'?"),

@@ -39,5 +39,5 @@ def test_float_labels_are_mixed_as_they_are() -> None:
 def test_what_cannot_be_mixed_is_an_error() -> None:
     with pytest.raises(StepError, match="Class numbers can't be mixed"):
         mixup((torch.zeros(2, 1), torch.tensor([0, 1])))
-    with pytest.raises(StepError, match="alpha=0 is no parameter"):
+    with pytest.raises(StepError, match="alpha must be positive, got 0"):
         mixup((torch.zeros(2, 1), torch.zeros(2)), 0)

@@ -116,7 +116,7 @@ def test_what_is_no_chain_is_refused() -> None:
         SchedulerChain(torch.optim.lr_scheduler.LinearLR(optimizer))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="given nothing"):
         SchedulerChain()
-    with pytest.raises(ConfigError, match=r"^total_iters=0 is no number of steps\.\n  Give an integer from 1\.$"):
+    with pytest.raises(ConfigError, match=r"^total_iters must be a positive integer, got 0\.\n  Give the number of steps\.$"):
         WarmUpScheduler(optimizer, 0)
     with pytest.raises(TypeError, match="abstract"):
         SchedulerBase(optimizer, 3)  # type: ignore[abstract]
@@ -173,7 +173,7 @@ def test_milestones_are_shares_of_the_run() -> None:
 def test_milestone_that_is_no_share_is_refused(share: float) -> None:
     with pytest.raises(ConfigError) as caught:
         get_multi_step_lr_scheduler(1.0, 2, 10, {share: 0.1})
-    assert str(caught.value) == f"milestones at [{share}] are no shares of a run.\n  Give numbers between 0 and 1."
+    assert str(caught.value) == f"milestones must be shares of the run, got [{share}].\n  Give numbers between 0 and 1."
 
 
 def test_ranges_count_their_own_steps_and_the_last_value_is_held() -> None:
@@ -234,7 +234,7 @@ def test_factory_says_what_it_misses() -> None:
     )
     with pytest.raises(ConfigError) as caught:
         warmup_cosine(optimizer, Plan(3, 5), warmup=1.0)
-    assert str(caught.value) == "warmup=1.0 is no share of a run.\n  Give a number from 0 to below 1."
+    assert str(caught.value) == "warmup must be a share of the run, got 1.0.\n  Give a number from 0 to below 1."
     assert isinstance(warmup_cosine(optimizer, Plan(1, 1)), CosineAnnealingScheduler)  # no room for a warm-up
 
 

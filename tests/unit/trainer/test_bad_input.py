@@ -204,8 +204,8 @@ def test_steps_that_nobody_wrote() -> None:
 
 
 SCHEDULES = {
-    "no schedule": (3, "scheduler=3 is no schedule."),
-    "a class": (torch.optim.lr_scheduler.StepLR, "scheduler=<class 'torch.optim.lr_scheduler.StepLR'> is no schedule."),
+    "no schedule": (3, "scheduler=3 is not a schedule."),
+    "a class": (torch.optim.lr_scheduler.StepLR, "scheduler=<class 'torch.optim.lr_scheduler.StepLR'> is not a schedule."),
     "no number": (lambda step: "fast", "scheduler(0) returned str, not a number."),
 }
 

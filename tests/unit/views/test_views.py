@@ -51,7 +51,7 @@ def board_after(events: list[Event]) -> text.Board:
 # -- the board
 def test_rates_leave_out_validation_and_time_left_counts_it() -> None:
     board = board_after(run_events()[:5])  # the second epoch's training is done
-    assert board.rate() == 4.0 and board.rate("valid") == 4.0 and board.samples_per_s == 128.0
+    assert board.speed.rate() == 4.0 and board.speed.rate("valid") == 4.0 and board.speed.samples_per_s == 128.0
     assert board.left_s == pytest.approx(0.5 + 1.5)  # this validation, and a whole epoch
 
 
