@@ -173,7 +173,7 @@ def test_list_that_holds_itself_is_named() -> None:
 
 def test_tensor_that_safetensors_does_not_know_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     state = {"mine": {"x": torch.ones(2, dtype=torch.complex128)}}
-    with pytest.raises(CheckpointError, match="^mine.x is a tensor of complex128, which safetensors does not know, which a"):
+    with pytest.raises(CheckpointError, match="^mine.x is a tensor of complex128, which safetensors does not support, which a"):
         store(state, tmp_path / "c", "safetensor")
     assert list(tmp_path.iterdir()) == []
     assert identical(read_checkpoint(store(state, tmp_path / "c.ckpt", "ckpt")), state)
