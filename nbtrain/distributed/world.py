@@ -89,7 +89,7 @@ class World:
 
 # %% ../../nbs/distributed/world.ipynb #5cde6e18
 def find_world() -> World:
-    """The world of this process: from torchrun's or SLURM's variables, or of size 1. Raises ConfigError for machines with different numbers of processes."""
+    """The world of this process: torchrun's, SLURM's, or of size 1. Raises ConfigError for unequal numbers of processes."""
     if TorchElasticEnvironment.detect():
         return _world(TorchElasticEnvironment(), "LOCAL_WORLD_SIZE")
     if SLURMEnvironment.detect():
