@@ -286,10 +286,11 @@ class _Connection:
 class Delivery(Logger):
     """A Lightning logger that passes every call to another logger, in a background thread.
 
-    `connect` makes that other logger at the beginning of each run. It is called in the thread, with a function for notes to people. `label`
-    names the logger for people, and `note` shows them a note. Beginning and end of a run wait at most `wait_s` seconds for it, together if
-    it is never reached, and two seconds in a run after one in which it was not reached. Loggers that are `together` are waited for at the
-    same time. `retry_s` is the time to the second attempt, and doubles up to a minute. Errors of nbtrain, such as a wrong option, are raised.
+    `connect` makes that other logger at the beginning of each run. It is called in the thread, with a function for notes to people.
+    `label` names the logger in notes, and `note` shows them. Beginning and end of a run wait at most `wait_s` seconds for it, together if
+    it is never reached, and two seconds in a run after one in which it was not reached. Loggers that are `together` are waited for at
+    the same time. `retry_s` is the time to the second attempt, and doubles up to a minute. NbtrainErrors of `connect`, such as for a wrong
+    option, are raised.
     """
 
     def __init__(self, label: str, connect: Connect, note: Callable[[str], None], *, wait_s: float = 10.0, retry_s: float = 1.0) -> None:
