@@ -253,7 +253,7 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 PARENT = """
 import sys, time
-from nbtrain.launch import Launch, Pool
+from nbtrain.distributed.worker_pool import Launch, Pool
 
 def work(rank):
     import os, subprocess, time

@@ -173,7 +173,7 @@ def test_list_that_holds_itself_is_named() -> None:
 
 def test_tensor_that_safetensors_does_not_know_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     state = {"mine": {"x": torch.ones(2, dtype=torch.complex128)}}
-    with pytest.raises(CheckpointError, match="^mine.x is a tensor of complex128, which safetensors does not know, which a"):
+    with pytest.raises(CheckpointError, match="^mine.x is a tensor of complex128, which safetensors does not support, which a"):
         store(state, tmp_path / "c", "safetensor")
     assert list(tmp_path.iterdir()) == []
     assert identical(read_checkpoint(store(state, tmp_path / "c.ckpt", "ckpt")), state)
@@ -209,7 +209,7 @@ def test_hyper_parameters_become_plain_data() -> None:
         "colour": "red",
         "act": "torch.nn.functional.relu",
         "kind": "torch.nn.modules.activation.ReLU",
-        "net": "test_checkpoints.Odd",
+        "net": "test_files.Odd",
         "partial": "functools.partial",
         "rates": [0.1, 0.2],
         "rate": 0.5,
@@ -443,10 +443,10 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a bit in the values": (_flip("", b"state_dict"), "c.ckpt is damaged: the checksum of its record 'archive/data.pkl' does not match."),
     "a bit in the directory": (_flip("", b"PK\x01\x02"), "c.ckpt is cut off or damaged: its SIZE bytes are not a whole zip archive."),
     "text": (_text, "c.ckpt is cut off or damaged: its SIZE bytes are not a whole zip archive."),
-    "an empty folder": (_to_folder, "c.ckpt holds no state.json: it is no checkpoint, or not a whole one."),
-    "another zip": (_zip_of(b""), "c.ckpt holds what no checkpoint holds."),
-    "a list": (_saved([1, 2]), "c.ckpt holds a list, not the dict that a checkpoint is."),
-    "a tensor": (_saved(torch.ones(2)), "c.ckpt holds a Tensor, not the dict that a checkpoint is."),
+    "an empty folder": (_to_folder, "c.ckpt holds no state.json: it is not a checkpoint, or an incomplete one."),
+    "another zip": (_zip_of(b""), "c.ckpt does not have the content of a checkpoint."),
+    "a list": (_saved([1, 2]), "c.ckpt holds a list, not the dict of a checkpoint."),
+    "a tensor": (_saved(torch.ones(2)), "c.ckpt holds a Tensor, not the dict of a checkpoint."),
     "os.system": (_saved(Bomb(os.system, f"touch {RAN}")), "c.ckpt holds Python objects (posix.system), which are not unpickled."),
     "eval": (_saved(Bomb(eval, f"open('{RAN}', 'w')")), "c.ckpt holds Python objects (eval), which are not unpickled."),
     "nested": (
@@ -471,26 +471,26 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
         _zip_of(PKL + b"subprocess\nPopen\n."),
         "c.ckpt holds Python objects (subprocess.Popen), which are not unpickled.",
     ),
-    "a cut pickle": (_zip_of(b"\x80\x02}q"), "c.ckpt holds what no checkpoint holds."),
+    "a cut pickle": (_zip_of(b"\x80\x02}q"), "c.ckpt does not have the content of a checkpoint."),
     "a newer version": (
         _saved({"epoch": 1, "nbtrain_checkpoint": {"version": 2, "views": []}}),
         "c.ckpt is of version 2; this nbtrain reads version 1.",
     ),
-    "a header of another kind": (_saved({"epoch": 1, "nbtrain_checkpoint": [1]}), "c.ckpt holds what no checkpoint holds."),
+    "a header of another kind": (_saved({"epoch": 1, "nbtrain_checkpoint": [1]}), "c.ckpt does not have the content of a checkpoint."),
     "a view of no tensor": (
         _saved({"epoch": 1, "nbtrain_checkpoint": {"version": 1, "views": [(("epoch",), "array")]}}),
-        "c.ckpt holds what no checkpoint holds.",
+        "c.ckpt does not have the content of a checkpoint.",
     ),
 }
 WEIGHTS, TENSORS, JSON = "model.safetensors", "tensors.safetensors", "state.json"
 SEAL = "state.json is cut off or damaged: its checksum does not match."
 FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no state.json": (lambda p: (p / JSON).unlink(), "c holds no state.json: it is no checkpoint, or not a whole one."),
+    "no state.json": (lambda p: (p / JSON).unlink(), "c holds no state.json: it is not a checkpoint, or an incomplete one."),
     "no weights": (lambda p: (p / WEIGHTS).unlink(), "model.safetensors is missing."),
     "no tensors": (lambda p: (p / TENSORS).unlink(), "tensors.safetensors is missing."),
     "no config": (lambda p: (p / "config.json").unlink(), "config.json is missing."),
     "a folder for a file": (_file_in_place_of(WEIGHTS), "model.safetensors is missing."),
-    "a folder for state.json": (_file_in_place_of(JSON), "c holds no state.json: it is no checkpoint, or not a whole one."),
+    "a folder for state.json": (_file_in_place_of(JSON), "c holds no state.json: it is not a checkpoint, or an incomplete one."),
     "empty state.json": (_cut(JSON, 0), SEAL),
     "cut state.json": (_cut(JSON, 0.5), SEAL),
     "state.json without its last byte": (_cut(JSON, 0.999), SEAL),
@@ -510,50 +510,49 @@ FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a newer version": (_reseal(lambda c: c.update(version=2)), "state.json is of version 2; this nbtrain reads version 1."),
     "no version": (_reseal(lambda c: c.pop("version")), "state.json is of version None; this nbtrain reads version 1."),
-    "no list of files": (_reseal(lambda c: c.pop("files")), "c holds what no checkpoint holds."),
-    "no state": (_reseal(lambda c: c.pop("state")), "c holds what no checkpoint holds."),
-    "a state that is a list": (_reseal(lambda c: c.update(state=[])), "c holds a list, not the dict that a checkpoint is."),
-    "no JSON": (_reseal(lambda c: b"{"), "c holds what no checkpoint holds."),
-    "a JSON list": (_reseal(lambda c: b"[]"), "c holds what no checkpoint holds."),
-    "deep nesting": (_reseal(lambda c: b"[" * 100_000 + b"]" * 100_000), "c holds what no checkpoint holds."),
-    "a key twice": (_reseal(lambda c: b'{"version": 1, "version": 1}'), "state.json names a key twice."),
+    "no list of files": (_reseal(lambda c: c.pop("files")), "c does not have the content of a checkpoint."),
+    "no state": (_reseal(lambda c: c.pop("state")), "c does not have the content of a checkpoint."),
+    "a state that is a list": (_reseal(lambda c: c.update(state=[])), "c holds a list, not the dict of a checkpoint."),
+    "no JSON": (_reseal(lambda c: b"{"), "c does not have the content of a checkpoint."),
+    "a JSON list": (_reseal(lambda c: b"[]"), "c does not have the content of a checkpoint."),
+    "deep nesting": (_reseal(lambda c: b"[" * 100_000 + b"]" * 100_000), "c does not have the content of a checkpoint."),
+    "a key twice": (_reseal(lambda c: b'{"version": 1, "version": 1}'), "state.json has a key twice."),
     "a path that leads out": (
         _reseal(lambda c: c["files"].update({"../outside": {"size": 1, "crc32": "00000000"}})),
-        "state.json lists files that no checkpoint has, or not all: "
-        "'../outside', 'config.json', 'model.safetensors', 'tensors.safetensors'.",
+        "state.json lists invalid files, or not all: '../outside', 'config.json', 'model.safetensors', 'tensors.safetensors'.",
     ),
     "an absolute path": (
         _reseal(lambda c: c["files"].update({"/etc/passwd": c["files"].pop(WEIGHTS)})),
-        "state.json lists files that no checkpoint has, or not all: '/etc/passwd', 'config.json', 'tensors.safetensors'.",
+        "state.json lists invalid files, or not all: '/etc/passwd', 'config.json', 'tensors.safetensors'.",
     ),
     "a file that is not listed": (
         _reseal(lambda c: c["files"].pop(TENSORS)),
-        "state.json lists files that no checkpoint has, or not all: 'config.json', 'model.safetensors'.",
+        "state.json lists invalid files, or not all: 'config.json', 'model.safetensors'.",
     ),
     "a tensor that is not there": (_put("x", {"$tensor": "y"}), "state.json names the tensor 'y', which is in no file."),
     "a path for a tensor": (_put("x", {"$weight": "../y"}), "state.json names the tensor '../y', which is in no file."),
-    "an unknown tag": (_put("x", {"$pickle": "gASV"}), "c holds what no checkpoint holds."),
-    "two tags": (_put("x", {"$tuple": [], "$dict": []}), "c holds what no checkpoint holds."),
-    "a function for a dtype": (_put("x", {"$dtype": "load"}), "c holds what no checkpoint holds."),
-    "a dtype that is none": (_put("x", {"$dtype": "__dict__"}), "c holds what no checkpoint holds."),
-    "a device that is none": (_put("x", {"$device": "toaster"}), "c holds what no checkpoint holds."),
-    "a key that can't be one": (_put("x", {"$dict": [[[], 1]]}), "c holds what no checkpoint holds."),
-    "a float that is none": (_put("x", {"$float": "zz"}), "c holds what no checkpoint holds."),
-    "an order that is none": (_put("x", {"$permuted": [{"$weight": "bias"}, [7]]}), "c holds what no checkpoint holds."),
+    "an unknown tag": (_put("x", {"$pickle": "gASV"}), "c does not have the content of a checkpoint."),
+    "two tags": (_put("x", {"$tuple": [], "$dict": []}), "c does not have the content of a checkpoint."),
+    "a function for a dtype": (_put("x", {"$dtype": "load"}), "c does not have the content of a checkpoint."),
+    "a dtype that is none": (_put("x", {"$dtype": "__dict__"}), "c does not have the content of a checkpoint."),
+    "a device that is none": (_put("x", {"$device": "toaster"}), "c does not have the content of a checkpoint."),
+    "a key that can't be one": (_put("x", {"$dict": [[[], 1]]}), "c does not have the content of a checkpoint."),
+    "a float that is none": (_put("x", {"$float": "zz"}), "c does not have the content of a checkpoint."),
+    "an order that is none": (_put("x", {"$permuted": [{"$weight": "bias"}, [7]]}), "c does not have the content of a checkpoint."),
     "a huge header": (
         _replace(WEIGHTS, HEADER),
-        "model.safetensors is no whole safetensors file.",
+        "model.safetensors is not a complete safetensors file.",
     ),
     "an empty file of tensors": (
         _replace(TENSORS, b""),
-        "tensors.safetensors is no whole safetensors file.",
+        "tensors.safetensors is not a complete safetensors file.",
     ),
     "wrong shapes": (
         _replace(WEIGHTS, BAD_SHAPE),
-        "model.safetensors is no whole safetensors file.",
+        "model.safetensors is not a complete safetensors file.",
     ),
 }
-REMEDY = "Take an older checkpoint: newest_valid(folder) finds the newest that is whole."
+REMEDY = "Use an older checkpoint: newest_valid(folder) finds the newest valid one."
 
 
 def refused(path: Path) -> str:
@@ -666,7 +665,7 @@ def test_newest_whole_checkpoint_is_found_and_the_others_are_told(tmp_path: Path
     assert found.path == paths[1]
     assert [str(error).split("\n")[0] for error in found.skipped] == [
         f"c3.ckpt is cut off or damaged: its {paths[3].stat().st_size} bytes are not a whole zip archive.",
-        "c2.ckpt holds no state.json: it is no checkpoint, or not a whole one.",
+        "c2.ckpt holds no state.json: it is not a checkpoint, or an incomplete one.",
     ]
 
 

@@ -152,12 +152,12 @@ def test_missing_part_is_named(tmp_path: Path) -> None:
     path, out = save(tmp_path / "a", n=3), tmp_path / "whole.ckpt"
     files = [path / "rank-0-of-3.safetensors", path / "rank-2-of-3.safetensors"]
     assert refusal(files, out) == "rank-1-of-3.safetensors of a is not among the files."
-    assert refusal([path, tmp_path / "b"], out) == f"One state can be merged at a time, and this is {path}, {tmp_path / 'b'}."
-    assert refusal([], out) == "One state can be merged at a time, and this is nothing."
+    assert refusal([path, tmp_path / "b"], out) == f"One checkpoint can be merged at a time, and given are: {path}, {tmp_path / 'b'}."
+    assert refusal([], out) == "One checkpoint can be merged at a time, and given are: nothing."
     (path / "rank-1-of-3.safetensors").unlink()
     assert refusal(path, out) == refusal(files, out) == "rank-1-of-3.safetensors is missing."
     (path / "state.json").unlink()
-    assert refusal(path, out) == "a holds no state.json: it is no checkpoint, or not a whole one."
+    assert refusal(path, out) == "a holds no state.json: it is not a checkpoint, or an incomplete one."
 
 
 def test_damaged_part_is_skipped_for_the_newest_that_is_whole(tmp_path: Path) -> None:
@@ -181,26 +181,26 @@ def _pieces(content: dict[str, Any], name: str = "model.0.weight") -> list[Any]:
 
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "a part less": (lambda c: _pieces(c).pop(), "The parts of state_dict.model.0.weight do not make a tensor of (5, 3)."),
+    "a part less": (lambda c: _pieces(c).pop(), "The shards of state_dict.model.0.weight do not make a tensor of (5, 3)."),
     "another shape": (
         lambda c: c["parts"][0].update(shape={"$tuple": [10**9, 10**9]}),
-        "The parts of state_dict.model.0.weight do not make a tensor of (1000000000, 1000000000).",
+        "The shards of state_dict.model.0.weight do not make a tensor of (1000000000, 1000000000).",
     ),
     "a part elsewhere": (
         lambda c: _pieces(c)[1]["$tuple"][2]["$tuple"].__setitem__(0, 1),
-        "The parts of state_dict.model.0.weight do not make a tensor of (5, 3).",
+        "The shards of state_dict.model.0.weight do not make a tensor of (5, 3).",
     ),
     "a name that is in no file": (
         lambda c: _pieces(c)[0]["$tuple"].__setitem__(1, "other"),
-        "A part of parts is no whole safetensors file, or lacks a tensor.",
+        "A shard of parts is not a complete safetensors file, or lacks a tensor.",
     ),
-    "a rank that is none": (lambda c: _pieces(c)[0]["$tuple"].__setitem__(0, 9), "parts holds what no checkpoint holds."),
+    "a rank that is none": (lambda c: _pieces(c)[0]["$tuple"].__setitem__(0, 9), "parts does not have the content of a checkpoint."),
     "more ranks than files": (
         lambda c: c.update(ranks=10**12),
-        "state.json lists files that no checkpoint has, or not all: 'config.json', 'rank-0-of-2.safetensors', 'rank-1-of-2.safetensors', "
+        "state.json lists invalid files, or not all: 'config.json', 'rank-0-of-2.safetensors', 'rank-1-of-2.safetensors', "
         "'tensors.safetensors'.",
     ),
-    "no index": (lambda c: c.pop("parts"), "parts holds what no checkpoint holds."),
+    "no index": (lambda c: c.pop("parts"), "parts does not have the content of a checkpoint."),
 }
 
 
@@ -232,16 +232,16 @@ def test_what_one_rank_can_not_write_is_an_error_in_all_and_nothing_is_left(tmp_
         if rank == 1:
             taken.state["state_dict"]["model.in"] = taken.state["state_dict"]["model.in"].to(torch.complex128)
 
-    what = "The parts of state_dict.model.0.weight do not make a tensor of (5, 3)."
-    assert errors_of(tmp_path, both_have_the_first_rows) == {what, f"Rank 0 could not write its part: {what}"}
-    what = "state_dict.model.in is a tensor of complex128, which safetensors does not know, which a checkpoint can't hold."
-    assert errors_of(tmp_path, unknown_type) == {what, f"Rank 1 could not write its part: {what}"}
+    what = "The shards of state_dict.model.0.weight do not make a tensor of (5, 3)."
+    assert errors_of(tmp_path, both_have_the_first_rows) == {what, f"Rank 0 could not write its shard: {what}"}
+    what = "state_dict.model.in is a tensor of complex128, which safetensors does not support, which a checkpoint can't hold."
+    assert errors_of(tmp_path, unknown_type) == {what, f"Rank 1 could not write its shard: {what}"}
 
 
 def test_weights_are_read_from_parts_and_a_part_is_no_whole_checkpoint(tmp_path: Path) -> None:
     weights = read_weights(save(tmp_path / "parts"))
     assert identical(weights, whole_state()["state_dict"])
-    with pytest.raises(CheckpointError, match="model.0.weight is split over ranks, and a whole checkpoint can't hold a part of it."):
+    with pytest.raises(CheckpointError, match="model.0.weight is sharded over ranks, and a merged checkpoint can't hold a shard."):
         write_checkpoint(part_of(whole_state(), 0, 2), tmp_path / "a.ckpt")
 
 
@@ -255,7 +255,7 @@ def test_merge_is_a_command_for_a_state_and_for_a_run(tmp_path: Path, capsys: py
     assert main(["merge", str(path), str(tmp_path / "c.ckpt")]) == 1
     assert capsys.readouterr().err.startswith("nbtrain: rank-1-of-2.safetensors is missing.\n")
     assert main(["merge", str(tmp_path / "run-001"), str(tmp_path / "c.ckpt")]) == 1
-    assert capsys.readouterr().err.startswith("nbtrain: There is no whole state in ")
+    assert capsys.readouterr().err.startswith("nbtrain: There is no valid checkpoint in ")
 
 
 def test_model_that_is_not_split_is_saved_whole_whatever_the_type(tmp_path: Path) -> None:

@@ -57,9 +57,9 @@ def test_options_become_sizes(strategy: Any, options: dict[str, Any], found: Par
         (
             "tp",
             {"tensor_plan": {"0": "columns"}},
-            "tensor_plan={'0': 'columns'} is no style.\n  Give \"colwise\", \"rowwise\" or a ParallelStyle of torch.",
+            "tensor_plan={'0': 'columns'} is invalid.\n  Give \"colwise\", \"rowwise\" or a ParallelStyle of torch.",
         ),
-        (3, {}, "strategy=int is no strategy.\n  Give a name, a Lightning strategy, or a function that makes one."),
+        (3, {}, "strategy=int is invalid.\n  Give a name, a Lightning strategy, or a function that makes one."),
         (FSDPStrategy, {}, "strategy='fsdp' needs GPUs, and the devices are of type 'cpu'.\n  strategy='fsdp2' runs everywhere."),
         (ModelParallelStrategy(3, 1), {}, "ModelParallelStrategy(3, 1) needs 3 devices, and there are 4."),
     ],
