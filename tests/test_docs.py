@@ -138,7 +138,8 @@ def test_architecture_shows_the_packages_and_names_modules_that_exist() -> None:
     drawn = script("make_architecture")
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
     assert page == drawn.page(), "run `make names`"
-    named = set(re.findall(r"`nbtrain\.([\w.]+)`", page)) | set(re.findall(r"\b((?:%s)\.[a-z_]+)\b" % "|".join(drawn.order()), page))
+    packages = "|".join(drawn.order())
+    named = set(re.findall(r"`nbtrain\.([\w.]+)`", page)) | set(re.findall(rf"\b((?:{packages})\.[a-z_]+)\b", page))
     assert len(named) > 20 and not named - drawn.names()
 
 

@@ -18,7 +18,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "views": ("events",),
     "history": ("events", "views"),
     "data": ("rng",),
-    "optim": ("events",),
+    "optim": ("events", "views"),
     "engine": ("events", "rng", "data", "history"),
     "loggers": ("events", "data", "engine"),
     "distributed": ("events", "rng", "data", "engine", "history"),

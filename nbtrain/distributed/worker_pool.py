@@ -109,13 +109,8 @@ class _Worker:
     def __init__(self, environment: Mapping[str, str], preload: Sequence[str]) -> None:
         self.environment = environment
         self.connection, theirs = connection.Pipe()
-<<<<<<< HEAD
-        start = f"from nbtrain.distributed.worker import main; main({theirs.fileno()}, {list(preload)!r})"
-        code = f"import sys; sys.path[:] = {sys.path!r}; {start}"
-=======
         imports = f"import sys; sys.path[:] = {sys.path!r}; from nbtrain.distributed.worker import main"
         code = f"{imports}; main({theirs.fileno()}, {list(preload)!r})"
->>>>>>> storage
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             env=environment,
