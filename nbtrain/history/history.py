@@ -106,7 +106,8 @@ class _BestRow:
     def of(self, rows: list[Row], monitor: str, mode: MonitorMode) -> Row | None:
         """The best of `rows`; those after the ones that were compared before are new."""
         if self._best is None or self._by != (monitor, mode) or self._n_compared > len(rows):
-            self._best, self._n_compared, self._by = None, 0, (monitor, mode)
+            self._best, self._n_compared = None, 0
+            self._by = monitor, mode
         new = rows[self._n_compared :]
         if new:
             self._best = text.best_row([self._best, *new] if self._best is not None else new, monitor, mode)
