@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from ..compat.model_keys import label_key, prediction_of
 from ..data.batch import describe
 from ..data.seeded_loader import SeededLoader
 from ..distributed.devices import Device
@@ -57,19 +58,16 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 
 
 # %% ../../nbs/trainer/model_trainer.ipynb #8474ccc6
-_LABELS = ("labels", "label", "target", "y")
-_OUTPUTS = ("output", "logits", "prediction")
-
-
 def _target(batch: Any) -> Any:
-    return next((batch[name] for name in _LABELS if name in batch), None) if isinstance(batch, Mapping) else None
+    key = label_key(batch)
+    return None if key is None else batch[key]
 
 
 def _parted(batch: Any) -> tuple[Any, Any]:
     """What the model is given, and the target."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
-    if isinstance(batch, Mapping) and (label := next((name for name in _LABELS if name in batch), None)):
+    if (label := label_key(batch)) is not None:
         return {name: item for name, item in batch.items() if name != label}, batch[label]
     raise StepError(
         f"loss_fn needs a target, and the batch is {describe(batch)}.",
@@ -90,8 +88,8 @@ def _as_step(output: Any, label: Any) -> dict[str, Any]:
         return _without_loss(output)
     step = {name: item for name, item in output.items() if isinstance(item, Real) or (isinstance(item, Tensor) and item.numel() == 1)}
     step["loss"] = output["loss"]
-    found = next((output[name] for name in _OUTPUTS if output.get(name) is not None), None)
-    return step | {name: item for name, item in (("output", found), ("label", label)) if isinstance(item, Tensor)}
+    found = {"output": prediction_of(output), "label": label}
+    return step | {name: item for name, item in found.items() if isinstance(item, Tensor)}
 
 
 def _without_loss(output: Any) -> dict[str, Any]:
