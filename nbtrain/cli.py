@@ -317,6 +317,7 @@ def _summary(command: Callable[[CommandLine], int]) -> str:
 
 def _help(name: str) -> str:
     """What `--help` says of a command."""
+    from nbtrain.compat.config_fields import describe_accepted
     from nbtrain.config.schema import describe_fields
 
     command, usage = _CONFIGURED[name], _USAGE[name]
@@ -327,7 +328,8 @@ def _help(name: str) -> str:
         f"{_summary(command)}.",
         *(["\n".join(f"  {example}" for example in examples)] if examples[0] else []),
     ]
-    fields = ["\n".join(["fields:", *describe_fields()])] if "--FIELD" in usage else []
+    sections = {"fields:": describe_fields, "fields of nnScaler, accepted too:": describe_accepted}
+    fields = ["\n".join([title, *describe()]) for title, describe in sections.items()] if "--FIELD" in usage else []
     return "\n\n".join([*parts, "\n".join(["options:", *options]), *fields])
 
 

@@ -25,7 +25,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "distributed": ("events", "rng", "data", "engine", "history"),
     "checkpoint": ("data", "engine", "distributed", "history"),
     "addons": ("compat", "events", "rng", "views", "history", "data", "optim", "engine", "loggers", "distributed", "checkpoint"),
-    "config": ("rng", "optim", "history", "engine", "addons", "data", "distributed"),
+    "config": ("compat", "rng", "optim", "history", "engine", "addons"),
 }
 ALLOWED["trainer"] = tuple(ALLOWED)
 ALLOWED["examples"] = tuple(ALLOWED)

@@ -51,8 +51,6 @@ def plan_compute(settings: Settings, n_available: int, problems: Problems) -> Co
     """The plan for `compute_config` and `pas_policy`; what can't be is added to `problems`."""
     compute, policy = settings.compute_config, settings.pas_policy
     n, shards = compute.runtime_ngpus, compute.plan_ngpus
-    if not compute.use_end2end:
-        problems.add("compute_config.use_end2end is false, and only whole steps are trained.", remedy="Leave it out.")
     if n % shards:
         problems.add(
             f"compute_config.runtime_ngpus is {n}, which is no multiple of plan_ngpus {shards}.", remedy="Give a multiple, or plan_ngpus 1."

@@ -27,6 +27,7 @@ from torch.utils.data import (
 
 from ..addons.multi_gpu import MultiGPUAddon
 from ..addons.state_manager import StateManagerAddon
+from ..compat.config_fields import translate_fields
 from .document import At, Document, Problems, dotted
 from .instantiate import named
 from .introspect import Reader, parameters_of, same_value, say_it, why_another
@@ -258,8 +259,8 @@ def _checkpoint(read: Reader, trainer: Any, given: dict[str, Any]) -> Any:
     found["save_dir"] = escape(str(trainer.save_path))
     if MultiGPUAddon in type(trainer).addons and trainer[MultiGPUAddon].parallelism.splits:
         found["save_type"] = manager.save_type
-    if manager.save_format == "safetensor":
-        found["format"] = "safetensors"
+    if manager.save_format != "ckpt":
+        found["save_format"] = manager.save_format
     return {name: value for name, value in found.items() if value is not None and value is not True} | given
 
 
@@ -357,10 +358,11 @@ def configuration(trainer: Any, made_by: MadeBy, given: Mapping[str, Any]) -> di
     """
     if trainer.mode == "test" or trainer.optimizer is None:
         raise ConfigError("In mode 'test' there is no training to repeat.", remedy="Make the trainer with an optimizer.")
-    problems, said = Problems(), named(dict(given))
-    read_settings(Settings, Document(dict(said)), problems)
+    problems, document = Problems(), Document(named(dict(given)))
+    translate_fields(document, problems)
+    read_settings(Settings, document, problems)
     problems.raise_any()
-    read = Reader(problems)
+    said, read = document.data, Reader(problems)
     found = {"trainer": _trainer(read, trainer, said.get("trainer") or {}, made_by)}
     found |= {name: find(read, trainer, said.get(name) or {}) for name, find in _SECTIONS.items()}
     found |= {name: find(read, trainer) for name, find in _FIELDS.items() if name not in said}

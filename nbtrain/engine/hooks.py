@@ -26,8 +26,9 @@ Part = Literal["", "train", "valid", "test", "first", "last", "late"]
 class HookPoint:
     """A moment of a run, and how often it comes (`span`).
 
-    `method` is that of `nbtrain.Callback`, Lightning's own or one that Lightning lacks, and `given` its arguments after the module. `part` says
-    which of the method's calls are meant: those of one kind of pass, the first or the last batch of an update, or `late`, behind the addons.
+    `method` is that of `nbtrain.Callback`, Lightning's own or one that Lightning lacks, and `given` its arguments after the module. `part`
+    says which of the method's calls are meant: those of one kind of pass, the first or the last batch of an update, or `late`, behind
+    the addons.
     """
 
     span: Span

@@ -19,6 +19,7 @@ from ..addons.accumulation import AccumulationAddon
 from ..addons.multi_gpu import MultiGPUAddon
 from ..addons.state_manager import StateManagerAddon
 from ..checkpoint.weights import load_weights, read_weights
+from ..compat.config_fields import AUTOMATIC
 from ..config.compute_plan import accumulation, limits, n_epochs, plan_compute
 from ..config.document import At, Document, Problems
 from ..config.instantiate import Maker, load_name
@@ -29,7 +30,7 @@ from ..distributed.world import find_world
 from ..engine.addon import AddOnBase
 from ..errors import CheckpointError, ConfigError, first_line
 from ..history.history import RunResult
-from .validate import AUTOMATIC, LOGGERS, STAGES, check_part, device_type, hook_part, n_available, notes, one_precision
+from .validate import LOGGERS, STAGES, check_part, device_type, hook_part, n_available, notes, one_precision
 from ..rng import seed_all
 from ..trainer.model_trainer import ModelTrainer
 from ..trainer.trainer import Trainer
@@ -253,7 +254,7 @@ def _saving(settings: Settings) -> dict[str, Any]:
     saving = settings.checkpoint
     return {
         "save_path": saving.save_dir,
-        "save_format": "ckpt" if saving.format == "pt" else "safetensor",
+        "save_format": saving.save_format,
         "save_type": saving.save_type,
         "every_n_steps": saving.every_n_train_steps,
         "every_n_epochs": saving.every_n_epochs,

@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import yaml
 
+from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, translate_fields
 from ..config.compute_plan import accumulation, plan_compute
 from ..config.document import Document, Problems, read_yaml
 from ..config.instantiate import named
 from ..config.overrides import Override, apply_overrides, escape, read_command_line, resolve_references
-from ..config.schema import Settings, read_settings, to_plain
+from ..config.schema import ComputeConfig, Settings, described, read_settings, to_plain
 from ..distributed.memory_estimate import DevicePlan
 from ..errors import ConfigError
 from ..history.history import RunResult
@@ -25,7 +26,7 @@ from .build import Job, build, estimate_devices
 from .validate import check_settings, notes
 
 # %% auto #0
-__all__ = ["CONFIG_FILE", "TrainerArgs"]
+__all__ = ["CONFIG_FILE", "ComputeArgs", "TrainerArgs"]
 
 # %% ../../nbs/jobs/trainer_args.ipynb #cd88c9b5
 CONFIG_FILE = "config.yaml"
@@ -44,9 +45,15 @@ class _KeepConfig(L.Callback):
 
 
 @dataclass(frozen=True)
-class TrainerArgs(Settings):
+class ComputeArgs(NnScalerComputeFields, ComputeConfig):
+    """On how many devices, with the fields of nnScaler's that are accepted."""
+
+
+@dataclass(frozen=True)
+class TrainerArgs(NnScalerFields, Settings):
     """The configuration of a run, with the fields of `Settings`: parts by name, their arguments, batches, limits, saving."""
 
+    compute_config: ComputeArgs = described("devices", ComputeArgs)
     document: Document = field(default_factory=Document, repr=False, compare=False)  # what it was read from
 
     @classmethod
@@ -82,9 +89,10 @@ class TrainerArgs(Settings):
     def from_document(cls, document: Document, problems: Problems) -> TrainerArgs:
         """From a document, in which references are resolved first; `problems` were found in it before."""
         resolve_references(document, problems)
-        settings = read_settings(Settings, document, problems)
+        translate_fields(document, problems)
+        args = read_settings(cls, document, problems)
         problems.raise_any()
-        return cls(**vars(settings), document=document)
+        return replace(args, document=document)
 
     def to_dict(self, *, defaults: bool = True) -> dict[str, Any]:
         """As plain data, from which `from_dict` makes an equal one; without `defaults` only what differs from them.

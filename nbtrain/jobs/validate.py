@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from ..addons.hooks import HooksAddon
+from ..compat.config_fields import AUTOMATIC, ignored_fields, unsupported
 from ..config.compute_plan import accumulation, plan_compute
 from ..config.document import At, Document, Problems, dotted
 from ..config.instantiate import check_call, check_name, check_value, load_checked
-from ..config.schema import PartConfig, Settings, ignored_fields
+from ..config.schema import PartConfig, Settings
 from ..distributed.devices import resolve_devices
 from ..distributed.world import find_world
 from ..errors import ConfigError
@@ -24,21 +25,9 @@ from ..trainer.arguments import check_lightning
 from ..trainer.trainer import Trainer
 
 # %% auto #0
-__all__ = [
-    "AUTOMATIC",
-    "LOGGERS",
-    "STAGES",
-    "check_settings",
-    "hook_part",
-    "device_type",
-    "n_available",
-    "one_precision",
-    "check_part",
-    "notes",
-]
+__all__ = ["LOGGERS", "STAGES", "check_settings", "hook_part", "device_type", "n_available", "one_precision", "check_part", "notes"]
 
 # %% ../../nbs/jobs/validate.ipynb #ff78a335
-AUTOMATIC = {"dataloader": ("dataset", "batch_size", "sampler"), "dataset_sampler": ("dataset", "num_replicas", "rank")}
 LOGGERS = "lightning.pytorch.loggers"
 STAGES = ("train", "val", "test")
 
@@ -95,6 +84,8 @@ def hook_part(hook: dict[str, Any]) -> PartConfig:
 
 def _check_compute(settings: Settings, document: Document, problems: Problems) -> int:
     found, world = Problems(), find_world()
+    for what, remedy in unsupported(settings):
+        found.add(what, remedy=remedy)
     plan = plan_compute(settings, world.size if world.size > 1 else n_available(device_type(settings)), found)
     for problem in found.found:
         name = problem.what.split()[0]

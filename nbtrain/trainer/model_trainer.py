@@ -67,7 +67,7 @@ def _parted(batch: Any) -> tuple[Any, Any]:
     """What the model is given, and the target."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
-    if (label := label_key(batch)) is not None:
+    if isinstance(batch, Mapping) and (label := label_key(batch)) is not None:
         return {name: item for name, item in batch.items() if name != label}, batch[label]
     raise StepError(
         f"loss_fn needs a target, and the batch is {describe(batch)}.",

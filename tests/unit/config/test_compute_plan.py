@@ -39,7 +39,6 @@ def test_devices_are_planned(policy: str, compute: dict[str, Any], plan: str) ->
 @pytest.mark.parametrize(
     ("policy", "compute", "text"),
     [
-        ("dp", {"use_end2end": False}, "compute_config.use_end2end is false, and only whole steps are trained. Leave it out."),
         (
             "tp",
             {"runtime_ngpus": 4, "plan_ngpus": 3},

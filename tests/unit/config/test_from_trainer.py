@@ -209,7 +209,7 @@ def test_saving_is_written_as_it_was(parts: Any) -> None:
         "save_best": False,
         "symlink_best_and_last": False,
         "save_dir": "runs/a",
-        "format": "safetensors",
+        "save_format": "safetensor",
     }
 
 
