@@ -39,10 +39,10 @@ from ..trainer.trainer import Trainer
 __all__ = ["Job", "build", "estimate_devices", "spread"]
 
 
-# %% ../../nbs/jobs/build.ipynb #3a841903
+# %% ../../nbs/jobs/build.ipynb #19385f1a
 @dataclass
 class Job:
-    """What a configuration has made: a trainer and its loaders."""
+    """A trainer and its loaders, made from a configuration."""
 
     trainer: Trainer
     n_epoch: int
@@ -93,23 +93,9 @@ class Job:
         return loader
 
 
-def build(settings: Settings, document: Document, trainer: Any, callbacks: Iterable[L.Callback] = ()) -> Job:
-    """Make all that checked `settings` name. `trainer` is what `$!(self)` stands for and what `init_env_fn` is given."""
-    if settings.seed is not None:
-        seed_all(settings.seed)
-    if settings.init_env_fn is not None:
-        function = load_name(settings.init_env_fn)
-        function(trainer) if inspect.signature(function).parameters else function()
-    maker = Maker(document, trainer)
-    model, optimizer = _model_and_optimizer(settings, maker)
-    n_copies = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems()).n_copies
-    accumulate = accumulation(settings, n_copies, Problems())
-    loaders = {stage: _loader(settings, maker, stage) for stage in STAGES}
-    n_batches = sized_len(loaders["train"])
-    n_epoch = n_epochs(settings, math.ceil(n_batches / n_copies) if n_batches is not None else None, accumulate)
-    trainer = _trainer(settings, maker, model, optimizer, list(callbacks), limits(settings, accumulate))
-    resume = settings.checkpoint.resume_from
-    return Job(trainer, n_epoch, loaders["train"], loaders["val"], loaders["test"], resume, notes(settings))
+# %% ../../nbs/jobs/build.ipynb #5c16310c
+def _part(maker: Maker, part: PartConfig, at: At, short: str = "") -> Any:
+    return maker.call(load_name(part.type, short), part.args, (*at, "args"))
 
 
 def _model_and_optimizer(settings: Settings, maker: Maker) -> tuple[Any, Any]:
@@ -117,20 +103,20 @@ def _model_and_optimizer(settings: Settings, maker: Maker) -> tuple[Any, Any]:
     return model, maker.call(load_name(settings.optimizer.type), settings.optimizer.args, ("optimizer", "args"), model.parameters())
 
 
-def estimate_devices(settings: Settings, document: Document, trainer: Any, memory_gb: float | None = None) -> DevicePlan:
-    """What training takes on each of the devices that `settings` ask for, whether this machine has them or not; no data is touched.
+def _scheduler(settings: Settings, maker: Maker, optimizer: Any) -> Any:
+    """An instance where it steps each epoch; a factory where it steps each update, which a run asks when its length is known."""
+    section = settings.lr_scheduler
+    if section is None:
+        return None
+    target: Callable[..., Any] = load_name(section.type)
+    at = ("lr_scheduler", "args")
+    if section.interval == "epoch":
+        return maker.call(target, section.args, at, optimizer)
+    with_plan = "plan" in inspect.signature(target).parameters
+    return lambda optimizer, plan: maker.call(target, section.args, at, optimizer, **({"plan": plan} if with_plan else {}))
 
-    `memory_gb`: the memory of a device, where it is another than this machine's. Raises ConfigError where model or optimizer can't be made.
-    """
-    problems = Problems()
-    check_part(settings.model, ("model",), document, problems)
-    check_part(settings.optimizer, ("optimizer",), document, problems, n_first=1)
-    problems.raise_any()
-    n = settings.compute_config.runtime_ngpus
-    size = device_memory(resolve_devices("auto")[0], n) if memory_gb is None else int(memory_gb * 1e9)
-    return plan_devices(*_model_and_optimizer(settings, Maker(document, trainer)), n, size)
 
-
+# %% ../../nbs/jobs/build.ipynb #7fdda280
 def _loader(settings: Settings, maker: Maker, stage: str) -> Any:
     """The loader of "train", "val" or "test"; None where the dataset has no arguments for it."""
     data = getattr(settings.dataset, f"{stage}_args")
@@ -154,101 +140,7 @@ def _stage_args(maker: Maker, section: Any, name: str, stage: str) -> dict[str, 
     return maker.arguments(kept, (name, key))
 
 
-_PRECISIONS = {"fp32": "32-true", "fp16": "16-true", "bf16": "bf16-true", "none": None}
-
-
-def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callbacks: list[L.Callback], lengths: dict[str, Any]) -> Trainer:
-    saving, precision = settings.checkpoint, settings.precision
-    kind: type[Trainer] = load_name(settings.trainer.type) if settings.trainer.type is not None else ModelTrainer
-    given = _reducing(settings, lengths)
-    addons: list[type[AddOnBase]] = [AccumulationAddon] if given is not None else []
-    given = given or {}
-    addons += [StateManagerAddon] if not saving.no_save else []
-    for i, part in enumerate(settings.addons):
-        addons.append(load_name(part.type, "nbtrain"))
-        given |= maker.arguments(part.args, ("addons", i, "args"))
-    if not saving.no_save:
-        given |= _saving(settings)
-    lightning = maker.arguments(settings.lightning, ("lightning",))
-    own = lightning.pop("callbacks", None) or []
-    lightning["callbacks"] = [*(own if isinstance(own, list) else [own]), *callbacks]
-    if settings.log:
-        lightning["logger"] = [_part(maker, part, ("log", i), LOGGERS) for i, part in enumerate(settings.log)]
-    if precision is not None:
-        given["precision"] = _precision(precision)
-    if (hooks := _hooks(settings, maker)) is not None:
-        given["hooks"] = hooks
-    given |= maker.arguments(settings.trainer.args, ("trainer", "args"))
-    if settings.compute_config.runtime_ngpus > 1:
-        addons.append(MultiGPUAddon)
-        given |= _devices(settings)
-    return kind.add_on(*addons)(
-        model=model,
-        optimizer=optimizer,
-        scheduler=_scheduler(settings, maker, optimizer),
-        gradient_clip=settings.optimizer.clip_gnorm or 0.0,
-        seed=settings.seed,
-        log_bar=settings.enable_progress_bar,
-        lightning=lengths | lightning,
-        **given,
-    )
-
-
-def _precision(precision: Any) -> Any:
-    """What Trainer takes for one precision of all tensors, or for dtypes of parameters, buffers and inputs."""
-    one = one_precision(precision) if isinstance(precision, dict) else precision
-    return _PRECISIONS[one] if one is not None else precision
-
-
-def _reducing(settings: Settings, lengths: dict[str, Any]) -> dict[str, Any] | None:
-    """The options of AccumulationAddon; None where an update has one batch and nothing is reduced."""
-    section = settings.optimizer
-    given = {name: getattr(section, name) for name in ("grad_reduction", "loss_reduction") if getattr(section, name) != "mean"}
-    if given and section.aggregate_outputs_fn is not None:
-        given["aggregate_outputs_fn"] = load_name(section.aggregate_outputs_fn)
-    return given if given or "accumulate_grad_batches" in lengths else None
-
-
-def _hooks(settings: Settings, maker: Maker) -> Any:
-    """The TrainHook, or the functions by name; those that are null are left out."""
-    hook = settings.hook
-    if hook is None:
-        return None
-    if "type" in hook:
-        return _part(maker, hook_part(hook), ("hook",))
-    return {name: load_name(function) for name, function in hook.items() if function is not None}
-
-
-def _devices(settings: Settings) -> dict[str, Any]:
-    """The options of MultiGPUAddon. Under torchrun or SLURM the devices are those of each machine."""
-    plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems())
-    return {"device": _named_devices(device_type(settings), plan.n_devices), **plan.options}
-
-
-def _named_devices(kind: str, n: int) -> list[str]:
-    """`n` devices of a kind, or those of each machine where torchrun or SLURM has started the processes."""
-    world = find_world()
-    n = n if world.size == 1 else world.n_local
-    return [f"cuda:{i}" for i in range(n)] if kind == "cuda" else [kind] * n
-
-
-def spread(kind: type[Trainer], n: int) -> Callable[..., Trainer]:
-    """What makes trainers of `kind` that run on `n` devices, of the sort that they are given. Raises ConfigError where there are fewer."""
-    if not (isinstance(kind, type) and issubclass(kind, Trainer)):
-        name = getattr(kind, "__name__", repr(kind))
-        raise ConfigError(f"The trainer is made by {name}, which is no class of a Trainer.", remedy="Make it by its class in the notebook.")
-
-    def make(*args: Any, **options: Any) -> Trainer:
-        given: dict[str, Any] = dict(inspect.signature(kind.add_on(MultiGPUAddon)).bind(*args, **options).arguments)
-        sort = resolve_devices(given.get("device", "auto"))[0].type
-        if find_world().size == 1 and n > n_available(sort):
-            raise ConfigError(f"{n} devices are asked for, and this machine has {n_available(sort)}.", remedy="Ask for fewer.")
-        given["device"] = _named_devices(sort, n)
-        return kind.add_on(MultiGPUAddon)(**given)
-
-    return make
-
-
+# %% ../../nbs/jobs/build.ipynb #c96ea648
 def _saving(settings: Settings) -> dict[str, Any]:
     """The options of StateManagerAddon."""
     saving = settings.checkpoint
@@ -266,18 +158,143 @@ def _saving(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _part(maker: Maker, part: PartConfig, at: At, short: str = "") -> Any:
-    return maker.call(load_name(part.type, short), part.args, (*at, "args"))
+def _reducing(settings: Settings, lengths: dict[str, Any]) -> dict[str, Any] | None:
+    """The options of AccumulationAddon; None where an update has one batch and nothing is reduced."""
+    section = settings.optimizer
+    given = {name: getattr(section, name) for name in ("grad_reduction", "loss_reduction") if getattr(section, name) != "mean"}
+    if given and section.aggregate_outputs_fn is not None:
+        given["aggregate_outputs_fn"] = load_name(section.aggregate_outputs_fn)
+    return given if given or "accumulate_grad_batches" in lengths else None
 
 
-def _scheduler(settings: Settings, maker: Maker, optimizer: Any) -> Any:
-    """An instance where it steps each epoch; a factory where it steps each update, which a run asks when its length is known."""
-    section = settings.lr_scheduler
-    if section is None:
+_PRECISIONS = {"fp32": "32-true", "fp16": "16-true", "bf16": "bf16-true", "none": None}
+
+
+def _precision(precision: Any) -> Any:
+    """What Trainer takes for one precision of all tensors, or for dtypes of parameters, buffers and inputs."""
+    one = one_precision(precision) if isinstance(precision, dict) else precision
+    return _PRECISIONS[one] if one is not None else precision
+
+
+def _hooks(settings: Settings, maker: Maker) -> Any:
+    """The TrainHook, or the functions by name; those that are null are left out."""
+    hook = settings.hook
+    if hook is None:
         return None
-    target: Callable[..., Any] = load_name(section.type)
-    at = ("lr_scheduler", "args")
-    if section.interval == "epoch":
-        return maker.call(target, section.args, at, optimizer)
-    with_plan = "plan" in inspect.signature(target).parameters
-    return lambda optimizer, plan: maker.call(target, section.args, at, optimizer, **({"plan": plan} if with_plan else {}))
+    if "type" in hook:
+        return _part(maker, hook_part(hook), ("hook",))
+    return {name: load_name(function) for name, function in hook.items() if function is not None}
+
+
+# %% ../../nbs/jobs/build.ipynb #79c5bb2b
+def _devices(settings: Settings) -> dict[str, Any]:
+    """The options of MultiGPUAddon. Under torchrun or SLURM the devices are those of each machine."""
+    plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems())
+    return {"device": _named_devices(device_type(settings), plan.n_devices), **plan.options}
+
+
+def _named_devices(kind: str, n: int) -> list[str]:
+    """`n` devices of a kind, or those of each machine where torchrun or SLURM has started the processes."""
+    world = find_world()
+    n = n if world.size == 1 else world.n_local
+    return [f"cuda:{i}" for i in range(n)] if kind == "cuda" else [kind] * n
+
+
+# %% ../../nbs/jobs/build.ipynb #1733f58b
+def _addons(settings: Settings, maker: Maker, lengths: dict[str, Any]) -> tuple[list[type[AddOnBase]], dict[str, Any]]:
+    """The addons of the trainer, and their options."""
+    saves, reducing = not settings.checkpoint.no_save, _reducing(settings, lengths)
+    addons: list[type[AddOnBase]] = [AccumulationAddon] if reducing is not None else []
+    addons += [StateManagerAddon] if saves else []
+    given = reducing or {}
+    for i, part in enumerate(settings.addons):
+        addons.append(load_name(part.type, "nbtrain"))
+        given |= maker.arguments(part.args, ("addons", i, "args"))
+    if settings.compute_config.runtime_ngpus > 1:
+        addons.append(MultiGPUAddon)
+    return addons, given | (_saving(settings) if saves else {})
+
+
+def _lightning(settings: Settings, maker: Maker, callbacks: list[L.Callback]) -> dict[str, Any]:
+    """The arguments of `lightning.Trainer`."""
+    lightning = maker.arguments(settings.lightning, ("lightning",))
+    own = lightning.pop("callbacks", None) or []
+    lightning["callbacks"] = [*(own if isinstance(own, list) else [own]), *callbacks]
+    if settings.log:
+        lightning["logger"] = [_part(maker, part, ("log", i), LOGGERS) for i, part in enumerate(settings.log)]
+    return lightning
+
+
+def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callbacks: list[L.Callback], lengths: dict[str, Any]) -> Trainer:
+    kind: type[Trainer] = load_name(settings.trainer.type) if settings.trainer.type is not None else ModelTrainer
+    addons, given = _addons(settings, maker, lengths)
+    lightning = _lightning(settings, maker, callbacks)
+    if settings.precision is not None:
+        given["precision"] = _precision(settings.precision)
+    if (hooks := _hooks(settings, maker)) is not None:
+        given["hooks"] = hooks
+    given |= maker.arguments(settings.trainer.args, ("trainer", "args"))
+    if settings.compute_config.runtime_ngpus > 1:
+        given |= _devices(settings)
+    return kind.add_on(*addons)(
+        model=model,
+        optimizer=optimizer,
+        scheduler=_scheduler(settings, maker, optimizer),
+        gradient_clip=settings.optimizer.clip_gnorm or 0.0,
+        seed=settings.seed,
+        log_bar=settings.enable_progress_bar,
+        lightning=lengths | lightning,
+        **given,
+    )
+
+
+# %% ../../nbs/jobs/build.ipynb #10c4818c
+def build(settings: Settings, document: Document, trainer: Any, callbacks: Iterable[L.Callback] = ()) -> Job:
+    """Make everything that checked `settings` name. `trainer` is what `$!(self)` stands for and what `init_env_fn` is given."""
+    if settings.seed is not None:
+        seed_all(settings.seed)
+    if settings.init_env_fn is not None:
+        function = load_name(settings.init_env_fn)
+        function(trainer) if inspect.signature(function).parameters else function()
+    maker = Maker(document, trainer)
+    model, optimizer = _model_and_optimizer(settings, maker)
+    n_copies = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems()).n_copies
+    accumulate = accumulation(settings, n_copies, Problems())
+    loaders = {stage: _loader(settings, maker, stage) for stage in STAGES}
+    n_batches = sized_len(loaders["train"])
+    n_epoch = n_epochs(settings, math.ceil(n_batches / n_copies) if n_batches is not None else None, accumulate)
+    trainer = _trainer(settings, maker, model, optimizer, list(callbacks), limits(settings, accumulate))
+    resume = settings.checkpoint.resume_from
+    return Job(trainer, n_epoch, loaders["train"], loaders["val"], loaders["test"], resume, notes(settings))
+
+
+# %% ../../nbs/jobs/build.ipynb #fee6b7fd
+def estimate_devices(settings: Settings, document: Document, trainer: Any, memory_gb: float | None = None) -> DevicePlan:
+    """What training takes on each of the devices that `settings` ask for, whether this machine has them or not; no data is touched.
+
+    `memory_gb`: the memory of a device, where it is another than this machine's. Raises ConfigError where model or optimizer can't be made.
+    """
+    problems = Problems()
+    check_part(settings.model, ("model",), document, problems)
+    check_part(settings.optimizer, ("optimizer",), document, problems, n_first=1)
+    problems.raise_any()
+    n = settings.compute_config.runtime_ngpus
+    size = device_memory(resolve_devices("auto")[0], n) if memory_gb is None else int(memory_gb * 1e9)
+    return plan_devices(*_model_and_optimizer(settings, Maker(document, trainer)), n, size)
+
+
+def spread(kind: type[Trainer], n: int) -> Callable[..., Trainer]:
+    """A function that makes trainers of `kind` on `n` devices of the type they are given. Raises ConfigError if there are fewer."""
+    if not (isinstance(kind, type) and issubclass(kind, Trainer)):
+        name = getattr(kind, "__name__", repr(kind))
+        raise ConfigError(f"The trainer is made by {name}; expected a subclass of Trainer.", remedy="Make it by its class in the notebook.")
+
+    def make(*args: Any, **options: Any) -> Trainer:
+        given: dict[str, Any] = dict(inspect.signature(kind.add_on(MultiGPUAddon)).bind(*args, **options).arguments)
+        sort = resolve_devices(given.get("device", "auto"))[0].type
+        if find_world().size == 1 and n > n_available(sort):
+            raise ConfigError(f"{n} devices are asked for, and this machine has {n_available(sort)}.", remedy="Ask for fewer.")
+        given["device"] = _named_devices(sort, n)
+        return kind.add_on(MultiGPUAddon)(**given)
+
+    return make

@@ -39,12 +39,14 @@ __all__ = [
     "choose_optimizer",
     "perplexity",
     "SavesPretrained",
+    "as_pretrained",
     "enable_checkpointing",
+    "DatasetTrainer",
     "ModelTrainer",
 ]
 
 
-# %% ../../nbs/trainer/model_trainer.ipynb #37f91cb6
+# %% ../../nbs/trainer/model_trainer.ipynb #b0922ec2
 def call_model(model: nn.Module, batch: Any) -> Any:
     """The model's output for a batch: `model(**batch)`, `model(*batch)` or `model(batch)`, as its forward takes it."""
     parameters = inspect.signature(model.forward).parameters.values()
@@ -57,7 +59,7 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     return model(batch)
 
 
-# %% ../../nbs/trainer/model_trainer.ipynb #8474ccc6
+# %% ../../nbs/trainer/model_trainer.ipynb #e4683f53
 def _target(batch: Any) -> Any:
     key = label_key(batch)
     return None if key is None else batch[key]
@@ -99,7 +101,7 @@ def _without_loss(output: Any) -> dict[str, Any]:
     )
 
 
-# %% ../../nbs/trainer/model_trainer.ipynb #6ff04886
+# %% ../../nbs/trainer/model_trainer.ipynb #9a37b467
 @dataclass(frozen=True)
 class Loading:
     """How datasets become batches."""
@@ -125,7 +127,7 @@ class Loading:
         return SeededLoader(dataset, self.batch_size, shuffle=training, seed=self.seed, drop_last=drop_last, **options)
 
 
-# %% ../../nbs/trainer/model_trainer.ipynb #3017c02c
+# %% ../../nbs/trainer/model_trainer.ipynb #33c2dfcb
 _LEARNING_RATE, _WEIGHT_DECAY = 5e-5, 0.01
 Optimizing = Optimizer | Callable[..., Optimizer]
 
@@ -149,7 +151,7 @@ def choose_optimizer(
     return lambda params: AdamW(param_groups(model, lr, weight_decay=decay), lr=lr, weight_decay=decay)
 
 
-# %% ../../nbs/trainer/model_trainer.ipynb #8d521c36
+# %% ../../nbs/trainer/model_trainer.ipynb #83355859
 def perplexity(loss: float) -> float:
     """exp(loss), where `loss` is a mean cross entropy in nats; infinity where that is too large for a float."""
     try:
@@ -173,12 +175,19 @@ class _Perplexity(L.Callback):
         return {"perplexity": perplexity(means["loss"])} if "loss" in means else {}
 
 
-# %% ../../nbs/trainer/model_trainer.ipynb #482611e3
+# %% ../../nbs/trainer/model_trainer.ipynb #b4a6f6cb
 @runtime_checkable
 class SavesPretrained(Protocol):
     """A model that writes weights and configuration into a folder."""
 
     def save_pretrained(self, save_directory: str | Path) -> Any: ...
+
+
+def as_pretrained(model: nn.Module) -> SavesPretrained:
+    """`model`, which can write itself. Raises ConfigError if it can't."""
+    if not isinstance(model, SavesPretrained):
+        raise ConfigError(f"{type(model).__name__} has no save_pretrained.", remedy="Write its weights with save_model(filename).")
+    return model
 
 
 def enable_checkpointing(model: nn.Module) -> None:
@@ -195,8 +204,68 @@ def enable_checkpointing(model: nn.Module) -> None:
         raise ConfigError(f"{type(model).__name__} can't do gradient checkpointing: {error}", remedy=remedy) from error
 
 
-# %% ../../nbs/trainer/model_trainer.ipynb #52a9b338
-class ModelTrainer(Trainer):
+# %% ../../nbs/trainer/model_trainer.ipynb #7cc289c4
+class DatasetTrainer(Trainer):
+    """A trainer that reads datasets: `run` and `evaluate` make the loaders that they are not given."""
+
+    loading: Loading
+    train_loader: Iterable[Any] | None
+    eval_loader: Iterable[Any] | None
+
+    @overload
+    def run(
+        self,
+        n_epoch: int,
+        loader: Iterable[Any] | None = None,
+        valid_loader: Iterable[Any] | None = None,
+        *,
+        resume: str | Path | None = None,
+        background: Literal[False] = False,
+    ) -> RunResult: ...
+    @overload
+    def run(
+        self,
+        n_epoch: int,
+        loader: Iterable[Any] | None = None,
+        valid_loader: Iterable[Any] | None = None,
+        *,
+        resume: str | Path | None = None,
+        background: bool,
+    ) -> RunResult | RunHandle: ...
+    def run(
+        self,
+        n_epoch: int,
+        loader: Iterable[Any] | None = None,
+        valid_loader: Iterable[Any] | None = None,
+        *,
+        resume: str | Path | None = None,
+        background: bool = False,
+    ) -> RunResult | RunHandle:
+        """As Trainer's `run`; what is not given is read from `train_dataset` and `eval_dataset`."""
+        if self.mode == "train":
+            loader = self.train_loader if loader is None else loader
+            valid_loader = self.eval_loader if valid_loader is None else valid_loader
+        else:
+            loader = self.eval_loader if loader is None else loader
+        return super().run(n_epoch, self._needed(loader), valid_loader, resume=resume, background=background)
+
+    def evaluate(self, data: Iterable[Any] | Dataset[Any] | None = None, batch_size: int | None = None) -> dict[str, float]:
+        """As Trainer's `evaluate`: of a loader, of a dataset, or of `eval_dataset` where nothing is given."""
+        if isinstance(data, Dataset):
+            data = replace(self.loading, batch_size=batch_size or self.loading.batch_size).loader(data, training=False)
+        return super().evaluate(self._needed(self.eval_loader if data is None else data))
+
+    def _needed(self, loader: Iterable[Any] | None) -> Iterable[Any]:
+        if loader is None:
+            dataset = "train_dataset" if self.mode == "train" else "eval_dataset"
+            raise ConfigError(
+                "There are no data: no loader was given, and no dataset.", remedy=f"Make the trainer with {dataset}=..., or give a loader."
+            )
+        return loader
+
+
+# %% ../../nbs/trainer/model_trainer.ipynb #b333758a
+class ModelTrainer(DatasetTrainer):
     """A trainer for models that return their loss; no steps need to be written.
 
     With `loss_fn(output, target)` the model returns its output only: a batch is then `(input, target)`, or a mapping in which the target
@@ -256,7 +325,6 @@ class ModelTrainer(Trainer):
         if gradient_checkpointing:
             enable_checkpointing(model)
 
-    # -- steps
     def prepare_batch(self, batch: Any) -> Any:
         """Your change of each batch, which is on the device already."""
         return batch
@@ -274,75 +342,20 @@ class ModelTrainer(Trainer):
         """As `train_step`."""
         return self.train_step(batch)
 
-    # -- running
-    @overload
-    def run(
-        self,
-        n_epoch: int,
-        loader: Iterable[Any] | None = None,
-        valid_loader: Iterable[Any] | None = None,
-        *,
-        resume: str | Path | None = None,
-        background: Literal[False] = False,
-    ) -> RunResult: ...
-    @overload
-    def run(
-        self,
-        n_epoch: int,
-        loader: Iterable[Any] | None = None,
-        valid_loader: Iterable[Any] | None = None,
-        *,
-        resume: str | Path | None = None,
-        background: bool,
-    ) -> RunResult | RunHandle: ...
-    def run(
-        self,
-        n_epoch: int,
-        loader: Iterable[Any] | None = None,
-        valid_loader: Iterable[Any] | None = None,
-        *,
-        resume: str | Path | None = None,
-        background: bool = False,
-    ) -> RunResult | RunHandle:
-        """As Trainer's `run`; what is not given is read from `train_dataset` and `eval_dataset`."""
-        if self.mode == "train":
-            loader = self.train_loader if loader is None else loader
-            valid_loader = self.eval_loader if valid_loader is None else valid_loader
-        else:
-            loader = self.eval_loader if loader is None else loader
-        return super().run(n_epoch, self._needed(loader), valid_loader, resume=resume, background=background)
-
-    def evaluate(self, data: Iterable[Any] | Dataset[Any] | None = None, batch_size: int | None = None) -> dict[str, float]:
-        """As Trainer's `evaluate`: of a loader, of a dataset, or of `eval_dataset` where nothing is given."""
-        if isinstance(data, Dataset):
-            data = replace(self.loading, batch_size=batch_size or self.loading.batch_size).loader(data, training=False)
-        return super().evaluate(self._needed(self.eval_loader if data is None else data))
-
-    def _needed(self, loader: Iterable[Any] | None) -> Iterable[Any]:
-        if loader is None:
-            dataset = "train_dataset" if self.mode == "train" else "eval_dataset"
-            raise ConfigError(
-                "There are no data: no loader was given, and no dataset.", remedy=f"Make the trainer with {dataset}=..., or give a loader."
-            )
-        return loader
-
     def _without_output(self, output: Any) -> StepError:
-        if type(self).test_step is not ModelTrainer.test_step:  # then a person wrote it
+        if type(self).test_step is not ModelTrainer.test_step:  # then it is the user's
             return super()._without_output(output)
         return StepError(
             f"{type(self.model).__name__} returned a loss, and no output to predict with.",
             remedy='Let its forward return (loss, output), or a mapping with "loss" and "output".',
         )
 
-    # -- around a run
     def callbacks(self) -> list[L.Callback]:
         return [*super().callbacks(), *([_Perplexity(self)] if self.perplexity else [])]
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the model into `folder` as `from_pretrained` of its class reads it. While a run is on, between two batches."""
-        model = self.model
-        if not isinstance(model, SavesPretrained):
-            raise ConfigError(f"{type(model).__name__} has no save_pretrained.", remedy="Write its weights with save_model(filename).")
+        model = as_pretrained(self.model)
         self.control.do(lambda at: model.save_pretrained(folder))
         return Path(folder)
 
