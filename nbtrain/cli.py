@@ -283,7 +283,7 @@ _CONFIGURED: dict[str, Callable[[CommandLine], int]] = {
     "sweep": _sweep,
     "export": _export,
 }
-_WITH_FILES = ("fit", "resume", "export")  # they take a word that is no option
+_WITH_FILES = ("fit", "resume", "export")  # they take a word beside their options
 
 
 def _summary(command: Callable[[CommandLine], int]) -> str:

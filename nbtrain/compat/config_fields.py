@@ -129,7 +129,7 @@ def translate_fields(document: Fields, problems: Findings) -> None:
         if _value(document, spelling.ours)[1]:
             problems.add(f"{theirs} and {'.'.join(map(str, spelling.ours))} are both given.", place, "Leave one of them out.")
         elif value not in list(spelling.values):
-            problems.add(f"{theirs} is {value!r}, and not {' or '.join(spelling.values)}.", place)
+            problems.add(f"{theirs}: expected {' or '.join(spelling.values)}, got {value!r}.", place)
         else:
             document.set(spelling.ours, spelling.values[value], place)
 

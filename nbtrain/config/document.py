@@ -232,14 +232,14 @@ class _Reader:
 
 
 def parse_yaml(text: str, name: str = "<text>") -> Document:
-    """The document in a YAML text; `name` stands in its places. Raises ConfigError for what is no YAML, or no mapping."""
+    """The document in a YAML text; `name` stands in its places. Raises ConfigError for invalid YAML, and for anything but a mapping."""
     problems = Problems()
     try:
         reader = _Reader(text, name, problems)
         data = reader.read()
     except yaml.YAMLError as error:
         mark, what = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"This is no YAML: {what}.", where=f"{name}:{mark.line + 1}" if mark else name) from error
+        raise ConfigError(f"Invalid YAML: {what}.", where=f"{name}:{mark.line + 1}" if mark else name) from error
     if data is not None and not isinstance(data, dict):
         problems.add(f"The configuration is a {type(data).__name__}, and no mapping of fields.", name)
     problems.raise_any()
@@ -251,6 +251,6 @@ def read_yaml(path: str | Path) -> Document:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise ConfigError(f"{str(path)!r} can't be read: {reason}.", remedy="Give the path of a YAML file: -f run.yaml.") from error
     return parse_yaml(text, str(path))

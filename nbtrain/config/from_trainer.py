@@ -69,7 +69,7 @@ def _part(read: Reader, item: Any, at: At, given: dict[str, Any], without: Itera
         return made | given
     found = read.arguments(item, (*at, key), without)
     if found is not None and isinstance(item, nn.Module) and (why := why_another(item, found)):
-        what = f"{dotted(at)}: made anew from what it keeps, this {type(item).__qualname__} is another one: {why}."
+        what = f"{dotted(at)}: a second {type(item).__qualname__} made from what it keeps is different: {why}."
         read.problems.add(what, remedy=say_it((*at, key)))
     return made | {key: read.plain(found, (*at, key))} | given
 
@@ -115,7 +115,7 @@ def _lr_scheduler(read: Reader, trainer: Any, given: dict[str, Any]) -> Any:
         return made | {"interval": "step"} if by_batch else made
     factory, args = (scheduler.func, scheduler.keywords) if isinstance(scheduler, partial) else (scheduler, {})
     if n_required(scheduler) == 1:
-        what = "lr_scheduler: a function of the step is no scheduler that a job could make."
+        what = "lr_scheduler: a job can't make a scheduler from a function of the step."
         read.problems.add(what, remedy="Write a factory (optimizer, plan) around it, in a module.")
         return None
     return {"type": read.name(factory, (*at, "type")), "args": read.plain(args, (*at, "args")), "interval": "step"} | given
@@ -228,7 +228,7 @@ def _loader_args(read: Reader, loader: Any, at: At) -> dict[str, Any]:
         return read.plain(read.arguments(loader, at, without[:3]), at)
     found = read.plain(read.arguments(loader, at, without), at)
     if loader.batch_size is None or type(loader.batch_sampler).__name__ != "BatchSampler":
-        read.problems.add(f"{dotted(at)}: a batch_sampler of its own has no place in a job.", remedy=say_it(at[:1]))
+        read.problems.add(f"{dotted(at)}: a custom batch_sampler has no place in a job.", remedy=say_it(at[:1]))
     if loader.collate_fn not in (default_collate, default_convert):
         collates = read.value(loader.collate_fn, (*at, "collate_fn"))
         found["collate_fn"] = collates.get("value", collates) if isinstance(collates, dict) else collates
@@ -236,7 +236,7 @@ def _loader_args(read: Reader, loader: Any, at: At) -> dict[str, Any]:
         return found
     if type(loader.sampler) not in (RandomSampler, SequentialSampler) or vars(loader.sampler).get("replacement"):
         read.problems.add(
-            f"{dotted(at)}: a {type(loader.sampler).__name__} of its own has no place in a job.", remedy=say_it(("dataset_sampler",))
+            f"{dotted(at)}: a custom {type(loader.sampler).__name__} has no place in a job.", remedy=say_it(("dataset_sampler",))
         )
     return {"shuffle": type(loader.sampler) is RandomSampler} | found
 
@@ -249,7 +249,7 @@ def _dataset_sampler(read: Reader, trainer: Any) -> Any:
         if isinstance(getattr(loader, "sampler", None), DistributedSampler)
     }
     if not found:
-        return {"type": None} if trainer.ran is not None else None  # the default draws an order of its own
+        return {"type": None} if trainer.ran is not None else None  # the default draws another order
     kept = {f"{stage}_args": {n: getattr(s, n) for n in ("shuffle", "seed", "drop_last")} for stage, s in found.items()}
     if len(found) < len(_loaders(trainer)):
         read.problems.add("dataset_sampler: one loader has a DistributedSampler and one has none.", remedy=say_it(("dataset_sampler",)))

@@ -149,7 +149,7 @@ class Reader:
         found = self.arguments(value, at)
         if found is not None and (why := why_another(value, found)):
             self.problems.add(
-                f"{dotted(at)}: made anew from what it keeps, {type(value).__name__} is another one: {why}.", remedy=say_it(at)
+                f"{dotted(at)}: a second {type(value).__name__} made from what it keeps is different: {why}.", remedy=say_it(at)
             )
         return made | self.plain(found, at)
 

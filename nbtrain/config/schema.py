@@ -124,7 +124,7 @@ class DatasetSamplerConfig:
 # %% ../../nbs/config/schema.ipynb #9e077bbc
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What is saved, when, and what to go on from."""
+    """What is saved, when, and what to resume from."""
 
     save_dir: str = described("where run folders go", "./checkpoints")
     no_save: bool = described("write nothing", False)
@@ -251,7 +251,7 @@ class _Reader:
         if values is None:
             return kind()
         if not isinstance(values, dict):
-            self.problems.add(f"{dotted(at)} is {values!r}, and no mapping.", self.document.place(at), f"It has {', '.join(known)}.")
+            self.problems.add(f"{dotted(at)}: expected a mapping, got {values!r}.", self.document.place(at), f"It has {', '.join(known)}.")
             return kind()
         hints, found = get_type_hints(kind), {}
         for name, value in values.items():
@@ -264,7 +264,7 @@ class _Reader:
                 _check_least(known[name], found[name])
             except _Unfit as unfit:
                 found.pop(name, None)
-                what = f"{dotted((*at, name))} is {value!r}, and not {unfit}."
+                what = f"{dotted((*at, name))}: expected {unfit}, got {value!r}."
                 self.problems.add(what, self.document.place((*at, name)))
         return kind(**found)
 

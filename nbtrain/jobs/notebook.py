@@ -63,7 +63,7 @@ def _read(path: str | Path) -> dict[str, Any]:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{str(path)!r} is no notebook that can be read.", remedy="Give the path of an .ipynb file.") from error
+        raise ConfigError(f"{str(path)!r} can't be read as a notebook.", remedy="Give the path of an .ipynb file.") from error
 
 
 def _cells(notebook: dict[str, Any]) -> Iterator[str]:
@@ -207,7 +207,7 @@ def export_run(path: str | Path, folder: str | Path, name: str, *, values: Mappi
     statements = read_statements(path)
     runs = [s for s in statements if _run_call(s) is not None]
     if not runs:
-        raise ConfigError("No cell has a trainer.run(...).", where=str(path), remedy="Write the run as a statement of its own.")
+        raise ConfigError("No cell has a trainer.run(...).", where=str(path), remedy="Write the run as a separate statement.")
     *needed, _ = reached(statements[: statements.index(runs[-1]) + 1], [runs[-1]], effects=True)
     call = _run_call(runs[-1])
     assert call is not None and isinstance(call.func, ast.Attribute)

@@ -44,7 +44,7 @@ def test_the_core_knows_none_of_them() -> None:
 
 
 def test_a_field_without_effect_still_has_its_type() -> None:
-    text = "compute_config.constant_folding is 'much', and not true or false."
+    text = "compute_config.constant_folding: expected true or false, got 'much'."
     assert checked({"compute_config": {"constant_folding": "much"}}) == text
 
 
@@ -67,11 +67,11 @@ def test_the_other_spelling_is_accepted_on_the_command_line(tmp_path: Path) -> N
 
 
 SLIPS: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown value": ({"format": "zip"}, "checkpoint.format is 'zip', and not pt or safetensors."),
-    "no value": ({"format": None}, "checkpoint.format is None, and not pt or safetensors."),
-    "a list": ({"format": ["pt"]}, "checkpoint.format is ['pt'], and not pt or safetensors."),
-    "our value": ({"format": "ckpt"}, "checkpoint.format is 'ckpt', and not pt or safetensors."),
-    "their value": ({"save_format": "safetensors"}, "checkpoint.save_format is 'safetensors', and not ckpt or safetensor."),
+    "an unknown value": ({"format": "zip"}, "checkpoint.format: expected pt or safetensors, got 'zip'."),
+    "no value": ({"format": None}, "checkpoint.format: expected pt or safetensors, got None."),
+    "a list": ({"format": ["pt"]}, "checkpoint.format: expected pt or safetensors, got ['pt']."),
+    "our value": ({"format": "ckpt"}, "checkpoint.format: expected pt or safetensors, got 'ckpt'."),
+    "their value": ({"save_format": "safetensors"}, "checkpoint.save_format: expected ckpt or safetensor, got 'safetensors'."),
     "both": (
         {"format": "pt", "save_format": "ckpt"},
         "checkpoint.format and checkpoint.save_format are both given.\n  Leave one of them out.",

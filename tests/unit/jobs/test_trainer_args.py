@@ -396,7 +396,7 @@ def test_a_number_has_its_default_and_its_smallest_value(name: str, default: int
     least, read_back = 0 if name == "seed" else 1, attrgetter(name)
     assert read_back(Settings()) == default
     assert read_back(TrainerArgs.from_dict(given(least))) == least
-    with pytest.raises(ConfigError, match=f"^{name} is {least - 1}, and not {least} or more"):
+    with pytest.raises(ConfigError, match=f"^{name}: expected {least} or more, got {least - 1}"):
         TrainerArgs.from_dict(given(least - 1))
 
 
