@@ -582,7 +582,7 @@ def test_slips_in_hook_are_named_together(folder: Path) -> None:
         (["--pas_policy=tp", "--compute_config.plan_ngpus=2"], "pas_policy is 'tp', and nothing says how layers are split."),
         (
             ["--compute_config.use_zero=true", "--compute_config.zero_ngroups=3"],
-            "zero_ngroups is 3, of which runtime_ngpus 4 is no",
+            "zero_ngroups is 3, and must be a divisor of runtime_ngpus 4",
         ),
     ],
 )
