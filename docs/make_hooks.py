@@ -1,10 +1,12 @@
-"""Write the table of docs/hooks.md from `nbtrain.engine.hooks.HOOKS`: `make names`."""
+"""Write the table of docs/hooks.md from `nbtrain.engine.hooks.HOOKS` and the names in `nbtrain.compat.hook_names`: `make names`."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
+from nbtrain.compat.hook_names import NNSCALER, OWN, TLAMA, HookName
 from nbtrain.engine.hooks import HOOKS, HookPoint
 
 PAGE = Path(__file__).resolve().parent / "hooks.md"
@@ -13,14 +15,18 @@ _HEAD = "| when | each | `nbtrain.Callback` | Lightning's | `TrainHook` | tlama 
 
 
 def _call(name: str, arguments: tuple[str, ...]) -> str:
-    return f"`{name}({', '.join(arguments)})`" if name else ""
+    return f"`{name}({', '.join(arguments)})`"
+
+
+def _calls(names: Mapping[str, HookName], moment: str) -> str:
+    return " ".join(_call(name, hook.arguments) for name, hook in names.items() if hook.moment == moment)
 
 
 def _row(point: HookPoint) -> str:
-    callback = _call(point.callback, point.given)
+    callback = _call(point.method, point.given) if point.is_whole else ""
     own, lightnings = ("", callback) if point.is_lightnings else (callback, "")
     when = point.when + (f" With `{point.needs}`." if point.needs else "")
-    cells = [when, point.span, own, lightnings, _call(point.hook, point.arguments), _call(point.tlama, point.tlama_arguments)]
+    cells = [when, point.span, own, lightnings, _calls(NNSCALER | OWN, point.name), _calls(TLAMA, point.name)]
     return f"| {' | '.join(cells)} |"
 
 

@@ -63,7 +63,7 @@ PUBLIC = {
     "TaskLoader": "data.task_loader",
     "TensorLoader": "data.tensor_loader",
     "ThroughputAddon": "addons.system_monitor",
-    "TrainHook": "engine.hooks",
+    "TrainHook": "compat.hook_names",
     "Trainer": "trainer.trainer",
     "TrainerArgs": "jobs.trainer_args",
     "WandBLoggerAddon": "addons.loggers",
@@ -132,7 +132,7 @@ if TYPE_CHECKING:
     from nbtrain.data.mixup import cutmix as cutmix
     from nbtrain.data.mixup import mixup as mixup
     from nbtrain.engine.callback import Callback as Callback
-    from nbtrain.engine.hooks import TrainHook as TrainHook
+    from nbtrain.compat.hook_names import TrainHook as TrainHook
     from nbtrain.trainer.interrupts import RunHandle as RunHandle
     from nbtrain.trainer.model_trainer import ModelTrainer as ModelTrainer
     from nbtrain.trainer.multi_optimizer import MultiOptimizerTrainer as MultiOptimizerTrainer

@@ -25,80 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
-# %% ../nbs/cli.ipynb #3a16a039
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="nbtrain", description="Train models from notebooks and scripts.")
-    parser.add_argument("--version", action="version", version=f"nbtrain {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, command in _CONFIGURED.items():
-        commands.add_parser(name, help=_summary(command), add_help=False)
-
-    completion = commands.add_parser("completion", help='complete commands and fields in bash and zsh: eval "$(nbtrain completion)"')
-    completion.set_defaults(command=_completion, commands=commands.choices)
-
-    demo = commands.add_parser("demo", help="train a small CNN on handwritten digits (about ten seconds)")
-    demo.add_argument("--epochs", type=int, default=10, help="epochs to train (default: %(default)s)")
-    demo.add_argument("--save-path", default="runs/digits", help="where run folders go (default: %(default)s)")
-    demo.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default: %(default)s)")
-    demo.set_defaults(command=_demo)
-
-    _add_records(commands)
-    export = commands.add_parser("neptune-export", help="write Neptune's offline runs as CSV")
-    export.add_argument("folder", help="a folder with .neptune in it, such as a run folder")
-    export.set_defaults(command=_neptune_export)
-    return parser
-
-
-def _add_records(commands: Any) -> None:
-    """Add the commands that read what runs have left."""
-    show = commands.add_parser("show", help="print a recorded run: its epochs, what it came from, its source")
-    show.add_argument("run", help="a run folder, or a folder of them: then the newest")
-    show.set_defaults(command=_show)
-
-    diff = commands.add_parser("diff", help="print what two recorded runs differ in")
-    diff.add_argument("a", help="a run folder, as for show")
-    diff.add_argument("b", help="another one")
-    diff.set_defaults(command=_diff)
-
-    follow = commands.add_parser("follow", help="show a run that is on elsewhere, or one that is over")
-    follow.add_argument("run", help="a run folder, as for show")
-    follow.set_defaults(command=_follow)
-
-    compare = commands.add_parser("compare", help="print runs side by side, and write their curves")
-    compare.add_argument("runs", nargs="+", help="run folders, as for show")
-    compare.add_argument("--output", default="compare.png", help="a PNG, or an HTML page (default: %(default)s)")
-    compare.set_defaults(command=_compare)
-
-    merge = commands.add_parser("merge", help="make one whole state of what the ranks of a split model have saved in parts")
-    merge.add_argument("state", help="the folder of a state, or a run folder: then its newest state")
-    merge.add_argument("out", help="a Lightning checkpoint such as whole.ckpt; without a suffix a folder of safetensors")
-    merge.set_defaults(command=_merge)
-
-
-# Words are completed in the first place and behind a dash, files everywhere else
-_COMPLETION = """\
-[ -z "$ZSH_VERSION" ] || {{ autoload -U +X bashcompinit; bashcompinit; }}
-_nbtrain() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" words=""
-    if [ "$COMP_CWORD" = 1 ]; then
-        words="{commands}"
-    elif [ "${{word#-}}" != "$word" ]; then
-        case "${{COMP_WORDS[1]}}" in {configured}) words="{options}" ;; esac
-    fi
-    COMPREPLY=($(compgen -W "$words" -- "$word"))
-}}
-complete -o default -F _nbtrain nbtrain"""
-
-
-def _completion(arguments: argparse.Namespace) -> None:
-    from nbtrain.config.schema import describe_fields
-
-    fields = [line.split()[0] for line in describe_fields() if line.startswith("  --")]
-    configured = [name for name in _CONFIGURED if name != "export"]
-    options = " ".join([*_OPTIONS, *_SWITCHES, *fields])
-    print(_COMPLETION.format(commands=" ".join([*arguments.commands, "--version"]), configured="|".join(configured), options=options))
-
-
+# %% ../nbs/cli.ipynb #843daf17
 def _demo(arguments: argparse.Namespace) -> None:
     from nbtrain.examples import digits
 
@@ -146,7 +73,7 @@ def _neptune_export(arguments: argparse.Namespace) -> None:
     print(*export_neptune(Path(arguments.folder)), sep="\n")
 
 
-# %% ../nbs/cli.ipynb #90478dcd
+# %% ../nbs/cli.ipynb #aeba2c3b
 _OPTIONS = {"-f": "file", "-o": "out", "--devices": "devices", "--jobs": "jobs", "--memory": "memory"}
 _SWITCHES = {"-h": "help", "--help": "help", "--print-config": "print"}
 _FILES = "-f FILE [-f FILE] [--FIELD VALUE] [--FIELD!] [--devices N] [--print-config]"
@@ -162,88 +89,80 @@ _USAGE = {
 }
 _MEANINGS = {
     "-f FILE": "a configuration in YAML; of several files the later ones win",
-    "--FIELD VALUE": "set a field, or what is in one: --model.args.dim 32; $(a.b) in a value stands for another one",
+    "--FIELD VALUE": "set a field, or what is in one: --model.args.dim 32; $(a.b) in a value is replaced by that field's value",
     "--FIELD VALUE,VALUE": "try each of these values",
     "--FIELD FIRST..LAST": "try each of these whole numbers",
-    "--FIELD!": "take a field out",
+    "--FIELD!": "remove a field",
     "--NAME VALUE": "another value for a name that a cell sets",
-    "--devices N": "run on so many devices",
+    "--devices N": "the number of devices to run on",
     "--memory GB": "the memory of a device, else this machine's",
-    "--jobs N": "so many runs at a time (default: 1)",
+    "--jobs N": "the number of runs at a time (default: 1)",
     "-o PATH": "where to write",
     "--print-config": "print the whole configuration, and do nothing",
 }
 
 
-def _fit(line: CommandLine) -> int:
-    """train as a configuration says, or as a notebook's last run: nbtrain fit -f run.yaml --max_epochs 2, nbtrain fit my.ipynb --lr 0.1"""
-    if not line.rest:
-        return _train(_read(line))
-    if not line.rest[0].endswith(".ipynb"):
-        stray = line.rest[0]
-        remedy = f"Give a configuration with -f: -f {stray}." if stray.endswith((".yaml", ".yml")) else "Give a notebook, or -f and a file."
-        raise ConfigError(f"{stray!r} stands alone.", remedy=remedy)
-    if line.options.keys() - {"devices"} or len(line.rest) > 1:
-        raise ConfigError("A notebook's run takes no configuration.", remedy="Train from one of both: fit my.ipynb, or fit -f run.yaml.")
-    devices = line.options.get("devices", ["1"])[-1]
-    if not devices.isdigit() or devices == "0":
-        raise ConfigError(f"--devices {devices} is no number of devices.", remedy="Give 1, 2, 3, …")
-    from importlib import import_module
-    from tempfile import TemporaryDirectory
-
-    from nbtrain.jobs.notebook import export_run
-
-    with TemporaryDirectory() as folder:
-        name = export_run(line.rest[0], folder, "notebook_run", values=_values(line.overrides), devices=int(devices)).stem
-        sys.path.insert(0, folder)
-        try:
-            result = import_module(name).main()
-        finally:
-            sys.path.remove(folder)
-            sys.modules.pop(name, None)
-        return 130 if result.status == "interrupted" else 0
+def _count(line: CommandLine, name: str) -> int:
+    """The positive integer that an option was given, 1 without it."""
+    given = line.options.get(name, ["1"])[-1]
+    if not given.isdigit() or given == "0":
+        raise ConfigError(f"--{name} must be a positive integer; got {given}.", remedy="Give 1, 2, 3, …")
+    return int(given)
 
 
-def _values(overrides: Sequence[Override]) -> dict[str, object]:
-    """Plain values for names of a notebook."""
-    from ast import literal_eval
+# %% ../nbs/cli.ipynb #f87442e9
+def _read(line: CommandLine) -> TrainerArgs:
+    from nbtrain.jobs.trainer_args import TrainerArgs
 
-    from nbtrain.config.document import dotted
-
-    found: dict[str, object] = {}
-    for override in overrides:
-        if override.deletes or len(override.at) > 1:
-            raise ConfigError(f"{override.text} is no name in a notebook.", remedy="Give a name that a cell sets: --lr 0.1.")
-        try:
-            found[dotted(override.at)] = True if override.value is None else literal_eval(override.value)
-        except (ValueError, SyntaxError):  # a text without quotes
-            found[dotted(override.at)] = {"true": True, "false": False}.get(override.value or "", override.value)
-    return found
-
-
-def _export(line: CommandLine) -> int:
-    """write a notebook as a module: nbtrain export my.ipynb [-o FOLDER]"""
-    if len(line.rest) != 1:
-        raise ConfigError("export writes one notebook as a module.", remedy="Give it: nbtrain export my.ipynb.")
-    from nbtrain.jobs.notebook import export_notebook
-
-    print(export_notebook(line.rest[0], line.options.get("out", ["."])[-1]))
-    return 0
-
-
-def _sweep(line: CommandLine) -> int:
-    """run a grid, each point a run of its own: nbtrain sweep -f run.yaml --optimizer.args.lr 1e-3,3e-4 --seed 0..4 --jobs 2 -o FOLDER"""
-    from nbtrain.jobs.sweep import compare_sweep, run_sweep
-
-    folder, jobs = line.options.get("out", ["sweep"])[-1], line.options.get("jobs", ["1"])[-1]
-    if not jobs.isdigit() or jobs == "0":
-        raise ConfigError(f"--jobs {jobs} is no number of runs at a time.", remedy="Give 1, 2, 3, …")
     if not line.options.get("file"):
         raise ConfigError("There is no configuration.", remedy="Give a file: -f run.yaml.")
-    codes = run_sweep(line.options["file"], line.overrides, folder, int(jobs))
-    if table := compare_sweep(list(codes), folder):
-        print("\n" + table)
-    return max(codes.values())
+    devices = line.options.get("devices", [])[-1:]
+    return TrainerArgs.from_files(
+        line.options["file"],
+        [*line.overrides, *(Override(("compute_config", "runtime_ngpus"), n, False, "--devices") for n in devices)],
+    )
+
+
+def _say(text: str) -> None:
+    """Print, in the first of several processes that torchrun or SLURM has started."""
+    from nbtrain.distributed.world import find_world
+
+    if find_world().is_first:
+        print(text)
+
+
+def _train(args: TrainerArgs) -> int:
+    result = args.run()
+    if result is not None and result.reason == "finished before":
+        _say(f"This run was finished before: {result.run_dir}")
+    return 130 if result is not None and result.status == "interrupted" else 0
+
+
+def _resume(line: CommandLine) -> int:
+    """resume an unfinished run in its run folder, or the newest in a folder of them: nbtrain resume DIR"""
+    if len(line.rest) != 1:
+        raise ConfigError("resume takes one run.", remedy="Give its folder: nbtrain resume checkpoints/run-001.")
+    from nbtrain.checkpoint.files import newest_valid
+    from nbtrain.jobs.trainer_args import CONFIG_FILE
+    from nbtrain.history.run_folder import find_run
+
+    folder = find_run(line.rest[0])
+    newest = newest_valid(folder / "checkpoints").path
+    if newest is None:
+        raise ConfigError(f"There is no checkpoint in {str(folder)!r} to resume from.", remedy="Give a run folder with checkpoints.")
+    at = Override(("checkpoint", "resume_from"), str(newest), False, "--checkpoint.resume_from")
+    line = CommandLine({"file": [str(folder / CONFIG_FILE)]}, line.switches, [*line.overrides, at])
+    return _train(_read(line))
+
+
+# %% ../nbs/cli.ipynb #ed155e19
+def _evaluate(line: CommandLine, stage: str) -> int:
+    job = _read(line).build()
+    job.data(stage)  # before a large file is read
+    _say(f"weights: {job.load() or 'as the model was made'}")
+    for name, value in job.evaluate(stage).items():
+        _say(f"{name}: {value:.6g}")
+    return 0
 
 
 def _validate(line: CommandLine) -> int:
@@ -275,29 +194,85 @@ def _plan(line: CommandLine) -> int:
     """print what training takes on each device, and the strategy that fits: nbtrain plan -f run.yaml --devices 8 --memory 80"""
     given = line.options.get("memory", [""])[-1]
     if given and not given.replace(".", "", 1).isdigit():
-        raise ConfigError(f"--memory {given} is no memory in GB.", remedy="Give that of a device: --memory 80.")
+        raise ConfigError(f"--memory must be a number of GB; got {given}.", remedy="Give the memory of a device: --memory 80.")
     plan = _read(line).estimate(float(given) if given else None)
     print(plan)
     return 0 if plan.pick is not None else 1
 
 
-def _resume(line: CommandLine) -> int:
-    """go on with a run that was broken off, in its run folder, or with the newest in a folder of them: nbtrain resume DIR"""
+# %% ../nbs/cli.ipynb #04052aea
+def _values(overrides: Sequence[Override]) -> dict[str, object]:
+    """Plain values for names of a notebook."""
+    from ast import literal_eval
+
+    from nbtrain.config.document import dotted
+
+    found: dict[str, object] = {}
+    for override in overrides:
+        if override.deletes or len(override.at) > 1:
+            raise ConfigError(f"{override.text} can't be a name in a notebook.", remedy="Give a name that a cell sets: --lr 0.1.")
+        try:
+            found[dotted(override.at)] = True if override.value is None else literal_eval(override.value)
+        except (ValueError, SyntaxError):  # a text without quotes
+            found[dotted(override.at)] = {"true": True, "false": False}.get(override.value or "", override.value)
+    return found
+
+
+def _fit_notebook(path: str, values: dict[str, object], devices: int) -> int:
+    """Write the notebook's run as a module, and run that."""
+    from importlib import import_module
+    from tempfile import TemporaryDirectory
+
+    from nbtrain.jobs.notebook import export_run
+
+    with TemporaryDirectory() as folder:
+        name = export_run(path, folder, "notebook_run", values=values, devices=devices).stem
+        sys.path.insert(0, folder)
+        try:
+            result = import_module(name).main()
+        finally:
+            sys.path.remove(folder)
+            sys.modules.pop(name, None)
+        return 130 if result.status == "interrupted" else 0
+
+
+def _fit(line: CommandLine) -> int:
+    """train as a configuration says, or as a notebook's last run: nbtrain fit -f run.yaml --max_epochs 2, nbtrain fit my.ipynb --lr 0.1"""
+    if not line.rest:
+        return _train(_read(line))
+    if not line.rest[0].endswith(".ipynb"):
+        stray = line.rest[0]
+        remedy = f"Give a configuration with -f: -f {stray}." if stray.endswith((".yaml", ".yml")) else "Give a notebook, or -f and a file."
+        raise ConfigError(f"{stray!r} stands alone.", remedy=remedy)
+    if line.options.keys() - {"devices"} or len(line.rest) > 1:
+        raise ConfigError("A notebook's run takes no configuration.", remedy="Train from one of both: fit my.ipynb, or fit -f run.yaml.")
+    return _fit_notebook(line.rest[0], _values(line.overrides), _count(line, "devices"))
+
+
+def _export(line: CommandLine) -> int:
+    """write a notebook as a module: nbtrain export my.ipynb [-o FOLDER]"""
     if len(line.rest) != 1:
-        raise ConfigError("resume goes on with one run.", remedy="Give its folder: nbtrain resume checkpoints/run-001.")
-    from nbtrain.checkpoint.files import newest_valid
-    from nbtrain.jobs.trainer_args import CONFIG_FILE
-    from nbtrain.history.run_folder import find_run
+        raise ConfigError("export writes one notebook as a module.", remedy="Give it: nbtrain export my.ipynb.")
+    from nbtrain.jobs.notebook import export_notebook
 
-    folder = find_run(line.rest[0])
-    newest = newest_valid(folder / "checkpoints").path
-    if newest is None:
-        raise ConfigError(f"There is no state in {str(folder)!r} to go on from.", remedy="Give a run folder with checkpoints.")
-    at = Override(("checkpoint", "resume_from"), str(newest), False, "--checkpoint.resume_from")
-    line = CommandLine({"file": [str(folder / CONFIG_FILE)]}, line.switches, [*line.overrides, at])
-    return _train(_read(line))
+    print(export_notebook(line.rest[0], line.options.get("out", ["."])[-1]))
+    return 0
 
 
+def _sweep(line: CommandLine) -> int:
+    """run a grid, each point a separate run: nbtrain sweep -f run.yaml --optimizer.args.lr 1e-3,3e-4 --seed 0..4 --jobs 2 -o FOLDER"""
+    from nbtrain.jobs.sweep import compare_sweep, run_sweep
+
+    folder, jobs = line.options.get("out", ["sweep"])[-1], _count(line, "jobs")
+    if not line.options.get("file"):
+        raise ConfigError("There is no configuration.", remedy="Give a file: -f run.yaml.")
+    codes = run_sweep(line.options["file"], line.overrides, folder, jobs)
+    if table := compare_sweep(list(codes), folder):
+        print("\n" + table)
+    return max(codes.values())
+
+
+# %% ../nbs/cli.ipynb #cea8c793
 _CONFIGURED: dict[str, Callable[[CommandLine], int]] = {
     "fit": _fit,
     "validate": _validate,
@@ -308,7 +283,7 @@ _CONFIGURED: dict[str, Callable[[CommandLine], int]] = {
     "sweep": _sweep,
     "export": _export,
 }
-_WITH_FILES = ("fit", "resume", "export")  # they take a word that is no option
+_WITH_FILES = ("fit", "resume", "export")  # they take a word beside their options
 
 
 def _summary(command: Callable[[CommandLine], int]) -> str:
@@ -317,6 +292,7 @@ def _summary(command: Callable[[CommandLine], int]) -> str:
 
 def _help(name: str) -> str:
     """What `--help` says of a command."""
+    from nbtrain.compat.config_fields import describe_accepted
     from nbtrain.config.schema import describe_fields
 
     command, usage = _CONFIGURED[name], _USAGE[name]
@@ -327,7 +303,8 @@ def _help(name: str) -> str:
         f"{_summary(command)}.",
         *(["\n".join(f"  {example}" for example in examples)] if examples[0] else []),
     ]
-    fields = ["\n".join(["fields:", *describe_fields()])] if "--FIELD" in usage else []
+    sections = {"fields:": describe_fields, "fields of nnScaler, accepted too:": describe_accepted}
+    fields = ["\n".join([title, *describe()]) for title, describe in sections.items()] if "--FIELD" in usage else []
     return "\n\n".join([*parts, "\n".join(["options:", *options]), *fields])
 
 
@@ -346,45 +323,84 @@ def _configured(name: str, arguments: Sequence[str]) -> int:
     return _CONFIGURED[name](line)
 
 
-def _read(line: CommandLine) -> TrainerArgs:
-    from nbtrain.jobs.trainer_args import TrainerArgs
-
-    if not line.options.get("file"):
-        raise ConfigError("There is no configuration.", remedy="Give a file: -f run.yaml.")
-    devices = line.options.get("devices", [])[-1:]
-    return TrainerArgs.from_files(
-        line.options["file"],
-        [*line.overrides, *(Override(("compute_config", "runtime_ngpus"), n, False, "--devices") for n in devices)],
-    )
-
-
-def _train(args: TrainerArgs) -> int:
-    result = args.run()
-    if result is not None and result.reason == "finished before":
-        _say(f"This run was finished before: {result.run_dir}")
-    return 130 if result is not None and result.status == "interrupted" else 0
+# %% ../nbs/cli.ipynb #fb40488a
+# Words are completed in the first place and behind a dash, files everywhere else
+_COMPLETION = """\
+[ -z "$ZSH_VERSION" ] || {{ autoload -U +X bashcompinit; bashcompinit; }}
+_nbtrain() {{
+    local word="${{COMP_WORDS[COMP_CWORD]}}" words=""
+    if [ "$COMP_CWORD" = 1 ]; then
+        words="{commands}"
+    elif [ "${{word#-}}" != "$word" ]; then
+        case "${{COMP_WORDS[1]}}" in {configured}) words="{options}" ;; esac
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+}}
+complete -o default -F _nbtrain nbtrain"""
 
 
-def _evaluate(line: CommandLine, stage: str) -> int:
-    job = _read(line).build()
-    job.data(stage)  # before a large file is read
-    _say(f"weights: {job.load() or 'as the model was made'}")
-    for name, value in job.evaluate(stage).items():
-        _say(f"{name}: {value:.6g}")
-    return 0
+def _completion(arguments: argparse.Namespace) -> None:
+    from nbtrain.config.schema import describe_fields
+
+    fields = [line.split()[0] for line in describe_fields() if line.startswith("  --")]
+    configured = [name for name in _CONFIGURED if name != "export"]
+    options = " ".join([*_OPTIONS, *_SWITCHES, *fields])
+    print(_COMPLETION.format(commands=" ".join([*arguments.commands, "--version"]), configured="|".join(configured), options=options))
 
 
-def _say(text: str) -> None:
-    """Print, in the first of several processes that torchrun or SLURM has started."""
-    from nbtrain.distributed.world import find_world
+# %% ../nbs/cli.ipynb #a0d2eef8
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="nbtrain", description="Train models from notebooks and scripts.")
+    parser.add_argument("--version", action="version", version=f"nbtrain {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, command in _CONFIGURED.items():
+        commands.add_parser(name, help=_summary(command), add_help=False)
 
-    if find_world().is_first:
-        print(text)
+    completion = commands.add_parser("completion", help='complete commands and fields in bash and zsh: eval "$(nbtrain completion)"')
+    completion.set_defaults(command=_completion, commands=commands.choices)
+
+    demo = commands.add_parser("demo", help="train a small CNN on handwritten digits (about ten seconds)")
+    demo.add_argument("--epochs", type=int, default=10, help="epochs to train (default: %(default)s)")
+    demo.add_argument("--save-path", default="runs/digits", help="where run folders go (default: %(default)s)")
+    demo.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default: %(default)s)")
+    demo.set_defaults(command=_demo)
+
+    _add_records(commands)
+    export = commands.add_parser("neptune-export", help="write Neptune's offline runs as CSV")
+    export.add_argument("folder", help="a folder with .neptune in it, such as a run folder")
+    export.set_defaults(command=_neptune_export)
+    return parser
 
 
-# %% ../nbs/cli.ipynb #351e217a
-def _tells() -> bool:
-    """Of several processes that torchrun or SLURM has started on this machine, the first one tells what is wrong for all of them."""
+def _add_records(commands: Any) -> None:
+    """Add the commands that read what runs have left."""
+    show = commands.add_parser("show", help="print a recorded run: its epochs, what it came from, its source")
+    show.add_argument("run", help="a run folder, or a folder of them: then the newest")
+    show.set_defaults(command=_show)
+
+    diff = commands.add_parser("diff", help="print what two recorded runs differ in")
+    diff.add_argument("a", help="a run folder, as for show")
+    diff.add_argument("b", help="another one")
+    diff.set_defaults(command=_diff)
+
+    follow = commands.add_parser("follow", help="show a run in another process, or one that is over")
+    follow.add_argument("run", help="a run folder, as for show")
+    follow.set_defaults(command=_follow)
+
+    compare = commands.add_parser("compare", help="print runs side by side, and write their curves")
+    compare.add_argument("runs", nargs="+", help="run folders, as for show")
+    compare.add_argument("--output", default="compare.png", help="a PNG, or an HTML page (default: %(default)s)")
+    compare.set_defaults(command=_compare)
+
+    merge = commands.add_parser("merge", help="merge the shards that the ranks of a split model have saved into one checkpoint")
+    merge.add_argument("state", help="a checkpoint's folder, or a run folder: then its newest checkpoint")
+    merge.add_argument("out", help="a Lightning checkpoint such as whole.ckpt; without a suffix a folder of safetensors")
+    merge.set_defaults(command=_merge)
+
+
+# %% ../nbs/cli.ipynb #397eb2a7
+def _reports_errors() -> bool:
+    """Is this the first of the processes that torchrun or SLURM has started on this machine? Only that one prints an error."""
     return not int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
 
 
@@ -405,7 +421,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `nbtrain show runs | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except ConfigError as error:
-        if _tells():
+        if _reports_errors():
             print(f"nbtrain: {error}", file=sys.stderr)
         return 2
     except NbtrainError as error:

@@ -13,24 +13,35 @@ PACKAGE = Path(__file__).resolve().parent.parent / "nbtrain"
 # What each package may import beside itself and `errors`. Every package is allowed only what stands above it.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "errors": (),
+    "compat": (),
     "events": (),
     "rng": (),
     "views": ("events",),
-    "history": ("events", "views"),
+    "history": ("compat", "events", "views"),
     "data": ("rng",),
     "optim": ("events", "views"),
     "engine": ("events", "rng", "data", "history"),
     "loggers": ("events", "data", "engine"),
     "distributed": ("events", "rng", "data", "engine", "history"),
     "checkpoint": ("data", "engine", "distributed", "history"),
-    "addons": ("events", "rng", "views", "history", "data", "optim", "engine", "loggers", "distributed", "checkpoint"),
-    "config": ("rng", "optim", "history", "engine", "addons"),
+    "addons": ("compat", "events", "rng", "views", "history", "data", "optim", "engine", "loggers", "distributed", "checkpoint"),
+    "config": ("compat", "rng", "optim", "history", "engine", "addons"),
 }
 ALLOWED["trainer"] = tuple(ALLOWED)
 ALLOWED["examples"] = tuple(ALLOWED)
 ALLOWED["jobs"] = tuple(ALLOWED)
 ALLOWED["cli"] = tuple(ALLOWED)
-WITHOUT_TORCH = ("errors", "events", "views", "history", "config.document", "config.overrides", "config.schema", "config.instantiate")
+WITHOUT_TORCH = (
+    "errors",
+    "compat",
+    "events",
+    "views",
+    "history",
+    "config.document",
+    "config.overrides",
+    "config.schema",
+    "config.instantiate",
+)
 WITHOUT_TORCH += ("config.compute_plan", "loggers.neptune_export", "cli")
 
 

@@ -16,9 +16,10 @@ import lightning as L
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from ..compat.hook_names import HOOK_NAMES, TrainHook, names_at
 from ..engine.addon import AddOnBase
 from ..engine.callback import Callback, call_hook, listeners, notes, notifier
-from ..engine.hooks import HOOKS, HookPoint, TrainHook, check_names
+from ..engine.hooks import HOOKS, check_names
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, add_note, first_line, nearest
 
@@ -27,7 +28,6 @@ __all__ = ["Hooks", "HooksAddon"]
 
 # %% ../../nbs/addons/hooks.ipynb #33085c81
 Hooks = TrainHook | Mapping[str, Callable[..., Any]]
-_ARGUMENTS = {name: arguments for point in HOOKS for name, arguments in point.hooks.items()}
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class _Bound:
 def _bind(name: str, function: Any, label: str) -> _Bound:
     if not callable(function):
         raise ConfigError(f"The hook {label} is a {type(function).__name__}, and can't be called.", remedy="Give a function.")
-    given = ("trainer", *_ARGUMENTS[name])
+    given = ("trainer", *HOOK_NAMES[name].arguments)
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (ValueError, TypeError):  # a builtin without a signature
@@ -55,7 +55,7 @@ def _bind(name: str, function: Any, label: str) -> _Bound:
     taken = 0
     for parameter, argument in zip(parameters, given):
         if parameter.kind is parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty and parameter.name != argument):
-            break  # an option of its own
+            break  # an option with a default
         taken += 1
     needed = [p.name for p in parameters[taken:] if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if needed:
@@ -66,16 +66,16 @@ def _bind(name: str, function: Any, label: str) -> _Bound:
 def _bound(given: Any, *, strict: bool) -> list[tuple[str, _Bound]]:
     """The hooks of a TrainHook or a mapping, by name."""
     if isinstance(given, TrainHook):
-        check_names(type(given), _ARGUMENTS, TrainHook, strict=strict)
-        found = {name: getattr(given, name, None) for name in _ARGUMENTS}
+        check_names(type(given), HOOK_NAMES, TrainHook, strict=strict)
+        found = {name: getattr(given, name, None) for name in HOOK_NAMES}
         kind = type(given).__name__
         return [(name, _bind(name, method, f"{kind}.{name}")) for name, method in found.items() if method is not None]
     if not isinstance(given, Mapping):
         what = f"hooks={given!r} is neither a TrainHook nor a mapping of functions."
         raise ConfigError(what, remedy='Give {"after_optimizer_step": function}, or an object whose class inherits from nbtrain.TrainHook.')
     for name in given:
-        if name not in _ARGUMENTS:
-            raise ConfigError(f"There is no hook {name!r}.", remedy=nearest(str(name), _ARGUMENTS))
+        if name not in HOOK_NAMES:
+            raise ConfigError(f"There is no hook {name!r}.", remedy=nearest(str(name), HOOK_NAMES))
     return [(name, _bind(name, function, f"{name} ({_name(function)})")) for name, function in given.items()]
 
 
@@ -91,31 +91,31 @@ class _Window:
         self.trainer, self.keeps = trainer, keeps
         self.batches: list[Any] = []
         self.outputs: list[Any] = []
-        self._began: int | None = None  # with which update the newest window has begun, and with which the one before has ended
+        self.begins = self.ends = False  # is the batch that has just begun the first one, and the batch that is done the last one?
+        self._began: int | None = None  # the update with which the newest window has begun, and that with which the one before has ended
         self._ended: int | None = None
 
-    def begins(self, batch_idx: int) -> bool:
-        """Is the batch that begins the first one of a window?"""
+    def begin(self, batch_idx: int) -> None:
+        """A batch begins."""
         update = self.trainer.counts.update
-        begins = update != self._began or batch_idx == 0
-        if begins:
+        self.begins = update != self._began or batch_idx == 0
+        if self.begins:
             self._began, self._ended = update, update
-            self.let_go()  # a run that was stopped within a window has left it open
-        return begins
+            self.clear()  # a run that was stopped within a window has left it open
 
-    def listen(self, output: Mapping[str, Any]) -> None:
-        """Keep what a step has returned: a callback is told its loss divided by the batches of a window."""
+    def keep(self, output: Mapping[str, Any]) -> None:
+        """Keep what a step has returned: a callback gets its loss divided by the batches of a window."""
         self.outputs.append({name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()})
 
-    def ends(self, outputs: Any, batch: Any) -> bool:
-        """Is the batch, which is done, the last one of the window?"""
+    def add(self, outputs: Any, batch: Any) -> None:
+        """A batch is done."""
         if self.keeps:
             self.batches.append(batch)
-            if len(self.outputs) < len(self.batches):  # a step that runs as a CUDA graph is a window of its own, and tells no listener
-                self.listen(outputs)
-        return self.trainer.counts.update != self._ended
+            if len(self.outputs) < len(self.batches):  # a step that runs as a CUDA graph is a whole window, and calls no listener
+                self.keep(outputs)
+        self.ends = self.trainer.counts.update != self._ended
 
-    def let_go(self) -> None:
+    def clear(self) -> None:
         self.batches, self.outputs = [], []
         self._ended = self.trainer.counts.update
 
@@ -127,65 +127,72 @@ class _Window:
         return {f"train_{name}": sum(output[name] for output in self.outputs) / len(self.outputs) for name in scalars}
 
 
-def _index(pl_trainer: L.Trainer) -> int:
-    """Which update of the epoch the batch at hand belongs to, from 0."""
-    return pl_trainer.fit_loop.epoch_loop.batch_idx // pl_trainer.accumulate_grad_batches
-
-
-def _is_first(pl_trainer: L.Trainer) -> bool:
-    """Is it the first batch of a window, as Lightning sees it when it zeroes gradients?"""
-    return pl_trainer.fit_loop.epoch_loop.batch_idx % pl_trainer.accumulate_grad_batches == 0
-
-
-def _is_last(pl_trainer: L.Trainer) -> bool:
-    return not (pl_trainer.accumulate_grad_batches > 1 and pl_trainer.fit_loop.epoch_loop._should_accumulate())
-
-
-def _means(module: L.LightningModule) -> dict[str, float]:
-    """The metrics of the validation that has just ended."""
-    assert isinstance(module, StepModule)
-    return {name: value for name, value in module.epoch_metrics.items() if name.startswith("val_")}
-
-
+# %% ../../nbs/addons/hooks.ipynb #93a82407
 @dataclass(frozen=True)
 class _At:
-    """A moment, as a callback's method is told it."""
+    """A moment in a run, as `nbtrain.compat.hook_names.Moment` describes it."""
 
     pl_trainer: L.Trainer
     module: L.LightningModule
     window: _Window
     given: tuple[Any, ...]
 
+    @property
+    def epoch(self) -> int:
+        return self.pl_trainer.current_epoch
 
-# Whether the moment of a hook has come when its callback is called, and its arguments where they are not the callback's own
+    @property
+    def update_idx(self) -> int:
+        return self.pl_trainer.fit_loop.epoch_loop.batch_idx // self.pl_trainer.accumulate_grad_batches
+
+    @property
+    def valid_idx(self) -> int:
+        return self.pl_trainer._evaluation_loop.batch_progress.current.ready - 1
+
+    @property
+    def batches(self) -> list[Any]:
+        return self.window.batches
+
+    @property
+    def outputs(self) -> list[Any]:
+        return self.window.outputs
+
+    @property
+    def update_metrics(self) -> dict[str, Any]:
+        return self.window.means()
+
+    @property
+    def val_metrics(self) -> dict[str, float]:
+        assert isinstance(self.module, StepModule)
+        return {name: value for name, value in self.module.epoch_metrics.items() if name.startswith("val_")}
+
+    @property
+    def is_first(self) -> bool:
+        """Is it the first batch of a window, as Lightning sees it when it zeroes gradients?"""
+        return self.pl_trainer.fit_loop.epoch_loop.batch_idx % self.pl_trainer.accumulate_grad_batches == 0
+
+    @property
+    def is_last(self) -> bool:
+        return not (self.pl_trainer.accumulate_grad_batches > 1 and self.pl_trainer.fit_loop.epoch_loop._should_accumulate())
+
+
+# Whether a moment that is a part of a method's calls has come
 _COMES: dict[str, Callable[[_At], bool]] = {
-    "on_train_step_start": lambda at: at.window.begins(at.given[1]),
-    "after_zero_grad": lambda at: _is_first(at.pl_trainer),
-    "before_sync_grad": lambda at: _is_last(at.pl_trainer),
-    "after_sync_grad": lambda at: _is_last(at.pl_trainer),
-    "after_aggregate_train_step_outputs": lambda at: not at.pl_trainer.validating,
-    "after_aggregate_val_step_outputs": lambda at: at.pl_trainer.validating,
-    "on_train_step_end": lambda at: at.window.ends(at.given[0], at.given[1]),
-    "before_log_train_metrics": lambda at: at.given[1] == "train",
-    "before_log_val_metrics": lambda at: at.given[1] == "valid",
-    "before_log_test_metrics": lambda at: at.given[1] == "test",
-}
-_WITH: dict[str, Callable[[_At], tuple[Any, ...]]] = {
-    "on_epoch_start": lambda at: (at.pl_trainer.current_epoch,),
-    "on_epoch_end": lambda at: (at.pl_trainer.current_epoch,),
-    "on_train_step_start": lambda at: ([at.given[0]], _index(at.pl_trainer)),
-    "after_aggregate_train_step_outputs": lambda at: (*at.given, _index(at.pl_trainer)),
-    "after_aggregate_val_step_outputs": lambda at: (*at.given, at.pl_trainer._evaluation_loop.batch_progress.current.ready - 1),
-    "on_train_step_end": lambda at: (at.window.outputs, at.window.batches, _index(at.pl_trainer)),
-    "on_step_end": lambda at: (at.window.means(),),
-    "on_val_step_start": lambda at: ([at.given[0]], at.given[1]),
-    "on_val_step_end": lambda at: ([at.given[0]], [at.given[1]], at.given[2]),
-    "on_val_end": lambda at: (_means(at.module).get("val_loss"),),
-    "on_validate_end": lambda at: (_means(at.module),),
+    "on_train_batch_start.first": lambda at: at.window.begins,
+    "on_before_backward.first": lambda at: at.is_first,
+    "on_before_backward.last": lambda at: at.is_last,
+    "on_after_backward.last": lambda at: at.is_last,
+    "on_outputs_aggregated.train": lambda at: not at.pl_trainer.validating,
+    "on_outputs_aggregated.valid": lambda at: at.pl_trainer.validating,
+    "on_train_batch_end.last": lambda at: at.window.ends,
+    "on_before_log_metrics.train": lambda at: at.given[1] == "train",
+    "on_before_log_metrics.valid": lambda at: at.given[1] == "valid",
+    "on_before_log_metrics.test": lambda at: at.given[1] == "test",
 }
 
 # %% ../../nbs/addons/hooks.ipynb #87f8a3d5
 _ENDS = ("on_train_end", "on_finalize")  # called however a run ends
+_Moments = Mapping[str, list[str]]  # the moments of a method that have hooks, and the hooks' names
 
 
 class _Dispatch(Callback):
@@ -193,49 +200,56 @@ class _Dispatch(Callback):
 
     def __init__(self, trainer: Any, hooks: Mapping[str, list[_Bound]]) -> None:
         self.trainer, self.hooks = trainer, hooks
-        wants = [bound.n_arguments for name in ("on_train_step_end", "on_step_end") for bound in hooks.get(name, ())]
+        wants = [bound.n_arguments for name in names_at("on_train_batch_end.last") for bound in hooks.get(name, ())]
         self.window = _Window(trainer, keeps=max(wants, default=0) > 1)
-        points: dict[str, list[HookPoint]] = {}
-        for point in HOOKS:
-            if any(name in hooks and name not in _ENDS for name in point.hooks):
-                points.setdefault(point.trigger, []).append(point)
-        if wants:
-            points.setdefault("on_train_batch_start", [p for p in HOOKS if p.hook == "on_train_step_start"])
-        for trigger, found in points.items():
-            setattr(self, trigger, partial(self._call, found))
+        for method in dict.fromkeys(point.method for point in HOOKS if point.name not in _ENDS):
+            moments = {point.name: names for point in HOOKS if point.method == method and (names := self._waiting(point.name))}
+            if moments or (wants and method == "on_train_batch_start"):
+                setattr(self, method, partial(_CALLS.get(method, _Dispatch._call), self, moments))
+
+    def _waiting(self, moment: str) -> list[str]:
+        return [name for name in names_at(moment) if name in self.hooks]
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if self.window.keeps and isinstance(pl_module, StepModule):
-            pl_module.listeners.append(self.window.listen)
+            pl_module.listeners.append(self.window.keep)
 
-    def _call(self, points: list[HookPoint], pl_trainer: L.Trainer, module: L.LightningModule, *given: Any) -> None:
+    def _call(self, moments: _Moments, pl_trainer: L.Trainer, module: L.LightningModule, *given: Any) -> None:
         if pl_trainer.sanity_checking:
             return
         at = _At(pl_trainer, module, self.window, given)
-        for point in points:
-            comes = _COMES.get(point.hook)
-            if comes is None or comes(at):
-                self._call_all(point, at)
+        for moment, names in moments.items():
+            comes = _COMES.get(moment)
+            if comes is not None and not comes(at):
+                continue
+            for name in names:
+                args = HOOK_NAMES[name].make(at)
+                for bound in self.hooks[name]:
+                    bound.call(pl_trainer, self.trainer, args)
 
-    def _call_all(self, point: HookPoint, at: _At) -> None:
-        for name in dict.fromkeys((point.hook, point.tlama)):
-            if hooks := self.hooks.get(name):
-                args = _WITH[name](at) if name in _WITH else at.given
-                for bound in hooks:
-                    bound.call(at.pl_trainer, self.trainer, args)
-        if point.hook == "on_train_step_end":
-            self.window.let_go()
+    def _call_batch_start(self, moments: _Moments, pl_trainer: L.Trainer, module: L.LightningModule, *given: Any) -> None:
+        self.window.begin(given[1])
+        self._call(moments, pl_trainer, module, *given)
+
+    def _call_batch_end(self, moments: _Moments, pl_trainer: L.Trainer, module: L.LightningModule, *given: Any) -> None:
+        self.window.add(given[0], given[1])
+        self._call(moments, pl_trainer, module, *given)
+        if self.window.ends:
+            self.window.clear()
+
+
+_CALLS = {"on_train_batch_start": _Dispatch._call_batch_start, "on_train_batch_end": _Dispatch._call_batch_end}
 
 
 # %% ../../nbs/addons/hooks.ipynb #d575eb70
 class _Ends(L.Callback):
-    """Tells each update, and the end of a run however it comes."""
+    """Notifies of each update, and of the end of a run however it comes."""
 
     def __init__(self, trainer: Any, hooks: Mapping[str, list[_Bound]]) -> None:
         self.trainer, self.hooks = trainer, hooks
         self._left: list[Callable[[], None]] = []  # what is to be called at the end
         self._n_last = 0  # of these the ones that come after the training
-        self._late: Exception | None = None  # raised when a run was left that somebody had asked to end
+        self._late: Exception | None = None  # raised at the end of a run that was stopped
         self._handle: RemovableHandle | None = None
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -247,8 +261,8 @@ class _Ends(L.Callback):
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._left = [*self._bound("on_train_end", pl_trainer), *self._left]
-        if (told := notifier(pl_trainer, "on_after_optimizer_step")) is not None:
-            self._handle = pl_trainer.optimizers[0].register_step_post_hook(lambda optimizer, args, options: told(optimizer))
+        if (notify := notifier(pl_trainer, "on_after_optimizer_step")) is not None:
+            self._handle = pl_trainer.optimizers[0].register_step_post_hook(lambda optimizer, args, options: notify(optimizer))
 
     def on_train_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._call_until(self._n_last)

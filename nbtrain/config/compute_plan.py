@@ -51,11 +51,10 @@ def plan_compute(settings: Settings, n_available: int, problems: Problems) -> Co
     """The plan for `compute_config` and `pas_policy`; what can't be is added to `problems`."""
     compute, policy = settings.compute_config, settings.pas_policy
     n, shards = compute.runtime_ngpus, compute.plan_ngpus
-    if not compute.use_end2end:
-        problems.add("compute_config.use_end2end is false, and only whole steps are trained.", remedy="Leave it out.")
     if n % shards:
         problems.add(
-            f"compute_config.runtime_ngpus is {n}, which is no multiple of plan_ngpus {shards}.", remedy="Give a multiple, or plan_ngpus 1."
+            f"compute_config.runtime_ngpus is {n}, and must be a multiple of plan_ngpus {shards}.",
+            remedy="Give a multiple, or plan_ngpus 1.",
         )
     if n > n_available:
         problems.add(
@@ -87,7 +86,7 @@ def _sizes(strategy: str, settings: Settings, problems: Problems) -> dict[str, i
         return {}
     if n % groups:
         problems.add(
-            f"compute_config.zero_ngroups is {groups}, of which runtime_ngpus {n} is no multiple.",
+            f"compute_config.zero_ngroups is {groups}, and must be a divisor of runtime_ngpus {n}.",
             remedy="Give a divisor, or leave it out.",
         )
     return {"shard_size": n // groups}
@@ -107,7 +106,7 @@ def accumulation(settings: Settings, n_copies: int, problems: Problems) -> int:
         )
     elif whole % (micro * n_copies):
         problems.add(
-            f"{product} = {micro * n_copies}, of which global_batch_size {whole} is no multiple.",
+            f"{product} = {micro * n_copies}, and global_batch_size {whole} must be a multiple of it.",
             remedy=f"Give {whole // (micro * n_copies) * micro * n_copies or micro * n_copies}.",
         )
     return max(whole // (micro * n_copies), 1)

@@ -16,9 +16,9 @@ import yaml
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["Key", "At", "dotted", "Problem", "Problems", "Document", "child_key", "parse_yaml", "read_yaml"]
+__all__ = ["Key", "At", "dotted", "Problem", "Problems", "child_key", "Document", "parse_yaml", "read_yaml"]
 
-# %% ../../nbs/config/document.ipynb #7d6cfbb2
+# %% ../../nbs/config/document.ipynb #1a33afa2
 Key = str | int
 At = tuple[Key, ...]  # the way to a value: ("log", 0, "args")
 
@@ -63,7 +63,36 @@ class Problems:
             raise ConfigError("\n  ".join([f"The configuration has {len(texts)} errors.", *texts]))
 
 
-# %% ../../nbs/config/document.ipynb #b9fdbcbf
+# %% ../../nbs/config/document.ipynb #44d4c450
+def _is_index(key: Key) -> bool:
+    return isinstance(key, int) or re.fullmatch(r"\d{1,3}", key) is not None
+
+
+def child_key(holder: Any, key: Key) -> Any:
+    """`key` as `holder` has it: a list has numbers, a dict may have a number for a name. Raises KeyError in what holds nothing."""
+    if isinstance(holder, list):
+        if not _is_index(key):
+            raise KeyError(key)
+        return int(key)
+    if not isinstance(holder, dict):
+        raise KeyError(key)
+    return int(key) if key not in holder and _is_index(key) and int(key) in holder else key
+
+
+def _room(holder: Any, key: Key, at: At) -> Any:
+    """The key at which `holder` has room for a value; a list is made longer."""
+    try:
+        found: Any = child_key(holder, key)
+    except KeyError as error:
+        raise KeyError(dotted(at)) from error
+    if isinstance(holder, list):
+        holder += [None] * (found + 1 - len(holder))
+    else:
+        holder.setdefault(found, None)
+    return found
+
+
+# %% ../../nbs/config/document.ipynb #bb757d26
 @dataclass
 class Document:
     """A configuration as plain data, and where each value in it was written."""
@@ -72,7 +101,7 @@ class Document:
     places: dict[At, str] = field(default_factory=dict)
 
     def place(self, at: At) -> str:
-        """Where the value at `at` was written, such as "run.yaml:7"; "" where nobody knows."""
+        """Where the value at `at` was written, such as "run.yaml:7"; "" if it is unknown."""
         return next((self.places[at[:n]] for n in range(len(at), -1, -1) if at[:n] in self.places), "")
 
     def get(self, at: At) -> Any:
@@ -111,7 +140,7 @@ class Document:
         self.places[(*known, key)] = place
 
     def delete(self, at: At) -> None:
-        """Take the value at `at` out; where there is none, nothing happens."""
+        """Remove the value at `at`, if there is one."""
         try:
             known, _ = self._walk(at)
         except KeyError:
@@ -150,35 +179,7 @@ class Document:
             return None
 
 
-def child_key(holder: Any, key: Key) -> Any:
-    """`key` as `holder` has it: a list has numbers, a dict may have a number for a name. Raises KeyError in what holds nothing."""
-    if isinstance(holder, list):
-        if not _is_index(key):
-            raise KeyError(key)
-        return int(key)
-    if not isinstance(holder, dict):
-        raise KeyError(key)
-    return int(key) if key not in holder and _is_index(key) and int(key) in holder else key
-
-
-def _is_index(key: Key) -> bool:
-    return isinstance(key, int) or re.fullmatch(r"\d{1,3}", key) is not None
-
-
-def _room(holder: Any, key: Key, at: At) -> Any:
-    """The key at which `holder` has room for a value; a list is made longer."""
-    try:
-        found: Any = child_key(holder, key)
-    except KeyError as error:
-        raise KeyError(dotted(at)) from error
-    if isinstance(holder, list):
-        holder += [None] * (found + 1 - len(holder))
-    else:
-        holder.setdefault(found, None)
-    return found
-
-
-# %% ../../nbs/config/document.ipynb #d1e90193
+# %% ../../nbs/config/document.ipynb #a8a2431d
 _MAX_VALUES = 100_000
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
@@ -231,14 +232,14 @@ class _Reader:
 
 
 def parse_yaml(text: str, name: str = "<text>") -> Document:
-    """The document in a YAML text; `name` stands in its places. Raises ConfigError for what is no YAML, or no mapping."""
+    """The document in a YAML text; `name` stands in its places. Raises ConfigError for invalid YAML, and for anything but a mapping."""
     problems = Problems()
     try:
         reader = _Reader(text, name, problems)
         data = reader.read()
     except yaml.YAMLError as error:
         mark, what = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"This is no YAML: {what}.", where=f"{name}:{mark.line + 1}" if mark else name) from error
+        raise ConfigError(f"Invalid YAML: {what}.", where=f"{name}:{mark.line + 1}" if mark else name) from error
     if data is not None and not isinstance(data, dict):
         problems.add(f"The configuration is a {type(data).__name__}, and no mapping of fields.", name)
     problems.raise_any()
@@ -250,6 +251,6 @@ def read_yaml(path: str | Path) -> Document:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise ConfigError(f"{str(path)!r} can't be read: {reason}.", remedy="Give the path of a YAML file: -f run.yaml.") from error
     return parse_yaml(text, str(path))

@@ -25,7 +25,7 @@ __all__ = ["load_name", "importable_name", "named", "literal", "Maker", "check_v
 def load_name(name: Any, short: str = "") -> Any:
     """What `name` stands for: "torch.optim.Adam"; a name without a dot is a builtin, or else one of module `short`.
 
-    What is no string is returned as it is. Raises ConfigError that says which module failed and why.
+    Anything but a string is returned as it is. Raises ConfigError that says which module failed and why.
     """
     if not isinstance(name, str):
         return name
@@ -171,7 +171,7 @@ class Maker:
 
 # %% ../../nbs/config/instantiate.ipynb #5cb8cd39
 def check_value(value: Any, at: At, document: Document, problems: Problems) -> None:
-    """Add to `problems` what can't be made of `value`: names that can't be imported, arguments that nobody takes."""
+    """Add to `problems` what can't be made of `value`: names that can't be imported, arguments that are not taken."""
     if isinstance(value, list):
         for i, item in enumerate(value):
             check_value(item, (*at, i), document, problems)

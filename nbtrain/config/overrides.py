@@ -75,7 +75,7 @@ def _is_key(token: str) -> bool:
 def _override(key: str, value: str | None) -> Override:
     name = key[2:].removesuffix("!").replace("-", "_")
     if not all(name.split(".")):
-        raise OptionError(f"{key} is no path of a field.", remedy="Write names with dots between them: --model.args.dim 32.")
+        raise OptionError(f"{key} can't be the path of a field.", remedy="Write names with dots between them: --model.args.dim 32.")
     return Override(tuple(name.split(".")), value, key.endswith("!"), key)
 
 
@@ -112,7 +112,7 @@ class _References:
     def __init__(self, document: Document, problems: Problems) -> None:
         self.document, self.problems = document, problems
         self.open: list[str] = []  # what is being resolved, from the outermost
-        self.circles: list[set[str]] = []  # that were told
+        self.circles: list[set[str]] = []  # that were reported
         self.names = sorted(dotted(at) for at in document.places if at)
 
     def value(self, value: Any, at: At) -> Any:

@@ -5,7 +5,6 @@
 # %% ../../nbs/config/schema.ipynb #b48b446c
 from __future__ import annotations
 
-import textwrap
 import types
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
@@ -20,138 +19,139 @@ __all__ = [
     "Name",
     "Precision",
     "Kind",
+    "described",
     "ComputeConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "LRSchedulerConfig",
     "DatasetConfig",
     "DataloaderConfig",
     "DatasetSamplerConfig",
-    "LRSchedulerConfig",
     "CheckpointConfig",
     "PartConfig",
     "Settings",
-    "read_settings",
     "shown_fields",
+    "read_settings",
     "describe_fields",
     "to_plain",
-    "ignored_fields",
 ]
 
 # %% ../../nbs/config/schema.ipynb #443d4910
 Name = str | Callable[..., Any]  # a full name such as torch.optim.Adam, or in Python the thing itself
 
 
-def _said(text: str, default: Any = None, *, ignored: bool = False, least: int | None = None) -> Any:
-    """A field with its one line of help; `least` is the smallest number that it can have."""
-    metadata = {"help": text, "ignored": ignored, "least": least}
+def described(text: str, default: Any = None, *, least: int | None = None) -> Any:
+    """A dataclass field with its one line of help; `least` is the smallest number that it can have."""
+    metadata = {"help": text, "least": least}
     if default in ({}, []) or isinstance(default, type):
         return field(default_factory=default if isinstance(default, type) else type(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
+# %% ../../nbs/config/schema.ipynb #4ad22e1b
 @dataclass(frozen=True)
 class ComputeConfig:
     """On how many devices, and how they share the work."""
 
-    plan_ngpus: int = _said("devices that one copy of the model is spread over", 1, least=1)
-    runtime_ngpus: int = _said("devices in all; runtime_ngpus / plan_ngpus copies train on different batches", 1, least=1)
-    use_zero: bool = _said("shard parameters and optimizer over the copies (FSDP2)", False)
-    use_end2end: bool = _said("the whole step, loss included, is the model's forward; false is not supported", True)
-    zero_ngroups: int = _said("groups of devices that share a copy under use_zero", 1, least=1)
-    constant_folding: bool = _said("fold constants when tracing", False, ignored=True)
-    trace_strategy: str = _said("where to trace", "cuda_run_cpu_offload", ignored=True)
-    inference_only: bool = _said("generate code for inference only", False, ignored=True)
-    use_async_reducer: bool = _said("reduce gradients while the backward pass runs; DDP does", False, ignored=True)
-    pas_config: dict[str, Any] = _said("options of the policy", {}, ignored=True)
-    user_config: dict[str, Any] = _said("more that changes the generated code", {}, ignored=True)
+    plan_ngpus: int = described("devices that one copy of the model is spread over", 1, least=1)
+    runtime_ngpus: int = described("devices in all; runtime_ngpus / plan_ngpus copies train on different batches", 1, least=1)
+    use_zero: bool = described("shard parameters and optimizer over the copies (FSDP2)", False)
+    zero_ngroups: int = described("groups of devices that share a copy under use_zero", 1, least=1)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """What is trained."""
 
-    type: Name | None = _said("the model's class, or a function that makes it")
-    args: dict[str, Any] = _said("its arguments", {})
+    type: Name | None = described("the model's class, or a function that makes it")
+    args: dict[str, Any] = described("its arguments", {})
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
     """How it is trained."""
 
-    type: Name | None = _said("the optimizer's class; its first argument are the model's parameters")
-    args: dict[str, Any] = _said("its other arguments", {})
-    clip_gnorm: float | None = _said("the largest norm of the gradient; 0: no clipping", 0.0)
-    loss_reduction: Literal["mean", "sum", "per-token-mean"] = _said("how the loss of an update is made of its micro batches", "mean")
-    grad_reduction: Literal["mean", "sum", "per-token-mean"] = _said("how the gradient of an update is made of its micro batches", "mean")
-    aggregate_outputs_fn: Name | None = _said("counts the tokens, for per-token-mean")
-
-
-@dataclass(frozen=True)
-class DatasetConfig:
-    """Where the samples come from. Validation and test are there if they have arguments."""
-
-    type: Name | None = _said("the dataset's class, or a function that makes it")
-    train_args: dict[str, Any] = _said("arguments of the training set", {})
-    val_args: dict[str, Any] = _said("arguments of the validation set; without them there is none", {})
-    test_args: dict[str, Any] = _said("arguments of the test set; without them there is none", {})
-
-
-@dataclass(frozen=True)
-class DataloaderConfig:
-    """How samples become batches; dataset, batch size and sampler are given automatically."""
-
-    type: Name = _said("the loader's class", "torch.utils.data.DataLoader")
-    train_args: dict[str, Any] = _said("its arguments for training", {})
-    val_args: dict[str, Any] = _said("for validation (default: as train_args)", {})
-    test_args: dict[str, Any] = _said("for test (default: as train_args)", {})
-
-
-@dataclass(frozen=True)
-class DatasetSamplerConfig:
-    """In which order samples come; dataset, num_replicas and rank are given automatically."""
-
-    type: Name | None = _said("the sampler's class; null: none, and the loader's shuffle says", "torch.utils.data.DistributedSampler")
-    train_args: dict[str, Any] = _said("its arguments for training", {})
-    val_args: dict[str, Any] = _said("for validation (default: as train_args)", {})
-    test_args: dict[str, Any] = _said("for test (default: as train_args)", {})
+    type: Name | None = described("the optimizer's class; its first argument are the model's parameters")
+    args: dict[str, Any] = described("its other arguments", {})
+    clip_gnorm: float | None = described("the largest norm of the gradient; 0: no clipping", 0.0)
+    loss_reduction: Literal["mean", "sum", "per-token-mean"] = described("how the loss of an update is made of its micro batches", "mean")
+    grad_reduction: Literal["mean", "sum", "per-token-mean"] = described(
+        "how the gradient of an update is made of its micro batches", "mean"
+    )
+    aggregate_outputs_fn: Name | None = described("counts the tokens, for per-token-mean")
 
 
 @dataclass(frozen=True)
 class LRSchedulerConfig:
     """How the learning rate changes."""
 
-    type: Name | None = _said("the scheduler's class; its first argument is the optimizer")
-    args: dict[str, Any] = _said("its other arguments", {})
-    interval: Literal["epoch", "step"] = _said("when it steps: each epoch, or each update", "epoch")
+    type: Name | None = described("the scheduler's class; its first argument is the optimizer")
+    args: dict[str, Any] = described("its other arguments", {})
+    interval: Literal["epoch", "step"] = described("when it steps: each epoch, or each update", "epoch")
+
+
+# %% ../../nbs/config/schema.ipynb #3264a1c4
+@dataclass(frozen=True)
+class DatasetConfig:
+    """Where the samples come from. Validation and test are there if they have arguments."""
+
+    type: Name | None = described("the dataset's class, or a function that makes it")
+    train_args: dict[str, Any] = described("arguments of the training set", {})
+    val_args: dict[str, Any] = described("arguments of the validation set; without them there is none", {})
+    test_args: dict[str, Any] = described("arguments of the test set; without them there is none", {})
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
-    """What is saved, when, and what to go on from."""
+class DataloaderConfig:
+    """How samples become batches; dataset, batch size and sampler are given automatically."""
 
-    save_dir: str = _said("where run folders go", "./checkpoints")
-    no_save: bool = _said("write nothing", False)
-    save_type: Literal["sharded", "deduped", "merged"] = _said(
+    type: Name = described("the loader's class", "torch.utils.data.DataLoader")
+    train_args: dict[str, Any] = described("its arguments for training", {})
+    val_args: dict[str, Any] = described("for validation (default: as train_args)", {})
+    test_args: dict[str, Any] = described("for test (default: as train_args)", {})
+
+
+@dataclass(frozen=True)
+class DatasetSamplerConfig:
+    """In which order samples come; dataset, num_replicas and rank are given automatically."""
+
+    type: Name | None = described("the sampler's class; null: none, and the loader's shuffle says", "torch.utils.data.DistributedSampler")
+    train_args: dict[str, Any] = described("its arguments for training", {})
+    val_args: dict[str, Any] = described("for validation (default: as train_args)", {})
+    test_args: dict[str, Any] = described("for test (default: as train_args)", {})
+
+
+# %% ../../nbs/config/schema.ipynb #9e077bbc
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What is saved, when, and what to resume from."""
+
+    save_dir: str = described("where run folders go", "./checkpoints")
+    no_save: bool = described("write nothing", False)
+    save_type: Literal["sharded", "deduped", "merged"] = described(
         "of a split model: each process all it has, or what no other has, or one state", "sharded"
     )
-    format: Literal["pt", "safetensors"] = _said("a Lightning checkpoint, or files without pickle", "pt")
-    save_last: bool = _said("let `last` point to the newest", True)
-    save_best: bool = _said("let `best` point to the one with the lowest val_loss", True)
-    symlink_best_and_last: bool = _said("as links; else as copies", True)
-    every_n_train_steps: int | None = _said("save each so many updates", least=1)
-    every_n_epochs: int | None = _said("save each so many epochs (default: 1, without every_n_train_steps)", least=1)
-    keep_last_n_checkpoints: int | None = _said("how many to keep, beside best and last", least=1)
-    resume_from: str | None = _said("last, best, auto or the path of a checkpoint")
+    save_format: Literal["ckpt", "safetensor"] = described(
+        "a Lightning checkpoint in one file, or a folder of files without pickle", "ckpt"
+    )
+    save_last: bool = described("let `last` point to the newest", True)
+    save_best: bool = described("let `best` point to the one with the lowest val_loss", True)
+    symlink_best_and_last: bool = described("as links; else as copies", True)
+    every_n_train_steps: int | None = described("save each so many updates", least=1)
+    every_n_epochs: int | None = described("save each so many epochs (default: 1, without every_n_train_steps)", least=1)
+    keep_last_n_checkpoints: int | None = described("how many to keep, beside best and last", least=1)
+    resume_from: str | None = described("last, best, auto or the path of a checkpoint")
 
 
 @dataclass(frozen=True)
 class PartConfig:
     """A logger, an addon or a hook: a class and its arguments."""
 
-    type: Name | None = _said("its class")
-    args: dict[str, Any] = _said("its arguments", {})
+    type: Name | None = described("its class")
+    args: dict[str, Any] = described("its arguments", {})
 
 
+# %% ../../nbs/config/schema.ipynb #4cbb1be7
 Precision = Literal["fp32", "fp16", "bf16", "none"]
 
 
@@ -159,40 +159,37 @@ Precision = Literal["fp32", "fp16", "bf16", "none"]
 class Settings:
     """All that a configuration can say."""
 
-    compute_config: ComputeConfig = _said("devices", ComputeConfig)
-    gen_savedir: str = _said("folder of generated code", "./.nnscaler", ignored=True)
-    gen_reuse: str = _said("reuse of generated code", "auto", ignored=True)
-    pas_policy: Name = _said("how the devices share the work: autodist, dp, data, tp", "autodist")
-    broadcast_strategy: str = _said("how generated code is sent", "all", ignored=True)
-    instance_name: str | None = _said("name of the generated code", ignored=True)
-    run_mode: Literal["run", "compile"] = _said("compile: check the plan and print it, without training", "run")
-    tracing_from_weights: str | None = _said("weights to trace with", ignored=True)
-    init_module: str | None = _said("a module that is imported first")
-    vars: dict[str, Any] = _said("values for $(vars.name) and objects for $!(vars.name)", {})
-    trainer: PartConfig = _said("the class with the steps (default: ModelTrainer, for models that return their loss)", PartConfig)
-    model: ModelConfig = _said("the model", ModelConfig)
-    optimizer: OptimizerConfig = _said("the optimizer", OptimizerConfig)
-    dataset: DatasetConfig = _said("the data", DatasetConfig)
-    dataloader: DataloaderConfig = _said("the loaders", DataloaderConfig)
-    dataset_sampler: DatasetSamplerConfig = _said("the samplers", DatasetSamplerConfig)
-    lr_scheduler: LRSchedulerConfig | None = _said("the schedule of the learning rate")
-    checkpoint: CheckpointConfig = _said("saving and resuming", CheckpointConfig)
-    log: list[PartConfig] = _said("loggers; TensorBoardLogger, WandbLogger and CSVLogger need no longer name", [])
-    addons: list[PartConfig] = _said("addons of nbtrain with their options", [])
-    hook: dict[str, Any] | None = _said("a hook's type and args, or functions by the name of their moment")
-    precision: Precision | dict[Literal["param", "buffer", "input"], Precision] | None = _said("fp32, fp16, bf16 or none")
-    micro_batch_size: int = _said("samples of a batch on one device", 1, least=1)
-    global_batch_size: int | None = _said("samples of an update (default: micro_batch_size × copies × grad_accumulation_steps)", least=1)
-    grad_accumulation_steps: int | None = _said("micro batches of an update (default: what global_batch_size asks for, or 1)", least=1)
-    max_epochs: int | None = _said("epochs to train", least=1)
-    max_train_steps: int | None = _said("updates to train", least=1)
-    max_val_steps: int | None = _said("the most steps of a validation, each of as many batches as an update", least=1)
-    val_every_n_train_steps: int | None = _said("validate each so many updates", least=1)
-    val_every_n_epochs: int | None = _said("validate each so many epochs", 1, least=1)
-    enable_progress_bar: bool = _said("show the progress", True)
-    seed: int | None = _said("seed of all random numbers", least=0)
-    init_env_fn: Name | None = _said("called with the configuration before anything is made")
-    lightning: dict[str, Any] = _said("more arguments for lightning.Trainer", {})
+    compute_config: ComputeConfig = described("devices", ComputeConfig)
+    pas_policy: Name = described("how the devices share the work: autodist, dp, data, tp", "autodist")
+    run_mode: Literal["run", "compile"] = described("compile: check the plan and print it, without training", "run")
+    init_module: str | None = described("a module that is imported first")
+    vars: dict[str, Any] = described("values for $(vars.name) and objects for $!(vars.name)", {})
+    trainer: PartConfig = described("the class with the steps (default: ModelTrainer, for models that return their loss)", PartConfig)
+    model: ModelConfig = described("the model", ModelConfig)
+    optimizer: OptimizerConfig = described("the optimizer", OptimizerConfig)
+    dataset: DatasetConfig = described("the data", DatasetConfig)
+    dataloader: DataloaderConfig = described("the loaders", DataloaderConfig)
+    dataset_sampler: DatasetSamplerConfig = described("the samplers", DatasetSamplerConfig)
+    lr_scheduler: LRSchedulerConfig | None = described("the schedule of the learning rate")
+    checkpoint: CheckpointConfig = described("saving and resuming", CheckpointConfig)
+    log: list[PartConfig] = described("loggers; TensorBoardLogger, WandbLogger and CSVLogger need no longer name", [])
+    addons: list[PartConfig] = described("addons of nbtrain with their options", [])
+    hook: dict[str, Any] | None = described("a hook's type and args, or functions by the name of their moment")
+    precision: Precision | dict[Literal["param", "buffer", "input"], Precision] | None = described("fp32, fp16, bf16 or none")
+    micro_batch_size: int = described("samples of a batch on one device", 1, least=1)
+    global_batch_size: int | None = described(
+        "samples of an update (default: micro_batch_size × copies × grad_accumulation_steps)", least=1
+    )
+    grad_accumulation_steps: int | None = described("micro batches of an update (default: what global_batch_size asks for, or 1)", least=1)
+    max_epochs: int | None = described("epochs to train", least=1)
+    max_train_steps: int | None = described("updates to train", least=1)
+    max_val_steps: int | None = described("the most steps of a validation, each of as many batches as an update", least=1)
+    val_every_n_train_steps: int | None = described("validate each so many updates", least=1)
+    val_every_n_epochs: int | None = described("validate each so many epochs", 1, least=1)
+    enable_progress_bar: bool = described("show the progress", True)
+    seed: int | None = described("seed of all random numbers", least=0)
+    init_env_fn: Name | None = described("called with the configuration before anything is made")
+    lightning: dict[str, Any] = described("more arguments for lightning.Trainer", {})
 
 
 # %% ../../nbs/config/schema.ipynb #bf910280
@@ -202,6 +199,42 @@ _WORDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true 
 
 class _Unfit(Exception):
     """A value is not of the type."""
+
+
+def _check_least(known: Field[Any], value: Any) -> None:
+    least = known.metadata["least"]
+    if least is not None and isinstance(value, int) and value < least:
+        raise _Unfit(f"{least} or more")
+
+
+def _fit(hint: Any, value: Any) -> Any:
+    """`value` as a plain type, a choice or a callable. Raises _Unfit with the words for what it should have been."""
+    if hint is Any:
+        return value
+    if get_origin(hint) is Literal:
+        if value in get_args(hint):
+            return value
+        raise _Unfit(" or ".join(map(str, get_args(hint))))
+    if get_origin(hint) is not None:  # Callable[..., Any]
+        if callable(value):
+            return value
+        raise _Unfit("a name")
+    if hint is dict and value is None:
+        return {}
+    read = literal(value) if isinstance(value, str) and hint is not str else value
+    if hint is bool and (read is None or read in (0, 1)):
+        return read is None or bool(read)  # a switch without a value
+    if hint in (int, float) and isinstance(read, (int, float)) and not isinstance(read, bool) and hint(read) == read:
+        return hint(read)
+    if hint in (str, dict, list) and isinstance(read, hint):
+        return read
+    raise _Unfit(_WORDS[hint])
+
+
+# %% ../../nbs/config/schema.ipynb #40f87af4
+def shown_fields(kind: type[Any]) -> dict[str, Field[Any]]:
+    """The fields of a section that a configuration may give."""
+    return {known.name: known for known in fields(kind) if "help" in known.metadata}
 
 
 def read_settings(kind: type[Kind], document: Document, problems: Problems) -> Kind:
@@ -218,7 +251,7 @@ class _Reader:
         if values is None:
             return kind()
         if not isinstance(values, dict):
-            self.problems.add(f"{dotted(at)} is {values!r}, and no mapping.", self.document.place(at), f"It has {', '.join(known)}.")
+            self.problems.add(f"{dotted(at)}: expected a mapping, got {values!r}.", self.document.place(at), f"It has {', '.join(known)}.")
             return kind()
         hints, found = get_type_hints(kind), {}
         for name, value in values.items():
@@ -231,7 +264,7 @@ class _Reader:
                 _check_least(known[name], found[name])
             except _Unfit as unfit:
                 found.pop(name, None)
-                what = f"{dotted((*at, name))} is {value!r}, and not {unfit}."
+                what = f"{dotted((*at, name))}: expected {unfit}, got {value!r}."
                 self.problems.add(what, self.document.place((*at, name)))
         return kind(**found)
 
@@ -267,49 +300,11 @@ class _Reader:
         raise _Unfit(" or ".join(dict.fromkeys(words)))
 
 
-def _check_least(known: Field[Any], value: Any) -> None:
-    least = known.metadata["least"]
-    if least is not None and isinstance(value, int) and value < least:
-        raise _Unfit(f"{least} or more")
-
-
-def _fit(hint: Any, value: Any) -> Any:
-    """`value` as a plain type, a choice or a callable. Raises _Unfit with the words for what it should have been."""
-    if hint is Any:
-        return value
-    if get_origin(hint) is Literal:
-        if value in get_args(hint):
-            return value
-        raise _Unfit(" or ".join(map(str, get_args(hint))))
-    if get_origin(hint) is not None:  # Callable[..., Any]
-        if callable(value):
-            return value
-        raise _Unfit("a name")
-    if hint is dict and value is None:
-        return {}
-    read = literal(value) if isinstance(value, str) and hint is not str else value
-    if hint is bool and (read is None or read in (0, 1)):
-        return read is None or bool(read)  # a switch without a value
-    if hint in (int, float) and isinstance(read, (int, float)) and not isinstance(read, bool) and hint(read) == read:
-        return hint(read)
-    if hint in (str, dict, list) and isinstance(read, hint):
-        return read
-    raise _Unfit(_WORDS[hint])
-
-
-def shown_fields(kind: type[Any]) -> dict[str, Field[Any]]:
-    """The fields of a section that a configuration may give."""
-    return {known.name: known for known in fields(kind) if "help" in known.metadata}
-
-
 # %% ../../nbs/config/schema.ipynb #501dcf3e
 def describe_fields(kind: type[Any] = Settings, at: At = ()) -> list[str]:
-    """Each field as it is given on the command line, with type and default, and below it its line; last the names of those ignored."""
-    hints, lines, ignored = get_type_hints(kind), [], []
+    """Each field as it is given on the command line, with type and default, and below it its line."""
+    hints, lines = get_type_hints(kind), []
     for name, known in shown_fields(kind).items():
-        if known.metadata["ignored"]:
-            ignored.append(f"--{dotted((*at, name))}")
-            continue
         hint, here = hints[name], (*at, name)
         section = next((option for option in (hint, *get_args(hint)) if is_dataclass(option)), None)
         if section is not None:
@@ -318,8 +313,7 @@ def describe_fields(kind: type[Any] = Settings, at: At = ()) -> list[str]:
             lines += describe_fields(section, (*here, *index))  # pyright: ignore[reportArgumentType]
         else:
             lines += [f"  --{dotted(here)} {_type_words(hint)}{_default_words(known.default)}", f"        {known.metadata['help']}"]
-    words = textwrap.wrap(f"accepted and ignored: {', '.join(ignored)}", 100, initial_indent="  ", subsequent_indent="        ")
-    return [*lines, *(words if ignored else [])]
+    return lines
 
 
 def _default_words(default: Any) -> str:
@@ -353,14 +347,3 @@ def to_plain(value: Any, *, defaults: bool = True) -> Any:
 
 def _default(known: Field[Any]) -> Any:
     return known.default if known.default is not MISSING else known.default_factory()  # pyright: ignore[reportCallIssue]
-
-
-def ignored_fields(settings: Settings) -> list[str]:
-    """The names of those given fields that have no counterpart here."""
-    sections: list[tuple[At, Any]] = [((), settings), (("compute_config",), settings.compute_config)]
-    return [
-        dotted((*at, name))
-        for at, section in sections
-        for name, known in shown_fields(type(section)).items()
-        if known.metadata["ignored"] and getattr(section, name) != _default(known)
-    ]

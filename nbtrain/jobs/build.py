@@ -19,6 +19,7 @@ from ..addons.accumulation import AccumulationAddon
 from ..addons.multi_gpu import MultiGPUAddon
 from ..addons.state_manager import StateManagerAddon
 from ..checkpoint.weights import load_weights, read_weights
+from ..compat.config_fields import AUTOMATIC
 from ..config.compute_plan import accumulation, limits, n_epochs, plan_compute
 from ..config.document import At, Document, Problems
 from ..config.instantiate import Maker, load_name
@@ -29,7 +30,7 @@ from ..distributed.world import find_world
 from ..engine.addon import AddOnBase
 from ..errors import CheckpointError, ConfigError, first_line
 from ..history.history import RunResult
-from .validate import AUTOMATIC, LOGGERS, STAGES, check_part, device_type, hook_part, n_available, notes, one_precision
+from .validate import LOGGERS, STAGES, check_part, device_type, hook_part, n_available, notes, one_precision
 from ..rng import seed_all
 from ..trainer.model_trainer import ModelTrainer
 from ..trainer.trainer import Trainer
@@ -38,10 +39,10 @@ from ..trainer.trainer import Trainer
 __all__ = ["Job", "build", "estimate_devices", "spread"]
 
 
-# %% ../../nbs/jobs/build.ipynb #3a841903
+# %% ../../nbs/jobs/build.ipynb #19385f1a
 @dataclass
 class Job:
-    """What a configuration has made: a trainer and its loaders."""
+    """A trainer and its loaders, made from a configuration."""
 
     trainer: Trainer
     n_epoch: int
@@ -92,23 +93,9 @@ class Job:
         return loader
 
 
-def build(settings: Settings, document: Document, trainer: Any, callbacks: Iterable[L.Callback] = ()) -> Job:
-    """Make all that checked `settings` name. `trainer` is what `$!(self)` stands for and what `init_env_fn` is given."""
-    if settings.seed is not None:
-        seed_all(settings.seed)
-    if settings.init_env_fn is not None:
-        function = load_name(settings.init_env_fn)
-        function(trainer) if inspect.signature(function).parameters else function()
-    maker = Maker(document, trainer)
-    model, optimizer = _model_and_optimizer(settings, maker)
-    n_copies = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems()).n_copies
-    accumulate = accumulation(settings, n_copies, Problems())
-    loaders = {stage: _loader(settings, maker, stage) for stage in STAGES}
-    n_batches = sized_len(loaders["train"])
-    n_epoch = n_epochs(settings, math.ceil(n_batches / n_copies) if n_batches is not None else None, accumulate)
-    trainer = _trainer(settings, maker, model, optimizer, list(callbacks), limits(settings, accumulate))
-    resume = settings.checkpoint.resume_from
-    return Job(trainer, n_epoch, loaders["train"], loaders["val"], loaders["test"], resume, notes(settings))
+# %% ../../nbs/jobs/build.ipynb #5c16310c
+def _part(maker: Maker, part: PartConfig, at: At, short: str = "") -> Any:
+    return maker.call(load_name(part.type, short), part.args, (*at, "args"))
 
 
 def _model_and_optimizer(settings: Settings, maker: Maker) -> tuple[Any, Any]:
@@ -116,20 +103,20 @@ def _model_and_optimizer(settings: Settings, maker: Maker) -> tuple[Any, Any]:
     return model, maker.call(load_name(settings.optimizer.type), settings.optimizer.args, ("optimizer", "args"), model.parameters())
 
 
-def estimate_devices(settings: Settings, document: Document, trainer: Any, memory_gb: float | None = None) -> DevicePlan:
-    """What training takes on each of the devices that `settings` ask for, whether this machine has them or not; no data is touched.
+def _scheduler(settings: Settings, maker: Maker, optimizer: Any) -> Any:
+    """An instance where it steps each epoch; a factory where it steps each update, which a run asks when its length is known."""
+    section = settings.lr_scheduler
+    if section is None:
+        return None
+    target: Callable[..., Any] = load_name(section.type)
+    at = ("lr_scheduler", "args")
+    if section.interval == "epoch":
+        return maker.call(target, section.args, at, optimizer)
+    with_plan = "plan" in inspect.signature(target).parameters
+    return lambda optimizer, plan: maker.call(target, section.args, at, optimizer, **({"plan": plan} if with_plan else {}))
 
-    `memory_gb`: the memory of a device, where it is another than this machine's. Raises ConfigError where model or optimizer can't be made.
-    """
-    problems = Problems()
-    check_part(settings.model, ("model",), document, problems)
-    check_part(settings.optimizer, ("optimizer",), document, problems, n_first=1)
-    problems.raise_any()
-    n = settings.compute_config.runtime_ngpus
-    size = device_memory(resolve_devices("auto")[0], n) if memory_gb is None else int(memory_gb * 1e9)
-    return plan_devices(*_model_and_optimizer(settings, Maker(document, trainer)), n, size)
 
-
+# %% ../../nbs/jobs/build.ipynb #7fdda280
 def _loader(settings: Settings, maker: Maker, stage: str) -> Any:
     """The loader of "train", "val" or "test"; None where the dataset has no arguments for it."""
     data = getattr(settings.dataset, f"{stage}_args")
@@ -153,50 +140,22 @@ def _stage_args(maker: Maker, section: Any, name: str, stage: str) -> dict[str, 
     return maker.arguments(kept, (name, key))
 
 
-_PRECISIONS = {"fp32": "32-true", "fp16": "16-true", "bf16": "bf16-true", "none": None}
-
-
-def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callbacks: list[L.Callback], lengths: dict[str, Any]) -> Trainer:
-    saving, precision = settings.checkpoint, settings.precision
-    kind: type[Trainer] = load_name(settings.trainer.type) if settings.trainer.type is not None else ModelTrainer
-    given = _reducing(settings, lengths)
-    addons: list[type[AddOnBase]] = [AccumulationAddon] if given is not None else []
-    given = given or {}
-    addons += [StateManagerAddon] if not saving.no_save else []
-    for i, part in enumerate(settings.addons):
-        addons.append(load_name(part.type, "nbtrain"))
-        given |= maker.arguments(part.args, ("addons", i, "args"))
-    if not saving.no_save:
-        given |= _saving(settings)
-    lightning = maker.arguments(settings.lightning, ("lightning",))
-    own = lightning.pop("callbacks", None) or []
-    lightning["callbacks"] = [*(own if isinstance(own, list) else [own]), *callbacks]
-    if settings.log:
-        lightning["logger"] = [_part(maker, part, ("log", i), LOGGERS) for i, part in enumerate(settings.log)]
-    if precision is not None:
-        given["precision"] = _precision(precision)
-    if (hooks := _hooks(settings, maker)) is not None:
-        given["hooks"] = hooks
-    given |= maker.arguments(settings.trainer.args, ("trainer", "args"))
-    if settings.compute_config.runtime_ngpus > 1:
-        addons.append(MultiGPUAddon)
-        given |= _devices(settings)
-    return kind.add_on(*addons)(
-        model=model,
-        optimizer=optimizer,
-        scheduler=_scheduler(settings, maker, optimizer),
-        gradient_clip=settings.optimizer.clip_gnorm or 0.0,
-        seed=settings.seed,
-        log_bar=settings.enable_progress_bar,
-        lightning=lengths | lightning,
-        **given,
-    )
-
-
-def _precision(precision: Any) -> Any:
-    """What Trainer takes for one precision of all tensors, or for dtypes of parameters, buffers and inputs."""
-    one = one_precision(precision) if isinstance(precision, dict) else precision
-    return _PRECISIONS[one] if one is not None else precision
+# %% ../../nbs/jobs/build.ipynb #c96ea648
+def _saving(settings: Settings) -> dict[str, Any]:
+    """The options of StateManagerAddon."""
+    saving = settings.checkpoint
+    return {
+        "save_path": saving.save_dir,
+        "save_format": saving.save_format,
+        "save_type": saving.save_type,
+        "every_n_steps": saving.every_n_train_steps,
+        "every_n_epochs": saving.every_n_epochs,
+        "keep_last_n": saving.keep_last_n_checkpoints,
+        "save_best": saving.save_best,
+        "save_last": saving.save_last,
+        "symlink_best_and_last": saving.symlink_best_and_last,
+        "validate_on_save": bool(settings.dataset.val_args),
+    }
 
 
 def _reducing(settings: Settings, lengths: dict[str, Any]) -> dict[str, Any] | None:
@@ -206,6 +165,15 @@ def _reducing(settings: Settings, lengths: dict[str, Any]) -> dict[str, Any] | N
     if given and section.aggregate_outputs_fn is not None:
         given["aggregate_outputs_fn"] = load_name(section.aggregate_outputs_fn)
     return given if given or "accumulate_grad_batches" in lengths else None
+
+
+_PRECISIONS = {"fp32": "32-true", "fp16": "16-true", "bf16": "bf16-true", "none": None}
+
+
+def _precision(precision: Any) -> Any:
+    """What Trainer takes for one precision of all tensors, or for dtypes of parameters, buffers and inputs."""
+    one = one_precision(precision) if isinstance(precision, dict) else precision
+    return _PRECISIONS[one] if one is not None else precision
 
 
 def _hooks(settings: Settings, maker: Maker) -> Any:
@@ -218,6 +186,7 @@ def _hooks(settings: Settings, maker: Maker) -> Any:
     return {name: load_name(function) for name, function in hook.items() if function is not None}
 
 
+# %% ../../nbs/jobs/build.ipynb #79c5bb2b
 def _devices(settings: Settings) -> dict[str, Any]:
     """The options of MultiGPUAddon. Under torchrun or SLURM the devices are those of each machine."""
     plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems())
@@ -231,11 +200,94 @@ def _named_devices(kind: str, n: int) -> list[str]:
     return [f"cuda:{i}" for i in range(n)] if kind == "cuda" else [kind] * n
 
 
+# %% ../../nbs/jobs/build.ipynb #1733f58b
+def _addons(settings: Settings, maker: Maker, lengths: dict[str, Any]) -> tuple[list[type[AddOnBase]], dict[str, Any]]:
+    """The addons of the trainer, and their options."""
+    saves, reducing = not settings.checkpoint.no_save, _reducing(settings, lengths)
+    addons: list[type[AddOnBase]] = [AccumulationAddon] if reducing is not None else []
+    addons += [StateManagerAddon] if saves else []
+    given = reducing or {}
+    for i, part in enumerate(settings.addons):
+        addons.append(load_name(part.type, "nbtrain"))
+        given |= maker.arguments(part.args, ("addons", i, "args"))
+    if settings.compute_config.runtime_ngpus > 1:
+        addons.append(MultiGPUAddon)
+    return addons, given | (_saving(settings) if saves else {})
+
+
+def _lightning(settings: Settings, maker: Maker, callbacks: list[L.Callback]) -> dict[str, Any]:
+    """The arguments of `lightning.Trainer`."""
+    lightning = maker.arguments(settings.lightning, ("lightning",))
+    own = lightning.pop("callbacks", None) or []
+    lightning["callbacks"] = [*(own if isinstance(own, list) else [own]), *callbacks]
+    if settings.log:
+        lightning["logger"] = [_part(maker, part, ("log", i), LOGGERS) for i, part in enumerate(settings.log)]
+    return lightning
+
+
+def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callbacks: list[L.Callback], lengths: dict[str, Any]) -> Trainer:
+    kind: type[Trainer] = load_name(settings.trainer.type) if settings.trainer.type is not None else ModelTrainer
+    addons, given = _addons(settings, maker, lengths)
+    lightning = _lightning(settings, maker, callbacks)
+    if settings.precision is not None:
+        given["precision"] = _precision(settings.precision)
+    if (hooks := _hooks(settings, maker)) is not None:
+        given["hooks"] = hooks
+    given |= maker.arguments(settings.trainer.args, ("trainer", "args"))
+    if settings.compute_config.runtime_ngpus > 1:
+        given |= _devices(settings)
+    return kind.add_on(*addons)(
+        model=model,
+        optimizer=optimizer,
+        scheduler=_scheduler(settings, maker, optimizer),
+        gradient_clip=settings.optimizer.clip_gnorm or 0.0,
+        seed=settings.seed,
+        log_bar=settings.enable_progress_bar,
+        lightning=lengths | lightning,
+        **given,
+    )
+
+
+# %% ../../nbs/jobs/build.ipynb #10c4818c
+def build(settings: Settings, document: Document, trainer: Any, callbacks: Iterable[L.Callback] = ()) -> Job:
+    """Make everything that checked `settings` name. `trainer` is what `$!(self)` stands for and what `init_env_fn` is given."""
+    if settings.seed is not None:
+        seed_all(settings.seed)
+    if settings.init_env_fn is not None:
+        function = load_name(settings.init_env_fn)
+        function(trainer) if inspect.signature(function).parameters else function()
+    maker = Maker(document, trainer)
+    model, optimizer = _model_and_optimizer(settings, maker)
+    n_copies = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems()).n_copies
+    accumulate = accumulation(settings, n_copies, Problems())
+    loaders = {stage: _loader(settings, maker, stage) for stage in STAGES}
+    n_batches = sized_len(loaders["train"])
+    n_epoch = n_epochs(settings, math.ceil(n_batches / n_copies) if n_batches is not None else None, accumulate)
+    trainer = _trainer(settings, maker, model, optimizer, list(callbacks), limits(settings, accumulate))
+    resume = settings.checkpoint.resume_from
+    return Job(trainer, n_epoch, loaders["train"], loaders["val"], loaders["test"], resume, notes(settings))
+
+
+# %% ../../nbs/jobs/build.ipynb #fee6b7fd
+def estimate_devices(settings: Settings, document: Document, trainer: Any, memory_gb: float | None = None) -> DevicePlan:
+    """What training takes on each of the devices that `settings` ask for, whether this machine has them or not; no data is touched.
+
+    `memory_gb`: the memory of a device, where it is another than this machine's. Raises ConfigError where model or optimizer can't be made.
+    """
+    problems = Problems()
+    check_part(settings.model, ("model",), document, problems)
+    check_part(settings.optimizer, ("optimizer",), document, problems, n_first=1)
+    problems.raise_any()
+    n = settings.compute_config.runtime_ngpus
+    size = device_memory(resolve_devices("auto")[0], n) if memory_gb is None else int(memory_gb * 1e9)
+    return plan_devices(*_model_and_optimizer(settings, Maker(document, trainer)), n, size)
+
+
 def spread(kind: type[Trainer], n: int) -> Callable[..., Trainer]:
-    """What makes trainers of `kind` that run on `n` devices, of the sort that they are given. Raises ConfigError where there are fewer."""
+    """A function that makes trainers of `kind` on `n` devices of the type they are given. Raises ConfigError if there are fewer."""
     if not (isinstance(kind, type) and issubclass(kind, Trainer)):
         name = getattr(kind, "__name__", repr(kind))
-        raise ConfigError(f"The trainer is made by {name}, which is no class of a Trainer.", remedy="Make it by its class in the notebook.")
+        raise ConfigError(f"The trainer is made by {name}; expected a subclass of Trainer.", remedy="Make it by its class in the notebook.")
 
     def make(*args: Any, **options: Any) -> Trainer:
         given: dict[str, Any] = dict(inspect.signature(kind.add_on(MultiGPUAddon)).bind(*args, **options).arguments)
@@ -246,37 +298,3 @@ def spread(kind: type[Trainer], n: int) -> Callable[..., Trainer]:
         return kind.add_on(MultiGPUAddon)(**given)
 
     return make
-
-
-def _saving(settings: Settings) -> dict[str, Any]:
-    """The options of StateManagerAddon."""
-    saving = settings.checkpoint
-    return {
-        "save_path": saving.save_dir,
-        "save_format": "ckpt" if saving.format == "pt" else "safetensor",
-        "save_type": saving.save_type,
-        "every_n_steps": saving.every_n_train_steps,
-        "every_n_epochs": saving.every_n_epochs,
-        "keep_last_n": saving.keep_last_n_checkpoints,
-        "save_best": saving.save_best,
-        "save_last": saving.save_last,
-        "symlink_best_and_last": saving.symlink_best_and_last,
-        "validate_on_save": bool(settings.dataset.val_args),
-    }
-
-
-def _part(maker: Maker, part: PartConfig, at: At, short: str = "") -> Any:
-    return maker.call(load_name(part.type, short), part.args, (*at, "args"))
-
-
-def _scheduler(settings: Settings, maker: Maker, optimizer: Any) -> Any:
-    """An instance where it steps each epoch; a factory where it steps each update, which a run asks when its length is known."""
-    section = settings.lr_scheduler
-    if section is None:
-        return None
-    target: Callable[..., Any] = load_name(section.type)
-    at = ("lr_scheduler", "args")
-    if section.interval == "epoch":
-        return maker.call(target, section.args, at, optimizer)
-    with_plan = "plan" in inspect.signature(target).parameters
-    return lambda optimizer, plan: maker.call(target, section.args, at, optimizer, **({"plan": plan} if with_plan else {}))

@@ -22,7 +22,7 @@ from ..errors import ConfigError, nearest
 __all__ = ["Statement", "read_statements", "reached", "export_notebook", "export_run"]
 
 
-# %% ../../nbs/jobs/notebook.ipynb #c11759d6
+# %% ../../nbs/jobs/notebook.ipynb #40f6f683
 @dataclass(frozen=True)
 class Statement:
     """A statement at the top of a cell: its text, the names that it gives a value, and those it reads."""
@@ -63,7 +63,7 @@ def _read(path: str | Path) -> dict[str, Any]:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{str(path)!r} is no notebook that can be read.", remedy="Give the path of an .ipynb file.") from error
+        raise ConfigError(f"{str(path)!r} can't be read as a notebook.", remedy="Give the path of an .ipynb file.") from error
 
 
 def _cells(notebook: dict[str, Any]) -> Iterator[str]:
@@ -72,7 +72,7 @@ def _cells(notebook: dict[str, Any]) -> Iterator[str]:
             yield "".join(cell["source"])
 
 
-# %% ../../nbs/jobs/notebook.ipynb #3157ca9b
+# %% ../../nbs/jobs/notebook.ipynb #75c16f1c
 def reached(statements: list[Statement], roots: list[Statement], *, effects: bool = False) -> list[Statement]:
     """`roots` and the statements that they need, in their order.
 
@@ -107,6 +107,7 @@ def _run_call(statement: Statement) -> ast.Call | None:
     return value if is_run else None  # pyright: ignore[reportReturnType]
 
 
+# %% ../../nbs/jobs/notebook.ipynb #05c4d039
 def export_notebook(path: str | Path, folder: str | Path = ".", name: str | None = None) -> Path:
     """Write the module of a notebook into `folder`, as `name`.py or under the notebook's own name. Returns its path.
 
@@ -145,14 +146,7 @@ def _write(notebook: dict[str, Any], folder: Path, name: str, origin: str) -> Pa
     return module
 
 
-# A worker that imported the module would run it
-_ON_SEVERAL = """import sys
-from cloudpickle import register_pickle_by_value
-from nbtrain.jobs.build import spread
-register_pickle_by_value(sys.modules[__name__])
-"""
-
-
+# %% ../../nbs/jobs/notebook.ipynb #d5b4b7ec
 def _plain_names(statements: list[Statement]) -> dict[str, Statement]:
     """The statements that give a name a plain value, such as `lr = 0.1`, by the name; the last one where there are several."""
     found = {}
@@ -175,6 +169,14 @@ def _set_values(statements: list[Statement], values: Mapping[str, Any], path: st
     return [_statement(ast.parse(changed[id(s)]).body[0], changed[id(s)]) if id(s) in changed else s for s in statements]
 
 
+# A worker that imported the module would run it
+_ON_SEVERAL = """import sys
+from cloudpickle import register_pickle_by_value
+from nbtrain.jobs.build import spread
+register_pickle_by_value(sys.modules[__name__])
+"""
+
+
 def _spread(statements: list[Statement], trainer: ast.expr, n: int, path: str | Path) -> list[Statement]:
     """The statements, in which `trainer` is made for `n` devices."""
     for i, s in reversed(list(enumerate(statements))):
@@ -195,6 +197,7 @@ def _spread(statements: list[Statement], trainer: ast.expr, n: int, path: str | 
     )
 
 
+# %% ../../nbs/jobs/notebook.ipynb #15ffc624
 def export_run(path: str | Path, folder: str | Path, name: str, *, values: Mapping[str, Any] | None = None, devices: int = 1) -> Path:
     """Write what the notebook's last `trainer.run(...)` needs as a module, with a function `main()` that makes that call.
 
@@ -204,7 +207,7 @@ def export_run(path: str | Path, folder: str | Path, name: str, *, values: Mappi
     statements = read_statements(path)
     runs = [s for s in statements if _run_call(s) is not None]
     if not runs:
-        raise ConfigError("No cell has a trainer.run(...).", where=str(path), remedy="Write the run as a statement of its own.")
+        raise ConfigError("No cell has a trainer.run(...).", where=str(path), remedy="Write the run as a separate statement.")
     *needed, _ = reached(statements[: statements.index(runs[-1]) + 1], [runs[-1]], effects=True)
     call = _run_call(runs[-1])
     assert call is not None and isinstance(call.func, ast.Attribute)

@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import yaml
 
+from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, translate_fields
 from ..config.compute_plan import accumulation, plan_compute
 from ..config.document import Document, Problems, read_yaml
 from ..config.instantiate import named
 from ..config.overrides import Override, apply_overrides, escape, read_command_line, resolve_references
-from ..config.schema import Settings, read_settings, to_plain
+from ..config.schema import ComputeConfig, Settings, described, read_settings, to_plain
 from ..distributed.memory_estimate import DevicePlan
 from ..errors import ConfigError
 from ..history.history import RunResult
@@ -25,9 +26,9 @@ from .build import Job, build, estimate_devices
 from .validate import check_settings, notes
 
 # %% auto #0
-__all__ = ["CONFIG_FILE", "TrainerArgs"]
+__all__ = ["CONFIG_FILE", "ComputeArgs", "TrainerArgs"]
 
-# %% ../../nbs/jobs/trainer_args.ipynb #cd88c9b5
+# %% ../../nbs/jobs/trainer_args.ipynb #5c97745d
 CONFIG_FILE = "config.yaml"
 
 
@@ -43,10 +44,17 @@ class _KeepConfig(L.Callback):
             (self.trainer.run_dir / CONFIG_FILE).write_text(self.text, encoding="utf-8")
 
 
+# %% ../../nbs/jobs/trainer_args.ipynb #369ea4d6
 @dataclass(frozen=True)
-class TrainerArgs(Settings):
+class ComputeArgs(NnScalerComputeFields, ComputeConfig):
+    """On how many devices, with the fields of nnScaler's that are accepted."""
+
+
+@dataclass(frozen=True)
+class TrainerArgs(NnScalerFields, Settings):
     """The configuration of a run, with the fields of `Settings`: parts by name, their arguments, batches, limits, saving."""
 
+    compute_config: ComputeArgs = described("devices", ComputeArgs)
     document: Document = field(default_factory=Document, repr=False, compare=False)  # what it was read from
 
     @classmethod
@@ -82,9 +90,10 @@ class TrainerArgs(Settings):
     def from_document(cls, document: Document, problems: Problems) -> TrainerArgs:
         """From a document, in which references are resolved first; `problems` were found in it before."""
         resolve_references(document, problems)
-        settings = read_settings(Settings, document, problems)
+        translate_fields(document, problems)
+        args = read_settings(cls, document, problems)
         problems.raise_any()
-        return cls(**vars(settings), document=document)
+        return replace(args, document=document)
 
     def to_dict(self, *, defaults: bool = True) -> dict[str, Any]:
         """As plain data, from which `from_dict` makes an equal one; without `defaults` only what differs from them.
@@ -109,13 +118,7 @@ class TrainerArgs(Settings):
 
     def plan(self) -> str:
         """What a run would be, in a few lines."""
-        compute = plan_compute(self, self.compute_config.runtime_ngpus, Problems())
-        n = accumulation(self, compute.n_copies, Problems())
-        micro, copies = self.micro_batch_size, compute.n_copies
-        size = f"{micro} × {copies} × {n} accumulated = {micro * copies * n} samples an update"
-        length = [f"{self.max_epochs} epochs" if self.max_epochs else "", f"{self.max_train_steps} updates" if self.max_train_steps else ""]
-        parts = [f"{_word(self.trainer.type) or 'ModelTrainer'}, {_word(self.model.type)}, {_word(self.optimizer.type)}"]
-        return "\n".join([*parts, str(compute), size, "at most " + " or ".join(filter(None, length)), *notes(self)])
+        return _plan_text(self)
 
     def estimate(self, memory_gb: float | None = None) -> DevicePlan:
         """What training takes on each device, and the strategy that fits. `memory_gb`: the memory of a device, else this machine's."""
@@ -124,7 +127,7 @@ class TrainerArgs(Settings):
     def build(self) -> Job:
         """Make trainer and loaders. Raises ConfigError with all that can't work, before any data is touched."""
         self.check()
-        keeper = _KeepConfig(self._text())
+        keeper = _KeepConfig(_config_text(self))
         keeper.trainer = (job := build(self, self._source, self, [keeper])).trainer
         return job
 
@@ -140,13 +143,25 @@ class TrainerArgs(Settings):
     def _source(self) -> Document:
         return self.document if self.document.data else Document(to_plain(self))
 
-    def _text(self) -> str:
-        """The YAML for the run folder; of a configuration made in Python with objects of a notebook there is none."""
-        try:
-            return self.to_yaml()
-        except ConfigError as error:
-            return f"# {error}\n".replace("\n  ", "\n# ")
+
+# %% ../../nbs/jobs/trainer_args.ipynb #964f8463
+def _plan_text(args: TrainerArgs) -> str:
+    compute = plan_compute(args, args.compute_config.runtime_ngpus, Problems())
+    n = accumulation(args, compute.n_copies, Problems())
+    micro, copies = args.micro_batch_size, compute.n_copies
+    size = f"{micro} × {copies} × {n} accumulated = {micro * copies * n} samples an update"
+    length = [f"{args.max_epochs} epochs" if args.max_epochs else "", f"{args.max_train_steps} updates" if args.max_train_steps else ""]
+    parts = [f"{_word(args.trainer.type) or 'ModelTrainer'}, {_word(args.model.type)}, {_word(args.optimizer.type)}"]
+    return "\n".join([*parts, str(compute), size, "at most " + " or ".join(filter(None, length)), *notes(args)])
 
 
 def _word(name: Any) -> str:
     return name if isinstance(name, str) else getattr(name, "__qualname__", "") if name is not None else ""
+
+
+def _config_text(args: TrainerArgs) -> str:
+    """The YAML for the run folder. If the configuration was made in Python with objects of a notebook, it says why there is none."""
+    try:
+        return args.to_yaml()
+    except ConfigError as error:
+        return f"# {error}\n".replace("\n  ", "\n# ")

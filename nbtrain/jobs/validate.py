@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from ..addons.hooks import HooksAddon
+from ..compat.config_fields import AUTOMATIC, ignored_fields, unsupported
 from ..config.compute_plan import accumulation, plan_compute
 from ..config.document import At, Document, Problems, dotted
 from ..config.instantiate import check_call, check_name, check_value, load_checked
-from ..config.schema import PartConfig, Settings, ignored_fields
+from ..config.schema import PartConfig, Settings
 from ..distributed.devices import resolve_devices
 from ..distributed.world import find_world
 from ..errors import ConfigError
@@ -24,39 +25,27 @@ from ..trainer.arguments import check_lightning
 from ..trainer.trainer import Trainer
 
 # %% auto #0
-__all__ = [
-    "AUTOMATIC",
-    "LOGGERS",
-    "STAGES",
-    "check_settings",
-    "hook_part",
-    "device_type",
-    "n_available",
-    "one_precision",
-    "check_part",
-    "notes",
-]
+__all__ = ["LOGGERS", "STAGES", "check_part", "hook_part", "device_type", "n_available", "one_precision", "check_settings", "notes"]
 
-# %% ../../nbs/jobs/validate.ipynb #ff78a335
-AUTOMATIC = {"dataloader": ("dataset", "batch_size", "sampler"), "dataset_sampler": ("dataset", "num_replicas", "rank")}
+# %% ../../nbs/jobs/validate.ipynb #f2b16286
 LOGGERS = "lightning.pytorch.loggers"
 STAGES = ("train", "val", "test")
 
 
-def check_settings(settings: Settings, document: Document, problems: Problems) -> None:
-    """Add to `problems` all that is wrong with `settings`, as far as it can be seen without data."""
-    if settings.init_module is not None:
-        load_checked(settings.init_module, ("init_module",), document, problems)
-    copies = _check_compute(settings, document, problems)
-    _check_batches(settings, copies, document, problems)
-    _check_limits(settings, document, problems)
-    _check_pending(settings, document, problems)
-    check_value(settings.vars, ("vars",), document, problems)
-    check_value(settings.lightning, ("lightning",), document, problems)
-    try:
-        check_lightning(settings.lightning)
-    except ConfigError as error:
-        problems.add_error(error, document.place(("lightning",)))
+def check_part(
+    part: Any, at: At, document: Document, problems: Problems, *, short: str = "", n_first: int = 0, automatic: Iterable[str] = ()
+) -> None:
+    """Add to `problems` what is wrong with a part's type and arguments; the first `n_first` and those that are `automatic` are given."""
+    if part.type is None:
+        problems.add(f"{dotted(at)}.type is missing.", document.place(at), "Give the full name of a class: package.module.Class.")
+        return
+    check_value(part.args, (*at, "args"), document, problems)
+    target = check_name(part.type, (*at, "type"), document, problems, short)
+    if target is not None and not (isinstance(target, type) and issubclass(target, Trainer)):
+        check_call(target, part.args, (*at, "args"), document, problems, n_first, automatic)
+
+
+def _check_parts(settings: Settings, document: Document, problems: Problems) -> None:
     check_part(settings.model, ("model",), document, problems)
     check_part(settings.optimizer, ("optimizer",), document, problems, n_first=1)
     if settings.lr_scheduler is not None:
@@ -66,11 +55,12 @@ def check_settings(settings: Settings, document: Document, problems: Problems) -
     for name, parts, short in (("log", settings.log, LOGGERS), ("addons", settings.addons, "nbtrain")):
         for i, part in enumerate(parts):
             check_part(part, (name, i), document, problems, short=short)
-    if settings.init_env_fn is not None:
-        check_name(settings.init_env_fn, ("init_env_fn",), document, problems)
-    if settings.hook is not None:
-        _check_hook(settings.hook, document, problems)
-    _check_data(settings, document, problems)
+
+
+# %% ../../nbs/jobs/validate.ipynb #89d29e36
+def hook_part(hook: dict[str, Any]) -> PartConfig:
+    """A hook that is given by its type, as any other part is."""
+    return PartConfig(hook["type"], hook.get("args") or {})
 
 
 def _check_hook(hook: dict[str, Any], document: Document, problems: Problems) -> None:
@@ -88,13 +78,24 @@ def _check_hook(hook: dict[str, Any], document: Document, problems: Problems) ->
             problems.add_error(error, document.place(("hook", name)))
 
 
-def hook_part(hook: dict[str, Any]) -> PartConfig:
-    """A hook that is given by its type, as any other part is."""
-    return PartConfig(hook["type"], hook.get("args") or {})
+# %% ../../nbs/jobs/validate.ipynb #04bde2b4
+def device_type(settings: Settings) -> str:
+    """The kind of device that `trainer.args.device` names, or else the best that is there."""
+    try:
+        return resolve_devices(settings.trainer.args.get("device", "auto"))[0].type
+    except ConfigError:  # the trainer raises it
+        return "cpu"
+
+
+def n_available(device_type: str) -> int:
+    """The number of devices of a type; on the CPU each core can have a process."""
+    return torch.cuda.device_count() if device_type == "cuda" else os.cpu_count() or 1
 
 
 def _check_compute(settings: Settings, document: Document, problems: Problems) -> int:
     found, world = Problems(), find_world()
+    for what, remedy in unsupported(settings):
+        found.add(what, remedy=remedy)
     plan = plan_compute(settings, world.size if world.size > 1 else n_available(device_type(settings)), found)
     for problem in found.found:
         name = problem.what.split()[0]
@@ -111,19 +112,6 @@ def _check_compute(settings: Settings, document: Document, problems: Problems) -
     return plan.n_copies
 
 
-def device_type(settings: Settings) -> str:
-    """The kind of device that `trainer.args.device` names, or else the best that is there."""
-    try:
-        return resolve_devices(settings.trainer.args.get("device", "auto"))[0].type
-    except ConfigError:  # the trainer tells it
-        return "cpu"
-
-
-def n_available(device_type: str) -> int:
-    """How many devices of a kind there are; on the CPU each core can have a process."""
-    return torch.cuda.device_count() if device_type == "cuda" else os.cpu_count() or 1
-
-
 def _check_batches(settings: Settings, n_copies: int, document: Document, problems: Problems) -> None:
     found = Problems()
     accumulation(settings, n_copies, found)
@@ -131,6 +119,7 @@ def _check_batches(settings: Settings, n_copies: int, document: Document, proble
         problems.add(problem.what, document.place(("global_batch_size",)), problem.remedy)
 
 
+# %% ../../nbs/jobs/validate.ipynb #6694d359
 def _check_limits(settings: Settings, document: Document, problems: Problems) -> None:
     saving = settings.checkpoint
     if settings.max_epochs is None and settings.max_train_steps is None:
@@ -147,8 +136,8 @@ def _check_limits(settings: Settings, document: Document, problems: Problems) ->
         problems.add(f"checkpoint.resume_from is {resume!r}, and checkpoint.no_save is true.", where, "Leave one of them out.")
 
 
-def _check_pending(settings: Settings, document: Document, problems: Problems) -> None:
-    """What the grammar knows and can't be done as it is given is refused: nothing is passed over."""
+def _check_reduction(settings: Settings, document: Document, problems: Problems) -> None:
+    """A reduction by tokens needs a function that counts them."""
     optimizer = settings.optimizer
     uncounted = "per-token-mean" in (optimizer.grad_reduction, optimizer.loss_reduction) and optimizer.aggregate_outputs_fn is None
     if uncounted:
@@ -164,20 +153,7 @@ def one_precision(precision: dict[Any, Any]) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-# %% ../../nbs/jobs/validate.ipynb #01ed4481
-def check_part(
-    part: Any, at: At, document: Document, problems: Problems, *, short: str = "", n_first: int = 0, automatic: Iterable[str] = ()
-) -> None:
-    """Add to `problems` what is wrong with a part's type and arguments; the first `n_first` and those that are `automatic` are given."""
-    if part.type is None:
-        problems.add(f"{dotted(at)}.type is missing.", document.place(at), "Give the full name of a class: package.module.Class.")
-        return
-    check_value(part.args, (*at, "args"), document, problems)
-    target = check_name(part.type, (*at, "type"), document, problems, short)
-    if target is not None and not (isinstance(target, type) and issubclass(target, Trainer)):
-        check_call(target, part.args, (*at, "args"), document, problems, n_first, automatic)
-
-
+# %% ../../nbs/jobs/validate.ipynb #47b9c191
 def _check_data(settings: Settings, document: Document, problems: Problems) -> None:
     if settings.dataset.type is None:
         problems.add("dataset.type is missing.", document.place(("dataset",)), "Give the full name of a class: package.module.Class.")
@@ -214,6 +190,30 @@ def _check_loader_args(name: str, arguments: dict[str, Any], at: At, document: D
         check_name(function, (*at, "collate_fn"), document, problems)
 
 
+# %% ../../nbs/jobs/validate.ipynb #8073debe
+def check_settings(settings: Settings, document: Document, problems: Problems) -> None:
+    """Add to `problems` all that is wrong with `settings`, as far as it can be seen without data."""
+    if settings.init_module is not None:
+        load_checked(settings.init_module, ("init_module",), document, problems)
+    copies = _check_compute(settings, document, problems)
+    _check_batches(settings, copies, document, problems)
+    _check_limits(settings, document, problems)
+    _check_reduction(settings, document, problems)
+    check_value(settings.vars, ("vars",), document, problems)
+    check_value(settings.lightning, ("lightning",), document, problems)
+    try:
+        check_lightning(settings.lightning)
+    except ConfigError as error:
+        problems.add_error(error, document.place(("lightning",)))
+    _check_parts(settings, document, problems)
+    if settings.init_env_fn is not None:
+        check_name(settings.init_env_fn, ("init_env_fn",), document, problems)
+    if settings.hook is not None:
+        _check_hook(settings.hook, document, problems)
+    _check_data(settings, document, problems)
+
+
+# %% ../../nbs/jobs/validate.ipynb #6f5f11cb
 def notes(settings: Settings) -> list[str]:
     """What of a configuration has no effect, a line each."""
     lines = []

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from ..compat.model_keys import label_key, prediction_of
 from ..data.batch import describe
 from ..data.seeded_loader import SeededLoader
 from ..distributed.devices import Device
@@ -39,12 +40,14 @@ __all__ = [
     "choose_optimizer",
     "perplexity",
     "SavesPretrained",
+    "as_pretrained",
     "enable_checkpointing",
+    "DatasetTrainer",
     "ModelTrainer",
 ]
 
 
-# %% ../../nbs/trainer/model_trainer.ipynb #37f91cb6
+# %% ../../nbs/trainer/model_trainer.ipynb #b0922ec2
 def call_model(model: nn.Module, batch: Any) -> Any:
     """The model's output for a batch: `model(**batch)`, `model(*batch)` or `model(batch)`, as its forward takes it."""
     parameters = inspect.signature(model.forward).parameters.values()
@@ -57,20 +60,17 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     return model(batch)
 
 
-# %% ../../nbs/trainer/model_trainer.ipynb #8474ccc6
-_LABELS = ("labels", "label", "target", "y")
-_OUTPUTS = ("output", "logits", "prediction")
-
-
+# %% ../../nbs/trainer/model_trainer.ipynb #e4683f53
 def _target(batch: Any) -> Any:
-    return next((batch[name] for name in _LABELS if name in batch), None) if isinstance(batch, Mapping) else None
+    key = label_key(batch)
+    return None if key is None else batch[key]
 
 
 def _parted(batch: Any) -> tuple[Any, Any]:
     """What the model is given, and the target."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
-    if isinstance(batch, Mapping) and (label := next((name for name in _LABELS if name in batch), None)):
+    if isinstance(batch, Mapping) and (label := label_key(batch)) is not None:
         return {name: item for name, item in batch.items() if name != label}, batch[label]
     raise StepError(
         f"loss_fn needs a target, and the batch is {describe(batch)}.",
@@ -91,8 +91,8 @@ def _as_step(output: Any, label: Any) -> dict[str, Any]:
         return _without_loss(output)
     step = {name: item for name, item in output.items() if isinstance(item, Real) or (isinstance(item, Tensor) and item.numel() == 1)}
     step["loss"] = output["loss"]
-    found = next((output[name] for name in _OUTPUTS if output.get(name) is not None), None)
-    return step | {name: item for name, item in (("output", found), ("label", label)) if isinstance(item, Tensor)}
+    found = {"output": prediction_of(output), "label": label}
+    return step | {name: item for name, item in found.items() if isinstance(item, Tensor)}
 
 
 def _without_loss(output: Any) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _without_loss(output: Any) -> dict[str, Any]:
     )
 
 
-# %% ../../nbs/trainer/model_trainer.ipynb #6ff04886
+# %% ../../nbs/trainer/model_trainer.ipynb #9a37b467
 @dataclass(frozen=True)
 class Loading:
     """How datasets become batches."""
@@ -128,7 +128,7 @@ class Loading:
         return SeededLoader(dataset, self.batch_size, shuffle=training, seed=self.seed, drop_last=drop_last, **options)
 
 
-# %% ../../nbs/trainer/model_trainer.ipynb #3017c02c
+# %% ../../nbs/trainer/model_trainer.ipynb #33c2dfcb
 _LEARNING_RATE, _WEIGHT_DECAY = 5e-5, 0.01
 Optimizing = Optimizer | Callable[..., Optimizer]
 
@@ -152,7 +152,7 @@ def choose_optimizer(
     return lambda params: AdamW(param_groups(model, lr, weight_decay=decay), lr=lr, weight_decay=decay)
 
 
-# %% ../../nbs/trainer/model_trainer.ipynb #8d521c36
+# %% ../../nbs/trainer/model_trainer.ipynb #83355859
 def perplexity(loss: float) -> float:
     """exp(loss), where `loss` is a mean cross entropy in nats; infinity where that is too large for a float."""
     try:
@@ -176,12 +176,19 @@ class _Perplexity(L.Callback):
         return {"perplexity": perplexity(means["loss"])} if "loss" in means else {}
 
 
-# %% ../../nbs/trainer/model_trainer.ipynb #482611e3
+# %% ../../nbs/trainer/model_trainer.ipynb #b4a6f6cb
 @runtime_checkable
 class SavesPretrained(Protocol):
     """A model that writes weights and configuration into a folder."""
 
     def save_pretrained(self, save_directory: str | Path) -> Any: ...
+
+
+def as_pretrained(model: nn.Module) -> SavesPretrained:
+    """`model`, which can write itself. Raises ConfigError if it can't."""
+    if not isinstance(model, SavesPretrained):
+        raise ConfigError(f"{type(model).__name__} has no save_pretrained.", remedy="Write its weights with save_model(filename).")
+    return model
 
 
 def enable_checkpointing(model: nn.Module) -> None:
@@ -198,8 +205,68 @@ def enable_checkpointing(model: nn.Module) -> None:
         raise ConfigError(f"{type(model).__name__} can't do gradient checkpointing: {error}", remedy=remedy) from error
 
 
-# %% ../../nbs/trainer/model_trainer.ipynb #52a9b338
-class ModelTrainer(Trainer):
+# %% ../../nbs/trainer/model_trainer.ipynb #7cc289c4
+class DatasetTrainer(Trainer):
+    """A trainer that reads datasets: `run` and `evaluate` make the loaders that they are not given."""
+
+    loading: Loading
+    train_loader: Iterable[Any] | None
+    eval_loader: Iterable[Any] | None
+
+    @overload
+    def run(
+        self,
+        n_epoch: int,
+        loader: Iterable[Any] | None = None,
+        valid_loader: Iterable[Any] | None = None,
+        *,
+        resume: str | Path | None = None,
+        background: Literal[False] = False,
+    ) -> RunResult: ...
+    @overload
+    def run(
+        self,
+        n_epoch: int,
+        loader: Iterable[Any] | None = None,
+        valid_loader: Iterable[Any] | None = None,
+        *,
+        resume: str | Path | None = None,
+        background: bool,
+    ) -> RunResult | RunHandle: ...
+    def run(
+        self,
+        n_epoch: int,
+        loader: Iterable[Any] | None = None,
+        valid_loader: Iterable[Any] | None = None,
+        *,
+        resume: str | Path | None = None,
+        background: bool = False,
+    ) -> RunResult | RunHandle:
+        """As Trainer's `run`; what is not given is read from `train_dataset` and `eval_dataset`."""
+        if self.mode == "train":
+            loader = self.train_loader if loader is None else loader
+            valid_loader = self.eval_loader if valid_loader is None else valid_loader
+        else:
+            loader = self.eval_loader if loader is None else loader
+        return super().run(n_epoch, self._needed(loader), valid_loader, resume=resume, background=background)
+
+    def evaluate(self, data: Iterable[Any] | Dataset[Any] | None = None, batch_size: int | None = None) -> dict[str, float]:
+        """As Trainer's `evaluate`: of a loader, of a dataset, or of `eval_dataset` where nothing is given."""
+        if isinstance(data, Dataset):
+            data = replace(self.loading, batch_size=batch_size or self.loading.batch_size).loader(data, training=False)
+        return super().evaluate(self._needed(self.eval_loader if data is None else data))
+
+    def _needed(self, loader: Iterable[Any] | None) -> Iterable[Any]:
+        if loader is None:
+            dataset = "train_dataset" if self.mode == "train" else "eval_dataset"
+            raise ConfigError(
+                "There are no data: no loader was given, and no dataset.", remedy=f"Make the trainer with {dataset}=..., or give a loader."
+            )
+        return loader
+
+
+# %% ../../nbs/trainer/model_trainer.ipynb #b333758a
+class ModelTrainer(DatasetTrainer):
     """A trainer for models that return their loss; no steps need to be written.
 
     With `loss_fn(output, target)` the model returns its output only: a batch is then `(input, target)`, or a mapping in which the target
@@ -259,7 +326,6 @@ class ModelTrainer(Trainer):
         if gradient_checkpointing:
             enable_checkpointing(model)
 
-    # -- steps
     def prepare_batch(self, batch: Any) -> Any:
         """Your change of each batch, which is on the device already."""
         return batch
@@ -277,75 +343,20 @@ class ModelTrainer(Trainer):
         """As `train_step`."""
         return self.train_step(batch)
 
-    # -- running
-    @overload
-    def run(
-        self,
-        n_epoch: int,
-        loader: Iterable[Any] | None = None,
-        valid_loader: Iterable[Any] | None = None,
-        *,
-        resume: str | Path | None = None,
-        background: Literal[False] = False,
-    ) -> RunResult: ...
-    @overload
-    def run(
-        self,
-        n_epoch: int,
-        loader: Iterable[Any] | None = None,
-        valid_loader: Iterable[Any] | None = None,
-        *,
-        resume: str | Path | None = None,
-        background: bool,
-    ) -> RunResult | RunHandle: ...
-    def run(
-        self,
-        n_epoch: int,
-        loader: Iterable[Any] | None = None,
-        valid_loader: Iterable[Any] | None = None,
-        *,
-        resume: str | Path | None = None,
-        background: bool = False,
-    ) -> RunResult | RunHandle:
-        """As Trainer's `run`; what is not given is read from `train_dataset` and `eval_dataset`."""
-        if self.mode == "train":
-            loader = self.train_loader if loader is None else loader
-            valid_loader = self.eval_loader if valid_loader is None else valid_loader
-        else:
-            loader = self.eval_loader if loader is None else loader
-        return super().run(n_epoch, self._needed(loader), valid_loader, resume=resume, background=background)
-
-    def evaluate(self, data: Iterable[Any] | Dataset[Any] | None = None, batch_size: int | None = None) -> dict[str, float]:
-        """As Trainer's `evaluate`: of a loader, of a dataset, or of `eval_dataset` where nothing is given."""
-        if isinstance(data, Dataset):
-            data = replace(self.loading, batch_size=batch_size or self.loading.batch_size).loader(data, training=False)
-        return super().evaluate(self._needed(self.eval_loader if data is None else data))
-
-    def _needed(self, loader: Iterable[Any] | None) -> Iterable[Any]:
-        if loader is None:
-            dataset = "train_dataset" if self.mode == "train" else "eval_dataset"
-            raise ConfigError(
-                "There are no data: no loader was given, and no dataset.", remedy=f"Make the trainer with {dataset}=..., or give a loader."
-            )
-        return loader
-
     def _without_output(self, output: Any) -> StepError:
-        if type(self).test_step is not ModelTrainer.test_step:  # then a person wrote it
+        if type(self).test_step is not ModelTrainer.test_step:  # then it is the user's
             return super()._without_output(output)
         return StepError(
             f"{type(self.model).__name__} returned a loss, and no output to predict with.",
             remedy='Let its forward return (loss, output), or a mapping with "loss" and "output".',
         )
 
-    # -- around a run
     def callbacks(self) -> list[L.Callback]:
         return [*super().callbacks(), *([_Perplexity(self)] if self.perplexity else [])]
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the model into `folder` as `from_pretrained` of its class reads it. While a run is on, between two batches."""
-        model = self.model
-        if not isinstance(model, SavesPretrained):
-            raise ConfigError(f"{type(model).__name__} has no save_pretrained.", remedy="Write its weights with save_model(filename).")
+        model = as_pretrained(self.model)
         self.control.do(lambda at: model.save_pretrained(folder))
         return Path(folder)
 

@@ -17,9 +17,10 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 
 from nbtrain import AccumulationAddon, AddOnBase, Callback, ConfigError, StateManagerAddon, StepError, TrainHook
+from nbtrain.compat.hook_names import HOOK_NAMES, names_at
 from nbtrain.engine.hooks import HOOKS, HookPoint
 
-NAMES = [name for point in HOOKS for name in point.hooks]
+NAMES = [name for point in HOOKS for name in names_at(point.name)]
 Saved = Regress.add_on(AccumulationAddon, StateManagerAddon)
 
 
@@ -27,12 +28,12 @@ Saved = Regress.add_on(AccumulationAddon, StateManagerAddon)
 def test_methods_of_the_callback_are_those_of_the_table() -> None:
     own = {name: method for name, method in vars(Callback).items() if name.startswith("on_")}
     given = {name: tuple(inspect.signature(method).parameters)[3:] for name, method in own.items()}
-    assert given == {point.callback: point.given for point in HOOKS if point.callback and not point.is_lightnings}
+    assert given == {point.method: point.given for point in HOOKS if point.is_whole and not point.is_lightnings}
     assert all(method.__doc__ for method in own.values())
 
 
 def test_every_point_of_the_table_has_a_callback_that_brings_it_about() -> None:
-    assert all(hasattr(Callback, point.trigger) and (point.hooks or point.callback) for point in HOOKS)
+    assert all(hasattr(Callback, point.method) and (names_at(point.name) or point.is_whole) for point in HOOKS)
 
 
 # -- the order
@@ -40,7 +41,7 @@ class Order(Callback):
     """Writes down each moment of a callback."""
 
     def __init__(self, seen: list[str]) -> None:
-        for name in dict.fromkeys(point.callback for point in HOOKS if point.callback):
+        for name in dict.fromkeys(point.method for point in HOOKS):
             setattr(self, name, lambda *args, name=name: seen.append(f"Callback.{name}"))
 
 
@@ -53,10 +54,14 @@ def asks(trainer: Any, batches: Any, idx: int) -> None:
 
 
 def told(*spans: str, without: tuple[str, ...] = ()) -> list[HookPoint]:
-    return [point for point in HOOKS if point.span in spans and point.hook not in without]
+    return [point for point in HOOKS if point.span in spans and point.name not in without]
 
 
-FIRST = ("on_train_step_start", "before_zero_grad", "after_zero_grad")  # of an update, come with its first batch; the others with its last
+FIRST = (
+    "on_train_batch_start.first",
+    "on_before_zero_grad",
+    "on_before_backward.first",
+)  # of an update, come with its first batch; the others with its last
 
 
 def expected() -> list[HookPoint]:
@@ -68,8 +73,8 @@ def expected() -> list[HookPoint]:
         for batch in range(5):
             is_first, is_last = batch % 2 == 0, batch % 2 == 1 or batch == 4
             points = told("batch", "update")
-            found += [p for p in points if p.span == "batch" or (is_first if p.hook in FIRST else is_last)]
-            found += told("asked") if (epoch, batch) == (0, 1) else []
+            found += [p for p in points if p.span == "batch" or (is_first if p.name in FIRST else is_last)]
+            found += told("request") if (epoch, batch) == (0, 1) else []
         start, *rest = told("validation")
         found += [log, start, *told("validation batch") * 3, *rest, *end]
     return found + told("run")[3:]
@@ -100,8 +105,8 @@ def test_hooks_of_a_run_come_in_the_order_of_the_table(lean: bool, tmp_path: Pat
     )
     trainer.lean_loops = lean
     trainer.run(2, make_loader(), make_valid())
-    names = [(f"Callback.{point.callback}" if point.callback else "", *dict.fromkeys((point.hook, point.tlama))) for point in expected()]
-    assert seen == [name for row in names for name in row if name]
+    names = [([f"Callback.{point.method}"] if point.is_whole else []) + names_at(point.name) for point in expected()]
+    assert seen == [name for row in names for name in row]
 
 
 # -- who is called with what
@@ -145,7 +150,7 @@ def test_hooks_get_nbtrains_trainer_and_the_arguments_of_the_table(tmp_path: Pat
     hooks: dict[str, Any] = {name: lambda *args, name=name: seen.setdefault(name, args) for name in NAMES}
     trainer = make_trainer(Saved, accumulate=2, gradient_clip=0.5, save_path=tmp_path, hooks=hooks)
     trainer.run(1, make_loader(), make_valid())
-    arguments = {name: arguments for point in HOOKS for name, arguments in point.hooks.items()}
+    arguments = {name: hook.arguments for name, hook in HOOK_NAMES.items()}
     assert all(args[0] is trainer and len(args) == 1 + len(arguments[name]) for name, args in seen.items())
     outputs, batches, index = seen["on_train_step_end"][1:]
     assert [len(batch[0]) for batch in batches] == [16, 16] and index == 0 and len(outputs) == 2
@@ -422,7 +427,7 @@ class Looks(Callback):
     """Is called at all moments, and only looks."""
 
     def __init__(self) -> None:
-        for name in dict.fromkeys(point.callback for point in HOOKS if point.callback):
+        for name in dict.fromkeys(point.method for point in HOOKS):
             setattr(self, name, lambda *args: None)
 
 
@@ -451,7 +456,7 @@ def test_hooks_that_only_look_change_nothing(lean: bool, accumulate: int, tmp_pa
 def test_a_moment_that_nobody_waits_for_has_no_method_in_the_loop() -> None:
     trainer = make_trainer(hooks={"on_epoch_end": print, "on_train_end": print}, gradient_clip=1.0)
     ends, dispatch = (c for c in trainer.callbacks() if type(c).__module__ == "nbtrain.addons.hooks")
-    inner = {point.trigger for point in HOOKS if point.span in ("batch", "update", "validation batch")}
+    inner = {point.method for point in HOOKS if point.span in ("batch", "update", "validation batch")}
     assert not inner & (vars(type(ends)).keys() | vars(dispatch).keys() | vars(type(dispatch)).keys())
 
 

@@ -39,11 +39,10 @@ def test_devices_are_planned(policy: str, compute: dict[str, Any], plan: str) ->
 @pytest.mark.parametrize(
     ("policy", "compute", "text"),
     [
-        ("dp", {"use_end2end": False}, "compute_config.use_end2end is false, and only whole steps are trained. Leave it out."),
         (
             "tp",
             {"runtime_ngpus": 4, "plan_ngpus": 3},
-            "compute_config.runtime_ngpus is 4, which is no multiple of plan_ngpus 3. Give a multiple, or plan_ngpus 1.",
+            "compute_config.runtime_ngpus is 4, and must be a multiple of plan_ngpus 3. Give a multiple, or plan_ngpus 1.",
         ),
         (
             "dp",
@@ -61,7 +60,7 @@ def test_devices_are_planned(policy: str, compute: dict[str, Any], plan: str) ->
         (
             "dp",
             {"runtime_ngpus": 4, "use_zero": True, "zero_ngroups": 3},
-            "compute_config.zero_ngroups is 3, of which runtime_ngpus 4 is no multiple. Give a divisor, or leave it out.",
+            "compute_config.zero_ngroups is 3, and must be a divisor of runtime_ngpus 4. Give a divisor, or leave it out.",
         ),
     ],
 )
@@ -86,8 +85,8 @@ def test_devices_that_can_not_be_are_refused(policy: str, compute: dict[str, Any
             "micro_batch_size 2 × 2 copies of the model × grad_accumulation_steps 3 = 12, and global_batch_size is 16. "
             "Leave one of them out.",
         ),
-        (2, None, 10, 2, "micro_batch_size 2 × 2 copies of the model = 4, of which global_batch_size 10 is no multiple. Give 8."),
-        (2, None, 3, 1, "micro_batch_size 2 × 2 copies of the model = 4, of which global_batch_size 3 is no multiple. Give 4."),
+        (2, None, 10, 2, "micro_batch_size 2 × 2 copies of the model = 4, and global_batch_size 10 must be a multiple of it. Give 8."),
+        (2, None, 3, 1, "micro_batch_size 2 × 2 copies of the model = 4, and global_batch_size 3 must be a multiple of it. Give 4."),
     ],
 )
 def test_windows_of_two_copies(micro: int, steps: int | None, whole: int | None, found: int, text: str) -> None:
@@ -100,7 +99,7 @@ def test_windows_of_two_copies(micro: int, steps: int | None, whole: int | None,
 def test_one_copy_is_called_so() -> None:
     problems = Problems()
     accumulation(Settings(micro_batch_size=2, global_batch_size=3), 1, problems)
-    assert told(problems) == ["micro_batch_size 2 × 1 copy of the model = 2, of which global_batch_size 3 is no multiple. Give 2."]
+    assert told(problems) == ["micro_batch_size 2 × 1 copy of the model = 2, and global_batch_size 3 must be a multiple of it. Give 2."]
 
 
 @pytest.mark.parametrize(

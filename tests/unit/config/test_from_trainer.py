@@ -209,7 +209,7 @@ def test_saving_is_written_as_it_was(parts: Any) -> None:
         "save_best": False,
         "symlink_best_and_last": False,
         "save_dir": "runs/a",
-        "format": "safetensors",
+        "save_format": "safetensor",
     }
 
 
@@ -283,14 +283,14 @@ PROBLEMS: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
     "an attribute that was changed": (
         lambda parts: make(parts, model=parts.Doubled(4)),
         {},
-        "model: made anew from what it keeps, this Doubled is another one: its parameters or parts differ.\n"
+        "model: a second Doubled made from what it keeps is different: its parameters or parts differ.\n"
         '  Say it: to_config(path, model={"args": {...}}).',
     ),
     "a field that is none": (lambda parts: make(parts), {"max_epoch": 1}, "There is no field max_epoch.\n  Did you mean 'max_epochs'?"),
     "a function of the step": (
         lambda parts: make(parts, scheduler=lambda step: 0.1),
         {},
-        "lr_scheduler: a function of the step is no scheduler that a job could make.\n"
+        "lr_scheduler: a job can't make a scheduler from a function of the step.\n"
         "  Write a factory (optimizer, plan) around it, in a module.",
     ),
     "a secret": (

@@ -92,7 +92,7 @@ def test_a_trainer_that_no_class_makes_can_not_be_spread(folder: Path, capsys: p
     cells = [*CELLS[:6], "def make():\n    return Fit(model, device='cpu')", "trainer = make()\ntrainer.run(1, data)"]
     write(folder / "page.ipynb", [cell for cell in cells if "trainer = Fit" not in cell])
     assert main(["fit", "page.ipynb", "--devices", "2"]) == 2
-    assert capsys.readouterr().err.startswith("nbtrain: The trainer is made by make, which is no class of a Trainer.")
+    assert capsys.readouterr().err.startswith("nbtrain: The trainer is made by make; expected a subclass of Trainer.")
 
 
 @pytest.mark.parametrize(

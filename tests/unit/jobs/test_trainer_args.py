@@ -396,7 +396,7 @@ def test_a_number_has_its_default_and_its_smallest_value(name: str, default: int
     least, read_back = 0 if name == "seed" else 1, attrgetter(name)
     assert read_back(Settings()) == default
     assert read_back(TrainerArgs.from_dict(given(least))) == least
-    with pytest.raises(ConfigError, match=f"^{name} is {least - 1}, and not {least} or more"):
+    with pytest.raises(ConfigError, match=f"^{name}: expected {least} or more, got {least - 1}"):
         TrainerArgs.from_dict(given(least - 1))
 
 
@@ -582,7 +582,7 @@ def test_slips_in_hook_are_named_together(folder: Path) -> None:
         (["--pas_policy=tp", "--compute_config.plan_ngpus=2"], "pas_policy is 'tp', and nothing says how layers are split."),
         (
             ["--compute_config.use_zero=true", "--compute_config.zero_ngroups=3"],
-            "zero_ngroups is 3, of which runtime_ngpus 4 is no",
+            "zero_ngroups is 3, and must be a divisor of runtime_ngpus 4",
         ),
     ],
 )
