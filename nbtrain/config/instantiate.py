@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from .document import At, Document, Problems, dotted
+from ..compat.module_names import current_name
 from ..errors import ConfigError, add_note, nearest
 
 # %% auto #0
@@ -29,7 +30,7 @@ def load_name(name: Any, short: str = "") -> Any:
     """
     if not isinstance(name, str):
         return name
-    parts = name.split(".")
+    parts = current_name(name).split(".")
     if len(parts) == 1:
         places = [import_module(short)] if short else []
         return _attribute([*places, builtins], name)
@@ -77,7 +78,7 @@ def importable_name(item: Any) -> str:
     if found is not item:
         what = f"{name or repr(item)} has no name by which it can be imported."
         raise ConfigError(what, where=f"It is from {module}." if module else "", remedy="Put it into a module: nbtrain export my.ipynb.")
-    return str(full)
+    return current_name(str(full))
 
 
 def named(value: Any) -> Any:

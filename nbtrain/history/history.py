@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..compat.result_keys import result_of
 from ..events import Event, MonitorMode, Progress, Status
 from ..views import html, plots, text
 
@@ -236,10 +237,8 @@ class History:
 
 # %% ../../nbs/history/history.ipynb #778cbb30
 class ResultMetrics(dict[str, Any]):
-    """The last row's metrics by name, and under four more keys those of the whole run.
+    """The last row's metrics by name, and the whole run's by OmniGenBench's four keys, such as `["best_valid"]["eval_loss"]`.
 
-    `["best_valid"]`: those of the best validation, as `eval_<name>`. `["valid"]`: a dict for each epoch with a validation.
-    `["test"]`: those of the newest test, as `test_<name>`. `["train_metrics_history"]`: a dict for each epoch, as `train_<name>`.
     It prints as a table of the epochs, with a star at the best one.
     """
 
@@ -248,27 +247,13 @@ class ResultMetrics(dict[str, Any]):
         self.history = history
 
     def __missing__(self, name: str) -> Any:
-        history = self.history
-        if name == "best_valid":
-            return _named(history.best or {}, "val_", "eval_")
-        if name == "valid":
-            return [found for row in history.epochs if (found := _named(row, "val_", "eval_"))]
-        if name == "test":
-            return next((found for row in reversed(history.tests) if (found := _named(row, "test_", "test_"))), {})
-        if name == "train_metrics_history":
-            return [{"epoch": row["epoch"]} | _named(row, "train_", "train_") for row in history.epochs]
-        raise KeyError(name)
+        return result_of(name, self.history)
 
     def __repr__(self) -> str:
         return repr(self.history)
 
     def _repr_html_(self) -> str:
         return self.history._repr_html_()
-
-
-def _named(row: Mapping[str, Any], prefix: str, other: str) -> dict[str, Any]:
-    """The metrics of `row` whose names begin with `prefix`, with `other` in its place."""
-    return {other + name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}
 
 
 # %% ../../nbs/history/history.ipynb #f65858da
