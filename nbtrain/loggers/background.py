@@ -218,7 +218,8 @@ class _Connection:
         self._noted: set[str] = set()  # by `connect`, which says the same in each run
 
     @property
-    def logger(self) -> Logger | None:
+    def logger(self) -> Any:
+        """The Logger that is connected, or None."""
         return self.sender.logger if self.sender is not None else None
 
     def open(self, together: Iterable[_Connection]) -> bool:
