@@ -16,10 +16,11 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from samples import Regress, make_loader, make_trainer, make_valid
 
-from nbtrain import ConfigError, OptionError, RunHandle, RunPaused, RunResult, StateManagerAddon, Trainer, session
+from nbtrain import ConfigError, OptionError, RunHandle, RunPaused, RunResult, StateManagerAddon, Trainer
 from nbtrain.engine.control import Boundary, Control
 from nbtrain.events import Event
 from nbtrain.optim.schedulers import WarmUpScheduler
+from nbtrain.trainer import run as run_module
 from nbtrain.trainer.interrupts import workers_ignore_interrupts
 
 
@@ -177,9 +178,9 @@ def test_an_interrupt_before_the_first_batch_and_right_after_going_on_pauses(mon
     never = make_trainer()
     never.run(40, make_loader())
     trainer = make_trainer()
-    monkeypatch.setattr(session, "in_shell", lambda: True)
+    monkeypatch.setattr(run_module, "in_shell", lambda: True)
     with monkeypatch.context() as patch:
-        patch.setattr(session, "keep_source", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(run_module, "keep_source", lambda *_: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(RunPaused, match="epoch 1, batch 1"):
             trainer.run(40, make_loader())
     with monkeypatch.context() as patch:
