@@ -79,10 +79,10 @@ class Gradients:
             with self.context.train_step_context():
                 self.output = self.step(self.batch, self.index) if self.takes_index else self.step(self.batch)
         self.loss = loss = self.find_loss()
-        self.detached = None
         if self.index % self.n_accumulated == 0:
             self.zero_grad.run()
         if loss is None:
+            self.detached = None
             return
         before, after = self.hooks["on_before_backward"], self.hooks["on_after_backward"]
         if before is not None:

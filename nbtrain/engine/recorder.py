@@ -213,10 +213,11 @@ class Recorder:
 class RecorderCallback(L.Callback):
     """Notifies a recorder of what Lightning does. It comes before the callbacks of others, which change what it reads."""
 
+    _optimizer: Optimizer
+    _updates: Any  # Lightning's count of them
+
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._optimizer: Optimizer | None = None
-        self._updates: Any = None  # Lightning's count of them
 
     def _count(self) -> None:
         recorder = self.recorder
@@ -233,7 +234,6 @@ class RecorderCallback(L.Callback):
         self._enter("train", pl_trainer.num_training_batches)
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        assert self._optimizer is not None
         recorder = self.recorder
         recorder.trainer.counts.update = self._updates.completed  # what trainer.global_step finds in 2 µs
         lr = self._optimizer.param_groups[0]["lr"]
