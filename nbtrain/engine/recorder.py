@@ -8,31 +8,110 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .meter import Meter
 from .protocol import TrainerProtocol
-from .step_module import Mode, StepModule
+from .step_module import StepModule
+from .train_state import Mode
 from ..events import Event, EventKind, Phase, Progress
 
 # %% auto #0
-__all__ = ["Recorder"]
+__all__ = ["RunTimer", "PassPlace", "HeldNotes", "Recorder", "RecorderCallback"]
+
 
 # %% ../../nbs/engine/recorder.ipynb #c2fec94a
+@dataclass
+class RunTimer:
+    """When a run and its epoch began, and where it stands since it was paused; all in seconds of one clock."""
+
+    start_s: float = 0.0
+    epoch_s: float = 0.0
+    paused_s: float | None = None
+
+    def start(self, now_s: float) -> None:
+        self.start_s = self.epoch_s = now_s
+        self.paused_s = None  # an error may have ended the run before in its pause
+
+    def pause(self, now_s: float) -> None:
+        self.paused_s = now_s
+
+    def proceed(self, now_s: float) -> None:
+        """The pause is over: everything since began later by its length."""
+        if self.paused_s is not None:
+            pause_s, self.paused_s = now_s - self.paused_s, None
+            self.start_s += pause_s
+            self.epoch_s += pause_s
+
+
+# %% ../../nbs/engine/recorder.ipynb #dd6d6872
+@dataclass
+class PassPlace:
+    """Where a run is: `batch` finished batches of `n_batches` (None: unknown) in a pass of a phase."""
+
+    phase: Phase = "idle"
+    batch: int = 0
+    n_batches: int | None = None
+    interrupted: PassPlace | None = None  # the pass that this one interrupts
+
+    @classmethod
+    def at_start(cls, phase: Phase, n_batches: float, interrupted: PassPlace | None = None) -> PassPlace:
+        """The first batch of a pass. For a loader without a length Lightning gives inf as `n_batches`."""
+        return cls(phase, 0, None if math.isinf(n_batches) else int(n_batches), interrupted)
+
+
+# %% ../../nbs/engine/recorder.ipynb #19129a98
+class HeldNotes:
+    """Passes notes and marks on to `emit` while a run is on, and holds those between two runs for the next one."""
+
+    def __init__(self, emit: Callable[[EventKind, Mapping[str, Any]], None]) -> None:
+        self._emit, self._is_open = emit, False
+        self._held: list[tuple[EventKind, str]] = []
+
+    def add(self, kind: EventKind, text: str) -> None:
+        if self._is_open:
+            self._emit(kind, {"text": text})
+        else:
+            self._held.append((kind, text))
+
+    def open(self) -> None:
+        """A run has begun."""
+        self._is_open, held, self._held = True, self._held, []
+        for kind, text in held:
+            self.add(kind, text)
+
+    def close(self) -> None:
+        self._is_open = False
+
+
+# %% ../../nbs/engine/recorder.ipynb #ce0b5a83
 _HINT_BYTES = 2**30
 _MODE: dict[Phase, Mode] = {"train": "train", "valid": "test", "test": "test"}
 
 
-def _length(n_batches: float) -> int | None:
-    """Lightning's number of batches, which is inf for a loader without a length."""
-    return None if math.isinf(n_batches) else int(n_batches)
+def _steps(phase: Phase, meters: Mapping[Mode, Meter]) -> dict[str, Any]:
+    """The data of a `steps` event; empty where there was no batch."""
+    values, samples = meters[_MODE[phase]].take()
+    prefix = "val" if phase == "valid" else phase
+    named = {f"{prefix}_{name}": column for name, column in values.items()}
+    return {"values": named, "n": len(samples), "samples": sum(samples)} if samples else {}
 
 
-class Recorder(L.Callback):
-    """Emits what Lightning's hooks tell as `Event`s.
+def _memory_hint(meters: Mapping[Mode, Meter]) -> str:
+    """What to say where the logs of the steps fill the memory."""
+    kept = sum(meter.kept_bytes for meter in meters.values())
+    advice = "tensors for metric_on_epoch_end; return from the steps only those that it reads."
+    return f"the logs hold {kept / 1e9:.1f} GB of {advice}" if kept > _HINT_BYTES else ""
+
+
+# %% ../../nbs/engine/recorder.ipynb #1ce4e305
+class Recorder:
+    """Emits what happens in a run of `trainer` as `Event`s.
 
     `emit` is called with each event. A flush is due every `every_s` seconds of `clock`; `wall` gives the events' time.
     """
@@ -48,66 +127,46 @@ class Recorder(L.Callback):
     ) -> None:
         self.trainer, self.emit, self.every_s, self.clock, self.wall = trainer, emit, every_s, clock, wall
         self.n_epochs = 0
-        self._start_s = self._due_s = self._epoch_s = 0.0
-        self._phase: Phase = "idle"
-        self._batch, self._n_batches = 0, None
-        self._before: tuple[Phase, int, int | None] = ("idle", 0, None)  # the pass that a validation interrupts
-        self._lr: float | Tensor | None = None
-        self._optimizer: Optimizer | None = None
-        self._updates: Any = None  # Lightning's count of them
-        self._hinted = False
-        self._is_on = False
-        self._held: list[tuple[EventKind, str]] = []  # notes and marks for the run to come
-        self._paused_s: float | None = None
+        self.lr: float | Tensor | None = None  # of the newest update
+        self.timer, self.pass_place, self.due_s = RunTimer(), PassPlace(), 0.0
+        self._notes, self._hinted = HeldNotes(self.emit_now), False
+        self.callback = RecorderCallback(self)
 
-    # -- a run
     def start(self, n_epochs: int, header: Mapping[str, Any]) -> None:
-        """A run begins that is to end when `n_epochs` epochs are finished."""
+        """A run begins that ends when `n_epochs` epochs are finished."""
         self.trainer.train_state.run += 1
-        self.n_epochs = n_epochs
-        self._start_s = self._epoch_s = self.clock()
-        self._due_s = self._start_s + self.every_s
-        self._paused_s = None  # an error may have ended the run before in its pause
-        self._enter("idle", None)
-        self.tell("start", header)
-        self._is_on, held, self._held = True, self._held, []
-        for kind, text in held:
-            self._say(kind, text)
+        self.n_epochs, self.pass_place = n_epochs, PassPlace()
+        self.timer.start(self.clock())
+        self.due_s = self.timer.start_s + self.every_s
+        self.emit_now("start", header)
+        self._notes.open()
 
     def note(self, text: str) -> None:
-        """Something a person should know. Between two runs it waits for the next one to begin."""
-        self._say("note", text)
+        """What a person should know. Between two runs it waits for the next one."""
+        self._notes.add("note", text)
 
     def mark(self, text: str) -> None:
-        """Somebody changed something by hand. Between two runs it waits for the next one to begin."""
-        self._say("mark", text)
-
-    def _say(self, kind: EventKind, text: str) -> None:
-        if self._is_on:
-            self.tell(kind, {"text": text})
-        else:
-            self._held.append((kind, text))
+        """What was changed by hand. Between two runs it waits for the next one."""
+        self._notes.add("mark", text)
 
     def change(self, state: str) -> None:
         """The run is "pausing", "paused", "running" again or "stopping". The time of a pause does not count."""
         if state == "paused":
             self.flush()
-            self._paused_s = self.clock()
-        elif self._paused_s is not None:
-            pause_s, self._paused_s = self.clock() - self._paused_s, None
-            self._start_s += pause_s
-            self._epoch_s += pause_s
-        self.tell("state", {"state": state})
+            self.timer.pause(self.clock())
+        else:
+            self.timer.proceed(self.clock())
+        self.emit_now("state", {"state": state})
 
     def end(self, status: str, reason: str = "") -> None:
         """The run is over; what was not emitted yet goes first."""
         self.flush()
-        self.tell("end", {"status": status, "reason": reason})
-        self._is_on = False
+        self.emit_now("end", {"status": status, "reason": reason})
+        self._notes.close()
 
     def tell_validation(self, metrics: Mapping[str, float]) -> None:
         """The metrics of a validation that belongs to no epoch."""
-        self.tell("test", {"row": {"step": self.trainer.train_state.counts.step, **metrics}})
+        self.emit_now("test", {"row": {"step": self.trainer.train_state.counts.step, **metrics}})
 
     @property
     def place(self) -> str:
@@ -117,129 +176,124 @@ class Recorder(L.Callback):
     @property
     def progress(self) -> Progress:
         """Where the run is."""
-        counts = self.trainer.train_state.counts
-        return Progress(
-            run=self.trainer.train_state.run,
-            phase=self._phase,
-            epoch=counts.epoch,
-            n_epochs=self.n_epochs,
-            batch=self._batch,
-            n_batches=self._n_batches,
-            step=counts.step,
-            update=counts.update,
-            elapsed_s=(self.clock() if self._paused_s is None else self._paused_s) - self._start_s,
-        )
+        at, timer = self.pass_place, self.timer
+        here = {
+            "run": self.trainer.train_state.run,
+            "n_epochs": self.n_epochs,
+            "phase": at.phase,
+            "batch": at.batch,
+            "n_batches": at.n_batches,
+        }
+        elapsed_s = (self.clock() if timer.paused_s is None else timer.paused_s) - timer.start_s
+        return Progress(**here, **vars(self.trainer.train_state.counts), elapsed_s=elapsed_s)
 
-    def tell(self, kind: EventKind, data: Mapping[str, Any]) -> None:
+    def emit_now(self, kind: EventKind, data: Mapping[str, Any]) -> None:
         """Emit an event with the progress of this moment."""
         self.emit(Event(kind, self.progress, self.wall(), data))
 
     def follow(self, progress: Progress) -> None:
-        """The run goes on in another process, and is there."""
-        counts = self.trainer.train_state.counts
-        counts.epoch, counts.step, counts.update = progress.epoch, progress.step, progress.update
-        self._batch = progress.batch
+        """The run is in another process, at `progress`."""
+        vars(self.trainer.train_state.counts).update(epoch=progress.epoch, step=progress.step, update=progress.update)
+        self.pass_place.batch = progress.batch
 
-    # -- passes
-    def _enter(self, phase: Phase, n_batches: int | None) -> None:
-        self._phase, self._batch, self._n_batches = phase, 0, n_batches
-
-    def _count(self) -> None:
-        self._batch += 1
-        self.trainer.train_state.counts.step += 1
-        if self.clock() >= self._due_s:
-            self.flush()
+    def take_up(self, batch: int) -> None:
+        """This pass is resumed after `batch` finished batches."""
+        self.pass_place.batch = batch
 
     def rate(self) -> float | None:
         """The learning rate of the newest update; None before there is one."""
-        return None if self._lr is None else float(self._lr)
+        return None if self.lr is None else float(self.lr)
 
     def flush(self) -> None:
-        """Emit what was gathered since the last flush."""
-        self._due_s = self.clock() + self.every_s
-        if self._phase == "idle":
+        """Emit the steps since the last flush."""
+        self.due_s = self.clock() + self.every_s
+        phase, meters = self.pass_place.phase, self.trainer.train_state.meters
+        if phase == "idle":
             return
-        prefix = "val" if self._phase == "valid" else self._phase
-        values, samples = self.trainer.train_state.meters[_MODE[self._phase]].take()
-        if samples:
-            named = {f"{prefix}_{name}": column for name, column in values.items()}
-            self.tell("steps", {"values": named, "n": len(samples), "samples": sum(samples), "lr": self.rate()})
-        self._hint_at_memory()
-
-    def _hint_at_memory(self) -> None:
-        """Say once that the steps' tensors fill the memory: nothing else would before it is full."""
-        kept = sum(meter.kept_bytes for meter in self.trainer.train_state.meters.values())
-        if kept > _HINT_BYTES and not self._hinted:
+        if steps := _steps(phase, meters):
+            self.emit_now("steps", steps | {"lr": self.rate()})
+        if not self._hinted and (hint := _memory_hint(meters)):
             self._hinted = True
-            self.note(
-                f"the logs hold {kept / 1e9:.1f} GB of tensors for metric_on_epoch_end; return from the steps only those that it reads."
-            )
+            self.note(hint)
 
-    def take_up(self, batch: int) -> None:
-        """The pass at hand goes on after `batch` finished batches."""
-        self._batch = batch
 
-    # -- Lightning's hooks
+# %% ../../nbs/engine/recorder.ipynb #9db4f72d
+class RecorderCallback(L.Callback):
+    """Notifies a recorder of what Lightning does. It comes before the callbacks of others, which change what it reads."""
+
+    _optimizer: Optimizer
+    _updates: Any  # Lightning's count of them
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def _count(self) -> None:
+        recorder = self.recorder
+        recorder.pass_place.batch += 1
+        recorder.trainer.counts.step += 1
+        if recorder.clock() >= recorder.due_s:
+            recorder.flush()
+
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._optimizer = pl_trainer.optimizers[0]
         self._updates = pl_trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._epoch_s = self.clock()
-        self._enter("train", _length(pl_trainer.num_training_batches))
+        self._enter("train", pl_trainer.num_training_batches)
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        assert self._optimizer is not None
-        self.trainer.train_state.counts.update = self._updates.completed  # what trainer.global_step finds in 2 µs
-        lr = self._optimizer.param_groups[0]["lr"]  # before a schedule steps: the rate that was used
-        self._lr = lr.clone() if isinstance(lr, Tensor) else lr
+        recorder = self.recorder
+        recorder.trainer.counts.update = self._updates.completed  # what trainer.global_step finds in 2 µs
+        lr = self._optimizer.param_groups[0]["lr"]
+        recorder.lr = lr.clone() if isinstance(lr, Tensor) else lr
         self._count()
 
     def on_validation_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if pl_trainer.sanity_checking:
-            return
-        self.flush()
-        self._before = (self._phase, self._batch, self._n_batches)
-        self._enter("valid", _length(sum(pl_trainer.num_val_batches)))
+        if not pl_trainer.sanity_checking:
+            self.recorder.flush()
+            interrupted = self.recorder.pass_place
+            self.recorder.pass_place = PassPlace.at_start("valid", sum(pl_trainer.num_val_batches), interrupted)
 
     def on_validation_batch_end(self, pl_trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        if self._phase == "valid":
+        if self.recorder.pass_place.phase == "valid":
             self._count()
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not pl_trainer.sanity_checking:
-            self.flush()
-            self._phase, self._batch, self._n_batches = self._before
+            self.recorder.flush()
+            self.recorder.pass_place = self.recorder.pass_place.interrupted or PassPlace()
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepModule)
         pl_module.on_train_epoch_end()  # closes a pass that was stopped early; does nothing after a whole one
-        self.flush()
-        if not pl_module.whole_epoch:
-            self._enter("idle", None)
-            return
-        self.trainer.train_state.counts.epoch += 1
-        row = {"epoch": self.trainer.train_state.counts.epoch, "step": self.trainer.train_state.counts.step}
-        row |= _metrics(pl_trainer, pl_module) | {"lr": self.rate(), "time_s": self.clock() - self._epoch_s}
-        self._enter("idle", None)
-        self.tell("epoch", {"row": row})
+        recorder, counts = self.recorder, self.recorder.trainer.counts
+        recorder.flush()
+        counts.epoch += pl_module.whole_epoch
+        self._leave("epoch", pl_trainer, pl_module, {"epoch": counts.epoch, "step": counts.step}, {"lr": recorder.rate()})
 
     def on_test_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._epoch_s = self.clock()
-        self._enter("test", _length(sum(pl_trainer.num_test_batches)))
+        self._enter("test", sum(pl_trainer.num_test_batches))
 
     def on_test_batch_end(self, *args: Any, **kwargs: Any) -> None:
         self._count()
 
     def on_test_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepModule)
-        self.flush()
-        if not pl_module.whole_epoch:
-            self._enter("idle", None)
-            return
-        row = {"step": self.trainer.train_state.counts.step} | _metrics(pl_trainer, pl_module)
-        self._enter("idle", None)
-        self.tell("test", {"row": row | {"time_s": self.clock() - self._epoch_s}})
+        self.recorder.flush()
+        self._leave("test", pl_trainer, pl_module, {"step": self.recorder.trainer.counts.step}, {})
+
+    def _enter(self, phase: Phase, n_batches: float) -> None:
+        """A pass that counts its own time begins."""
+        self.recorder.timer.epoch_s = self.recorder.clock()
+        self.recorder.pass_place = PassPlace.at_start(phase, n_batches)
+
+    def _leave(self, kind: EventKind, pl_trainer: L.Trainer, module: StepModule, before: dict[str, Any], after: dict[str, Any]) -> None:
+        """The pass has ended: emit its row of metrics, where it was a whole one."""
+        recorder = self.recorder
+        recorder.pass_place = PassPlace()
+        if module.whole_epoch:
+            after["time_s"] = recorder.clock() - recorder.timer.epoch_s
+            recorder.emit_now(kind, {"row": before | _metrics(pl_trainer, module) | after})
 
 
 def _metrics(pl_trainer: L.Trainer, module: StepModule) -> dict[str, float]:

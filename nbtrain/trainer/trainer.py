@@ -551,7 +551,7 @@ class Trainer:
     def callbacks(self) -> list[L.Callback]:
         """The callbacks of a run: the recorder first, because schedules change what it reads."""
         own = [callback for addon in self._addons.values() for callback in addon.callbacks(self)]
-        return [self.recorder, *own, BestWeights(self)]
+        return [self.recorder.callback, *own, BestWeights(self)]
 
     def as_lightning_module(self) -> StepModule:
         """The steps as a LightningModule, for a `lightning.Trainer` of your own. The addons' callbacks come with it."""

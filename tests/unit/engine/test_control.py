@@ -20,7 +20,7 @@ from nbtrain import ConfigError, OptionError, RunHandle, RunPaused, RunResult, S
 from nbtrain.engine.control import Boundary, Control
 from nbtrain.events import Event
 from nbtrain.optim.schedulers import WarmUpScheduler
-from nbtrain.trainer import run as session
+from nbtrain.trainer import run as run_module
 from nbtrain.trainer.interrupts import workers_ignore_interrupts
 
 
@@ -178,9 +178,9 @@ def test_an_interrupt_before_the_first_batch_and_right_after_going_on_pauses(mon
     never = make_trainer()
     never.run(40, make_loader())
     trainer = make_trainer()
-    monkeypatch.setattr(session, "in_shell", lambda: True)
+    monkeypatch.setattr(run_module, "in_shell", lambda: True)
     with monkeypatch.context() as patch:
-        patch.setattr(session, "keep_source", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(run_module, "keep_source", lambda *_: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(RunPaused, match="epoch 1, batch 1"):
             trainer.run(40, make_loader())
     with monkeypatch.context() as patch:

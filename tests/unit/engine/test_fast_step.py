@@ -7,19 +7,21 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from samples import Regress, make_loader, make_trainer
+from samples import Regress, make_loader, make_trainer, same_weights, without_times
 from torch import Tensor, nn
 from torch.autograd import graph
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from nbtrain import Trainer
 from nbtrain.engine import fast_step
-from nbtrain.engine.fast_step import backward, find_backward, find_step, find_zero_grad, is_known_torch, steps_alone
+from nbtrain.engine.fast_step import backward, find_backward, find_step, find_zero_grad, steps_alone, unknown_torch
 
 
 @pytest.fixture
@@ -160,18 +162,34 @@ def test_autograds_own_log_is_written(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "known"), [("2.5.1", False), ("2.6.0+cpu", True), ("2.15.3", True), ("2.16.0a0+git1", False), ("3.0", False)]
+    ("version", "known"),
+    [
+        ("2.13.0+cpu", True),
+        ("2.13.1", True),
+        ("2.12.1", False),
+        ("2.14.0", False),
+        ("2.6.0", False),
+        ("2.16.0a0+git1", False),
+        ("3.0", False),
+    ],
 )
-def test_versions(version: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_versions_that_were_tested_are_known(version: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", version)
-    assert is_known_torch() is known
+    assert unknown_torch() == ("" if known else version)
+
+
+def test_the_torch_of_the_constraints_is_known() -> None:
+    lines = (Path(__file__).resolve().parents[3] / "constraints.txt").read_text().splitlines()
+    [version] = [line.removeprefix("torch==") for line in lines if line.startswith("torch==")]
+    assert ".".join(version.split(".")[:2]) in fast_step.KNOWN_TORCH
 
 
 def test_an_unknown_torch_goes_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_step, "KNOWN_TORCH", ((1, 0), (1, 13)))
+    monkeypatch.setattr(fast_step, "KNOWN_TORCH", ("1.13",))
     assert find_backward() is Tensor.backward
     optimizer = torch.optim.SGD([weights()], lr=0.1)
     assert labels(find_step(optimizer)) == ["Optimizer.step#SGD.step"]
+    assert not steps_alone(optimizer) and find_zero_grad(optimizer) == optimizer.zero_grad
 
 
 # -- the optimizer
@@ -317,6 +335,21 @@ def test_a_run_takes_the_short_ways_on_the_lean_loop_alone(lean: bool, engine_ca
     trainer.lean_loops = lean
     trainer.run(1, make_loader())
     assert bool(engine_calls) is lean
+
+
+def test_a_run_ends_the_same_with_an_unknown_torch(engine_calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained() -> Trainer:
+        trainer = make_trainer(Regress, scheduler=lambda step: 0.01 / (step + 1))
+        trainer.run(2, make_loader())
+        return trainer
+
+    short = trained()
+    assert len(engine_calls) == short.counts.update > 0
+    monkeypatch.setattr(fast_step, "KNOWN_TORCH", ())
+    public = trained()
+    assert len(engine_calls) == short.counts.update
+    assert same_weights(short.model, public.model)
+    assert without_times(short.history.epochs) == without_times(public.history.epochs)
 
 
 def test_who_profiles_a_run_finds_the_labels() -> None:

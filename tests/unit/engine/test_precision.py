@@ -41,7 +41,7 @@ NO_FP16 = 'fp16 needs a GPU, and the device is the CPU.\n  Give precision="bf16"
         ("bf61", "precision='bf61' is unknown.\n  Did you mean 'bf16'?"),
         (["fp16", "16-true"], "precision=['fp16', '16-true']: cpu can do none of them.\n  Add \"fp32\" at the end."),
         ({"parm": "bf16"}, "precision: there is no 'parm'.\n  Did you mean 'param'?"),
-        ({"param": "bf17"}, "precision: param='bf17' is no dtype.\n  Did you mean 'bf16'?"),
+        ({"param": "bf17"}, "precision: param='bf17' is not a dtype.\n  Did you mean 'bf16'?"),
     ],
 )
 def test_what_cannot_be_is_an_error_that_names_what_can(given: Any, text: str) -> None:
