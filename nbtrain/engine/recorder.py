@@ -230,7 +230,7 @@ class RecorderCallback(L.Callback):
     def _count(self) -> None:
         recorder = self.recorder
         recorder.pass_place.batch += 1
-        recorder.trainer.counts.step += 1
+        recorder.trainer.train_state.counts.step += 1
         if recorder.clock() >= recorder.due_s:
             recorder.flush()
 
@@ -243,7 +243,7 @@ class RecorderCallback(L.Callback):
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         recorder = self.recorder
-        recorder.trainer.counts.update = self._updates.completed  # what trainer.global_step finds in 2 µs
+        recorder.trainer.train_state.counts.update = self._updates.completed  # what trainer.global_step finds in 2 µs
         lr = self._optimizer.param_groups[0]["lr"]
         recorder.lr = lr.clone() if isinstance(lr, Tensor) else lr
         self._count()
@@ -266,7 +266,7 @@ class RecorderCallback(L.Callback):
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepModule)
         pl_module.on_train_epoch_end()  # closes a pass that was stopped early; does nothing after a whole one
-        recorder, counts = self.recorder, self.recorder.trainer.counts
+        recorder, counts = self.recorder, self.recorder.trainer.train_state.counts
         recorder.flush()
         counts.epoch += pl_module.whole_epoch
         self._leave("epoch", pl_trainer, pl_module, {"epoch": counts.epoch, "step": counts.step}, {"lr": recorder.rate()})
@@ -280,7 +280,7 @@ class RecorderCallback(L.Callback):
     def on_test_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepModule)
         self.recorder.flush()
-        self._leave("test", pl_trainer, pl_module, {"step": self.recorder.trainer.counts.step}, {})
+        self._leave("test", pl_trainer, pl_module, {"step": self.recorder.trainer.train_state.counts.step}, {})
 
     def _enter(self, phase: Phase, n_batches: float) -> None:
         """A pass that counts its own time begins."""
