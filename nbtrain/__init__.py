@@ -46,9 +46,9 @@ PUBLIC = {
     "Plan": "events",
     "PrefetchAddon": "addons.prefetch",
     "Progress": "events",
-    "ProgressChecker": "trainer.trainer",
+    "ProgressChecker": "trainer.progress",
     "RangeTest": "trainer.lr_finder",
-    "RunHandle": "trainer.interrupts",
+    "RunHandle": "trainer.run_handle",
     "RunPaused": "errors",
     "RunResult": "history.history",
     "Sample": "trainer.gallery",
@@ -133,7 +133,7 @@ if TYPE_CHECKING:
     from nbtrain.data.mixup import mixup as mixup
     from nbtrain.engine.callback import Callback as Callback
     from nbtrain.compat.hook_names import TrainHook as TrainHook
-    from nbtrain.trainer.interrupts import RunHandle as RunHandle
+    from nbtrain.trainer.run_handle import RunHandle as RunHandle
     from nbtrain.trainer.model_trainer import ModelTrainer as ModelTrainer
     from nbtrain.trainer.multi_optimizer import MultiOptimizerTrainer as MultiOptimizerTrainer
     from nbtrain.data.task_loader import Task as Task
@@ -152,7 +152,7 @@ if TYPE_CHECKING:
     from nbtrain.optim.schedulers import plot_schedules as plot_schedules
     from nbtrain.optim.schedulers import warmup_cosine as warmup_cosine
     from nbtrain.data.seeded_loader import SeededLoader as SeededLoader
-    from nbtrain.trainer.trainer import ProgressChecker as ProgressChecker
+    from nbtrain.trainer.progress import ProgressChecker as ProgressChecker
     from nbtrain.trainer.trainer import Trainer as Trainer
 
 

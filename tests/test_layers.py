@@ -111,6 +111,39 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not left
 
 
+# What a run under Lightning has to set on the trainer, where Lightning drives: the pass that is on, and the device of a rank
+WRITES = {"engine.step_module": {"module", "mode"}, "distributed.worker_rank": {"device"}}
+
+
+def written(path: Path) -> set[str]:
+    """The attributes that a module sets on what it calls `trainer` or `owner`."""
+    targets: list[ast.expr] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.Assign, ast.Delete)):
+            targets += node.targets
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+            targets.append(node.target)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+            names = node.args[1]
+            attribute = names.value if isinstance(names, ast.Constant) else "?"
+            targets.append(ast.Attribute(node.args[0], str(attribute)))
+    flat = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    trainers = ("trainer", "owner", "self.trainer", "self.owner")
+    return {part.attr for part in flat if isinstance(part, ast.Attribute) and ast.unparse(part.value) in trainers}
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if package_of(name) not in ("trainer", "checkpoint")])
+def test_only_trainer_and_checkpoint_write_the_attributes_of_a_trainer(module: str) -> None:
+    assert written(MODULES[module]) <= WRITES.get(module, set())
+
+
+def test_writes_to_a_trainer_are_found(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    lines = ["self.trainer.a = 1", "owner.b, c = 1, 2", "trainer.d += 1", "setattr(trainer, 'e', 1)", "del trainer.f", "trainer.g.h = 1"]
+    module.write_text("\n".join(lines))
+    assert written(module) == {"a", "b", "d", "e", "f"}
+
+
 def test_modules_that_load_neither_torch_nor_lightning() -> None:
     plain = [module for module in MODULES if module in WITHOUT_TORCH or package_of(module) in WITHOUT_TORCH]
     code = f"import sys, importlib; [importlib.import_module('nbtrain.' + n) for n in {plain}]; import nbtrain, nbtrain.addons; "

@@ -21,7 +21,6 @@ from ..engine.addon import AddOnBase
 from ..engine.control import Leave
 from ..errors import AddonError, ConfigError, OptionError, nearest
 from ..history.provenance import describe, record
-from ..history.run_folder import open_run_folder
 from ..loggers.background import Connect, Delivery
 from ..loggers.local import LOCAL
 from ..loggers.neptune import check_neptune, connect_neptune
@@ -262,8 +261,6 @@ class LoggersAddon(AddOnBase):
 
 def _begin(trainer: Any, name: str, note: Callable[[str], None]) -> Logger:
     """The tracker called `name`, in the run folder."""
-    if trainer.run_dir is None:  # under a lightning.Trainer of one's own
-        trainer.run_dir = open_run_folder(trainer.save_path)
-    logger = LOCAL[name][1](trainer.run_dir, trainer.title, trainer.train_state.counts.update)
+    logger = LOCAL[name][1](trainer.open_run_dir(), trainer.title, trainer.train_state.counts.update)
     logger.log_hyperparams(hyper_parameters(trainer))
     return logger

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from .train_state import Mode, TrainState
 
 if TYPE_CHECKING:
+    from nbtrain.engine.addon import AddOnBase
     from nbtrain.engine.control import Control
     from nbtrain.engine.recorder import Recorder
     from nbtrain.engine.step_module import StepModule
@@ -36,6 +37,8 @@ class TrainerProtocol(Protocol):
     recorder: Recorder  # where its events come from
     module: StepModule | None  # while Lightning is at work
     run_dir: Path | None  # the run folder, once there is one
+    given: dict[str, Any]  # the arguments it was made with; in a worker process none
+    continues_run: bool  # is the run that is on, or the next one, a saved run that is resumed?
 
     @property
     def mode(self) -> Mode: ...
@@ -46,7 +49,11 @@ class TrainerProtocol(Protocol):
     @property
     def reads_tensors(self) -> bool: ...  # does its metric_on_epoch_end read what is not a scalar?
 
+    @property
+    def active_addons(self) -> list[AddOnBase]: ...  # in their order, those of shorthands such as `gradient_clip=` included
+
     def train_step(self, batch: Any) -> dict[str, Any]: ...
     def test_step(self, batch: Any) -> dict[str, Any]: ...
     def metric_on_epoch_end(self) -> dict[str, Any] | None: ...
     def callbacks(self) -> list[L.Callback]: ...
+    def open_run_dir(self) -> Path: ...  # the run folder, which is made where there is none yet

@@ -23,7 +23,7 @@ from ..errors import ConfigError, StepError
 from ..rng import keep_random
 from .arguments import check_run
 from .evaluate import collect
-from .protocol import Owner
+from .base import TrainerBase
 from ..views.html import image_html
 from ..views.plots import blank, png
 from ..views.text import format_value, table_text
@@ -160,7 +160,7 @@ class Gallery:
 
 
 # %% ../../nbs/trainer/gallery.ipynb #c2502895
-def first_samples(trainer: Owner, loader: Iterable[Any], n: int, draw: Draw | None = None) -> Gallery:
+def first_samples(trainer: TrainerBase, loader: Iterable[Any], n: int, draw: Draw | None = None) -> Gallery:
     """The first `n` samples of `loader`. Changes nothing. Raises ConfigError for n < 1, StepError where the step gives no output."""
     _check(n, loader)
     found: list[Sample] = []
@@ -174,7 +174,7 @@ def first_samples(trainer: Owner, loader: Iterable[Any], n: int, draw: Draw | No
     return Gallery(found, f"The first {len(found)} samples", draw or draw_sample)
 
 
-def worst_samples(trainer: Owner, loader: Iterable[Any], n: int, draw: Draw | None = None) -> Gallery:
+def worst_samples(trainer: TrainerBase, loader: Iterable[Any], n: int, draw: Draw | None = None) -> Gallery:
     """The `n` samples of `loader` with the highest loss, the worst first. Changes nothing. NaN is worse than any number."""
     _check(n, loader)
     worst: list[Sample] = []
@@ -204,7 +204,7 @@ def _rank(sample: Sample) -> tuple[bool, float, int]:
     return loss == loss, -loss if loss == loss else 0.0, sample.index
 
 
-def _go_through(trainer: Owner, loader: Iterable[Any], look: Callable[[Any], bool]) -> None:
+def _go_through(trainer: TrainerBase, loader: Iterable[Any], look: Callable[[Any], bool]) -> None:
     """Let `look` see the batches as long as it wants more; the loader, its generators and the mode are as before."""
     wants_more, is_empty = True, True
 
@@ -231,7 +231,9 @@ def _go_through(trainer: Owner, loader: Iterable[Any], look: Callable[[Any], boo
 
 
 # %% ../../nbs/trainer/gallery.ipynb #b8d85c0e
-def _samples(trainer: Owner, batch: Any, output: Mapping[str, Any], n_before: int, losses: Sequence[float] | None = None) -> list[Sample]:
+def _samples(
+    trainer: TrainerBase, batch: Any, output: Mapping[str, Any], n_before: int, losses: Sequence[float] | None = None
+) -> list[Sample]:
     """The samples of a batch, on the CPU. Raises StepError where the step's output has no row for each."""
     batch, output = to_device(batch, _CPU), to_device(dict(output), _CPU)
     n = batch_size(batch)
@@ -270,7 +272,7 @@ def single(batch: Any, i: int) -> Any:
     return apply_to_collection(batch, (Tensor, list, tuple), cut)
 
 
-def _step(trainer: Owner, batch: Any) -> Mapping[str, Any]:
+def _step(trainer: TrainerBase, batch: Any) -> Mapping[str, Any]:
     where = f"{trainer.title}.test_step"
     output = check_output(trainer.test_step(batch), "test_step", lambda: where)
     if "output" not in output:
@@ -279,7 +281,7 @@ def _step(trainer: Owner, batch: Any) -> Mapping[str, Any]:
     return output
 
 
-def _losses(trainer: Owner, batch: Any, output: Mapping[str, Any]) -> list[float]:
+def _losses(trainer: TrainerBase, batch: Any, output: Mapping[str, Any]) -> list[float]:
     """The loss of each sample of `batch`, for which the step returned `output`."""
     n, where = batch_size(batch), f"{trainer.title}.test_step"
     if (losses := output.get("losses")) is not None:

@@ -29,7 +29,7 @@ from ..errors import ConfigError, StepError
 from ..history.history import RunResult
 from ..optim.param_groups import param_groups
 from ..optim.schedulers import Scheduler
-from .interrupts import RunHandle
+from .run_handle import RunHandle
 from .trainer import Trainer
 
 # %% auto #0

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..data.batch import describe, to_device
 from ..engine.step_module import check_output
 from ..rng import keep_random
-from .protocol import Owner
+from .base import TrainerBase
 from ..views.html import table_html
 from ..views.text import format_count, format_value, table_text
 
@@ -62,7 +62,7 @@ def _shown(value: Any) -> str:
     return describe(value) if isinstance(value, (Tensor, tuple, list, dict)) else format_value(value)
 
 
-def check_steps(trainer: Owner, batch: Any) -> str:
+def check_steps(trainer: TrainerBase, batch: Any) -> str:
     """Both steps on one batch, the first with a backward pass, in words. Raises what the steps raise; changes nothing."""
     batch = to_device(batch, trainer.device)
     lines, mode = [f"batch: {describe(batch)}"], trainer.mode
@@ -105,7 +105,7 @@ class Summary:
         return table_html(self.rows, caption=self._total)
 
 
-def summarize(trainer: Owner, batch: Any) -> Summary:
+def summarize(trainer: TrainerBase, batch: Any) -> Summary:
     """The layers that `test_step` goes through on `batch`, with the shapes of their outputs. Changes nothing."""
     rows: list[dict[str, Any]] = []
 

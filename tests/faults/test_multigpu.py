@@ -172,7 +172,7 @@ def test_state_of_two_ranks_in_mid_epoch_is_resumed_exactly_by_two(tmp_path: Pat
     resumed.run(2, batches_of(8)["loader"], resume=states / "epoch=1-step=8.ckpt")
     assert same_weights(whole.model, resumed.model)
     assert without_times(whole.history.epochs) == without_times(resumed.history.epochs)
-    with pytest.raises(CheckpointError, match="epoch=1-step=8.ckpt was saved in mid-epoch by 2 processes, and 1 would go on."):
+    with pytest.raises(CheckpointError, match="epoch=1-step=8.ckpt was saved in mid-epoch by 2 processes, and 1 would resume it."):
         make_several(kind, device="cpu", save_path=tmp_path / "one").load_state(states / "epoch=1-step=8.ckpt")
 
 

@@ -235,7 +235,7 @@ def test_a_cell_that_was_written_anew_is_used_from_the_next_batch_on(kernel: Ker
     assert kernel.error("trainer.run(1, make_loader())")[0] == "RunPaused"
     kernel.run("class New(Steps):\n    def train_step(self, batch):\n        return super().train_step(batch) | {'twice': 2.0}")
     assert kernel.error("trainer.resume(torch.nn.Linear)")[1].startswith(
-        "<class 'torch.nn.modules.linear.Linear'> is no class of a Trainer."
+        "<class 'torch.nn.modules.linear.Linear'> is not a subclass of Trainer."
     )
     kernel.run("trainer.resume(New)")
     rows = kernel.value("trainer.history.epochs[0]['train_twice'], [t == t for t in trainer.history.steps['train']['train_twice']]")

@@ -58,7 +58,7 @@ def test_log_bar_false_shows_nothing(execute: Any) -> None:
 
 TIMED = """
 from time import perf_counter
-from nbtrain.trainer import run as session
+from nbtrain.trainer import run_sinks as session
 
 class Spinning(Slow):
     def train_step(self, batch):

@@ -541,7 +541,7 @@ def test_another_number_of_processes_is_named(tmp_path: Path) -> None:
     two = make_trainer(Saving.add_on(MultiGPUAddon), save_path=tmp_path / "x", device=["cpu", "cpu"])
     with pytest.raises(CheckpointError) as error:
         two.load_state(one.run_dir / "checkpoints" / "epoch=0-step=2.ckpt")
-    assert str(error.value).splitlines()[0] == "epoch=0-step=2.ckpt was saved in mid-epoch by 1 processes, and 2 would go on."
+    assert str(error.value).splitlines()[0] == "epoch=0-step=2.ckpt was saved in mid-epoch by 1 processes, and 2 would resume it."
 
 
 def test_weights_alone_are_no_state(tmp_path: Path) -> None:
@@ -554,9 +554,9 @@ def test_weights_alone_are_no_state(tmp_path: Path) -> None:
     ("name", "text"),
     [
         ("nbtrain.version", "a.ckpt is a state of version None, and this nbtrain reads 1."),
-        ("nbtrain.history", "a.ckpt is no whole state: nbtrain.history is missing."),
-        ("nbtrain.best", "a.ckpt is no whole state: nbtrain.best is missing."),
-        ("optimizer_states", "a.ckpt is no whole state: optimizer_states is missing."),
+        ("nbtrain.history", "a.ckpt is not a whole state: nbtrain.history is missing."),
+        ("nbtrain.best", "a.ckpt is not a whole state: nbtrain.best is missing."),
+        ("optimizer_states", "a.ckpt is not a whole state: optimizer_states is missing."),
     ],
 )
 def test_a_state_without_one_of_its_parts_is_refused_and_changes_nothing(name: str, text: str, tmp_path: Path) -> None:
@@ -597,7 +597,7 @@ def test_a_state_with_something_else_for_one_of_its_parts_is_refused_and_changes
     before = numbers(two.model.state_dict())
     with pytest.raises(CheckpointError) as error:
         two.load_state(tmp_path / "a.ckpt")
-    assert str(error.value).splitlines()[0] == f"a.ckpt is no state of a run: what it has as {name} no run has saved."
+    assert str(error.value).splitlines()[0] == f"a.ckpt is not a state of a run: its {name} can't be from one."
     assert numbers(two.model.state_dict()) == before and two.counts.epoch == 0
 
 
@@ -610,7 +610,7 @@ class FolderGone(Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.current_epoch == 1:
             keeper: Any = next(callback for callback in trainer.checkpoint_callbacks)
-            keeper.writer.wait()
+            keeper.saver.writer.wait()
             folder = self.root / "run-001" / "checkpoints"
             folder.rename(self.root / "gone")
             folder.touch()
