@@ -20,7 +20,7 @@ from ..checkpoint.files import SaveFormat, Writer
 from ..checkpoint.run_state import Restorable, from_outside, keep_weights, kept_weights, of_rank, own_part, restore, without_weights
 from ..checkpoint.sharded import ShardWriter, meet_ranks
 from ..checkpoint.snapshot import plain
-from ..checkpoint.store import FOLDER, CheckpointStore, clean_folders, find_checkpoint, newest_checkpoint, open_folder
+from ..checkpoint.store import FOLDER, CheckpointStore, clean_folders, find_checkpoint, open_folder
 from ..data.loader import StatefulLoader
 from ..data.resumable_loader import ResumableLoader
 from ..distributed.parallelism import SplitStrategy
@@ -197,6 +197,23 @@ def resume_epoch(trainer: TrainerProtocol, module: L.LightningModule, state: Map
         trainer.recorder.take_up(own["finished"])
 
 
+# %% ../../nbs/addons/state_manager.ipynb #2dde800e
+def _stops(pl_trainer: L.Trainer) -> bool:
+    """Has a callback asked for the end, where there may be one?"""
+    return pl_trainer.should_stop and pl_trainer.fit_loop._can_stop_early
+
+
+def save_between(saver: StateSaver, pl_trainer: L.Trainer) -> Path | None:
+    """Save between two training batches. Returns the path, None in a run of a single batch."""
+    if not is_whole_epoch(pl_trainer.lightning_module):
+        return None
+    fit_loop = pl_trainer.fit_loop
+    finished = fit_loop.epoch_loop.batch_progress.current.ready
+    fetcher = fit_loop._data_fetcher
+    begun = finished or fetcher is None or fetcher.fetched  # else the epoch has drawn no random number yet
+    return saver.save(pl_trainer, finished if begun else None, random_state())
+
+
 # %% ../../nbs/addons/state_manager.ipynb #4c19beca
 class _StateKeeper(Checkpoint, Leaving):
     """Saves in time, and continues from a restored checkpoint. A Checkpoint, so that it comes after every other callback."""
@@ -284,22 +301,6 @@ class _StateKeeper(Checkpoint, Leaving):
         self.saver.close()
 
 
-def _stops(pl_trainer: L.Trainer) -> bool:
-    """Has a callback asked for the end, where there may be one?"""
-    return pl_trainer.should_stop and pl_trainer.fit_loop._can_stop_early
-
-
-def save_between(saver: StateSaver, pl_trainer: L.Trainer) -> Path | None:
-    """Save between two training batches. Returns the path, None in a run of a single batch."""
-    if not is_whole_epoch(pl_trainer.lightning_module):
-        return None
-    fit_loop = pl_trainer.fit_loop
-    finished = fit_loop.epoch_loop.batch_progress.current.ready
-    fetcher = fit_loop._data_fetcher
-    begun = finished or fetcher is None or fetcher.fetched  # else the epoch has drawn no random number yet
-    return saver.save(pl_trainer, finished if begun else None, random_state())
-
-
 # %% ../../nbs/addons/state_manager.ipynb #380c4c24
 class StateManagerAddon(AddOnBase):
     """Save the state of a run as it trains, and resume it exactly: `run(..., resume="auto")`.
@@ -363,14 +364,9 @@ class StateManagerAddon(AddOnBase):
         return [_StateKeeper(self, trainer)]
 
     def loader(self, trainer: Any, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
-        if not training:
-            return loader
-        for note in _inexact(loader):
-            trainer.recorder.note(note)
-        self.open_loader = ResumableLoader(loader)
-        if self.restored is not None and self.restored["nbtrain"]["loader"] is not None:
-            self.open_loader.load_state_dict(self.restored["nbtrain"]["loader"], of_rank(self.restored["nbtrain"])["random"])
-        return self.open_loader
+        if training:
+            self.open_loader = loader = _resumable(trainer, loader, self.restored)
+        return loader
 
     def save_state(self, trainer: Any) -> Path | None:
         """Save the state now, or while a run is on between two of its batches. Returns the path of the checkpoint.
@@ -387,8 +383,7 @@ class StateManagerAddon(AddOnBase):
         Raises CheckpointError where there is none, or where it is of another model or optimizer, and ConfigError while a run is on.
         """
         refuse_while_on(trainer.control)
-        newest = partial(newest_checkpoint, self.saves_to, trainer.recorder.note)
-        found = Path(path) if path is not None else world_of(trainer).agree(newest)
+        found = Path(path) if path is not None else self.find(trainer, "auto")
         if found is None:
             raise CheckpointError(f"There is no state in {str(self.save_path)!r} yet.", remedy="Run an epoch first, or give a path.")
         self.restore(trainer, found)
@@ -402,12 +397,7 @@ class StateManagerAddon(AddOnBase):
     def restore(self, trainer: Restorable, path: Path) -> None:
         """Restore the trainer from the checkpoint at `path`; the next run restores what belongs to a run."""
         path = path.resolve() if path.is_symlink() else path  # `last` will soon stand for another
-        if not world_of(trainer).is_first and not path.exists():
-            raise CheckpointError(
-                f"{path.name} is not on this machine, and rank 0 has it.",
-                where=str(path),
-                remedy="save_path must be on a disk of all machines.",
-            )
+        _check_seen(trainer, path)
         self.restored = restore(trainer, path)
         self.rest = without_weights(self.restored)
 
@@ -425,17 +415,30 @@ def _check_options(addon: StateManagerAddon) -> None:
     for name in ("every_n_epochs", "every_n_steps", "keep_last_n"):
         value = getattr(addon, name)
         if value is not None and (type(value) is not int or value < 1):
-            raise ConfigError(f"{name}={value!r} is no number of 1 or more.", remedy="Give 1, 2, 3, … or leave it out.")
+            raise ConfigError(f"{name}={value!r} must be a positive integer.", remedy="Give 1, 2, 3, … or leave it out.")
 
 
-def _inexact(loader: Any) -> list[str]:
-    """What of `loader` can't be resumed exactly."""
-    notes = []
+def _check_seen(trainer: TrainerProtocol, path: Path) -> None:
+    if not world_of(trainer).is_first and not path.exists():
+        raise CheckpointError(
+            f"{path.name} is not on this machine, and rank 0 has it.",
+            where=str(path),
+            remedy="save_path must be on a disk of all machines.",
+        )
+
+
+def _resumable(trainer: TrainerProtocol, loader: Any, restored: Mapping[str, Any] | None) -> ResumableLoader:
+    """`loader` with a place that can be saved, at the place that was restored. What can't be exact is noted."""
     if getattr(loader, "persistent_workers", False):
-        notes.append("persistent_workers=True: what the loader's workers draw at random can't be resumed exactly.")
+        trainer.recorder.note("persistent_workers=True: what the loader's workers draw at random can't be resumed exactly.")
     if isinstance(getattr(loader, "dataset", None), IterableDataset) and not isinstance(loader, StatefulLoader):
-        notes.append("an IterableDataset is resumed exactly only if each of its passes gives the same, or draws from torch's numbers.")
-    return notes
+        trainer.recorder.note(
+            "an IterableDataset is resumed exactly only if each of its passes gives the same, or draws from torch's numbers."
+        )
+    found = ResumableLoader(loader)
+    if restored is not None and restored["nbtrain"]["loader"] is not None:
+        found.load_state_dict(restored["nbtrain"]["loader"], of_rank(restored["nbtrain"])["random"])
+    return found
 
 
 def _save_now(addon: StateManagerAddon, trainer: TrainerProtocol, at: Boundary | None) -> Path | None:

@@ -67,7 +67,7 @@ def make_optimizer(optimizer: Any, model: nn.Module, mode: str) -> Optimizer | N
         return optimizer
     example = "Give an optimizer, or a factory: lambda params: torch.optim.Adam(params, lr=1e-3)."
     if not callable(optimizer):
-        given = "Mode 'train' needs an optimizer." if optimizer is None else f"optimizer={type(optimizer).__name__} is no optimizer."
+        given = "Mode 'train' needs an optimizer." if optimizer is None else f"optimizer={type(optimizer).__name__} is not an optimizer."
         raise ConfigError(given, remedy=example)
     made = optimizer(model.parameters())
     if not isinstance(made, Optimizer):
@@ -79,7 +79,7 @@ def make_optimizer(optimizer: Any, model: nn.Module, mode: str) -> Optimizer | N
 def check_run(mode: str, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
     """Raise ConfigError for arguments of `run` that can't work, before anything has happened."""
     if not isinstance(n_epoch, int) or n_epoch < 0:
-        raise ConfigError(f"n_epoch={n_epoch!r} is no number of epochs.", remedy="Give 0, 1, 2, …")
+        raise ConfigError(f"n_epoch={n_epoch!r} must be an integer of at least 0.", remedy="Give 0, 1, 2, …")
     if mode == "test" and valid_loader is not None:
         raise ConfigError("In mode 'test' there is no validation.", remedy="Leave valid_loader out, or call toggle('train') first.")
     for name, given in (("loader", loader), ("valid_loader", valid_loader)):

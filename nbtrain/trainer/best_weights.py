@@ -42,5 +42,6 @@ class BestWeights(L.Callback):
         to_come = monitor.startswith("val_") and pl_trainer.enable_validation and not any(name.startswith("val_") for name in row)
         if monitor != "val_loss" and monitor not in row and not to_come:
             raise ConfigError(
-                f"monitor={monitor!r} is none of this run's metrics: {', '.join(row.metrics)}.", remedy="Give monitor= one of these names."
+                f"monitor={monitor!r} is not among this run's metrics: {', '.join(row.metrics)}.",
+                remedy="Give monitor= one of these names.",
             )

@@ -39,7 +39,7 @@ def set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
         if name not in known:
             raise OptionError(f"{type(optimizer).__name__} has no option {name!r}.", remedy=nearest(name, known))
         if name == "lr" and not (isinstance(value, (int, float)) and value > 0):
-            raise ConfigError(f"lr={value!r} is no learning rate.", remedy="Give a positive number.")
+            raise ConfigError(f"lr={value!r} must be a positive number.", remedy="Give lr=1e-3, for example.")
     trainer.control.do(lambda at: _set_options(trainer, options))
 
 

@@ -294,7 +294,9 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         given = {name: value for name, value in locals().items() if name not in ("self", "addon_options", "keep_source")} | addon_options
         check_addon_options(type(self), addon_options)
         if not isinstance(model, nn.Module):
-            raise ConfigError(f"model={type(model).__name__} is no torch.nn.Module.", remedy="Give an instance, such as nn.Linear(2, 1).")
+            raise ConfigError(
+                f"model={type(model).__name__} is not a torch.nn.Module.", remedy="Give an instance, such as nn.Linear(2, 1)."
+            )
         launcher = next((addon for addon in type(self).addons if issubclass(addon, Launcher)), None)
         self.device = launcher.home(device) if launcher is not None else resolve_device(device)
         self.model = model.to(self.device)

@@ -485,8 +485,8 @@ def test_a_damaged_newest_state_is_skipped_and_said(tmp_path: Path) -> None:
     [
         ({"save_path": None}, 'StateManagerAddon needs a folder to save in.\n  Give save_path="runs/my-run".'),
         ({"save_format": "safetensors"}, "save_format='safetensors' is unknown.\n  Did you mean 'safetensor'?"),
-        ({"keep_last_n": 0}, "keep_last_n=0 is no number of 1 or more.\n  Give 1, 2, 3, … or leave it out."),
-        ({"every_n_steps": 1.5}, "every_n_steps=1.5 is no number of 1 or more.\n  Give 1, 2, 3, … or leave it out."),
+        ({"keep_last_n": 0}, "keep_last_n=0 must be a positive integer.\n  Give 1, 2, 3, … or leave it out."),
+        ({"every_n_steps": 1.5}, "every_n_steps=1.5 must be a positive integer.\n  Give 1, 2, 3, … or leave it out."),
         ({"every_n_steps": 1, "every_n_epochs": 1}, "every_n_epochs and every_n_steps are both given.\n  Give one of them."),
     ],
 )

@@ -276,7 +276,7 @@ def test_a_setting_between_two_runs_holds_for_the_next_and_is_marked_there() -> 
     ("call", "kind", "text"),
     [
         (lambda t: t.set(lrr=1), OptionError, "Adam has no option 'lrr'.\n  Did you mean 'lr'?"),
-        (lambda t: t.set(lr=-1), ConfigError, "lr=-1 is no learning rate.\n  Give a positive number."),
+        (lambda t: t.set(lr=-1), ConfigError, "lr=-1 must be a positive number.\n  Give lr=1e-3, for example."),
         (lambda t: t.pause(), ConfigError, "No run is on.\n  run(n_epoch, loader) begins one."),
         (lambda t: t.resume(), ConfigError, "No run is on.\n  run(n_epoch, loader) begins one."),
         (

@@ -115,7 +115,7 @@ CONSTRUCTOR = {
     "unknown keyword": ({"shedulr": 1}, OptionError, "Regress takes no argument 'shedulr'.\n  Did you mean 'scheduler'?"),
     "unknown mode": ({"mode": "tain"}, ConfigError, 'mode=\'tain\' is unknown.\n  Give "train" or "test".'),
     "no optimizer": ({"optimizer": None}, ConfigError, "Mode 'train' needs an optimizer."),
-    "no such optimizer": ({"optimizer": "adam"}, ConfigError, "optimizer=str is no optimizer."),
+    "no such optimizer": ({"optimizer": "adam"}, ConfigError, "optimizer=str is not an optimizer."),
     "factory of nothing": ({"optimizer": lambda params: None}, ConfigError, "The optimizer factory returned NoneType."),
     "no device": ({"device": "gpu9"}, ConfigError, "device='gpu9' is invalid."),
     "missing device": ({"device": "cuda:99"}, ConfigError, "device='cuda:99' is not available: PyTorch sees"),
@@ -152,7 +152,7 @@ def test_unknown_mode_in_toggle() -> None:
 
 
 def test_model_that_is_no_module() -> None:
-    with pytest.raises(ConfigError, match="model=function is no torch.nn.Module"):
+    with pytest.raises(ConfigError, match="model=function is not a torch.nn.Module"):
         Regress(make_model, device="cpu")
 
 
@@ -160,8 +160,8 @@ RUN: dict[str, tuple[tuple[Any, ...], str]] = {
     "empty loader": ((1, []), "The loader is empty: it has no batch."),
     "empty valid_loader": ((1, [1], []), "The valid_loader is empty: it has no batch."),
     "no iterable": ((1, 7), "loader=7 can't be iterated."),
-    "negative epochs": ((-1, [1]), "n_epoch=-1 is no number of epochs."),
-    "no number": ((1.5, [1]), "n_epoch=1.5 is no number of epochs."),
+    "negative epochs": ((-1, [1]), "n_epoch=-1 must be an integer of at least 0."),
+    "no number": ((1.5, [1]), "n_epoch=1.5 must be an integer of at least 0."),
 }
 
 
@@ -194,7 +194,7 @@ def test_validation_in_test_mode() -> None:
 
 def test_monitor_that_never_appears() -> None:
     trainer = make_trainer(monitor="val_f1")
-    with pytest.raises(ConfigError, match="monitor='val_f1' is none of this run's metrics: train_loss, train_mae."):
+    with pytest.raises(ConfigError, match="monitor='val_f1' is not among this run's metrics: train_loss, train_mae."):
         trainer.run(1, make_loader())
 
 

@@ -217,7 +217,7 @@ def test_a_terminal_shows_a_table_and_a_notebook_a_figure_with_words() -> None:
 def test_a_number_of_samples_below_one_is_refused(n: Any) -> None:
     with pytest.raises(ConfigError) as error:
         make_trainer().show_worst(make_loader(), n)
-    assert str(error.value) == f"n={n!r} is no number of samples.\n  Give an integer from 1."
+    assert str(error.value) == f"n={n!r} must be a positive integer.\n  Give an integer from 1."
 
 
 def test_an_empty_loader_is_refused() -> None:
