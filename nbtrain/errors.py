@@ -14,7 +14,7 @@ __all__ = [
     "NbtrainError",
     "ConfigError",
     "OptionError",
-    "AddonError",
+    "AddOnError",
     "CheckpointError",
     "StepError",
     "WorkerError",
@@ -44,7 +44,7 @@ class OptionError(ConfigError, TypeError):
     """A keyword that nobody knows; the text names the nearest one."""
 
 
-class AddonError(NbtrainError, TypeError):
+class AddOnError(NbtrainError, TypeError):
     """Addons that can't stand together, or one that is missing."""
 
 

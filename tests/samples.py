@@ -96,7 +96,7 @@ _TIMES = {
     "samples_per_s",
     "ram_gb",
     "train_step_time_s",
-    "train_data_wait",
+    "train_wait_share",
     "train_samples_per_s",
     "train_tokens_per_s",
 }

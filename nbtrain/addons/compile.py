@@ -13,7 +13,9 @@ import lightning as L
 import torch
 from torch import nn
 
+from .environment import EnvironmentAddon
 from ..engine.addon import AddOnBase
+from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, OptionError, nearest
 
@@ -78,8 +80,10 @@ class CompileAddon(AddOnBase):
 
     compile: bool | str | dict[str, Any] = True
 
+    after = (EnvironmentAddon,)  # which prepares the process
+
     def __post_init__(self) -> None:
         compile_keywords(self.compile)
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Compile(compile_keywords(self.compile))] if self.compile is not False else []

@@ -16,9 +16,12 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .freeze import FreezeAddon
+from .hooks import HooksAddon
 from ..engine.addon import AddOnBase
 from ..engine.lean_pass import heard, why_not_lean
 from ..engine.lean_training import LeanEpochLoop
+from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError, first_line
 
@@ -132,9 +135,11 @@ def why_not_graphed(pl_trainer: L.Trainer, graphs: Graphs | None) -> str:
     if reason := why_not_lean(pl_trainer):
         return reason
     optimizer = pl_trainer.optimizers[0]
+    # HooksAddon also takes what a step has returned when its batch is done
+    wrapping = [type(addon).__name__ for addon in module.wrapped_by if not isinstance(addon, HooksAddon)]
     reasons = {
         f"gradients of {pl_trainer.accumulate_grad_batches} batches are accumulated": pl_trainer.accumulate_grad_batches > 1,
-        "the batch may be taken in parts": module.in_parts is not None,
+        f"{', '.join(wrapping)} wraps the training step": bool(wrapping),
         f"somebody listens to {heard(pl_trainer, _INNER_HOOKS)}": bool(heard(pl_trainer, _INNER_HOOKS)),
         f"{type(optimizer).__name__} is not capturable (make it with capturable=True)": not _is_capturable(optimizer),
         f"{type(optimizer).__name__} has hooks": bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks),
@@ -237,7 +242,7 @@ class GraphedTraining:
 
 # %% ../../nbs/addons/cuda_graph.ipynb #976889c8
 class _Graphed(L.Callback):
-    def __init__(self, trainer: Any, addon: CudaGraphAddon) -> None:
+    def __init__(self, trainer: TrainerProtocol, addon: CudaGraphAddon) -> None:
         self.trainer, self.addon = trainer, addon
         self.steps: GraphedTraining | None = None
 
@@ -290,6 +295,8 @@ class CudaGraphAddon(AddOnBase):
 
     graph_warmup: int = 3
 
+    after = (FreezeAddon,)  # which parameters an epoch trains is in the graph
+
     def __post_init__(self) -> None:
         if self.graph_warmup < 1:
             raise ConfigError(
@@ -301,5 +308,5 @@ class CudaGraphAddon(AddOnBase):
         """What captures on `device`; None where nothing can."""
         return CudaGraphs(device) if device.type == "cuda" else None
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Graphed(trainer, self)]

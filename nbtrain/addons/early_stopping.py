@@ -10,8 +10,10 @@ from typing import Any
 import lightning as L
 
 from ..checkpoint.weights import load_weights
+from .ema import EMAAddon
 from ..engine.addon import AddOnBase
 from ..engine.callback import Stopper
+from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..errors import ConfigError
 from ..events import is_better
@@ -22,21 +24,25 @@ __all__ = ["EarlyStoppingAddon"]
 
 # %% ../../nbs/addons/early_stopping.ipynb #4a30eadb
 class _EarlyStop(Stopper):
-    def __init__(self, addon: EarlyStoppingAddon, trainer: Any) -> None:
+    def __init__(self, addon: EarlyStoppingAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer = addon, trainer
         self.n_waited = 0
 
+    @property
+    def monitor(self) -> str:
+        return self.trainer.train_state.history.monitor
+
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         fits = pl_trainer.state.fn == "fit" and not pl_trainer.sanity_checking
-        if fits and self.trainer.monitor.startswith("val_"):
-            self._look(pl_trainer, pl_module, self.trainer.monitor)
+        if fits and self.monitor.startswith("val_"):
+            self._look(pl_trainer, pl_module, self.monitor)
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not is_whole_epoch(pl_module):
             return
-        if not self.trainer.monitor.startswith("val_"):
-            self._look(pl_trainer, pl_module, self.trainer.monitor)
-        elif not pl_trainer.enable_validation and self.trainer.monitor == "val_loss":
+        if not self.monitor.startswith("val_"):
+            self._look(pl_trainer, pl_module, self.monitor)
+        elif not pl_trainer.enable_validation and self.monitor == "val_loss":
             self._look(pl_trainer, pl_module, "train_loss")
 
     def _look(self, pl_trainer: L.Trainer, module: L.LightningModule, name: str) -> None:
@@ -44,9 +50,9 @@ class _EarlyStop(Stopper):
         value = metrics.get(name, pl_trainer.callback_metrics.get(name))
         if value is None:
             return
-        value, addon = float(value), self.addon
-        shortened = value + addon.delta if self.trainer.monitor_mode == "min" else value - addon.delta
-        if is_better(shortened, addon.best_value, self.trainer.monitor_mode):
+        value, addon, mode = float(value), self.addon, self.trainer.train_state.history.monitor_mode
+        shortened = value + addon.delta if mode == "min" else value - addon.delta
+        if is_better(shortened, addon.best_value, mode):
             addon.best_value, self.n_waited = value, 0
         else:
             self.n_waited += 1
@@ -80,12 +86,14 @@ class EarlyStoppingAddon(AddOnBase):
     delta: float = 0.0
     restore_best: bool = False
 
+    after = (EMAAddon,)  # which takes its average out of the model before the best weights are restored
+
     def __post_init__(self) -> None:
         if type(self.patience) is not int or self.patience < 1:
-            raise ConfigError(f"patience={self.patience!r} is no number of 1 or more.", remedy="Give 1, 2, 3, …")
+            raise ConfigError(f"patience={self.patience!r} must be a positive integer.", remedy="Give 1, 2, 3, …")
         if not self.delta >= 0:
-            raise ConfigError(f"delta={self.delta!r} is no improvement.", remedy="Give a number from 0, whichever direction is better.")
+            raise ConfigError(f"delta={self.delta!r} must not be negative.", remedy="Give a number from 0, whichever direction is better.")
         self.best_value: float | None = None
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_EarlyStop(self, trainer)]

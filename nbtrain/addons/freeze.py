@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..engine.addon import AddOnBase
+from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError
 from ..optim.param_groups import check_patterns, fits
 
@@ -22,7 +23,7 @@ __all__ = ["FreezeAddon"]
 
 # %% ../../nbs/addons/freeze.ipynb #cee1e6a7
 class _Freeze(L.Callback):
-    def __init__(self, addon: FreezeAddon, trainer: Any) -> None:
+    def __init__(self, addon: FreezeAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer = addon, trainer
         self._frozen: list[nn.Parameter] = []
 
@@ -79,5 +80,5 @@ class FreezeAddon(AddOnBase):
                 raise ConfigError(f"freeze={{{name!r}: {epochs!r}}} are no epochs.", remedy="Give a number, a range, or None for all.")
         self.epochs = {name: range(epochs) if isinstance(epochs, int) else epochs for name, epochs in named.items()}
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Freeze(self, trainer)] if self.epochs else []

@@ -13,8 +13,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from .accumulation import AccumulationAddon
 from ..engine.addon import AddOnBase
-from ..engine.callback import Told, notifier
+from ..engine.callback import Notifier, notifier
+from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
 
@@ -26,19 +28,19 @@ __all__ = ["GradientClipAddon"]
 class _Clip(L.Callback):
     def __init__(self, bound: float, algorithm: Literal["norm", "value"]) -> None:
         self.bound, self.algorithm = bound, algorithm
-        self._tell_before: Told | None = None
-        self._tell_after: Told | None = None
+        self._before: Notifier | None = None
+        self._after: Notifier | None = None
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._tell_before, self._tell_after = notifier(pl_trainer, "on_before_clip"), notifier(pl_trainer, "on_after_clip")
+        self._before, self._after = notifier(pl_trainer, "on_before_clip"), notifier(pl_trainer, "on_after_clip")
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if self._tell_before is not None:
-            self._tell_before()
+        if self._before is not None:
+            self._before()
         norm = self._clip(parameters)
-        if self._tell_after is not None:
-            self._tell_after(norm)
+        if self._after is not None:
+            self._after(norm)
         if isinstance(pl_module, StepModule):
             pl_module.record("grad_norm", norm)
 
@@ -79,11 +81,15 @@ class GradientClipAddon(AddOnBase):
     gradient_clip: float = 0.0
     gradient_clip_algorithm: Literal["norm", "value"] = "norm"
 
+    after = (AccumulationAddon,)  # which gives the gradient of a window its size
+
     def __post_init__(self) -> None:
         if not self.gradient_clip >= 0:
-            raise ConfigError(f"gradient_clip={self.gradient_clip!r} is no bound.", remedy="Give a positive number, or 0 for no clipping.")
+            raise ConfigError(
+                f"gradient_clip={self.gradient_clip!r} must not be negative.", remedy="Give a positive number, or 0 for no clipping."
+            )
         if self.gradient_clip_algorithm not in ("norm", "value"):
             raise ConfigError(f"gradient_clip_algorithm={self.gradient_clip_algorithm!r} is unknown.", remedy='Give "norm" or "value".')
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Clip(self.gradient_clip, self.gradient_clip_algorithm)] if self.gradient_clip else []

@@ -15,7 +15,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..data.batch import tensors
+from .gradient_clip import GradientClipAddon
 from ..engine.addon import AddOnBase
+from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
 
@@ -35,7 +37,7 @@ def _blocks(model: nn.Module, depth: int) -> dict[str, nn.Module]:
 
 
 class _Stats(L.Callback):
-    def __init__(self, addon: GradientStatsAddon, trainer: Any) -> None:
+    def __init__(self, addon: GradientStatsAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer = addon, trainer
         self._blocks: dict[str, nn.Module] = {}
         self._handles: list[RemovableHandle] = []
@@ -93,11 +95,13 @@ class GradientStatsAddon(AddOnBase):
     stats_every_n_steps: int = 50
     stats_depth: int = 1
 
+    after = (GradientClipAddon,)  # the norms are those of the gradients that the optimizer gets
+
     def __post_init__(self) -> None:
         for name in ("stats_every_n_steps", "stats_depth"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise ConfigError(f"{name}={value!r} is no number of 1 or more.", remedy="Give 1, 2, 3, …")
+                raise ConfigError(f"{name}={value!r} must be a positive integer.", remedy="Give 1, 2, 3, …")
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Stats(self, trainer)]

@@ -15,7 +15,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .state_manager import StateManagerAddon
 from ..engine.callback import Stopper
+from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..errors import ConfigError
 
@@ -39,7 +41,7 @@ class RunArguments:
     load_best_model_at_end: bool = False  # apply_weights() does it
 
     @classmethod
-    def of(cls, pl_trainer: L.Trainer, trainer: Any) -> RunArguments:
+    def of(cls, pl_trainer: L.Trainer, trainer: TrainerProtocol | None) -> RunArguments:
         """Those of the run at hand; `trainer` is nbtrain's trainer, or None under another module."""
         return cls(
             output_dir=str(trainer.run_dir) if trainer is not None and trainer.run_dir is not None else None,
@@ -48,8 +50,8 @@ class RunArguments:
             gradient_accumulation_steps=pl_trainer.accumulate_grad_batches,
             logging_steps=pl_trainer.log_every_n_steps or 1,  # pyright: ignore[reportAttributeAccessIssue]
             eval_strategy="epoch" if pl_trainer.enable_validation else "no",
-            metric_for_best_model=_eval_name(trainer.monitor) if trainer is not None else "eval_loss",
-            greater_is_better=trainer is not None and trainer.monitor_mode == "max",
+            metric_for_best_model=_eval_name(trainer.train_state.history.monitor) if trainer is not None else "eval_loss",
+            greater_is_better=trainer is not None and trainer.train_state.history.monitor_mode == "max",
         )
 
 
@@ -75,7 +77,7 @@ class _Exportable(Protocol):
     def state(self) -> dict[str, Any]: ...
 
 
-def _owner(module: L.LightningModule) -> Any:
+def _owner(module: L.LightningModule) -> TrainerProtocol | None:
     """nbtrain's trainer; None under another module."""
     return module.owner if isinstance(module, StepModule) else None
 
@@ -85,13 +87,16 @@ def _obey(control: Any, pl_trainer: L.Trainer, module: L.LightningModule, name: 
     trainer = _owner(module)
     if control.should_epoch_stop:
         raise ConfigError(f"{name} asks for the end of the epoch, which can't be had.", remedy="Let it ask for should_training_stop.")
-    is_on = isinstance(module, StepModule) and trainer.control.state != "idle"
+    is_on = trainer is not None and trainer.control.state != "idle"
     if control.should_evaluate:
         _check(is_on and pl_trainer.enable_validation, name, "should_evaluate", "a valid_loader")
+        assert trainer is not None
         trainer.validate_now()
     if control.should_save:
-        _check(is_on and hasattr(trainer, "save_state"), name, "should_save", "StateManagerAddon")  # a command of an addon
-        trainer.save_state()
+        managers = [addon for addon in trainer.active_addons if isinstance(addon, StateManagerAddon)] if trainer is not None else []
+        _check(is_on and bool(managers), name, "should_save", "StateManagerAddon")
+        assert trainer is not None
+        managers[0].save_state(trainer)
     control.should_evaluate = control.should_save = False
 
 

@@ -16,9 +16,12 @@ import lightning as L
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from ..engine.addon import AddOnBase
-from ..engine.callback import Callback, call_hook, listeners, notes, notifier
+from .early_stopping import EarlyStoppingAddon
+from .gradient_stats import GradientStatsAddon
+from ..engine.addon import AddOnBase, TrainStep
+from ..engine.callback import Callback, active_callbacks, call_hook, listeners, notes, notifier
 from ..engine.hooks import HOOKS, HookPoint, TrainHook, check_names
+from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, add_note, first_line, nearest
 
@@ -204,10 +207,6 @@ class _Dispatch(Callback):
         for trigger, found in points.items():
             setattr(self, trigger, partial(self._call, found))
 
-    def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if self.window.keeps and isinstance(pl_module, StepModule):
-            pl_module.listeners.append(self.window.listen)
-
     def _call(self, points: list[HookPoint], pl_trainer: L.Trainer, module: L.LightningModule, *given: Any) -> None:
         if pl_trainer.sanity_checking:
             return
@@ -296,9 +295,23 @@ class HooksAddon(AddOnBase):
 
     hooks: Hooks | Sequence[Hooks] | None = None
 
+    after = (GradientStatsAddon, EarlyStoppingAddon)  # and what these come after: gradients are clipped, the average is taken
+
     def callbacks(self, trainer: Any) -> list[L.Callback]:
         hooks = self.gather(trainer)
         return [_Ends(trainer, hooks), *([_Dispatch(trainer, hooks)] if hooks else [])]
+
+    def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
+        found = active_callbacks(trainer, _Dispatch)
+        if not found or not found[0].window.keeps:
+            return step
+
+        def heard(batch: Any) -> Mapping[str, Any]:
+            output = step(batch)
+            found[0].window.listen(output)
+            return output
+
+        return heard
 
     def gather(self, trainer: Any) -> dict[str, list[_Bound]]:
         """The hooks of a trainer by name, in the order of their calls. Raises ConfigError for a name or a signature that is wrong."""

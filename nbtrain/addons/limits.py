@@ -11,7 +11,9 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from .hooks import HooksAddon
 from ..engine.addon import AddOnBase
+from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
 
@@ -21,7 +23,7 @@ __all__ = ["LimitsAddon"]
 
 # %% ../../nbs/addons/limits.ipynb #61838431
 class _ValidateFirst(L.Callback):
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: TrainerProtocol) -> None:
         self.trainer = trainer
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -61,18 +63,20 @@ class LimitsAddon(AddOnBase):
     val_every_n_epochs: int | None = None
     val_first: bool = False
 
+    after = (HooksAddon,)  # the hooks of a training that begins come before those of the validation in it
+
     def __post_init__(self) -> None:
         for name in ("max_steps", "steps_per_epoch", "max_val_steps", "val_every_n_steps", "val_every_n_epochs"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
-                raise ConfigError(f"{name}={value!r} is no number of 1 or more.", remedy="Give 1, 2, 3, … or leave it out.")
+                raise ConfigError(f"{name}={value!r} must be a positive integer.", remedy="Give 1, 2, 3, … or leave it out.")
         if self.val_every_n_steps is not None and self.val_every_n_epochs is not None:
             raise ConfigError("val_every_n_steps and val_every_n_epochs are both given.", remedy="Give one of them.")
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_ValidateFirst(trainer)] if self.val_first else []
 
-    def lightning_args(self, trainer: Any) -> dict[str, Any]:
+    def lightning_args(self, trainer: TrainerProtocol) -> dict[str, Any]:
         limits = {
             "max_steps": self.max_steps,
             "max_time": self.max_time,

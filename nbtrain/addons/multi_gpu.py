@@ -31,7 +31,9 @@ from ..distributed.worker import Rank, Terminated, dumps
 from ..distributed.worker_pool import Launch, Pool
 from ..distributed.worker_rank import InWorker, WorkerEnvironment
 from ..distributed.world import find_world
+from .accumulation import AccumulationAddon
 from ..engine.addon import AddOnBase
+from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError, WorkerError
 from ..events import Event, Status
 from ..rng import random_state, set_random_state
@@ -56,14 +58,14 @@ class _Returned:
 class _Job:
     """The payload: a trainer's run."""
 
-    trainer: Any
+    trainer: TrainerProtocol
     drive: Callable[..., tuple[Status, str]]
     loaders: tuple[Any, Any]
     devices: list[torch.device]
     random: dict[str, Any]
 
     def __call__(self, rank: Rank) -> tuple[Status, str]:
-        launcher = self.trainer.launcher
+        launcher = next(addon for addon in self.trainer.active_addons if isinstance(addon, MultiGPUAddon))
         in_rank = launcher.in_rank = InWorker(self.trainer, rank, self.devices[rank.number], launcher.parallelism)
         set_random_state(self.random)
         with warnings.catch_warnings():
@@ -117,6 +119,8 @@ class MultiGPUAddon(Launcher):
     memory_gb: float | None = None
     num_nodes: int = 1
 
+    after = (AccumulationAddon,)  # which sees the loader before it is divided among the ranks
+
     def __post_init__(self) -> None:
         self.in_rank: RankCallback | None = None
         self.world = find_world()
@@ -157,22 +161,26 @@ class MultiGPUAddon(Launcher):
         return self.parallelism.n_readers
 
     # -- in a rank
-    def _rank(self, trainer: Any) -> RankCallback | None:
+    def _rank(self, trainer: TrainerProtocol) -> RankCallback | None:
         """What makes this process a rank, where it is one."""
         if self.in_rank is None and self.world.size > 1 and not self.is_elsewhere:
             self._fit_parallelism(trainer)
             self.in_rank = InWorld(trainer, self.world, self.parallelism)
         return self.in_rank
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         rank = self._rank(trainer)
         return [] if rank is None else [rank]
 
-    def loader(self, trainer: Any, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
+    def loader(self, trainer: TrainerProtocol, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         rank = self._rank(trainer)
         return loader if rank is None else rank.loader(loader, training=training)
 
-    def lightning_args(self, trainer: Any) -> dict[str, Any]:
+    def configure_model(self, trainer: TrainerProtocol, module: L.LightningModule) -> None:
+        if self.in_rank is not None:
+            self.in_rank.split(module)
+
+    def lightning_args(self, trainer: TrainerProtocol) -> dict[str, Any]:
         rank = self._rank(trainer)
         if rank is None:
             return {}
@@ -185,7 +193,9 @@ class MultiGPUAddon(Launcher):
         return {"devices": devices, "num_nodes": self.world.n_machines, "strategy": strategy, "use_distributed_sampler": False}
 
     # -- elsewhere
-    def launch(self, trainer: Any, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any) -> tuple[Status, str]:
+    def launch(
+        self, trainer: TrainerProtocol, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any
+    ) -> tuple[Status, str]:
         self._fit_parallelism(trainer)
         with _off_devices(trainer):
             if self.world.environment is not None:
@@ -195,14 +205,14 @@ class MultiGPUAddon(Launcher):
             with Launch(job, len(self.devices), pool=_pool(), backend=backend, init_method=self._address()) as launch:
                 return _follow(launch, trainer, job.loaders)
 
-    def _fit_parallelism(self, trainer: Any) -> None:
+    def _fit_parallelism(self, trainer: TrainerProtocol) -> None:
         """Choose where that is left to us, and refuse what can't be done for `trainer`."""
         _refuse_own(trainer)
         if self.strategy == "auto":
             self._choose(trainer)
         self._check_split(trainer)
 
-    def _choose(self, trainer: Any) -> None:
+    def _choose(self, trainer: TrainerProtocol) -> None:
         n = self.n_processes
         size = min(device_memory(device, n) for device in self.devices) if self.memory_gb is None else int(self.memory_gb * 1e9)
         plan = plan_devices(trainer.model, trainer.optimizer if trainer.mode == "train" else None, n, size)
@@ -210,14 +220,14 @@ class MultiGPUAddon(Launcher):
             trainer.recorder.note(line)
         self.parallelism = plan.chosen()
 
-    def _check_split(self, trainer: Any) -> None:
+    def _check_split(self, trainer: TrainerProtocol) -> None:
         if not self.parallelism.returns:
             raise ConfigError(
                 f"strategy={self.parallelism.strategy!r} keeps its parts in its own form, which can't be put back into the trainer.",
                 remedy="Use strategy='fsdp2', or a lightning.Trainer of your own: fit(trainer.as_lightning_module(), loader).",
             )
         # Weights that an addon keeps beside the model's would not be split with them
-        keepers = [kind.__name__ for kind in trainer.addons if kind.weights is not AddOnBase.weights]
+        keepers = [type(addon).__name__ for addon in trainer.active_addons if type(addon).weights is not AddOnBase.weights]
         if keepers and self.parallelism.splits:
             raise ConfigError(
                 f"{keepers[0]} keeps whole weights, and {self.parallelism} splits the model.", remedy="Leave it out, or use strategy='ddp'."
@@ -229,7 +239,7 @@ class MultiGPUAddon(Launcher):
         return self.init_method or own
 
 
-def _refuse_own(trainer: Any) -> None:
+def _refuse_own(trainer: TrainerProtocol) -> None:
     for name in {"strategy", "num_nodes", "use_distributed_sampler"} & trainer.lightning.keys():
         raise ConfigError(f"lightning={{{name!r}: ...}} is set by MultiGPUAddon.", remedy=f"Leave it out, or use {name}=... of the addon.")
 
@@ -246,7 +256,7 @@ def _all_devices(device: Devices) -> list[torch.device]:
 
 
 # %% ../../nbs/addons/multi_gpu.ipynb #229a3d33
-def _follow(launch: Launch, trainer: Any, loaders: tuple[Any, Any]) -> tuple[Status, str]:
+def _follow(launch: Launch, trainer: TrainerProtocol, loaders: tuple[Any, Any]) -> tuple[Status, str]:
     """Wait for the ranks, and put back what comes."""
     before, listener, control = replace(trainer.train_state.counts), _Listener(trainer, launch), trainer.control
     control.elsewhere = launch.send
@@ -269,7 +279,7 @@ def _follow(launch: Launch, trainer: Any, loaders: tuple[Any, Any]) -> tuple[Sta
 class _Listener:
     """Takes the messages of the ranks."""
 
-    def __init__(self, trainer: Any, launch: Launch) -> None:
+    def __init__(self, trainer: TrainerProtocol, launch: Launch) -> None:
         self.trainer, self.launch = trainer, launch
         self.state: bytes | None = None
         self.terminated: int | None = None
@@ -286,7 +296,7 @@ class _Listener:
 
 # %% ../../nbs/addons/multi_gpu.ipynb #70ae4538
 @contextmanager
-def _off_devices(trainer: Any) -> Iterator[None]:
+def _off_devices(trainer: TrainerProtocol) -> Iterator[None]:
     """Meanwhile the model is on the CPU: the ranks need the memory of the devices."""
     if trainer.device.type == "cpu":
         yield
@@ -299,7 +309,7 @@ def _off_devices(trainer: Any) -> Iterator[None]:
         _move(trainer, trainer.device)
 
 
-def _move(trainer: Any, device: torch.device) -> None:
+def _move(trainer: TrainerProtocol, device: torch.device) -> None:
     trainer.model.to(device)
     if trainer.optimizer is not None:
         _optimizer_to_device(trainer.optimizer, device)

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from .state_manager import StateManagerAddon
 from ..data.prefetch import prefetch
 from ..engine.addon import AddOnBase
+from ..engine.protocol import TrainerProtocol
 
 # %% auto #0
 __all__ = ["PrefetchAddon"]
@@ -29,6 +30,6 @@ class PrefetchAddon(AddOnBase):
     after = (StateManagerAddon,)  # which must see the loader itself: a resumed pass goes on behind the batches that are finished
     prefetch: bool = True
 
-    def loader(self, trainer: Any, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
+    def loader(self, trainer: TrainerProtocol, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         several = isinstance(loader, (list, tuple, Mapping, CombinedLoader))
         return prefetch(loader, trainer.device) if self.prefetch and not several else loader

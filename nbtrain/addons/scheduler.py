@@ -11,7 +11,10 @@ from typing import Any
 import lightning as L
 from torch.optim import Optimizer
 
+from .hooks import HooksAddon
 from ..engine.addon import AddOnBase
+from ..engine.callback import active_callbacks
+from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..events import Plan
 from ..optim.schedulers import FunctionSchedule, Schedule, Scheduler, resolve_schedule, scale_lr
@@ -22,7 +25,7 @@ __all__ = ["scale_schedules", "SchedulerAddon"]
 
 # %% ../../nbs/addons/scheduler.ipynb #6473bfa9
 class _Step(L.Callback):
-    def __init__(self, trainer: Any, addon: SchedulerAddon, scheduler: Scheduler, on_batch: bool) -> None:
+    def __init__(self, trainer: TrainerProtocol, addon: SchedulerAddon, scheduler: Scheduler, on_batch: bool) -> None:
         self.trainer, self.addon, self.scheduler, self.on_batch = trainer, addon, scheduler, on_batch
         self._schedule: Schedule | None = None
         self._update = 0
@@ -31,7 +34,8 @@ class _Step(L.Callback):
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._update = pl_trainer.global_step
         plan = self._plan(pl_trainer)
-        optimizer: Optimizer = self.trainer.optimizer
+        optimizer = self.trainer.optimizer
+        assert optimizer is not None
         groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
         self._schedule = resolve_schedule(self.scheduler, optimizer, plan, on_batch=self.on_batch, update=self._update)
         if self._saved is not None and (self.trainer.continues_run or self._schedule.scheduler is self.scheduler):
@@ -89,7 +93,7 @@ class _Step(L.Callback):
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert self._schedule is not None
         if self._schedule.interval == "epoch" and is_whole_epoch(pl_module):
-            self._schedule.step(_monitored(self.trainer.monitor, pl_module))
+            self._schedule.step(_monitored(self.trainer.train_state.history.monitor, pl_module))
 
 
 def _monitored(monitor: str, module: L.LightningModule) -> float | None:
@@ -100,11 +104,10 @@ def _monitored(monitor: str, module: L.LightningModule) -> float | None:
 
 
 # %% ../../nbs/addons/scheduler.ipynb #975d4fd9
-def scale_schedules(trainer: Any, factor: float) -> None:
-    """Multiply all rates to come: somebody has set another one by hand."""
-    for callback in trainer.module.trainer.callbacks if trainer.module is not None else []:
-        if isinstance(callback, _Step):
-            callback.scale(factor)
+def scale_schedules(trainer: TrainerProtocol, factor: float) -> None:
+    """Multiply all rates to come, because another one was set by hand."""
+    for callback in active_callbacks(trainer, _Step):
+        callback.scale(factor)
 
 
 class SchedulerAddon(AddOnBase):
@@ -117,8 +120,12 @@ class SchedulerAddon(AddOnBase):
     scheduler: Scheduler | None = None
     scheduler_step_on_batch: bool = False
 
+    after = (
+        HooksAddon,
+    )  # a hook at the end of a batch sees the rate of that batch; and AccumulationAddon, which Hooks follow, sets the window
+
     def __post_init__(self) -> None:
         self.factor = 1.0  # of all rates, by hand
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [] if self.scheduler is None else [_Step(trainer, self, self.scheduler, self.scheduler_step_on_batch)]

@@ -35,6 +35,8 @@ from ..checkpoint.sharded import ShardWriter, meet_ranks
 from ..checkpoint.snapshot import plain
 from ..data.loader import StatefulLoader
 from ..data.resumable_loader import ResumableLoader
+from .accumulation import AccumulationAddon
+from ..distributed.launcher import Launcher
 from ..distributed.parallelism import SplitStrategy
 from ..engine.addon import AddOnBase
 from ..engine.callback import Leaving, listeners, notify
@@ -293,6 +295,7 @@ class StateManagerAddon(AddOnBase):
     stop_on_save_error: bool = False
 
     commands = ("save_state", "load_state")
+    after = (Launcher, AccumulationAddon)  # a resumed loader is around the part of a rank
 
     def __post_init__(self) -> None:
         if self.save_path is None:

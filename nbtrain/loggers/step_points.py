@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from ..data.batch import batch_size
+from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..events import Event
 
@@ -90,7 +91,7 @@ class StepPoints(L.Callback):
     `trainer` is the trainer, `clock` gives seconds.
     """
 
-    def __init__(self, trainer: Any, loggers: Sequence[Logger], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, trainer: TrainerProtocol, loggers: Sequence[Logger], clock: Callable[[], float] = time.perf_counter) -> None:
         self.trainer, self.loggers, self.clock = trainer, loggers, clock
         self._begin()
 
@@ -112,7 +113,6 @@ class StepPoints(L.Callback):
         self._updates: Any = pl_trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
         self._trainer = pl_trainer
         self._update = self._updates.completed
-        self.trainer.sinks.append(self)
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._trainer is None:
@@ -149,10 +149,9 @@ class StepPoints(L.Callback):
 
     @property
     def _on(self) -> bool:
-        return any(sink is self for sink in self.trainer.sinks)
+        return self._trainer is not None
 
     def _stop(self) -> None:
-        self.trainer.sinks[:] = [sink for sink in self.trainer.sinks if sink is not self]
         self._trainer = None
 
     # -- marks
@@ -174,7 +173,7 @@ class StepPoints(L.Callback):
     # -- from the recorder
     def update(self, event: Event) -> None:
         """Take in a block of the recorder's rows, and give the points that are complete by it."""
-        if event.kind != "steps" or event.progress.phase != "train":
+        if not self._on or event.kind != "steps" or event.progress.phase != "train":
             return
         n, waiting = event.data["n"], self._n_received - self._n_given
         for name in event.data["values"]:

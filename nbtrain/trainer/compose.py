@@ -16,7 +16,7 @@ from ..addons.hooks import HooksAddon
 from ..addons.non_finite import NonFiniteAddon
 from ..addons.scheduler import SchedulerAddon
 from ..engine.addon import AddOnBase, options, ordered
-from ..errors import AddonError, OptionError, nearest
+from ..errors import AddOnError, OptionError, nearest
 
 # %% auto #0
 __all__ = ["written_class", "check_addon_options", "make_addons", "addon_commands", "constructor_parameters", "constructor_signature"]
@@ -44,18 +44,19 @@ def make_addons(kind: type[Any], given: dict[str, Any], shared: dict[str, Any]) 
         for addon, option in ((GradientClipAddon, "gradient_clip"), (SchedulerAddon, "scheduler"), (CompileAddon, "compile"))
         if shared.get(option) not in (None, False)
     ]
-    kinds = ordered((*kind.addons, *shorthands, NonFiniteAddon, HooksAddon))
+    usual = [addon for addon in (*shorthands, NonFiniteAddon, HooksAddon) if not any(issubclass(own, addon) for own in kind.addons)]
+    kinds = ordered((*kind.addons, *usual))
     return {addon: addon(**{n: v for n, v in {**shared, **given}.items() if n in options(addon)}) for addon in kinds}
 
 
 def addon_commands(base: type[Any], addons: Iterable[type[AddOnBase]]) -> dict[str, Callable[..., Any]]:
-    """The methods that the addons give to the trainer. Raises AddonError where a name is taken already."""
+    """The methods that the addons give to the trainer. Raises AddOnError where a name is taken already."""
     found: dict[str, Callable[..., Any]] = {}
     for addon in addons:
         for name in addon.commands:
             if name in found or hasattr(base, name):
                 other = base.__name__ if name not in found else "another addon"
-                raise AddonError(f"{addon.__name__} has a command {name!r}, and so has {other}.", remedy="Give it another name.")
+                raise AddOnError(f"{addon.__name__} has a command {name!r}, and so has {other}.", remedy="Give it another name.")
             found[name] = _command(addon, getattr(addon, name))
     return found
 

@@ -177,13 +177,6 @@ def _cycled(loader: Iterable[Any], n_batches: int) -> Iterator[_Cycle]:
         yield _Cycle(combined, n_batches)
 
 
-class _Rehearsal(StepModule):
-    """The steps without the callbacks of a run."""
-
-    def configure_callbacks(self) -> list[L.Callback]:
-        return []
-
-
 _SMOOTHING = 0.9  # of the loss that is watched for divergence, by batch
 
 
@@ -250,7 +243,7 @@ def find_lr(trainer: Owner, loader: Iterable[Any], arguments: dict[str, Any], st
     per_decade = (n_batches - 1) / math.log10(end / start)
     rates = [start * 10 ** (i / per_decade) for i in range(n_batches)]
     with _owner_unchanged(trainer), _cycled(loader, n_batches) as batches:
-        module = _Rehearsal(trainer, whole_epoch=False)
+        module = StepModule(trainer, whole_epoch=False, with_addons=False)
         growth = _Growth(module, trainer.optimizer, rates)
         rehearse(trainer, module, batches, {**arguments, "callbacks": [*arguments.get("callbacks", []), growth]})
     losses = growth.losses

@@ -47,7 +47,6 @@ class Owner(TrainerProtocol, Protocol):
     seed: int | None
     result: RunResult | None
     ran: Ran | None  # what the newest training run was given
-    sinks: list[View]
     view: View | None  # the newest run's
     control: Control
     handle: RunHandle | None  # of the newest run that had a thread of its own

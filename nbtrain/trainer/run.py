@@ -31,6 +31,7 @@ from ..engine.callback import Stopper, notify
 from ..engine.control import Leave, State, refuse_while_on
 from ..engine.lean_loops import use_lean_loops
 from ..engine.lean_pass import unknown_version
+from ..engine.protocol import EventSink
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..errors import ConfigError, NbtrainError, add_note, first_line
 from ..events import Status
@@ -43,7 +44,6 @@ from .interrupts import RunHandle, signals_stop, workers_ignore_interrupts
 from .lightning_run import driving, go_on
 from .protocol import Owner
 from ..views.notebook import Controls, NotebookView, in_shell, open_view
-from ..views.text import View
 
 # %% auto #0
 __all__ = ["BestWeights", "run", "LoaderModule", "keep_source", "conclude"]
@@ -154,7 +154,7 @@ def _begin(trainer: Owner, n_epoch: int, loader: Iterable[Any], valid_loader: It
 
 def _work(
     trainer: Owner,
-    sinks: list[View],
+    sinks: list[EventSink],
     n_epoch: int,
     arguments: dict[str, Any],
     loader: Iterable[Any],
@@ -296,12 +296,12 @@ def keep_source(trainer: Owner, n_epoch: int, loader: Iterable[Any], valid_loade
         trainer.recorder.note(f"The source of this run was not kept: {type(error).__name__}: {error}")
 
 
-def _open_sinks(trainer: Owner, validates: bool) -> list[View]:
+def _open_sinks(trainer: Owner, validates: bool) -> list[EventSink]:
     """While a run is on, its events also go to the run folder and to a view; those of other ranks say the same."""
     if not trainer.world.is_first:
         return []
     trainer.view = open_view(_controls(trainer, validates)) if trainer.log_bar else None
-    sinks: list[View] = [RunFolder(trainer.run_dir, trainer.train_state.history)] if trainer.run_dir is not None else []
+    sinks: list[EventSink] = [RunFolder(trainer.run_dir, trainer.train_state.history)] if trainer.run_dir is not None else []
     sinks += [trainer.view] if trainer.view is not None else []
     trainer.sinks += sinks
     return sinks
@@ -331,7 +331,7 @@ def _noted(trainer: Owner, action: Callable[[], Any]) -> None:
         trainer.recorder.note(first_line(error))
 
 
-def _close_sinks(trainer: Owner, sinks: list[View]) -> None:
+def _close_sinks(trainer: Owner, sinks: list[EventSink]) -> None:
     trainer.sinks[:] = [sink for sink in trainer.sinks if sink not in sinks]
 
 

@@ -35,11 +35,13 @@ from ..engine.control import Control, refuse_while_on
 from ..engine.meter import EpochLog, Meter
 from ..engine.precision import precision_args, resolve_precision
 from ..engine.recorder import Recorder
+from ..engine.protocol import EventSink, Turn
 from ..engine.step_module import StepModule
 from ..engine.train_state import Counts, Mode, TrainState
-from ..errors import AddonError, CheckpointError, ConfigError, StepError
+from ..errors import AddOnError, CheckpointError, ConfigError, StepError
 from ..events import Event, MonitorMode
 from ..history.history import History, RunResult
+from ..history.run_folder import open_run_folder
 from ..loggers.background import Delivery
 from ..optim.schedulers import Scheduler
 from . import evaluate as passes, run as session
@@ -63,7 +65,7 @@ from ..views.notebook import NotebookView
 from ..views.text import View, best_words, format_count
 
 # %% auto #0
-__all__ = ["TrainerType", "ProgressChecker", "Trainer"]
+__all__ = ["TrainerType", "AddOnType", "ProgressChecker", "Trainer"]
 
 
 # %% ../../nbs/trainer/trainer.ipynb #86846714
@@ -90,6 +92,7 @@ class ProgressChecker:
 
 # %% ../../nbs/trainer/trainer.ipynb #9aa4d59f
 TrainerType = TypeVar("TrainerType", bound="Trainer")
+AddOnType = TypeVar("AddOnType", bound=AddOnBase)
 
 
 _composed: dict[tuple[type, tuple[type[AddOnBase], ...]], type] = {}  # so that the same addons give the same class
@@ -185,7 +188,7 @@ class Trainer:
         self.module: StepModule | None = None
         self.resumed, self.continues_run = False, False
         self.control, self.handle, self.view = Control(), None, None
-        self.sinks: list[View] = [self.history]
+        self.sinks: list[EventSink] = [self.history]
         self.recorder = Recorder(self, self._emit)
 
     # -- what users write
@@ -364,8 +367,8 @@ class Trainer:
 
     def _max_steps(self) -> float:
         """How many updates the runs may make."""
-        limits = self._addons.get(LimitsAddon)
-        given = self.lightning.get("max_steps", limits.max_steps if isinstance(limits, LimitsAddon) else None)
+        limits = self._find(LimitsAddon)
+        given = self.lightning.get("max_steps", limits.max_steps if limits is not None else None)
         return math.inf if given is None or given < 0 else given
 
     def run_epoch(self, loader: Iterable[Any]) -> RunResult:
@@ -550,8 +553,25 @@ class Trainer:
 
     def callbacks(self) -> list[L.Callback]:
         """The callbacks of a run: the recorder first, because schedules change what it reads."""
-        own = [callback for addon in self._addons.values() for callback in addon.callbacks(self)]
+        own = [callback for addon in self.active_addons for callback in addon.callbacks(self)]
         return [self.recorder, *own, BestWeights(self)]
+
+    @property
+    def active_addons(self) -> list[AddOnBase]:
+        """Its addons in their order, those of shorthands such as `gradient_clip=` among them."""
+        return list(self._addons.values())
+
+    @property
+    def turn(self) -> Turn | None:
+        """Which step is at work, where a batch has several; None where it has one."""
+        return None
+
+    def open_run_dir(self) -> Path:
+        """The run folder, which is made where there is none yet."""
+        if self.run_dir is None:
+            assert self.save_path is not None
+            self.run_dir = open_run_folder(self.save_path)
+        return self.run_dir
 
     def as_lightning_module(self) -> StepModule:
         """The steps as a LightningModule, for a `lightning.Trainer` of your own. The addons' callbacks come with it."""
@@ -623,10 +643,18 @@ class Trainer:
 
     # -- addons
     def __getitem__(self, addon: type[AddOnBase]) -> Any:
-        """The addon of this class: `trainer[GradientClipAddon]`."""
-        if addon not in self._addons:
-            raise AddonError(f"{self.title} has no {addon.__name__}.", remedy=f"Make it with {self.title}.add_on({addon.__name__}).")
-        return self._addons[addon]
+        """The addon of this class, or of a subclass: `trainer[GradientClipAddon]`."""
+        found = self._find(addon)
+        if found is None:
+            raise AddOnError(f"{self.title} has no {addon.__name__}.", remedy=f"Make it with {self.title}.add_on({addon.__name__}).")
+        return found
+
+    def _find(self, kind: type[AddOnType]) -> AddOnType | None:
+        found = [addon for addon in self._addons.values() if isinstance(addon, kind)]
+        if len(found) > 1:
+            names = " and ".join(type(addon).__name__ for addon in found)
+            raise AddOnError(f"{self.title} has several of {kind.__name__}: {names}.", remedy="Ask for one of them.")
+        return found[0] if found else None
 
     @classmethod
     def add_on(cls: type[TrainerType], *addons: type[AddOnBase]) -> type[TrainerType]:
@@ -686,8 +714,8 @@ class Trainer:
         keep their ratio to it. Raises ConfigError for what can't work.
         """
         arguments = device_args(self.device) | update_args(self.precision, self.lightning)
-        if GradientClipAddon in self._addons:
-            arguments["callbacks"] = self._addons[GradientClipAddon].callbacks(self)
+        if (clip := self._find(GradientClipAddon)) is not None:
+            arguments["callbacks"] = clip.callbacks(self)
         return find_lr(self, loader, arguments, start, end, n_batches)
 
     def show_results(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None) -> Gallery:
