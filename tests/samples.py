@@ -94,6 +94,7 @@ _TIMES = {
     "time_s",
     "wait_share",
     "samples_per_s",
+    "tokens_per_s",
     "ram_gb",
     "train_step_time_s",
     "train_wait_share",
