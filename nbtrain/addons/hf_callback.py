@@ -106,14 +106,8 @@ def _check(possible: bool, name: str, flag: str, needed: str) -> None:
 
 
 # %% ../../nbs/addons/hf_callback.ipynb #71a652d5
-class HFCallback(Stopper):
-    """A TrainerCallback of transformers as a Lightning callback: `lightning={"callbacks": [HFCallback(callback)]}`.
-
-    Told are: on_train_begin, on_epoch_begin, on_step_begin, on_pre_optimizer_step, on_optimizer_step, on_substep_end, on_step_end, on_log,
-    on_evaluate, on_save, on_epoch_end, on_train_end. `args` stands for the RunArguments that the callback gets otherwise. on_log comes each
-    `args.logging_steps` updates with the mean loss, and after each validation. The state, and what the callback exports, are saved with
-    a checkpoint. Raises ConfigError where transformers is not installed, and for what the callback asks for and can't get.
-    """
+class _Adapter(Stopper):
+    """The callback of transformers, the state that it sees, and what it asks for."""
 
     def __init__(self, callback: Any, args: Any = None) -> None:
         try:
@@ -144,7 +138,6 @@ class HFCallback(Stopper):
         for name, value in state_dict["callback"].items():
             setattr(self.callback, name, value)
 
-    # -- telling
     def tell(self, event: str, pl_trainer: L.Trainer, module: L.LightningModule, **more: Any) -> None:
         """Call the callback's `event`, and do what it asks for."""
         model = module.model if isinstance(module, StepModule) else module
@@ -167,7 +160,23 @@ class HFCallback(Stopper):
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.tell("on_log", pl_trainer, module, logs=logs)
 
-    # -- Lightning's hooks
+    def _note_best(self, metrics: Mapping[str, float]) -> None:
+        """As transformers does, after the callback has seen the metrics."""
+        value, best = metrics.get(_eval_name(self.args.metric_for_best_model)), self.state.best_metric
+        if value is not None and (best is None or (value > best if self.args.greater_is_better else value < best)):
+            self.state.best_metric, self.state.best_global_step = value, self.state.global_step
+
+
+# %% ../../nbs/addons/hf_callback.ipynb #875da80d
+class HFCallback(_Adapter):
+    """A TrainerCallback of transformers as a Lightning callback: `lightning={"callbacks": [HFCallback(callback)]}`.
+
+    Told are: on_train_begin, on_epoch_begin, on_step_begin, on_pre_optimizer_step, on_optimizer_step, on_substep_end, on_step_end, on_log,
+    on_evaluate, on_save, on_epoch_end, on_train_end. `args` stands for the RunArguments that the callback gets otherwise. on_log comes each
+    `args.logging_steps` updates with the mean loss, and after each validation. The state, and what the callback exports, are saved with
+    a checkpoint. Raises ConfigError where transformers is not installed, and for what the callback asks for and can't get.
+    """
+
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.args = self.given_args if self.given_args is not None else RunArguments.of(pl_trainer, _owner(pl_module))
         state = self.state
@@ -223,12 +232,6 @@ class HFCallback(Stopper):
         self.tell("on_evaluate", pl_trainer, pl_module, metrics=metrics)
         self._note_best(metrics)
         self._stop_where_asked(pl_trainer)
-
-    def _note_best(self, metrics: Mapping[str, float]) -> None:
-        """As transformers does, after the callback has seen the metrics."""
-        value, best = metrics.get(_eval_name(self.args.metric_for_best_model)), self.state.best_metric
-        if value is not None and (best is None or (value > best if self.args.greater_is_better else value < best)):
-            self.state.best_metric, self.state.best_global_step = value, self.state.global_step
 
     def on_save_checkpoint(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self.tell("on_save", pl_trainer, pl_module)

@@ -18,6 +18,7 @@ from .rank_loader import RankLoader, RankMeter
 from .world import StopTogether, World
 from ..engine.callback import callbacks_of
 from ..engine.protocol import TrainerProtocol
+from ..engine.train_state import Mode
 
 # %% auto #0
 __all__ = ["RankCallback", "find_rank", "InWorld"]
@@ -38,15 +39,16 @@ class RankCallback(L.Callback):
         self.group: Any = dist.new_group(backend="gloo")
         self.n_readers = n_ranks // n_sharing
         self.readers = self._group_of_readers(n_ranks, n_sharing)
-        # The batch at hand; in a last round, where there may be none for this rank, it computes on another's for nothing
+        # Is the current batch counted? In a last round without a batch for this rank, it computes on another one's for nothing
         self.counts = True
-        self.weighs = True  # batches by their samples; else somebody else does that
+        self.weighs = True  # batches by their samples; AccumulationAddon does it for a window
         self._reader = number // n_sharing
         self.loaders: dict[bool, RankLoader] = {}  # by: for training?
         self._share = 1.0
         self._meeting: Any = dist.new_group(backend="gloo", timeout=_MEET) if parallelism.splits else None
         self._is_split = False
-        trainer.train_state.meters = {mode: RankMeter(self.readers or self.group) for mode in trainer.train_state.meters}
+        self._meters: dict[Mode, RankMeter] = {mode: RankMeter(self.readers or self.group) for mode in trainer.train_state.meters}
+        trainer.train_state.meters = {**self._meters}
 
     def obey(self) -> None:
         """Do what was asked of all ranks. Called after each batch, equally often on all of them."""
@@ -86,7 +88,7 @@ class RankCallback(L.Callback):
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         self._share = self._share_of(batch_idx, training=True)
         self.counts = self._share > 0
-        self.trainer.train_state.meters["train"].skips = not self.counts
+        self._meters["train"].skips = not self.counts
 
     def on_before_backward(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         share = self._share if self.weighs else float(self.counts)
@@ -106,7 +108,7 @@ class RankCallback(L.Callback):
         self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         self.counts = self._share_of(batch_idx, training=False) > 0
-        self.trainer.train_state.meters["test"].skips = not self.counts
+        self._meters["test"].skips = not self.counts
 
     def on_validation_batch_end(self, *args: Any, **options: Any) -> None:
         self.obey()
@@ -123,11 +125,13 @@ class RankCallback(L.Callback):
         self.loaders.clear()
 
 
+# %% ../../nbs/distributed/rank.ipynb #60c5fc09
 def find_rank(pl_trainer: L.Trainer) -> RankCallback | None:
-    """What makes a run one rank of several; None in other runs, also in those of a `lightning.Trainer` of your own."""
+    """The callback that makes a run one rank of several; None in other runs, also in those of a `lightning.Trainer` of your own."""
     return next(iter(callbacks_of(pl_trainer, RankCallback)), None)
 
 
+# %% ../../nbs/distributed/rank.ipynb #5809b0e6
 class InWorld(RankCallback):
     """A rank that torchrun or SLURM has started."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -71,11 +70,14 @@ class WorkerEnvironment(ClusterEnvironment):
 
 
 # %% ../../nbs/distributed/worker_rank.ipynb #5be0a1c4
-@dataclass(frozen=True)
 class _Sender:
     """Sends the events of a copy to where the run was begun."""
 
-    update: Callable[[Event], None]
+    def __init__(self, send: Callable[[Event], None]) -> None:
+        self.send = send
+
+    def update(self, event: Event) -> None:
+        self.send(event)
 
 
 def begin_copy(

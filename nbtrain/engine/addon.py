@@ -55,7 +55,7 @@ class AddOnBase:
         return []
 
     def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
-        """The training step as this addon changes it: `step` itself, or a function around it, which sees its output before the backward pass.
+        """`step` itself, or a function around it, which sees what the training step returns before the backward pass.
 
         Called when a training begins, after the callbacks' `setup`. The addons wrap in their order, the first one innermost.
         """
@@ -74,7 +74,7 @@ class AddOnBase:
         return None
 
     def configure_model(self, trainer: TrainerProtocol, module: L.LightningModule) -> None:
-        """Change `trainer.model` in place where Lightning's `configure_model` does: the strategy is set up, `module.device_mesh` is there."""
+        """Change `trainer.model` in place, at the time of Lightning's `configure_model`: `module.device_mesh` is there."""
 
     def loader(self, trainer: TrainerProtocol, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         """The loader as the runs read it: `loader` itself, or something around it. Addons that have one declare their order."""

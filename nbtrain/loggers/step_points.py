@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..engine.step_module import StepModule
 from ..events import Event
 
 # %% auto #0
-__all__ = ["tokens_in", "Throughput", "web_name", "StepPoints"]
+__all__ = ["tokens_in", "Throughput", "web_name", "PointRows", "StepPoints"]
 
 
 # %% ../../nbs/loggers/step_points.ipynb #89567809
@@ -83,6 +83,43 @@ class _Mark:
     values: dict[str, float]  # which belong to the point as they are
 
 
+class PointRows:
+    """The recorder's rows, until the marks are reached that make points of them."""
+
+    def __init__(self) -> None:
+        self.marks: deque[_Mark] = deque()
+        self._n_received = 0
+        self._n_given = 0  # rows that are in a point
+        self._columns: dict[str, list[float]] = {}  # of the rows that wait for their point
+
+    def add(self, values: Mapping[str, list[float]], n: int) -> None:
+        """Take `n` rows by column; a column may be new, or missing this time."""
+        waiting = self._n_received - self._n_given
+        for name in values:
+            self._columns.setdefault(name, [math.nan] * waiting)
+        for name, column in self._columns.items():
+            column.extend(values.get(name) or [math.nan] * n)
+        self._n_received += n
+
+    def points(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """The points that are complete, each with the number of its update."""
+        while self.marks and self.marks[0].row <= self._n_received:
+            mark = self.marks.popleft()
+            n = mark.row - self._n_given
+            means = {f"{name}_step": _mean(column[:n], strict=name == "train_loss") for name, column in self._columns.items()}
+            for column in self._columns.values():
+                del column[:n]
+            self._n_given = mark.row
+            yield mark.update, {name: value for name, value in means.items() if value is not None} | mark.values
+
+
+def _mean(values: list[float], *, strict: bool) -> float | None:
+    """The mean; unless it is `strict`, of those that are not NaN, and None where there are none."""
+    values = values if strict else [value for value in values if not math.isnan(value)]
+    return sum(values) / len(values) if values else None
+
+
+# %% ../../nbs/loggers/step_points.ipynb #2d968f34
 class StepPoints(L.Callback):
     """Gives `loggers` the points of a run, under the step that Lightning logs with: that of the newest update, from 0.
 
@@ -96,12 +133,10 @@ class StepPoints(L.Callback):
         self._begin()
 
     def _begin(self) -> None:
-        self._n_batches = self._n_marked = self._n_received = 0
+        self._n_batches = self._n_marked = 0
         self._update = -1  # of the newest point
         self._throughput = Throughput(self.clock)
-        self._marks: deque[_Mark] = deque()
-        self._columns: dict[str, list[float]] = {}  # of the rows that wait for their point
-        self._n_given = 0  # rows that are in a point
+        self._rows = PointRows()
         self._trainer: Any = None
 
     # -- from Lightning
@@ -166,37 +201,18 @@ class StepPoints(L.Callback):
         if (lr := self.trainer.recorder.rate()) is not None:
             values["lr"] = lr
         self._update = self._updates.completed
-        self._marks.append(_Mark(self._n_batches, self._update, values))
+        self._rows.marks.append(_Mark(self._n_batches, self._update, values))
         self._n_marked = self._n_batches
         self._throughput.begin()
 
     # -- from the recorder
     def update(self, event: Event) -> None:
         """Take in a block of the recorder's rows, and give the points that are complete by it."""
-        if not self._on or event.kind != "steps" or event.progress.phase != "train":
-            return
-        n, waiting = event.data["n"], self._n_received - self._n_given
-        for name in event.data["values"]:
-            self._columns.setdefault(name, [math.nan] * waiting)
-        for name, column in self._columns.items():
-            column.extend(event.data["values"].get(name) or [math.nan] * n)
-        self._n_received += n
-        self._give()
+        if self._on and event.kind == "steps" and event.progress.phase == "train":
+            self._rows.add(event.data["values"], event.data["n"])
+            self._give()
 
     def _give(self) -> None:
-        while self._marks and self._marks[0].row <= self._n_received:
-            mark = self._marks.popleft()
-            n = mark.row - self._n_given
-            means = {f"{name}_step": _mean(column[:n], strict=name == "train_loss") for name, column in self._columns.items()}
-            for column in self._columns.values():
-                del column[:n]
-            self._n_given = mark.row
-            point = {name: value for name, value in means.items() if value is not None} | mark.values
+        for update, point in self._rows.points():
             for logger in self.loggers:
-                logger.log_metrics(point, step=mark.update - 1)
-
-
-def _mean(values: list[float], *, strict: bool) -> float | None:
-    """The mean; unless it is `strict`, of those that are no NaN, and None where there is none."""
-    values = values if strict else [value for value in values if not math.isnan(value)]
-    return sum(values) / len(values) if values else None
+                logger.log_metrics(point, step=update - 1)

@@ -1,4 +1,4 @@
-"""The order of addons is declared: it does not depend on their names, on the order in which they are listed, or on which was imported first."""
+"""The order of addons is declared: it depends neither on names, nor on the order in which they are listed or imported."""
 
 from __future__ import annotations
 
