@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 PUBLIC = {
     "AccumulationAddon": "addons.accumulation",
     "AddOnBase": "engine.addon",
-    "AddonError": "errors",
+    "AddOnError": "errors",
     "AggregatedOutputs": "addons.accumulation",
     "Callback": "engine.callback",
     "CheckpointError": "errors",
@@ -62,7 +62,6 @@ PUBLIC = {
     "Task": "data.task_loader",
     "TaskLoader": "data.task_loader",
     "TensorLoader": "data.tensor_loader",
-    "ThroughputAddon": "addons.system_monitor",
     "TrainHook": "compat.hook_names",
     "Trainer": "trainer.trainer",
     "TrainerArgs": "jobs.trainer_args",
@@ -109,11 +108,10 @@ if TYPE_CHECKING:
     from nbtrain.addons.freeze import FreezeAddon as FreezeAddon
     from nbtrain.optim.param_groups import param_groups as param_groups
     from nbtrain.addons.gradient_stats import GradientStatsAddon as GradientStatsAddon
-    from nbtrain.addons.system_monitor import ThroughputAddon as ThroughputAddon
     from nbtrain.history.compare import compare as compare
     from nbtrain.jobs.trainer_args import TrainerArgs as TrainerArgs
     from nbtrain.data.tensor_loader import TensorLoader as TensorLoader
-    from nbtrain.errors import AddonError as AddonError
+    from nbtrain.errors import AddOnError as AddOnError
     from nbtrain.errors import CheckpointError as CheckpointError
     from nbtrain.errors import ConfigError as ConfigError
     from nbtrain.errors import NbtrainError as NbtrainError

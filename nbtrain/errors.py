@@ -14,7 +14,7 @@ __all__ = [
     "NbtrainError",
     "ConfigError",
     "OptionError",
-    "AddonError",
+    "AddOnError",
     "CheckpointError",
     "StepError",
     "WorkerError",
@@ -44,7 +44,7 @@ class OptionError(ConfigError, TypeError):
     """An unknown keyword; the text names the nearest known one."""
 
 
-class AddonError(NbtrainError, TypeError):
+class AddOnError(NbtrainError, TypeError):
     """Addons that can't be combined, or one that is missing."""
 
 

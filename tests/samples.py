@@ -94,9 +94,10 @@ _TIMES = {
     "time_s",
     "wait_share",
     "samples_per_s",
+    "tokens_per_s",
     "ram_gb",
     "train_step_time_s",
-    "train_data_wait",
+    "train_wait_share",
     "train_samples_per_s",
     "train_tokens_per_s",
 }

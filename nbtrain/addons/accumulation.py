@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import lightning as L
@@ -16,9 +16,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..data.batch import batch_size
-from ..distributed.rank import RankCallback, find_rank
-from ..engine.addon import AddOnBase
-from ..engine.callback import Told, notifier
+from ..distributed.rank import find_rank
+from .micro_batch import MicroBatchAddon
+from ..engine.addon import AddOnBase, TrainStep
+from ..engine.callback import Notifier, active_callbacks, notifier
+from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError, nearest
 
@@ -33,7 +35,7 @@ def window_of_samples(global_batch_size: int, micro_batch_size: int, n_processes
     if rest or n_batches == 0:
         of_all = f" on each of {n_processes} processes" if n_processes > 1 else ""
         raise ConfigError(
-            f"global_batch_size={global_batch_size} is no multiple of batches of {micro_batch_size} samples{of_all}.",
+            f"global_batch_size={global_batch_size} is not a multiple of batches of {micro_batch_size} samples{of_all}.",
             remedy=f"Give a multiple of {micro_batch_size * n_processes}.",
         )
     return n_batches
@@ -81,41 +83,105 @@ class _Window:
     n_counted: int = 0  # of them; several processes may have none left for one of them in the last round
     n_samples: int = 0
     loss: float | Tensor = 0.0  # the sum of the losses, each times its samples where they are means
-
-    def reset(self) -> None:
-        self.n_batches = self.n_counted = self.n_samples = 0
-        self.loss = 0.0
+    outputs: list[Mapping[str, Any]] = field(default_factory=list)  # of the steps, where a function aggregates them
 
 
 def _floor(count: int | Tensor) -> int | Tensor:
-    """`count`, and 1 where there is none: a gradient of nothing is zero, and stays it."""
+    """`count`, or 1 for 0: a gradient of nothing is zero, and stays zero."""
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
 
 
 # %% ../../nbs/addons/accumulation.ipynb #3fe555d9
+class _Readers:
+    """The processes that read batches: is this one's batch counted, and what is the sum over all of them?"""
+
+    def __init__(self, pl_trainer: L.Trainer) -> None:
+        self.strategy, self.n_processes, self.rank = pl_trainer.strategy, pl_trainer.world_size, find_rank(pl_trainer)
+        if self.rank is not None:
+            self.rank.weighs = False  # it is done here, by the samples of a window
+
+    @property
+    def count_this(self) -> bool:
+        """Is the current batch one that this process has read?"""
+        return self.rank is None or self.rank.counts
+
+    @property
+    def n(self) -> int:
+        return self.n_processes if self.rank is None else self.rank.n_readers
+
+    @property
+    def group(self) -> Any:
+        """Their process group; None where there is one process."""
+        readers = self.rank.readers if self.rank is not None else None
+        return readers or (torch.distributed.group.WORLD if self.n_processes > 1 else None)
+
+    def sum(self, value: Tensor) -> Tensor:
+        return self.strategy.reduce(value, reduce_op="sum") * self.n / self.n_processes
+
+    def totals(self, n_samples: int, n_batches: int) -> tuple[int, int]:
+        """Samples and batches of all, from those of this process."""
+        if self.n_processes == 1:
+            return n_samples, n_batches
+        counts = torch.tensor([n_samples, n_batches], device=self.strategy.root_device)
+        n_samples, n_batches = map(round, self.sum(counts).tolist())
+        return n_samples, n_batches
+
+
+def _aggregate(
+    addon: AccumulationAddon, readers: _Readers, outputs: Sequence[Mapping[str, Any]], loss: float | Tensor | None, n_batches: int
+) -> AggregatedOutputs:
+    """What the steps have returned, of all processes; `loss` is the sum of this process, None where it is not needed."""
+    if addon.aggregate_outputs_fn is not None:
+        return addon.aggregate_outputs_fn(outputs, readers.group)
+    if loss is not None and readers.n_processes > 1:
+        loss = readers.sum(torch.as_tensor(loss, device=readers.strategy.root_device))
+    return AggregatedOutputs(loss, n_batches)
+
+
+def _reduced(addon: AccumulationAddon, found: AggregatedOutputs, n_samples: int) -> float | Tensor:
+    """The loss of an update. Raises StepError where the user's function has left out what it needs."""
+    if found.loss_sum is None or found.num_batches is None:
+        raise StepError("aggregate_outputs_fn returned no loss_sum or no num_batches, which loss_reduction needs.")
+    if addon.loss_reduction == "sum":
+        return found.loss_sum
+    if addon.loss_reduction == "per-token-mean":
+        return found.loss_sum / _floor(_tokens(found))
+    return found.loss_sum / (n_samples if addon.aggregate_outputs_fn is None else found.num_batches)
+
+
+def _reduced_or_none(addon: AccumulationAddon, found: AggregatedOutputs, n_samples: int) -> float | Tensor | None:
+    known = found.loss_sum is not None and (found.num_batches is not None or addon.loss_reduction == "sum")
+    return _reduced(addon, found, n_samples) if known else None
+
+
+def _tokens(found: AggregatedOutputs) -> int | Tensor:
+    if found.num_tokens is None:
+        raise StepError(
+            "aggregate_outputs_fn returned no num_tokens, which a mean over tokens needs.",
+            remedy="Return AggregatedOutputs(loss_sum=..., num_batches=..., num_tokens=...).",
+        )
+    return found.num_tokens
+
+
+# %% ../../nbs/addons/accumulation.ipynb #b58fa588
 class _Accumulate(L.Callback):
-    def __init__(self, addon: AccumulationAddon, trainer: Any) -> None:
+    def __init__(self, addon: AccumulationAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer = addon, trainer
         self.window = _Window()
-        self.outputs: list[Mapping[str, Any]] = []  # of the window, where a function aggregates them
         self.unit = 0  # samples of a batch with weight 1, the same in all processes and in the whole run
-        self._samples = 0  # of the batch at hand
-        self._tell: Told | None = None  # what was aggregated
-        self._rank: RankCallback | None = None
-        self._loss_reduction = addon.loss_reduction
+        self.loss_reduction = addon.loss_reduction
+        self._samples = 0  # of the current batch
+        self._notify: Notifier | None = None  # of what was aggregated
+        self._readers: _Readers
 
     # -- the window's length
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if isinstance(pl_module, StepModule) and self._listen not in pl_module.listeners:
-            pl_module.listeners.append(self._listen)
-        self._rank = find_rank(pl_trainer)
-        if self._rank is not None:
-            self._rank.weighs = False  # it is done here, by the samples of a window
-        self._tell = notifier(pl_trainer, "on_outputs_aggregated")
-        if self._tell is not None:
-            self._loss_reduction = self.addon.loss_reduction or "mean"
-            # on the instance: where nobody listens, the lean loops have nothing to call
-            self.on_validation_batch_end = self._tell_validation  # pyright: ignore[reportAttributeAccessIssue]
+        self._readers = _Readers(pl_trainer)
+        self._notify = notifier(pl_trainer, "on_outputs_aggregated")
+        if self._notify is not None:
+            self.loss_reduction = self.addon.loss_reduction or "mean"
+            # on the instance: without a listener, the lean loops have nothing to call
+            self.on_validation_batch_end = self._notify_of_validation  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         wanted = self.addon.window(self.trainer, pl_trainer)
@@ -128,7 +194,7 @@ class _Accumulate(L.Callback):
         pl_trainer.accumulate_grad_batches = wanted
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._reset()  # a run that an error has ended within a window has left it open
+        self.window = _Window()  # a run that an error has ended within a window has left it open
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         schedule = self.addon.accumulate
@@ -141,16 +207,19 @@ class _Accumulate(L.Callback):
         if not self.unit:
             self.unit = int(pl_trainer.strategy.broadcast(self._samples))
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"unit": self.unit}  # a resumed run may begin with a short batch, and would round otherwise
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.unit = state_dict["unit"]
-
     # -- the gradient
+    def listen(self, output: Mapping[str, Any]) -> None:
+        """Keep what a step has returned, as far as it is needed."""
+        if not self._readers.count_this:
+            return
+        if self.addon.aggregate_outputs_fn is not None:
+            self.window.outputs.append({name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()})
+        else:
+            self.window.loss = self.window.loss + output["loss"].detach() * (self._samples if self.loss_reduction == "mean" else 1)
+
     def on_before_backward(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         self.window.n_batches += 1
-        if not self._counts:
+        if not self._readers.count_this:
             return
         self.window.n_counted += 1
         self.window.n_samples += self._samples
@@ -159,109 +228,52 @@ class _Accumulate(L.Callback):
             loss.register_hook(lambda gradient: gradient * weight)
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        n_samples, n_batches = self._over_processes(pl_trainer, self.window.n_samples, self.window.n_counted)
-        found = self._aggregate(pl_trainer, self.outputs, self.window.loss, n_batches)
-        # Lightning has divided by the batches that a full window has, and a strategy of several processes by their number
-        divided = pl_trainer.accumulate_grad_batches * self._n_readers(pl_trainer)
-        if self.addon.grad_reduction == "mean":
-            factor: float | Tensor = divided * self.unit / n_samples
-        elif self.addon.grad_reduction == "sum":
-            factor = float(divided)
-        else:
-            factor = divided / _floor(_tokens(found))
-        if isinstance(factor, Tensor) or factor != 1.0:
-            _scale([p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None], factor)
+        window, self.window = self.window, _Window()
+        n_samples, n_batches = self._readers.totals(window.n_samples, window.n_counted)
+        loss = window.loss if self.loss_reduction is not None else None
+        found = _aggregate(self.addon, self._readers, window.outputs, loss, n_batches)
+        _correct(optimizer, self._factor(pl_trainer.accumulate_grad_batches, n_samples, found))
         if self.addon.loss_reduction is not None and isinstance(pl_module, StepModule):
-            pl_module.record("window_loss", self._loss(found, n_samples))
-        if self._tell is not None:
-            self._tell(found, self._loss_or_none(found, n_samples))
-        self._reset()
+            pl_module.record("window_loss", _reduced(self.addon, found, n_samples))
+        if self._notify is not None:
+            self._notify(found, _reduced_or_none(self.addon, found, n_samples))
 
-    def _reset(self) -> None:
-        self.window.reset()
-        self.outputs = []
+    def _factor(self, n_batches: int, n_samples: int, found: AggregatedOutputs) -> float | Tensor:
+        """What the gradient of a window is multiplied by."""
+        # Lightning has divided by the batches that a full window has, and a strategy of several processes by their number
+        divided = n_batches * self._readers.n
+        if self.addon.grad_reduction == "mean":
+            return divided * self.unit / n_samples
+        return float(divided) if self.addon.grad_reduction == "sum" else divided / _floor(_tokens(found))
 
-    @property
-    def _counts(self) -> bool:
-        """Is the batch at hand one of this process's own?"""
-        return self._rank is None or self._rank.counts
-
-    def _n_readers(self, pl_trainer: L.Trainer) -> int:
-        """How many processes read batches of their own."""
-        return pl_trainer.world_size if self._rank is None else self._rank.n_readers
-
-    def _sum(self, pl_trainer: L.Trainer, value: Tensor) -> Tensor:
-        """Over the processes that read batches of their own."""
-        return pl_trainer.strategy.reduce(value, reduce_op="sum") * self._n_readers(pl_trainer) / pl_trainer.world_size
-
-    def _over_processes(self, pl_trainer: L.Trainer, n_samples: int, n_batches: int) -> tuple[int, int]:
-        """Samples and batches in all processes, from those of this one."""
-        if pl_trainer.world_size == 1:
-            return n_samples, n_batches
-        counts = torch.tensor([n_samples, n_batches], device=pl_trainer.strategy.root_device)
-        n_samples, n_batches = map(round, self._sum(pl_trainer, counts).tolist())
-        return n_samples, n_batches
-
-    # -- what the steps return
-    def _listen(self, output: Mapping[str, Any]) -> None:
-        addon = self.addon
-        if not self._counts:
+    def _notify_of_validation(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *args: Any) -> None:
+        if pl_trainer.sanity_checking or self._notify is None:
             return
-        if addon.aggregate_outputs_fn is not None:
-            self.outputs.append({name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()})
-        elif self._loss_reduction is not None:
-            self.window.loss = self.window.loss + output["loss"].detach() * (self._samples if self._loss_reduction == "mean" else 1)
+        counts = self._readers.count_this
+        loss, size = outputs.get("loss"), batch_size(batch) * counts  # an open window has nothing to do with it
+        n_samples, n_batches = self._readers.totals(size, int(counts))
+        weighted = loss * (size if self.loss_reduction == "mean" else counts) if loss is not None else None
+        found = _aggregate(self.addon, self._readers, [outputs] if counts else [], weighted, n_batches)
+        self._notify(found, _reduced_or_none(self.addon, found, n_samples))
 
-    def _aggregate(
-        self, pl_trainer: L.Trainer, outputs: Sequence[Mapping[str, Any]], loss: float | Tensor | None, n_batches: int
-    ) -> AggregatedOutputs:
-        if self.addon.aggregate_outputs_fn is not None:
-            readers = self._rank.readers if self._rank is not None else None
-            return self.addon.aggregate_outputs_fn(
-                outputs, readers or (torch.distributed.group.WORLD if pl_trainer.world_size > 1 else None)
-            )
-        if self._loss_reduction is not None and loss is not None and pl_trainer.world_size > 1:
-            loss = self._sum(pl_trainer, torch.as_tensor(loss, device=pl_trainer.strategy.root_device))
-        return AggregatedOutputs(loss, n_batches)
+    # -- its state
+    def state_dict(self) -> dict[str, Any]:
+        return {"unit": self.unit}  # a resumed run may begin with a short batch, and would round otherwise
 
-    def _tell_validation(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *args: Any) -> None:
-        if pl_trainer.sanity_checking or self._tell is None:
-            return
-        loss, size = outputs.get("loss"), batch_size(batch) * self._counts  # a window may be open, which is none of this
-        n_samples, n_batches = self._over_processes(pl_trainer, size, int(self._counts))
-        weighted = loss * (size if self._loss_reduction == "mean" else self._counts) if loss is not None else None
-        found = self._aggregate(pl_trainer, [outputs] if self._counts else [], weighted, n_batches)
-        self._tell(found, self._loss_or_none(found, n_samples))
-
-    def _loss_or_none(self, found: AggregatedOutputs, n_samples: int) -> float | Tensor | None:
-        known = found.loss_sum is not None and (found.num_batches is not None or self.addon.loss_reduction == "sum")
-        return self._loss(found, n_samples) if known else None
-
-    def _loss(self, found: AggregatedOutputs, n_samples: int) -> float | Tensor:
-        if found.loss_sum is None or found.num_batches is None:
-            raise StepError("aggregate_outputs_fn returned no loss_sum or no num_batches, which loss_reduction needs.")
-        if self.addon.loss_reduction == "sum":
-            return found.loss_sum
-        if self.addon.loss_reduction == "per-token-mean":
-            return found.loss_sum / _floor(_tokens(found))
-        return found.loss_sum / (n_samples if self.addon.aggregate_outputs_fn is None else found.num_batches)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.unit = state_dict["unit"]
 
 
-def _scale(gradients: list[Tensor], factor: float | Tensor) -> None:
-    """In place. A model that is split has gradients of two kinds, which torch does not multiply together."""
+# %% ../../nbs/addons/accumulation.ipynb #51e5e74d
+def _correct(optimizer: Optimizer, factor: float | Tensor) -> None:
+    """Multiply the gradients in place. A model that is split has gradients of two kinds, which torch does not multiply together."""
+    if not isinstance(factor, Tensor) and factor == 1.0:
+        return
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     for is_part in (False, True):
         alike = [gradient for gradient in gradients if isinstance(gradient, DTensor) is is_part]
         if alike:
             torch._foreach_mul_(alike, factor)  # pyright: ignore[reportPrivateImportUsage]
-
-
-def _tokens(found: AggregatedOutputs) -> int | Tensor:
-    if found.num_tokens is None:
-        raise StepError(
-            "aggregate_outputs_fn returned no num_tokens, which a mean over tokens needs.",
-            remedy="Return AggregatedOutputs(loss_sum=..., num_batches=..., num_tokens=...).",
-        )
-    return found.num_tokens
 
 
 def _at(schedule: Mapping[int, int], update: int) -> int:
@@ -269,7 +281,52 @@ def _at(schedule: Mapping[int, int], update: int) -> int:
     return schedule[max(key for key in schedule if key <= update)]
 
 
-# %% ../../nbs/addons/accumulation.ipynb #25af2505
+# %% ../../nbs/addons/accumulation.ipynb #aeac0807
+def _check(addon: AccumulationAddon) -> None:
+    """Raise ConfigError for options that can't work, alone or together."""
+    ways = [name for name in ("accumulate", "global_batch_size", "total_batch_size") if getattr(addon, name) is not None]
+    if len(ways) > 1:
+        raise ConfigError(f"{' and '.join(ways)} are both given.", remedy="Give one of them.")
+    schedule = addon.accumulate if isinstance(addon.accumulate, Mapping) else {0: addon.accumulate}
+    if 0 not in schedule or any(type(key) is not int or key < 0 for key in schedule):
+        raise ConfigError(f"accumulate={addon.accumulate!r} does not say where it begins.", remedy="Give {0: 1, 1000: 4}.")
+    sizes = {name: getattr(addon, name) for name in ("global_batch_size", "micro_batch_size", "total_batch_size", "tokens_per_batch")}
+    for name, value in [*(("accumulate", value) for value in schedule.values()), *sizes.items()]:
+        if value is not None and (type(value) is not int or value < 1):
+            raise ConfigError(f"{name}={value!r} must be a positive integer.", remedy="Give 1, 2, 3, … or leave it out.")
+    for name in ("grad_reduction", "loss_reduction"):
+        value = getattr(addon, name)
+        if value not in (*_REDUCTIONS, None if name == "loss_reduction" else "mean"):
+            raise ConfigError(f"{name}={value!r} is unknown.", remedy=nearest(str(value), _REDUCTIONS))
+        if value == "per-token-mean" and addon.aggregate_outputs_fn is None:
+            raise ConfigError(f"{name}='per-token-mean' must know the tokens.", remedy="Give aggregate_outputs_fn, which counts them.")
+
+
+def _samples_of(addon: AccumulationAddon, loader: Any) -> int:
+    """The samples of a batch."""
+    size = getattr(loader, "batch_size", None)
+    if addon.micro_batch_size is not None and size not in (None, addon.micro_batch_size):
+        what = f"micro_batch_size={addon.micro_batch_size}, and the batches of the loader have {size} samples."
+        raise ConfigError(what, remedy="Make the loader with that batch_size, or leave micro_batch_size out.")
+    if (found := addon.micro_batch_size or size) is None:
+        raise ConfigError(
+            "global_batch_size needs the samples of a batch, and the loader has no batch_size.", remedy="Give micro_batch_size."
+        )
+    return found
+
+
+def _tokens_of(addon: AccumulationAddon, loader: Any) -> int:
+    """The tokens of a batch."""
+    length = getattr(loader, "seq_len", getattr(loader, "seq_length", None))
+    size = getattr(loader, "batch_size", None)
+    if addon.tokens_per_batch is not None:
+        return addon.tokens_per_batch
+    if size is None or length is None:
+        raise ConfigError("total_batch_size needs the tokens of a batch, and the loader has no seq_len.", remedy="Give tokens_per_batch.")
+    return size * length
+
+
+# %% ../../nbs/addons/accumulation.ipynb #0106c0de
 class AccumulationAddon(AddOnBase):
     """Let several batches make one update, with the gradient of one big batch. All figures of a window are of what was in it.
 
@@ -298,71 +355,51 @@ class AccumulationAddon(AddOnBase):
     loss_reduction: Reduction | None = None
     aggregate_outputs_fn: AggregateOutputs | None = None
 
+    after = (MicroBatchAddon,)  # a window counts whole batches, not their parts
+
     def __post_init__(self) -> None:
-        ways = [name for name in ("accumulate", "global_batch_size", "total_batch_size") if getattr(self, name) is not None]
-        if len(ways) > 1:
-            raise ConfigError(f"{' and '.join(ways)} are both given.", remedy="Give one of them.")
-        schedule = self.accumulate if isinstance(self.accumulate, Mapping) else {0: self.accumulate}
-        if 0 not in schedule or any(type(key) is not int or key < 0 for key in schedule):
-            raise ConfigError(f"accumulate={self.accumulate!r} does not say where it begins.", remedy="Give {0: 1, 1000: 4}.")
-        sizes = {name: getattr(self, name) for name in ("global_batch_size", "micro_batch_size", "total_batch_size", "tokens_per_batch")}
-        for name, value in [*(("accumulate", value) for value in schedule.values()), *sizes.items()]:
-            if value is not None and (type(value) is not int or value < 1):
-                raise ConfigError(f"{name}={value!r} is no number of 1 or more.", remedy="Give 1, 2, 3, … or leave it out.")
-        for name in ("grad_reduction", "loss_reduction"):
-            value = getattr(self, name)
-            if value not in (*_REDUCTIONS, None if name == "loss_reduction" else "mean"):
-                raise ConfigError(f"{name}={value!r} is unknown.", remedy=nearest(str(value), _REDUCTIONS))
-            if value == "per-token-mean" and self.aggregate_outputs_fn is None:
-                raise ConfigError(f"{name}='per-token-mean' must know the tokens.", remedy="Give aggregate_outputs_fn, which counts them.")
+        _check(self)
         self._loader: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_loader": None}
 
-    def loader(self, trainer: Any, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
+    def loader(self, trainer: TrainerProtocol, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         if training:
             self._loader = loader  # before other addons wrap it
         return loader
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Accumulate(self, trainer)]
 
-    def lightning_args(self, trainer: Any) -> dict[str, Any]:
+    def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
+        found = active_callbacks(trainer, _Accumulate)
+        if not found or (self.aggregate_outputs_fn is None and found[0].loss_reduction is None):
+            return step
+
+        def heard(batch: Any) -> Mapping[str, Any]:
+            output = step(batch)
+            found[0].listen(output)
+            return output
+
+        return heard
+
+    def lightning_args(self, trainer: TrainerProtocol) -> dict[str, Any]:
         return {"accumulate_grad_batches": self.accumulate} if isinstance(self.accumulate, int) else {}
 
-    def window(self, trainer: Any, pl_trainer: L.Trainer) -> int | None:
-        """How many batches the window at hand has; None where it is not said here."""
+    def window(self, trainer: TrainerProtocol, pl_trainer: L.Trainer) -> int | None:
+        """How many batches the current window has; None where no option says."""
         if isinstance(self.accumulate, Mapping):
             return _at(self.accumulate, pl_trainer.global_step)
         if self.global_batch_size is not None:
-            return window_of_samples(self.global_batch_size, self._micro(pl_trainer), pl_trainer.world_size)
+            return window_of_samples(
+                self.global_batch_size, _samples_of(self, self._loader or pl_trainer.train_dataloader), pl_trainer.world_size
+            )
         if self.total_batch_size is not None:
-            n_batches, text = window_of_tokens(self.total_batch_size, self._tokens(pl_trainer), pl_trainer.world_size)
+            n_batches, text = window_of_tokens(
+                self.total_batch_size, _tokens_of(self, self._loader or pl_trainer.train_dataloader), pl_trainer.world_size
+            )
             if text:
                 trainer.recorder.note(text)
             return n_batches
         return self.accumulate
-
-    def _micro(self, pl_trainer: L.Trainer) -> int:
-        size = getattr(self._loader or pl_trainer.train_dataloader, "batch_size", None)
-        if self.micro_batch_size is not None and size not in (None, self.micro_batch_size):
-            what = f"micro_batch_size={self.micro_batch_size}, and the batches of the loader have {size} samples."
-            raise ConfigError(what, remedy="Make the loader with that batch_size, or leave micro_batch_size out.")
-        if (found := self.micro_batch_size or size) is None:
-            raise ConfigError(
-                "global_batch_size needs the samples of a batch, and the loader has no batch_size.", remedy="Give micro_batch_size."
-            )
-        return found
-
-    def _tokens(self, pl_trainer: L.Trainer) -> int:
-        loader = self._loader or pl_trainer.train_dataloader
-        length = getattr(loader, "seq_len", getattr(loader, "seq_length", None))
-        size = getattr(loader, "batch_size", None)
-        if self.tokens_per_batch is not None:
-            return self.tokens_per_batch
-        if size is None or length is None:
-            raise ConfigError(
-                "total_batch_size needs the tokens of a batch, and the loader has no seq_len.", remedy="Give tokens_per_batch."
-            )
-        return size * length

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.addon import AddOnBase
+from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError, ConfigError
 
 # %% auto #0
@@ -69,7 +70,7 @@ def put_back(model: nn.Module, values: list[Tensor]) -> None:
 
 # %% ../../nbs/addons/ema.ipynb #c30c736f
 class _Averaging(L.Callback):
-    def __init__(self, addon: EMAAddon, trainer: Any) -> None:
+    def __init__(self, addon: EMAAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer = addon, trainer
         self._update = 0
         self._lent = False
@@ -131,13 +132,13 @@ class EMAAddon(AddOnBase):
         self.average = Average(self.ema_decay, warmup=self.ema_warmup)
         self._own: list[Tensor] | None = None  # the model's weights, while it has the average
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Averaging(self, trainer)]
 
-    def weights(self, trainer: Any) -> dict[str, Tensor] | None:
+    def weights(self, trainer: TrainerProtocol) -> dict[str, Tensor] | None:
         return self.average.by_name(trainer.model) if self.average.n else None
 
-    def load_weights(self, trainer: Any, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, trainer: TrainerProtocol, weights: Mapping[str, Tensor]) -> None:
         names = {id(p): name for name, p in trainer.model.state_dict(keep_vars=True).items()}
         self.average.values = [_wide(weights[names[id(p)]]).to(p.device, copy=True) for p in trainer.model.parameters()]
         self.average.n = max(self.average.n, 1)  # the callback's state has the true number
@@ -155,7 +156,7 @@ class EMAAddon(AddOnBase):
         put_back(model, self._own)
         self._own = None
 
-    def apply_average(self, trainer: Any) -> None:
+    def apply_average(self, trainer: TrainerProtocol) -> None:
         """Let the model have the average for good. Raises CheckpointError where there is none yet."""
         if self.average.n == 0:
             raise CheckpointError("There is no average yet.", remedy="Train first.")

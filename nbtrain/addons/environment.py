@@ -13,6 +13,7 @@ import lightning as L
 import torch
 
 from ..engine.addon import AddOnBase
+from ..engine.protocol import TrainerProtocol
 
 # %% auto #0
 __all__ = ["EnvironmentAddon"]
@@ -20,7 +21,7 @@ __all__ = ["EnvironmentAddon"]
 
 # %% ../../nbs/addons/environment.ipynb #1d198e14
 class _Environment(L.Callback):
-    def __init__(self, addon: EnvironmentAddon, trainer: Any) -> None:
+    def __init__(self, addon: EnvironmentAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer = addon, trainer
         self._before: tuple[bool, bool, bool] | None = None
 
@@ -64,5 +65,5 @@ class EnvironmentAddon(AddOnBase):
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"initialised": False}  # another process
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Environment(self, trainer)]

@@ -15,7 +15,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .state_manager import StateManagerAddon
 from ..engine.callback import Stopper
+from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..errors import ConfigError
 
@@ -39,7 +41,7 @@ class RunArguments:
     load_best_model_at_end: bool = False  # apply_weights() does it
 
     @classmethod
-    def of(cls, pl_trainer: L.Trainer, trainer: Any) -> RunArguments:
+    def of(cls, pl_trainer: L.Trainer, trainer: TrainerProtocol | None) -> RunArguments:
         """Those of the run at hand; `trainer` is nbtrain's trainer, or None under another module."""
         return cls(
             output_dir=str(trainer.run_dir) if trainer is not None and trainer.run_dir is not None else None,
@@ -48,8 +50,8 @@ class RunArguments:
             gradient_accumulation_steps=pl_trainer.accumulate_grad_batches,
             logging_steps=pl_trainer.log_every_n_steps or 1,  # pyright: ignore[reportAttributeAccessIssue]
             eval_strategy="epoch" if pl_trainer.enable_validation else "no",
-            metric_for_best_model=_eval_name(trainer.monitor) if trainer is not None else "eval_loss",
-            greater_is_better=trainer is not None and trainer.monitor_mode == "max",
+            metric_for_best_model=_eval_name(trainer.train_state.history.monitor) if trainer is not None else "eval_loss",
+            greater_is_better=trainer is not None and trainer.train_state.history.monitor_mode == "max",
         )
 
 
@@ -75,7 +77,14 @@ class _Exportable(Protocol):
     def state(self) -> dict[str, Any]: ...
 
 
-def _owner(module: L.LightningModule) -> Any:
+@runtime_checkable
+class _Validating(Protocol):
+    """A trainer that can validate between two batches of its run."""
+
+    def validate_now(self) -> dict[str, float] | None: ...
+
+
+def _owner(module: L.LightningModule) -> TrainerProtocol | None:
     """nbtrain's trainer; None under another module."""
     return module.owner if isinstance(module, StepModule) else None
 
@@ -85,13 +94,16 @@ def _obey(control: Any, pl_trainer: L.Trainer, module: L.LightningModule, name: 
     trainer = _owner(module)
     if control.should_epoch_stop:
         raise ConfigError(f"{name} asks for the end of the epoch, which can't be had.", remedy="Let it ask for should_training_stop.")
-    is_on = isinstance(module, StepModule) and trainer.control.state != "idle"
+    is_on = trainer is not None and trainer.control.state != "idle"
     if control.should_evaluate:
         _check(is_on and pl_trainer.enable_validation, name, "should_evaluate", "a valid_loader")
+        assert isinstance(trainer, _Validating)
         trainer.validate_now()
     if control.should_save:
-        _check(is_on and hasattr(trainer, "save_state"), name, "should_save", "StateManagerAddon")  # a command of an addon
-        trainer.save_state()
+        managers = [addon for addon in trainer.active_addons if isinstance(addon, StateManagerAddon)] if trainer is not None else []
+        _check(is_on and bool(managers), name, "should_save", "StateManagerAddon")
+        assert trainer is not None
+        managers[0].save_state(trainer)
     control.should_evaluate = control.should_save = False
 
 
@@ -101,14 +113,8 @@ def _check(possible: bool, name: str, flag: str, needed: str) -> None:
 
 
 # %% ../../nbs/addons/hf_callback.ipynb #71a652d5
-class HFCallback(Stopper):
-    """A TrainerCallback of transformers as a Lightning callback: `lightning={"callbacks": [HFCallback(callback)]}`.
-
-    Told are: on_train_begin, on_epoch_begin, on_step_begin, on_pre_optimizer_step, on_optimizer_step, on_substep_end, on_step_end, on_log,
-    on_evaluate, on_save, on_epoch_end, on_train_end. `args` stands for the RunArguments that the callback gets otherwise. on_log comes each
-    `args.logging_steps` updates with the mean loss, and after each validation. The state, and what the callback exports, are saved with
-    a checkpoint. Raises ConfigError where transformers is not installed, and for what the callback asks for and can't get.
-    """
+class _Adapter(Stopper):
+    """The callback of transformers, the state that it sees, and what it asks for."""
 
     def __init__(self, callback: Any, args: Any = None) -> None:
         try:
@@ -139,7 +145,6 @@ class HFCallback(Stopper):
         for name, value in state_dict["callback"].items():
             setattr(self.callback, name, value)
 
-    # -- telling
     def tell(self, event: str, pl_trainer: L.Trainer, module: L.LightningModule, **more: Any) -> None:
         """Call the callback's `event`, and do what it asks for."""
         model = module.model if isinstance(module, StepModule) else module
@@ -162,7 +167,23 @@ class HFCallback(Stopper):
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.tell("on_log", pl_trainer, module, logs=logs)
 
-    # -- Lightning's hooks
+    def _note_best(self, metrics: Mapping[str, float]) -> None:
+        """As transformers does, after the callback has seen the metrics."""
+        value, best = metrics.get(_eval_name(self.args.metric_for_best_model)), self.state.best_metric
+        if value is not None and (best is None or (value > best if self.args.greater_is_better else value < best)):
+            self.state.best_metric, self.state.best_global_step = value, self.state.global_step
+
+
+# %% ../../nbs/addons/hf_callback.ipynb #875da80d
+class HFCallback(_Adapter):
+    """A TrainerCallback of transformers as a Lightning callback: `lightning={"callbacks": [HFCallback(callback)]}`.
+
+    Told are: on_train_begin, on_epoch_begin, on_step_begin, on_pre_optimizer_step, on_optimizer_step, on_substep_end, on_step_end, on_log,
+    on_evaluate, on_save, on_epoch_end, on_train_end. `args` stands for the RunArguments that the callback gets otherwise. on_log comes each
+    `args.logging_steps` updates with the mean loss, and after each validation. The state, and what the callback exports, are saved with
+    a checkpoint. Raises ConfigError where transformers is not installed, and for what the callback asks for and can't get.
+    """
+
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.args = self.given_args if self.given_args is not None else RunArguments.of(pl_trainer, _owner(pl_module))
         state = self.state
@@ -218,12 +239,6 @@ class HFCallback(Stopper):
         self.tell("on_evaluate", pl_trainer, pl_module, metrics=metrics)
         self._note_best(metrics)
         self._stop_where_asked(pl_trainer)
-
-    def _note_best(self, metrics: Mapping[str, float]) -> None:
-        """As transformers does, after the callback has seen the metrics."""
-        value, best = metrics.get(_eval_name(self.args.metric_for_best_model)), self.state.best_metric
-        if value is not None and (best is None or (value > best if self.args.greater_is_better else value < best)):
-            self.state.best_metric, self.state.best_global_step = value, self.state.global_step
 
     def on_save_checkpoint(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self.tell("on_save", pl_trainer, pl_module)

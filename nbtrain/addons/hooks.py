@@ -17,9 +17,12 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from ..compat.hook_names import HOOK_NAMES, TrainHook, names_at
-from ..engine.addon import AddOnBase
-from ..engine.callback import Callback, call_hook, listeners, notes, notifier
+from .early_stopping import EarlyStoppingAddon
+from .gradient_stats import GradientStatsAddon
+from ..engine.addon import AddOnBase, TrainStep
+from ..engine.callback import Callback, active_callbacks, call_hook, listeners, notes, notifier
 from ..engine.hooks import HOOKS, check_names
+from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, add_note, first_line, nearest
 
@@ -210,10 +213,6 @@ class _Dispatch(Callback):
     def _waiting(self, moment: str) -> list[str]:
         return [name for name in names_at(moment) if name in self.hooks]
 
-    def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if self.window.keeps and isinstance(pl_module, StepModule):
-            pl_module.listeners.append(self.window.keep)
-
     def _call(self, moments: _Moments, pl_trainer: L.Trainer, module: L.LightningModule, *given: Any) -> None:
         if pl_trainer.sanity_checking:
             return
@@ -310,11 +309,25 @@ class HooksAddon(AddOnBase):
 
     hooks: Hooks | Sequence[Hooks] | None = None
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    after = (GradientStatsAddon, EarlyStoppingAddon)  # and what these come after: gradients are clipped, the average is taken
+
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         hooks = self.gather(trainer)
         return [_Ends(trainer, hooks), *([_Dispatch(trainer, hooks)] if hooks else [])]
 
-    def gather(self, trainer: Any) -> dict[str, list[_Bound]]:
+    def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
+        found = active_callbacks(trainer, _Dispatch)
+        if not found or not found[0].window.keeps:
+            return step
+
+        def keeping(batch: Any) -> Mapping[str, Any]:
+            output = step(batch)
+            found[0].window.keep(output)
+            return output
+
+        return keeping
+
+    def gather(self, trainer: TrainerProtocol | None) -> dict[str, list[_Bound]]:
         """The hooks of a trainer by name, in the order of their calls. Raises ConfigError for a name or a signature that is wrong."""
         parts = [getattr(trainer, name, None) for name in ("model", "optimizer", "scheduler")]
         pairs = [pair for part in parts if isinstance(part, TrainHook) for pair in _bound(part, strict=False)]

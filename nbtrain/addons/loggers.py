@@ -18,8 +18,10 @@ from lightning.pytorch.loggers import Logger
 from safetensors.torch import save
 
 from ..engine.addon import AddOnBase
+from ..engine.callback import active_callbacks
 from ..engine.control import Leave
-from ..errors import AddonError, ConfigError, OptionError, nearest
+from ..engine.protocol import EventSink, TrainerProtocol
+from ..errors import AddOnError, ConfigError, OptionError, nearest
 from ..history.provenance import describe, record
 from ..loggers.background import Connect, Delivery
 from ..loggers.local import LOCAL
@@ -33,13 +35,13 @@ __all__ = ["hyper_parameters", "source_files", "WebLoggerAddon", "WandBLoggerAdd
 
 
 # %% ../../nbs/addons/loggers.ipynb #3774a30d
-def hyper_parameters(trainer: Any) -> dict[str, Any]:
+def hyper_parameters(trainer: TrainerProtocol) -> dict[str, Any]:
     """A trainer's arguments as plain data, secrets blotted out, and the size of its model."""
     given = {name: describe(value, name) for name, value in trainer.given.items() if value is not None}
     return given | {"n_params": sum(p.numel() for p in trainer.model.parameters())}
 
 
-def source_files(trainer: Any) -> dict[str, bytes]:
+def source_files(trainer: TrainerProtocol) -> dict[str, bytes]:
     """The source that a trainer reaches, by file name: from its run folder, or gathered now where there is none."""
     if trainer.run_dir is not None and (trainer.run_dir / "provenance.json").exists():
         return _files_below(trainer.run_dir, ("provenance.json", "git.diff", "source*/**/*.py"))
@@ -61,7 +63,7 @@ def _files_below(folder: Path, patterns: Sequence[str]) -> dict[str, bytes]:
 class _Stops(L.Callback):
     """Tells deliveries whether a run that was left before its end has failed, or was stopped."""
 
-    def __init__(self, trainer: Any, deliveries: Sequence[Delivery]) -> None:
+    def __init__(self, trainer: TrainerProtocol, deliveries: Sequence[Delivery]) -> None:
         self.trainer, self.deliveries = trainer, deliveries
 
     def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -70,10 +72,15 @@ class _Stops(L.Callback):
                 delivery.end_is_wanted()
 
 
+def _points_of(trainer: TrainerProtocol, ours: Sequence[Logger]) -> StepPoints | None:
+    """The callback that gives these loggers their points."""
+    return next((callback for callback in active_callbacks(trainer, StepPoints) if list(callback.loggers) == list(ours)), None)
+
+
 class _WholeRun(L.Callback):
     """Gives a web logger what is not a metric."""
 
-    def __init__(self, trainer: Any, addon: WebLoggerAddon, delivery: Delivery) -> None:
+    def __init__(self, trainer: TrainerProtocol, addon: WebLoggerAddon, delivery: Delivery) -> None:
         self.trainer, self.addon, self.delivery = trainer, addon, delivery
         self._is_on = False
 
@@ -146,11 +153,11 @@ class WebLoggerAddon(AddOnBase):
         if self._delivery is not None:
             self._delivery.put(lambda tracker: tracker.log_figure(name, picture))
 
-    def connect(self, trainer: Any, note: Callable[[str], None]) -> Logger:
+    def connect(self, trainer: TrainerProtocol, note: Callable[[str], None]) -> Logger:
         """Begin or continue the run of `trainer`."""
         raise NotImplementedError
 
-    def run_id(self, trainer: Any) -> str:
+    def run_id(self, trainer: TrainerProtocol) -> str:
         """The id of the run in the service: that of the run folder, or of this addon where there is none."""
         if trainer.run_dir is None:
             return self._id
@@ -159,13 +166,16 @@ class WebLoggerAddon(AddOnBase):
             file.write_text(self._id, encoding="utf-8")
         return file.read_text(encoding="utf-8")
 
-    def lightning_loggers(self, trainer: Any) -> list[Logger]:
+    def lightning_loggers(self, trainer: TrainerProtocol) -> list[Logger]:
         if self._delivery is None:
             connect = partial(self.connect, trainer)
             self._delivery = Delivery(self.service, connect, lambda text: trainer.recorder.note(text), wait_s=self.wait_s)
         return [self._delivery]
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def sink(self, trainer: TrainerProtocol) -> EventSink | None:
+        return _points_of(trainer, self.lightning_loggers(trainer))
+
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         self.lightning_loggers(trainer)
         assert self._delivery is not None
         ours = [self._delivery]
@@ -177,7 +187,7 @@ class WebLoggerAddon(AddOnBase):
 
 def _check_installed(package: str, who: str) -> None:
     if importlib.util.find_spec(package) is None:
-        raise AddonError(f"{who} {package}, which is not installed.", remedy=f"pip install 'nbtrain[{package}]'")
+        raise AddOnError(f"{who} {package}, which is not installed.", remedy=f"pip install 'nbtrain[{package}]'")
 
 
 # %% ../../nbs/addons/loggers.ipynb #7ce1255a
@@ -192,7 +202,7 @@ class WandBLoggerAddon(WebLoggerAddon):
 
     service: ClassVar[str] = "wandb"
 
-    def connect(self, trainer: Any, note: Callable[[str], None]) -> Logger:
+    def connect(self, trainer: TrainerProtocol, note: Callable[[str], None]) -> Logger:
         check_wandb(self.options)
         return connect_wandb({"project": trainer.title, **self.options}, self.run_id(trainer), trainer.run_dir, note)
 
@@ -209,7 +219,7 @@ class NeptuneLoggerAddon(WebLoggerAddon):
     service: ClassVar[str] = "neptune"
     wait_s: ClassVar[float] = _LOCAL_S
 
-    def connect(self, trainer: Any, note: Callable[[str], None]) -> Logger:
+    def connect(self, trainer: TrainerProtocol, note: Callable[[str], None]) -> Logger:
         return connect_neptune(check_neptune(self.options), self.run_id(trainer), trainer.run_dir, note)
 
 
@@ -237,21 +247,24 @@ class LoggersAddon(AddOnBase):
                 _check_installed(package, f"loggers=[{given!r}] needs")
         self._deliveries: list[Delivery] = []
 
-    def lightning_loggers(self, trainer: Any) -> list[Logger]:
+    def lightning_loggers(self, trainer: TrainerProtocol) -> list[Logger]:
         named = [given for given in self.loggers if isinstance(given, str)]
-        if named and trainer is not None and trainer.save_path is None:
+        if named and trainer is not None and trainer.run_dir is None and trainer.given.get("save_path") is None:
             raise ConfigError(f"loggers={named} have no folder to write to.", remedy='Give save_path="runs/my-run".')
         if not self._deliveries:
             self._deliveries = [self._delivery(trainer, given) for given in self.loggers]
         return list(self._deliveries)
 
-    def _delivery(self, trainer: Any, given: str | Logger) -> Delivery:
+    def _delivery(self, trainer: TrainerProtocol, given: str | Logger) -> Delivery:
         label = given if isinstance(given, str) else type(given).__name__
         connect: Connect = partial(_begin, trainer, given) if isinstance(given, str) else lambda note: given
         wait_s = _LOCAL_S if isinstance(given, str) else _AWAY_S
         return Delivery(label, connect, lambda text: trainer.recorder.note(text), wait_s=wait_s)
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def sink(self, trainer: TrainerProtocol) -> EventSink | None:
+        return _points_of(trainer, self._deliveries)
+
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         self.lightning_loggers(trainer)
         return [StepPoints(trainer, self._deliveries), _Stops(trainer, self._deliveries)]
 
@@ -259,7 +272,7 @@ class LoggersAddon(AddOnBase):
         return vars(self) | {"_deliveries": []}
 
 
-def _begin(trainer: Any, name: str, note: Callable[[str], None]) -> Logger:
+def _begin(trainer: TrainerProtocol, name: str, note: Callable[[str], None]) -> Logger:
     """The tracker called `name`, in the run folder."""
     logger = LOCAL[name][1](trainer.open_run_dir(), trainer.title, trainer.train_state.counts.update)
     logger.log_hyperparams(hyper_parameters(trainer))

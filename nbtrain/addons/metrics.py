@@ -21,8 +21,9 @@ from torchmetrics import Metric, MetricCollection
 from ..checkpoint.atomic import written
 from ..distributed.parallelism import gather
 from ..distributed.rank import RankCallback, find_rank
-from ..engine.addon import AddOnBase
-from ..engine.step_module import StepModule
+from ..engine.addon import AddOnBase, Phase
+from ..engine.callback import active_callbacks
+from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError, StepError, add_note
 from ..optim.schedulers import n_required
 
@@ -172,8 +173,6 @@ class _Measure(L.Callback):
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._rank = find_rank(pl_trainer)
-        if isinstance(pl_module, StepModule) and self._compute not in pl_module.sources:
-            pl_module.sources.append(self._compute)
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._passes["train"] = {}
@@ -215,7 +214,7 @@ class _Measure(L.Callback):
             if self._rank is None or self._rank.counts:
                 self._passes[phase][loader].add(label, output)
 
-    def _compute(self, phase: str) -> dict[str, float]:
+    def compute(self, phase: Phase) -> dict[str, float]:
         """The metrics of a pass that ends, of all its loaders together, and of each where there are several."""
         gathered, self._passes[phase] = self._passes[phase], {}
         found = {loader: one.compute() for loader, one in gathered.items()}
@@ -246,10 +245,13 @@ class MetricsAddon(AddOnBase):
     def __post_init__(self) -> None:
         self.measures = _by_name(self.metrics)
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Measure(self, self.measures)] if self.measures else []
 
-    def save_metrics(self, trainer: Any, split: str, metrics: Mapping[str, Any]) -> Path:
+    def pass_metrics(self, trainer: TrainerProtocol, phase: Phase) -> dict[str, float]:
+        return {name: value for callback in active_callbacks(trainer, _Measure) for name, value in callback.compute(phase).items()}
+
+    def save_metrics(self, trainer: TrainerProtocol, split: str, metrics: Mapping[str, Any]) -> Path:
         """Write `metrics` to `<split>_results.json` in the run folder. Returns its path.
 
         Raises ConfigError where there is no run folder, and for a split that is no part of a file name.

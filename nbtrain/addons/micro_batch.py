@@ -5,7 +5,8 @@
 # %% ../../nbs/addons/micro_batch.ipynb #4da61327
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import lightning as L
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ..data.batch import batch_size, is_out_of_memory, split
-from ..engine.addon import AddOnBase
-from ..engine.step_module import StepModule
+from ..engine.addon import AddOnBase, TrainStep
+from ..engine.callback import active_callbacks
+from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError, StepError, nearest
 
 # %% auto #0
@@ -77,16 +79,14 @@ class _Sum:
 
 # %% ../../nbs/addons/micro_batch.ipynb #2a53f4d4
 class _Parts(L.Callback):
-    def __init__(self, addon: MicroBatchAddon, trainer: Any) -> None:
+    def __init__(self, addon: MicroBatchAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer = addon, trainer
         self._scaler: Any = None
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if isinstance(pl_module, StepModule) and stage == "fit":
-            pl_module.in_parts = self.run
-            self._scaler = getattr(pl_trainer.precision_plugin, "scaler", None)
+        self._scaler = getattr(pl_trainer.precision_plugin, "scaler", None)
 
-    def run(self, step: Callable[[Any], Mapping[str, Any]], batch: Any) -> Mapping[str, Any]:
+    def run(self, step: TrainStep, batch: Any) -> Mapping[str, Any]:
         """What `step` returns for `batch`, which is taken in smaller parts until they fit."""
         n = batch_size(batch)
         while True:
@@ -101,9 +101,10 @@ class _Parts(L.Callback):
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
-    def _attempt(self, step: Callable[[Any], Mapping[str, Any]], batch: Any, n: int) -> Mapping[str, Any] | None:
+    def _attempt(self, step: TrainStep, batch: Any, n: int) -> Mapping[str, Any] | None:
         """None where the memory was full, and the parts can be smaller."""
         size = min(self.addon.n_at_once or n, n)
+        assert self.trainer.optimizer is not None
         parameters = [p for group in self.trainer.optimizer.param_groups for p in group["params"] if p.requires_grad]
         scale = float(self._scaler.get_scale()) if self._scaler is not None else 1.0
         total = _Sum(parameters, n, sums=self.addon.micro_reduction == "sum", scale=scale)
@@ -145,5 +146,9 @@ class MicroBatchAddon(AddOnBase):
             )
         self.n_at_once: int | None = None
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Parts(self, trainer)] if self.auto_micro_batch else []
+
+    def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
+        found = active_callbacks(trainer, _Parts)
+        return partial(found[0].run, step) if found else step

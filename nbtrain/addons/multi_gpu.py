@@ -31,13 +31,15 @@ from ..distributed.worker import Rank, Terminated, dumps
 from ..distributed.worker_pool import Launch, Pool
 from ..distributed.worker_rank import InWorker, WorkerEnvironment
 from ..distributed.world import find_world
+from .accumulation import AccumulationAddon
 from ..engine.addon import AddOnBase
+from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError, WorkerError
 from ..events import Event, Status
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["MultiGPUAddon"]
+__all__ = ["fit_parallelism", "MultiGPUAddon"]
 
 # %% ../../nbs/addons/multi_gpu.ipynb #f91421d4
 _NOISE = (
@@ -56,14 +58,14 @@ class _Returned:
 class _Job:
     """The payload: a trainer's run."""
 
-    trainer: Any
+    trainer: TrainerProtocol
     drive: Callable[..., tuple[Status, str]]
     loaders: tuple[Any, Any]
     devices: list[torch.device]
     random: dict[str, Any]
 
     def __call__(self, rank: Rank) -> tuple[Status, str]:
-        launcher = self.trainer.launcher
+        launcher = next(addon for addon in self.trainer.active_addons if isinstance(addon, MultiGPUAddon))
         in_rank = launcher.in_rank = InWorker(self.trainer, rank, self.devices[rank.number], launcher.parallelism)
         set_random_state(self.random)
         with warnings.catch_warnings():
@@ -80,12 +82,77 @@ class _Job:
 
 
 # %% ../../nbs/addons/multi_gpu.ipynb #3075d5f7
+def _all_devices(device: Devices) -> list[torch.device]:
+    devices = resolve_devices(device)
+    if device in ("auto", "cuda") and devices[0].type == "cuda":
+        devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    kinds = {device.type for device in devices}
+    if len(kinds) > 1 or (len(devices) > 1 and (kinds == {"mps"} or (kinds == {"cuda"} and len(set(devices)) < len(devices)))):
+        names = ", ".join(map(str, devices))
+        raise ConfigError(f"device=[{names}] can't train one model.", remedy='Give different GPUs, or "cpu" several times.')
+    return devices
+
+
+# %% ../../nbs/addons/multi_gpu.ipynb #8d74134e
+def _check(addon: MultiGPUAddon) -> None:
+    if addon.num_nodes not in (1, addon.world.n_machines):
+        raise ConfigError(
+            f"num_nodes={addon.num_nodes!r}, and this is one of {addon.world.n_machines}.",
+            remedy="Start the script on each machine, with torchrun --nnodes or srun.",
+        )
+    if addon.memory_gb is not None and (addon.strategy != "auto" or not addon.memory_gb > 0):
+        raise ConfigError(f"memory_gb={addon.memory_gb!r} is of no use here.", remedy="Give a positive number, with strategy='auto'.")
+
+
+def fit_parallelism(addon: MultiGPUAddon, trainer: TrainerProtocol) -> None:
+    """Choose the parallelism under "auto", and raise ConfigError for what can't be done for `trainer`."""
+    for name in {"strategy", "num_nodes", "use_distributed_sampler"} & trainer.lightning.keys():
+        remedy = f"Leave it out, or use {name}=... of the addon."
+        raise ConfigError(f"lightning={{{name!r}: ...}} is set by MultiGPUAddon.", remedy=remedy)
+    if addon.strategy == "auto":
+        _choose(addon, trainer)
+    if not addon.parallelism.returns:
+        raise ConfigError(
+            f"strategy={addon.parallelism.strategy!r} keeps its parts in its own form, which can't be put back into the trainer.",
+            remedy="Use strategy='fsdp2', or a lightning.Trainer of your own: fit(trainer.as_lightning_module(), loader).",
+        )
+    # Weights that an addon keeps beside the model's would not be split with them
+    keepers = [type(other).__name__ for other in trainer.active_addons if type(other).weights is not AddOnBase.weights]
+    if keepers and addon.parallelism.splits:
+        raise ConfigError(
+            f"{keepers[0]} keeps whole weights, and {addon.parallelism} splits the model.", remedy="Leave it out, or use strategy='ddp'."
+        )
+
+
+def _choose(addon: MultiGPUAddon, trainer: TrainerProtocol) -> None:
+    n = addon.n_processes
+    size = min(device_memory(device, n) for device in addon.devices) if addon.memory_gb is None else int(addon.memory_gb * 1e9)
+    plan = plan_devices(trainer.model, trainer.optimizer if trainer.mode == "train" else None, n, size)
+    for line in str(plan).splitlines():
+        trainer.recorder.note(line)
+    addon.parallelism = plan.chosen()
+
+
+# %% ../../nbs/addons/multi_gpu.ipynb #fe8e8cf6
+def _rank_args(addon: MultiGPUAddon, rank: RankCallback) -> dict[str, Any]:
+    """Lightning's arguments in a rank."""
+    environment, n = cast(ClusterEnvironment, addon.world.environment), addon.world.n_local
+    if isinstance(rank, InWorker):
+        environment, n = WorkerEnvironment(rank.rank), len(addon.devices)
+    strategy = addon.parallelism.make(environment)
+    on_cuda = addon.devices[0].type == "cuda"
+    devices = [device.index for device in addon.devices[:n]] if on_cuda else n
+    return {"devices": devices, "num_nodes": addon.world.n_machines, "strategy": strategy, "use_distributed_sampler": False}
+
+
+# %% ../../nbs/addons/multi_gpu.ipynb #4a090545
 @cache
 def _pool() -> Pool:
     """The interpreters that wait for a run of this process."""
     return Pool(("nbtrain.trainer.trainer",))
 
 
+# %% ../../nbs/addons/multi_gpu.ipynb #f8901c2d
 class MultiGPUAddon(Launcher):
     """Run on several devices: `device=[...]`, or "cuda" for all GPUs; `["cpu", "cpu"]` are two processes on the CPU.
 
@@ -117,16 +184,12 @@ class MultiGPUAddon(Launcher):
     memory_gb: float | None = None
     num_nodes: int = 1
 
+    after = (AccumulationAddon,)  # which sees the loader before it is divided among the ranks
+
     def __post_init__(self) -> None:
         self.in_rank: RankCallback | None = None
         self.world = find_world()
-        if self.num_nodes not in (1, self.world.n_machines):
-            raise ConfigError(
-                f"num_nodes={self.num_nodes!r}, and this is one of {self.world.n_machines}.",
-                remedy="Start the script on each machine, with torchrun --nnodes or srun.",
-            )
-        if self.memory_gb is not None and (self.strategy != "auto" or not self.memory_gb > 0):
-            raise ConfigError(f"memory_gb={self.memory_gb!r} is of no use here.", remedy="Give a positive number, with strategy='auto'.")
+        _check(self)
         self.devices = _all_devices(self.device)
         self.parallelism = resolve_parallelism(
             self.strategy,
@@ -157,36 +220,36 @@ class MultiGPUAddon(Launcher):
         return self.parallelism.n_readers
 
     # -- in a rank
-    def _rank(self, trainer: Any) -> RankCallback | None:
+    def _rank(self, trainer: TrainerProtocol) -> RankCallback | None:
         """What makes this process a rank, where it is one."""
         if self.in_rank is None and self.world.size > 1 and not self.is_elsewhere:
-            self._fit_parallelism(trainer)
+            fit_parallelism(self, trainer)
             self.in_rank = InWorld(trainer, self.world, self.parallelism)
         return self.in_rank
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         rank = self._rank(trainer)
         return [] if rank is None else [rank]
 
-    def loader(self, trainer: Any, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
+    def loader(self, trainer: TrainerProtocol, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         rank = self._rank(trainer)
         return loader if rank is None else rank.loader(loader, training=training)
 
-    def lightning_args(self, trainer: Any) -> dict[str, Any]:
+    def configure_model(self, trainer: TrainerProtocol, module: L.LightningModule) -> None:
+        if self.in_rank is not None:
+            self.in_rank.split(module)
+
+    def lightning_args(self, trainer: TrainerProtocol) -> dict[str, Any]:
         rank = self._rank(trainer)
         if rank is None:
             return {}
-        environment, n = cast(ClusterEnvironment, self.world.environment), self.world.n_local
-        if isinstance(rank, InWorker):
-            environment, n = WorkerEnvironment(rank.rank), len(self.devices)
-        strategy = self.parallelism.make(environment)
-        on_cuda = self.devices[0].type == "cuda"
-        devices = [device.index for device in self.devices[:n]] if on_cuda else n
-        return {"devices": devices, "num_nodes": self.world.n_machines, "strategy": strategy, "use_distributed_sampler": False}
+        return _rank_args(self, rank)
 
     # -- elsewhere
-    def launch(self, trainer: Any, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any) -> tuple[Status, str]:
-        self._fit_parallelism(trainer)
+    def launch(
+        self, trainer: TrainerProtocol, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any
+    ) -> tuple[Status, str]:
+        fit_parallelism(self, trainer)
         with _off_devices(trainer):
             if self.world.environment is not None:
                 return run_copy(trainer, drive, (loader, valid_loader))
@@ -195,58 +258,14 @@ class MultiGPUAddon(Launcher):
             with Launch(job, len(self.devices), pool=_pool(), backend=backend, init_method=self._address()) as launch:
                 return _follow(launch, trainer, job.loaders)
 
-    def _fit_parallelism(self, trainer: Any) -> None:
-        """Choose where that is left to us, and refuse what can't be done for `trainer`."""
-        _refuse_own(trainer)
-        if self.strategy == "auto":
-            self._choose(trainer)
-        self._check_split(trainer)
-
-    def _choose(self, trainer: Any) -> None:
-        n = self.n_processes
-        size = min(device_memory(device, n) for device in self.devices) if self.memory_gb is None else int(self.memory_gb * 1e9)
-        plan = plan_devices(trainer.model, trainer.optimizer if trainer.mode == "train" else None, n, size)
-        for line in str(plan).splitlines():
-            trainer.recorder.note(line)
-        self.parallelism = plan.chosen()
-
-    def _check_split(self, trainer: Any) -> None:
-        if not self.parallelism.returns:
-            raise ConfigError(
-                f"strategy={self.parallelism.strategy!r} keeps its parts in its own form, which can't be put back into the trainer.",
-                remedy="Use strategy='fsdp2', or a lightning.Trainer of your own: fit(trainer.as_lightning_module(), loader).",
-            )
-        # Weights that an addon keeps beside the model's would not be split with them
-        keepers = [kind.__name__ for kind in trainer.addons if kind.weights is not AddOnBase.weights]
-        if keepers and self.parallelism.splits:
-            raise ConfigError(
-                f"{keepers[0]} keeps whole weights, and {self.parallelism} splits the model.", remedy="Leave it out, or use strategy='ddp'."
-            )
-
     def _address(self) -> str | None:
         port = os.environ.get("MASTER_PORT")
         own = f"tcp://{os.environ.get('MASTER_ADDR', 'localhost')}:{port}" if port else None
         return self.init_method or own
 
 
-def _refuse_own(trainer: Any) -> None:
-    for name in {"strategy", "num_nodes", "use_distributed_sampler"} & trainer.lightning.keys():
-        raise ConfigError(f"lightning={{{name!r}: ...}} is set by MultiGPUAddon.", remedy=f"Leave it out, or use {name}=... of the addon.")
-
-
-def _all_devices(device: Devices) -> list[torch.device]:
-    devices = resolve_devices(device)
-    if device in ("auto", "cuda") and devices[0].type == "cuda":
-        devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
-    kinds = {device.type for device in devices}
-    if len(kinds) > 1 or (len(devices) > 1 and (kinds == {"mps"} or (kinds == {"cuda"} and len(set(devices)) < len(devices)))):
-        names = ", ".join(map(str, devices))
-        raise ConfigError(f"device=[{names}] can't train one model.", remedy='Give different GPUs, or "cpu" several times.')
-    return devices
-
-
 # %% ../../nbs/addons/multi_gpu.ipynb #229a3d33
-def _follow(launch: Launch, trainer: Any, loaders: tuple[Any, Any]) -> tuple[Status, str]:
+def _follow(launch: Launch, trainer: TrainerProtocol, loaders: tuple[Any, Any]) -> tuple[Status, str]:
     """Wait for the ranks, and put back what comes."""
     before, listener, control = replace(trainer.train_state.counts), _Listener(trainer, launch), trainer.control
     control.elsewhere = launch.send
@@ -269,7 +288,7 @@ def _follow(launch: Launch, trainer: Any, loaders: tuple[Any, Any]) -> tuple[Sta
 class _Listener:
     """Takes the messages of the ranks."""
 
-    def __init__(self, trainer: Any, launch: Launch) -> None:
+    def __init__(self, trainer: TrainerProtocol, launch: Launch) -> None:
         self.trainer, self.launch = trainer, launch
         self.state: bytes | None = None
         self.terminated: int | None = None
@@ -286,7 +305,7 @@ class _Listener:
 
 # %% ../../nbs/addons/multi_gpu.ipynb #70ae4538
 @contextmanager
-def _off_devices(trainer: Any) -> Iterator[None]:
+def _off_devices(trainer: TrainerProtocol) -> Iterator[None]:
     """Meanwhile the model is on the CPU: the ranks need the memory of the devices."""
     if trainer.device.type == "cpu":
         yield
@@ -299,7 +318,7 @@ def _off_devices(trainer: Any) -> Iterator[None]:
         _move(trainer, trainer.device)
 
 
-def _move(trainer: Any, device: torch.device) -> None:
+def _move(trainer: TrainerProtocol, device: torch.device) -> None:
     trainer.model.to(device)
     if trainer.optimizer is not None:
         _optimizer_to_device(trainer.optimizer, device)

@@ -13,8 +13,11 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from ..distributed.parallelism import local
+from .hooks import HooksAddon
+from .loggers import LoggersAddon, WebLoggerAddon
 from ..engine.addon import AddOnBase
-from ..engine.callback import Stopper
+from ..engine.callback import Stopper, active_callbacks
+from ..engine.protocol import EventSink, TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError, nearest
 from ..events import Event
@@ -41,11 +44,8 @@ def first_nonfinite(event: Event) -> str:
 _EVERY = 50  # batches after which several processes ask each other
 
 
-class _Watch(L.Callback):
+class _Watch:
     """Raises when a recorded loss is not finite."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
 
     def update(self, event: Event) -> None:
         """Look at `event`."""
@@ -56,27 +56,15 @@ class _Watch(L.Callback):
                 'skip such updates with nonfinite="skip", or let them be with nonfinite="ignore".',
             )
 
-    def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.trainer.sinks.append(self)
 
-    def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._leave()
-
-    def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._leave()  # what is emitted at the end of a failed run must not raise a second time
-
-    def _leave(self) -> None:
-        self.trainer.sinks[:] = [sink for sink in self.trainer.sinks if sink is not self]
-
-
-class _Stop(_Watch, Stopper):
+class _Stop(Stopper):
     """Ends the run instead."""
 
-    def __init__(self, trainer: Any) -> None:
-        super().__init__(trainer)
+    def __init__(self) -> None:
         self._found = ""
 
     def update(self, event: Event) -> None:
+        """Look at `event`."""
         self._found = self._found or first_nonfinite(event)
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -141,13 +129,18 @@ class NonFiniteAddon(AddOnBase):
     nonfinite: NonFinite = "raise"
     max_skipped: int = 10
 
+    # The gradients are final; loggers get what was recorded before the run ends over it
+    after = (HooksAddon, LoggersAddon, WebLoggerAddon)
+
     def __post_init__(self) -> None:
         if self.nonfinite not in get_args(NonFinite):
             raise ConfigError(f"nonfinite={self.nonfinite!r} is unknown.", remedy=nearest(str(self.nonfinite), get_args(NonFinite)))
         if type(self.max_skipped) is not int or self.max_skipped < 0:
-            raise ConfigError(f"max_skipped={self.max_skipped!r} is no number of updates.", remedy="Give 0, 1, 2, …")
+            raise ConfigError(f"max_skipped={self.max_skipped!r} must not be negative.", remedy="Give 0, 1, 2, …")
         self.n_skipped = 0
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
-        made = {"raise": _Watch, "stop": _Stop}.get(self.nonfinite)
-        return [made(trainer)] if made is not None else [_Skip(self)] if self.nonfinite == "skip" else []
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
+        return [_Stop()] if self.nonfinite == "stop" else [_Skip(self)] if self.nonfinite == "skip" else []
+
+    def sink(self, trainer: TrainerProtocol) -> EventSink | None:
+        return _Watch() if self.nonfinite == "raise" else next(iter(active_callbacks(trainer, _Stop)), None)

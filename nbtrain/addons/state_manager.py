@@ -23,6 +23,8 @@ from ..checkpoint.snapshot import plain
 from ..checkpoint.store import FOLDER, CheckpointStore, clean_folders, find_checkpoint, open_folder
 from ..data.loader import StatefulLoader
 from ..data.resumable_loader import ResumableLoader
+from .accumulation import AccumulationAddon
+from ..distributed.launcher import Launcher
 from ..distributed.parallelism import SplitStrategy
 from ..distributed.replica import world_of
 from ..engine.addon import AddOnBase
@@ -337,6 +339,7 @@ class StateManagerAddon(AddOnBase):
     stop_on_save_error: bool = False
 
     commands = ("save_state", "load_state")
+    after = (Launcher, AccumulationAddon)  # a resumed loader is around the part of a rank
 
     def __post_init__(self) -> None:
         _check_options(self)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import lightning as L
@@ -17,7 +16,9 @@ from torch import Tensor
 from .parallelism import Parallelism, SplitStrategy
 from .rank_loader import RankLoader, RankMeter
 from .world import StopTogether, World
-from ..engine.step_module import StepModule
+from ..engine.callback import callbacks_of
+from ..engine.protocol import TrainerProtocol
+from ..engine.train_state import Mode
 
 # %% auto #0
 __all__ = ["RankCallback", "find_rank", "InWorld"]
@@ -32,21 +33,22 @@ class RankCallback(L.Callback):
     `trainer` is the trainer of this rank. Ranks in a row read the same batches where they compute on them together.
     """
 
-    def __init__(self, trainer: Any, number: int, n_ranks: int, parallelism: Parallelism) -> None:
+    def __init__(self, trainer: TrainerProtocol, number: int, n_ranks: int, parallelism: Parallelism) -> None:
         self.trainer, self.parallelism = trainer, parallelism
         n_sharing = parallelism.tensor_size
         self.group: Any = dist.new_group(backend="gloo")
         self.n_readers = n_ranks // n_sharing
         self.readers = self._group_of_readers(n_ranks, n_sharing)
-        # The batch at hand; in a last round, where there may be none for this rank, it computes on another's for nothing
+        # Is the current batch counted? In a last round without a batch for this rank, it computes on another one's for nothing
         self.counts = True
-        self.weighs = True  # batches by their samples; else somebody else does that
+        self.weighs = True  # batches by their samples; AccumulationAddon does it for a window
         self._reader = number // n_sharing
         self.loaders: dict[bool, RankLoader] = {}  # by: for training?
         self._share = 1.0
         self._meeting: Any = dist.new_group(backend="gloo", timeout=_MEET) if parallelism.splits else None
         self._is_split = False
-        trainer.train_state.meters = {mode: RankMeter(self.readers or self.group) for mode in trainer.train_state.meters}
+        self._meters: dict[Mode, RankMeter] = {mode: RankMeter(self.readers or self.group) for mode in trainer.train_state.meters}
+        trainer.train_state.meters = {**self._meters}
 
     def obey(self) -> None:
         """Do what was asked of all ranks. Called after each batch, equally often on all of them."""
@@ -74,22 +76,19 @@ class RankCallback(L.Callback):
     def _share_of(self, batch_idx: int, *, training: bool) -> float:
         return self.loaders[training].shares[batch_idx] if training in self.loaders else 1.0  # a batch given by hand: all have it
 
-    # -- Lightning's hooks
-    def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if isinstance(pl_trainer.strategy, SplitStrategy) and isinstance(pl_module, StepModule) and not self._is_split:
-            pl_module.split = partial(self._split, pl_module)
-
-    def _split(self, module: StepModule) -> None:
-        if not self._is_split:  # each of Lightning's entry points asks for it
+    def split(self, module: L.LightningModule) -> None:
+        """Split the trainer's model over the ranks, once, in a run that does that. Called in Lightning's `configure_model`."""
+        if isinstance(module.trainer.strategy, SplitStrategy) and not self._is_split:
             self._is_split = True
             mesh = module.device_mesh
             assert mesh is not None  # Lightning has made it just before
-            self.parallelism.split(module.model, self.trainer.optimizer, mesh)
+            self.parallelism.split(self.trainer.model, self.trainer.optimizer, mesh)
 
+    # -- Lightning's hooks
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         self._share = self._share_of(batch_idx, training=True)
         self.counts = self._share > 0
-        self.trainer.train_state.meters["train"].skips = not self.counts
+        self._meters["train"].skips = not self.counts
 
     def on_before_backward(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         share = self._share if self.weighs else float(self.counts)
@@ -109,7 +108,7 @@ class RankCallback(L.Callback):
         self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         self.counts = self._share_of(batch_idx, training=False) > 0
-        self.trainer.train_state.meters["test"].skips = not self.counts
+        self._meters["test"].skips = not self.counts
 
     def on_validation_batch_end(self, *args: Any, **options: Any) -> None:
         self.obey()
@@ -126,16 +125,17 @@ class RankCallback(L.Callback):
         self.loaders.clear()
 
 
+# %% ../../nbs/distributed/rank.ipynb #60c5fc09
 def find_rank(pl_trainer: L.Trainer) -> RankCallback | None:
-    """What makes a run one rank of several; None in other runs, also in those of a `lightning.Trainer` of your own."""
-    callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    return next((callback for callback in callbacks if isinstance(callback, RankCallback)), None)
+    """The callback that makes a run one rank of several; None in other runs, also in those of a `lightning.Trainer` of your own."""
+    return next(iter(callbacks_of(pl_trainer, RankCallback)), None)
 
 
+# %% ../../nbs/distributed/rank.ipynb #5809b0e6
 class InWorld(RankCallback):
     """A rank that torchrun or SLURM has started."""
 
-    def __init__(self, trainer: Any, world: World, parallelism: Parallelism) -> None:
+    def __init__(self, trainer: TrainerProtocol, world: World, parallelism: Parallelism) -> None:
         world.join()
         super().__init__(trainer, world.number, world.size, parallelism)
         self._stop = StopTogether()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -20,6 +19,7 @@ from .rank import RankCallback
 from .worker import Agreement, Rank
 from ..engine.callback import notify
 from ..engine.control import State
+from ..engine.protocol import TrainerProtocol
 from ..events import Event
 
 # %% auto #0
@@ -70,20 +70,32 @@ class WorkerEnvironment(ClusterEnvironment):
 
 
 # %% ../../nbs/distributed/worker_rank.ipynb #5be0a1c4
-def begin_copy(trainer: Any, device: torch.device, change: Callable[[State], None], update: Callable[[Event], None] | None = None) -> None:
+class _Sender:
+    """Sends the events of a copy to where the run was begun."""
+
+    def __init__(self, send: Callable[[Event], None]) -> None:
+        self.send = send
+
+    def update(self, event: Event) -> None:
+        self.send(event)
+
+
+def begin_copy(
+    trainer: TrainerProtocol, device: torch.device, change: Callable[[State], None], update: Callable[[Event], None] | None = None
+) -> None:
     """Make `trainer`, a copy that this thread is to run on `device`, ready: what is asked of it is told `change`, its events `update`."""
     trainer.device = device
     trainer.control.begin(change)
     trainer.control.thread = threading.current_thread()
     if update is not None:
-        trainer.sinks.append(SimpleNamespace(update=update))
+        trainer.sinks.append(_Sender(update))
 
 
 # %% ../../nbs/distributed/worker_rank.ipynb #17a8b982
 class InWorker(RankCallback):
     """A rank that a notebook has started: a trainer's copy with its part of the model, and the parent's commands."""
 
-    def __init__(self, trainer: Any, rank: Rank, device: torch.device, parallelism: Parallelism) -> None:
+    def __init__(self, trainer: TrainerProtocol, rank: Rank, device: torch.device, parallelism: Parallelism) -> None:
         super().__init__(trainer, rank.number, rank.world_size, parallelism)
         self.rank = rank
         self._agreement = Agreement(rank.channel)
@@ -117,6 +129,7 @@ class InWorker(RankCallback):
 
     def _wait(self) -> None:
         """Be paused. What comes meanwhile is done in its order, by each rank for itself."""
+        assert self.trainer.module is not None
         notify(self.trainer.module.trainer, "on_paused")
         self.trainer.recorder.change("paused")
         while True:

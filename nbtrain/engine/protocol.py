@@ -5,6 +5,7 @@
 # %% ../../nbs/engine/protocol.ipynb #fcdb615e
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .train_state import Mode, TrainState
+from ..events import Event
 
 if TYPE_CHECKING:
     from nbtrain.engine.addon import AddOnBase
@@ -22,10 +24,25 @@ if TYPE_CHECKING:
     from nbtrain.engine.step_module import StepModule
 
 # %% auto #0
-__all__ = ["TrainerProtocol"]
+__all__ = ["EventSink", "Turn", "TrainerProtocol"]
 
 
 # %% ../../nbs/engine/protocol.ipynb #81c4a3fe
+class EventSink(Protocol):
+    """Receives the events of a run: a view, a file, an addon's own object."""
+
+    def update(self, event: Event) -> None: ...
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One of several steps that a trainer takes on each batch."""
+
+    name: str
+    is_first: bool
+    is_last: bool
+
+
 class TrainerProtocol(Protocol):
     """A trainer, as the engine, an addon, a checkpoint and a process see it."""
 
@@ -39,6 +56,10 @@ class TrainerProtocol(Protocol):
     run_dir: Path | None  # the run folder, once there is one
     given: dict[str, Any]  # the arguments it was made with; in a worker process none
     continues_run: bool  # is the run that is on, or the next one, a saved run that is resumed?
+    lightning: dict[str, Any]  # the arguments for Lightning's trainer among them
+    seed: int | None
+    keep_source: bool  # may the source of a run be recorded?
+    sinks: list[EventSink]  # what gets each event
 
     @property
     def mode(self) -> Mode: ...
@@ -49,6 +70,8 @@ class TrainerProtocol(Protocol):
     @property
     def reads_tensors(self) -> bool: ...  # does its metric_on_epoch_end read what is not a scalar?
 
+    @property
+    def turn(self) -> Turn | None: ...  # which step is at work, where a batch has several
     @property
     def active_addons(self) -> list[AddOnBase]: ...  # in their order, those of shorthands such as `gradient_clip=` included
 

@@ -5,9 +5,7 @@
 # %% ../../nbs/engine/step_module.ipynb #f91773d7
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -20,15 +18,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..data.batch import batch_size, describe, to_device
-from .callback import notify
-from .meter import Scalar, snapshot
-from .protocol import TrainerProtocol
+from .addon import AddOnBase, TrainStep
+from .meter import Scalar
+from .pass_module import PassModule
+from .protocol import EventSink, TrainerProtocol, Turn
 from .train_state import Mode
 from ..errors import NbtrainError, StepError, add_note
-from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["check_output", "StepModule", "is_whole_epoch"]
+__all__ = ["check_output", "run_step", "step_place", "named", "RecordingModule", "StepModule", "is_whole_epoch"]
 
 # %% ../../nbs/engine/step_module.ipynb #f1722b22
 _USUAL_TYPES = frozenset({Tensor, float, int})
@@ -141,50 +139,105 @@ class _KnownMetrics:
 
 
 # %% ../../nbs/engine/step_module.ipynb #35ed74ad
-_PREFIX = {"train": "train", "valid": "val", "test": "test"}
+def run_step(trainer: TrainerProtocol, name: str, batch: Any, batch_idx: int, device: torch.device | None = None) -> Mapping[str, Any]:
+    """What `trainer`'s "train_step" or "test_step" returns for `batch`, checked. An error in it gets a note with its place."""
+    try:
+        output = trainer.train_step(batch) if name == "train_step" else trainer.test_step(batch)
+    except NbtrainError:
+        raise
+    except Exception as error:
+        add_note(error, f"{step_place(trainer, name, batch_idx)}: the batch is {describe(batch)}")
+        raise
+    return check_output(output, name, partial(step_place, trainer, name, batch_idx), device)
 
 
-class StepModule(L.LightningModule):
-    """The LightningModule around a trainer's `train_step` and `test_step`; `trainer` is the trainer."""
+def step_place(trainer: TrainerProtocol, name: str, batch_idx: int) -> str:
+    """Where a step is, for people."""
+    return f"{type(trainer).__name__}.{name}, epoch {trainer.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
 
-    def __init__(self, trainer: TrainerProtocol, *, whole_epoch: bool = True) -> None:
-        super().__init__()
-        self.model = trainer.model
-        self.owner = trainer
-        self.whole_epoch = whole_epoch  # a single batch counts as a step and as no epoch
+
+# %% ../../nbs/engine/step_module.ipynb #dd0cd5f4
+def named(output: Mapping[str, Any], turn: str) -> dict[str, Any]:
+    """The scalars of a step, by names that end with its turn."""
+    scalars = {key: item for key, item in output.items() if isinstance(item, Real) or (isinstance(item, Tensor) and item.numel() == 1)}
+    return {f"{key}_{turn}": item for key, item in scalars.items()}
+
+
+# %% ../../nbs/engine/step_module.ipynb #85076575
+class RecordingModule(PassModule):
+    """Records what the steps return, and what is logged beside it."""
+
+    def __init__(self, trainer: TrainerProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool) -> None:
+        super().__init__(trainer, addons, whole_epoch=whole_epoch)
         self.output: dict[str, Any] = {}  # of the newest batch, where it is a single one
-        self.predict: Callable[[Any], Any] | None = None
-        self.epoch_metrics: dict[str, float] = {}  # of the newest passes: train_*, val_*, test_*
-        self.metric_names: set[str] = set()  # of all passes
-        self.sources: list[Callable[[str], dict[str, float]]] = []  # of more metrics: asked with train, valid or test when a pass ends
-        self.listeners: list[Callable[[Mapping[str, Any]], None]] = []  # told what each training step returns, before its backward pass
-        # Calls the step, its first argument, on parts of a batch, where an addon does that
-        self.in_parts: Callable[[Callable[[Any], Mapping[str, Any]], Any], Mapping[str, Any]] | None = None
-        self.split: Callable[[], None] | None = None  # splits the model over the ranks, in a run that does that
-        # Counts what a training step returns, where a batch has several; `turn` is then the name of the one at hand
-        self.count: Callable[[Mapping[str, Any], Any], None] | None = None
-        self.turn = ""
-        self._train_open = self._accumulates = self._sanity_check = False
-        self._validation = ExitStack()  # what a validation borrowed: the RNG state and the owner's mode
-        self.random_before: dict[str, Any] = {}  # the RNG state before the newest validation
+        self._losses: list[Tensor] = []  # of the newest batch, where it has several steps
         self._known_metrics = _KnownMetrics()
+
+    def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
+        """Count what a step has returned for `batch`, in the pass of `mode` that is on."""
+        self.owner.train_state.meters[mode].add(output, batch_size(batch))
+        if not self.whole_epoch:
+            self.output = apply_to_collection(dict(output), Tensor, Tensor.detach)
+
+    def add_turn(self, turn: Turn, output: Mapping[str, Any], batch: Any) -> None:
+        """Count what one of several steps has returned for the batch."""
+        row = named(output, turn.name)
+        if turn.is_first:
+            self._losses = []
+            self.add_output("train", row, batch)
+        else:
+            self._amend_output(row)
+        self._losses.append(output["loss"].detach())
+        if turn.is_last:
+            self._amend_output({"loss": torch.stack(self._losses).sum()})
+
+    def _amend_output(self, output: Mapping[str, Any]) -> None:
+        for name, value in output.items():
+            self.owner.train_state.meters["train"].amend(name, value)
+        if not self.whole_epoch:
+            self.output |= apply_to_collection(dict(output), Tensor, Tensor.detach)
+
+    def record(self, name: str, value: Scalar) -> None:
+        """Add a scalar to the training batch that is being processed: `train_<name>` in the history."""
+        turn = self.owner.turn
+        self.owner.train_state.meters["train"].amend(name if turn is None else f"{name}_{turn.name}", value)
+
+    def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        """Lightning's `log`, with a short way for a number that was logged before in this epoch."""
+        if args or not self._known_metrics.add(self, name, value, options):
+            super().log(name, value, *args, **options)
+            if not args:
+                self._known_metrics.learn(self, name, options)
+
+
+# %% ../../nbs/engine/step_module.ipynb #0b2ea9a4
+class StepModule(RecordingModule):
+    """The LightningModule around a trainer's `train_step` and `test_step`; `owner` is the trainer. Without `with_addons` it is alone."""
+
+    def __init__(self, trainer: TrainerProtocol, *, whole_epoch: bool = True, with_addons: bool = True) -> None:
+        super().__init__(trainer, trainer.active_addons if with_addons else [], whole_epoch=whole_epoch)
+        self.with_addons = with_addons
+        self.model = trainer.model
+        self.predict: Callable[[Any], Any] | None = None
+        self._wrapped_step: TrainStep | None = None  # where an addon wraps the step
+        self.wrapped_by: list[AddOnBase] = []  # the addons that do
+        self._sinks: list[EventSink] = []
 
     # -- steps
     def training_step(self, batch: Any, batch_idx: int) -> Mapping[str, Any]:
-        if self.in_parts is None:
-            output = self._run_step("train_step", batch, batch_idx)
+        if self._wrapped_step is None:
+            output = run_step(self.owner, "train_step", batch, batch_idx, self._device)
         else:
-            output = self.in_parts(lambda part: self._run_step("train_step", part, batch_idx), batch)
-        for listener in self.listeners:
-            listener(output)
-        if self.count is None:
+            place = partial(step_place, self.owner, "train_step", batch_idx)
+            output = check_output(self._wrapped_step(batch), "train_step, as addons wrap it,", place, self._device)
+        if self.owner.turn is None:
             self.add_output("train", output, batch)
         else:
-            self.count(output, batch)
+            self.add_turn(self.owner.turn, output, batch)
         return output
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Mapping[str, Any]:
-        output = self._run_step("test_step", batch, batch_idx)
+        output = run_step(self.owner, "test_step", batch, batch_idx, self._device)
         if not self._sanity_check:
             self.add_output("test", output, batch)
         return output
@@ -195,177 +248,52 @@ class StepModule(L.LightningModule):
         assert self.predict is not None
         return self.predict(batch)
 
-    def _run_step(self, name: str, batch: Any, batch_idx: int) -> Mapping[str, Any]:
-        trainer = self.owner
-        try:
-            output = trainer.train_step(batch) if name == "train_step" else trainer.test_step(batch)
-        except NbtrainError:
-            raise
-        except Exception as error:
-            add_note(error, f"{self._where(name, batch_idx)}: the batch is {describe(batch)}")
-            raise
-        return check_output(output, name, partial(self._where, name, batch_idx), self._device)
-
-    def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
-        """Count what a step has returned for `batch`, in the pass of `mode` that is on."""
-        self.owner.train_state.meters[mode].add(output, batch_size(batch))
-        if not self.whole_epoch:
-            self.output = apply_to_collection(dict(output), Tensor, Tensor.detach)
-
-    def amend_output(self, output: Mapping[str, Any]) -> None:
-        """Count the scalars that a further step has returned for the newest training batch."""
-        for name, value in output.items():
-            self.owner.train_state.meters["train"].amend(name, value)
-        if not self.whole_epoch:
-            self.output |= apply_to_collection(dict(output), Tensor, Tensor.detach)
-
-    def _where(self, name: str, batch_idx: int) -> str:
-        return f"{type(self.owner).__name__}.{name}, epoch {self.owner.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
-
-    def record(self, name: str, value: Scalar) -> None:
-        """Add a scalar to the training batch that is being processed: `train_<name>` in the history."""
-        self.owner.train_state.meters["train"].amend(f"{name}_{self.turn}" if self.turn else name, value)
-
-    def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Lightning's `log`, with a short way for a number that was logged before in this epoch."""
-        if args or not self._known_metrics.add(self, name, value, options):
-            super().log(name, value, *args, **options)
-            if not args:
-                self._known_metrics.learn(self, name, options)
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        return to_device(batch, device)
-
-    # -- passes
-    def on_train_epoch_start(self) -> None:
-        self._begin("train")
-        self._train_open = True
-        self._accumulates = self.trainer.accumulate_grad_batches > 1
-        self.epoch_metrics = {}
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        assert self._trainer is not None  # and the property would cost 1 µs
-        fit_loop = self._trainer.fit_loop
-        if fit_loop.epoch_loop.batch_progress.is_last_batch:
-            self._end_training_pass()
-        if self._accumulates and fit_loop.epoch_loop._should_check_val_fx(fit_loop._data_fetcher):  # pyright: ignore[reportArgumentType]
-            self.isolate_validation()  # inside a window on_validation_model_zero_grad is not called
-
-    def on_train_epoch_end(self) -> None:
-        self._end_training_pass()  # an epoch that was stopped early has no last batch
-
-    def on_validation_model_zero_grad(self) -> None:
-        super().on_validation_model_zero_grad()
-        # Lightning draws the loader's seed before on_validation_start, so that hook would be too late
-        self.isolate_validation()
-
-    def isolate_validation(self) -> None:
-        """Until the validation ends, random numbers are its own."""
-        self.random_before = random_state()
-        self._validation.callback(set_random_state, self.random_before)
-
-    def on_validation_start(self) -> None:
-        self._enter_test_mode()
-
-    def on_validation_epoch_end(self) -> None:
-        if not self.trainer.sanity_checking:
-            self._end("valid", "test")
-
-    def on_validation_end(self) -> None:
-        self._validation.close()
-
-    def on_test_start(self) -> None:
-        self._enter_test_mode()
-
-    def on_test_epoch_end(self) -> None:
-        self._end("test", "test")
-
-    def on_test_end(self) -> None:
-        self._validation.close()
-
+    # -- what Lightning asks for
     def setup(self, stage: str) -> None:
-        self.owner.module = self
+        """The callbacks are set up already."""
+        if stage != "predict" and self.owner.module is not None:
+            self.owner.module.close()  # an error has ended its run under a lightning.Trainer of your own
+        super().setup(stage)
+        if stage == "fit":
+            self._wrap()
+        if stage != "predict":
+            self._sinks = [sink for addon in self._addons if (sink := addon.sink(self.owner)) is not None]
+            self.owner.sinks += self._sinks
+
+    def _wrap(self) -> None:
+        def bare(batch: Any) -> Mapping[str, Any]:
+            return run_step(self.owner, "train_step", batch, self.trainer.fit_loop.epoch_loop.batch_idx, self._device)
+
+        step, self.wrapped_by = bare, []
+        for addon in self._addons:
+            inner, step = step, addon.wrap_step(self.owner, step)
+            self.wrapped_by += [addon] if step is not inner else []
+        self._wrapped_step = step if self.wrapped_by else None
 
     def teardown(self, stage: str) -> None:
-        self.owner.module = None
+        self.close()
 
     def close(self) -> None:
-        """Give back what a validation borrowed, if an error broke it off."""
-        self._validation.close()
-        self.owner.module = None
+        """Release what the addons contributed, and restore what a validation borrowed if an error ended it."""
+        self.owner.sinks[:] = [sink for sink in self.owner.sinks if not any(sink is own for own in self._sinks)]
+        self._sinks, self._wrapped_step = [], None
+        super().close()
 
-    def _enter_test_mode(self) -> None:
-        self._sanity_check = self.trainer.sanity_checking
-        if self._sanity_check:
-            return
-        mode = self.owner.mode
-        self._validation.callback(lambda: setattr(self.owner, "mode", mode))
-        self.owner.mode = "test"
-        self._begin("test")
-
-    def _begin(self, mode: Mode) -> None:
-        self.owner.train_state.meters[mode].reset(keep_tensors=self.owner.reads_tensors)
-
-    def _end_training_pass(self) -> None:
-        if self._train_open:
-            self._train_open = False
-            self._end("train", "train")
-
-    def _end(self, phase: str, mode: Mode) -> None:
-        """Close a pass: the means, the user's own metrics, and Lightning's log of both."""
-        trainer, meter = self.owner, self.owner.train_state.meters[mode]
-        if not self.whole_epoch:
-            return
-        meter.close()
-        if meter.n_batches == 0:
-            raise StepError(
-                f"The loader gave no batch ({_PREFIX[phase]} pass of epoch {trainer.train_state.counts.epoch + 1}).",
-                remedy="A generator or an iterator works for one pass only: give a DataLoader, a list, or an object with __iter__.",
-            )
-        own = self.own_metrics()
-        for source in self.sources:
-            own |= source(phase)
-        trainer.train_state.metrics[mode] = own
-        metrics = {f"{_PREFIX[phase]}_{name}": value for name, value in {**meter.means(), **own}.items()}
-        if notify(self.trainer, "on_before_log_metrics", metrics, phase):
-            metrics = _numbers(metrics, "on_before_log_metrics left", f"epoch {trainer.train_state.counts.epoch + 1}")
-        self.epoch_metrics.update(metrics)
-        self.metric_names.update(metrics)
-        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, logger=bool(self.trainer.loggers))
-
-    def own_metrics(self) -> dict[str, float]:
-        """What the owner's `metric_on_epoch_end` finds for the pass that ends."""
-        metrics = self.owner.metric_on_epoch_end()
-        where = (
-            f"{type(self.owner).__name__}.metric_on_epoch_end, mode {self.owner.mode!r}, epoch {self.owner.train_state.counts.epoch + 1}"
-        )
-        if metrics is None:
-            return {}
-        if not isinstance(metrics, Mapping):
-            raise StepError(
-                f"metric_on_epoch_end returned {type(metrics).__name__}, not a dict.", where=where, remedy="Return a dict, or None."
-            )
-        return _numbers(metrics, "metric_on_epoch_end returned", where)
-
-    # -- what Lightning asks for
     def configure_model(self) -> None:
-        if self.split is not None:
-            self.split()
+        for addon in self._addons:
+            addon.configure_model(self.owner, self)
 
     def configure_optimizers(self) -> Optimizer | None:
         return self.owner.optimizer
 
     def configure_callbacks(self) -> list[L.Callback]:
-        return self.owner.callbacks()
+        return self.owner.callbacks() if self.with_addons else []
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return to_device(batch, device)
 
 
-def _numbers(metrics: Mapping[str, Any], whose: str, where: str) -> dict[str, float]:
-    try:
-        return {name: float(snapshot(value)) for name, value in metrics.items()}  # pyright: ignore[reportArgumentType]
-    except (TypeError, ValueError) as error:
-        raise StepError(f"{whose} a metric that is no number: {error}.", where=where) from error
-
-
+# %% ../../nbs/engine/step_module.ipynb #41dd34a2
 def is_whole_epoch(module: L.LightningModule) -> bool:
     """Are the epochs of this module whole ones? Those of a single batch are not."""
     return not isinstance(module, StepModule) or module.whole_epoch

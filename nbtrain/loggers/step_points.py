@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,12 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from ..data.batch import batch_size
+from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..events import Event
 
 # %% auto #0
-__all__ = ["tokens_in", "Throughput", "web_name", "StepPoints"]
+__all__ = ["tokens_in", "Throughput", "web_name", "PointRows", "StepPoints"]
 
 
 # %% ../../nbs/loggers/step_points.ipynb #89567809
@@ -82,6 +83,43 @@ class _Mark:
     values: dict[str, float]  # which belong to the point as they are
 
 
+class PointRows:
+    """The recorder's rows, until the marks are reached that make points of them."""
+
+    def __init__(self) -> None:
+        self.marks: deque[_Mark] = deque()
+        self._n_received = 0
+        self._n_given = 0  # rows that are in a point
+        self._columns: dict[str, list[float]] = {}  # of the rows that wait for their point
+
+    def add(self, values: Mapping[str, list[float]], n: int) -> None:
+        """Take `n` rows by column; a column may be new, or missing this time."""
+        waiting = self._n_received - self._n_given
+        for name in values:
+            self._columns.setdefault(name, [math.nan] * waiting)
+        for name, column in self._columns.items():
+            column.extend(values.get(name) or [math.nan] * n)
+        self._n_received += n
+
+    def points(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """The points that are complete, each with the number of its update."""
+        while self.marks and self.marks[0].row <= self._n_received:
+            mark = self.marks.popleft()
+            n = mark.row - self._n_given
+            means = {f"{name}_step": _mean(column[:n], strict=name == "train_loss") for name, column in self._columns.items()}
+            for column in self._columns.values():
+                del column[:n]
+            self._n_given = mark.row
+            yield mark.update, {name: value for name, value in means.items() if value is not None} | mark.values
+
+
+def _mean(values: list[float], *, strict: bool) -> float | None:
+    """The mean; unless it is `strict`, of those that are not NaN, and None where there are none."""
+    values = values if strict else [value for value in values if not math.isnan(value)]
+    return sum(values) / len(values) if values else None
+
+
+# %% ../../nbs/loggers/step_points.ipynb #2d968f34
 class StepPoints(L.Callback):
     """Gives `loggers` the points of a run, under the step that Lightning logs with: that of the newest update, from 0.
 
@@ -90,17 +128,15 @@ class StepPoints(L.Callback):
     `trainer` is the trainer, `clock` gives seconds.
     """
 
-    def __init__(self, trainer: Any, loggers: Sequence[Logger], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, trainer: TrainerProtocol, loggers: Sequence[Logger], clock: Callable[[], float] = time.perf_counter) -> None:
         self.trainer, self.loggers, self.clock = trainer, loggers, clock
         self._begin()
 
     def _begin(self) -> None:
-        self._n_batches = self._n_marked = self._n_received = 0
+        self._n_batches = self._n_marked = 0
         self._update = -1  # of the newest point
         self._throughput = Throughput(self.clock)
-        self._marks: deque[_Mark] = deque()
-        self._columns: dict[str, list[float]] = {}  # of the rows that wait for their point
-        self._n_given = 0  # rows that are in a point
+        self._rows = PointRows()
         self._trainer: Any = None
 
     # -- from Lightning
@@ -112,7 +148,6 @@ class StepPoints(L.Callback):
         self._updates: Any = pl_trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
         self._trainer = pl_trainer
         self._update = self._updates.completed
-        self.trainer.sinks.append(self)
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._trainer is None:
@@ -149,10 +184,9 @@ class StepPoints(L.Callback):
 
     @property
     def _on(self) -> bool:
-        return any(sink is self for sink in self.trainer.sinks)
+        return self._trainer is not None
 
     def _stop(self) -> None:
-        self.trainer.sinks[:] = [sink for sink in self.trainer.sinks if sink is not self]
         self._trainer = None
 
     # -- marks
@@ -167,37 +201,18 @@ class StepPoints(L.Callback):
         if (lr := self.trainer.recorder.rate()) is not None:
             values["lr"] = lr
         self._update = self._updates.completed
-        self._marks.append(_Mark(self._n_batches, self._update, values))
+        self._rows.marks.append(_Mark(self._n_batches, self._update, values))
         self._n_marked = self._n_batches
         self._throughput.begin()
 
     # -- from the recorder
     def update(self, event: Event) -> None:
         """Take in a block of the recorder's rows, and give the points that are complete by it."""
-        if event.kind != "steps" or event.progress.phase != "train":
-            return
-        n, waiting = event.data["n"], self._n_received - self._n_given
-        for name in event.data["values"]:
-            self._columns.setdefault(name, [math.nan] * waiting)
-        for name, column in self._columns.items():
-            column.extend(event.data["values"].get(name) or [math.nan] * n)
-        self._n_received += n
-        self._give()
+        if self._on and event.kind == "steps" and event.progress.phase == "train":
+            self._rows.add(event.data["values"], event.data["n"])
+            self._give()
 
     def _give(self) -> None:
-        while self._marks and self._marks[0].row <= self._n_received:
-            mark = self._marks.popleft()
-            n = mark.row - self._n_given
-            means = {f"{name}_step": _mean(column[:n], strict=name == "train_loss") for name, column in self._columns.items()}
-            for column in self._columns.values():
-                del column[:n]
-            self._n_given = mark.row
-            point = {name: value for name, value in means.items() if value is not None} | mark.values
+        for update, point in self._rows.points():
             for logger in self.loggers:
-                logger.log_metrics(point, step=mark.update - 1)
-
-
-def _mean(values: list[float], *, strict: bool) -> float | None:
-    """The mean; unless it is `strict`, of those that are no NaN, and None where there is none."""
-    values = values if strict else [value for value in values if not math.isnan(value)]
-    return sum(values) / len(values) if values else None
+                logger.log_metrics(point, step=update - 1)

@@ -20,6 +20,7 @@ from ..distributed.launcher import Launcher
 from ..distributed.replica import launcher_of, world_of
 from ..distributed.world import World
 from ..engine.control import Control
+from ..engine.protocol import EventSink, Turn
 from ..engine.recorder import Recorder
 from ..engine.step_module import StepModule
 from ..engine.train_state import Mode, TrainState
@@ -121,7 +122,7 @@ class TrainerBase(TrainerArguments):
         self.progress_checker = ProgressChecker(self.train_state.counts)
         self.module: StepModule | None = None
         self.control = Control()
-        self.sinks: list[View] = [self.train_state.history]
+        self.sinks: list[EventSink] = [self.train_state.history]
         self.recorder = Recorder(self, self._emit)
         self.run_dir: Path | None = None
         self.result: RunResult | None = None
@@ -159,6 +160,11 @@ class TrainerBase(TrainerArguments):
     def world(self) -> World:
         """The processes that torchrun or SLURM has started together, over which the runs are spread."""
         return world_of(self)
+
+    @property
+    def turn(self) -> Turn | None:
+        """Which step is at work, where a batch has several; None where it has one."""
+        return None
 
     def callbacks(self) -> list[L.Callback]:
         """The callbacks of a run: the recorder first, because schedules change what it reads."""

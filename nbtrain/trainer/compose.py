@@ -16,7 +16,7 @@ from ..addons.hooks import HooksAddon
 from ..addons.non_finite import NonFiniteAddon
 from ..addons.scheduler import SchedulerAddon
 from ..engine.addon import AddOnBase, options, ordered
-from ..errors import AddonError, OptionError, nearest
+from ..errors import AddOnError, OptionError, nearest
 
 # %% auto #0
 __all__ = [
@@ -86,19 +86,20 @@ def make_addons(kind: type[Any], given: dict[str, Any], shared: dict[str, Any]) 
         for addon, option in ((GradientClipAddon, "gradient_clip"), (SchedulerAddon, "scheduler"), (CompileAddon, "compile"))
         if shared.get(option) not in (None, False)
     ]
-    kinds = ordered((*kind.addons, *shorthands, NonFiniteAddon, HooksAddon))
+    usual = [addon for addon in (*shorthands, NonFiniteAddon, HooksAddon) if not any(issubclass(own, addon) for own in kind.addons)]
+    kinds = ordered((*kind.addons, *usual))
     return {addon: addon(**{n: v for n, v in {**shared, **given}.items() if n in options(addon)}) for addon in kinds}
 
 
 # %% ../../nbs/trainer/compose.ipynb #271a476f
 def addon_commands(base: type[Any], addons: Iterable[type[AddOnBase]]) -> dict[str, Callable[..., Any]]:
-    """The methods that the addons give to the trainer. Raises AddonError where a name is taken already."""
+    """The methods that the addons give to the trainer. Raises AddOnError where a name is taken already."""
     found: dict[str, Callable[..., Any]] = {}
     for addon in addons:
         for name in addon.commands:
             if name in found or hasattr(base, name):
                 other = base.__name__ if name not in found else "another addon"
-                raise AddonError(f"{addon.__name__} has a command {name!r}, and so has {other}.", remedy="Give it another name.")
+                raise AddOnError(f"{addon.__name__} has a command {name!r}, and so has {other}.", remedy="Give it another name.")
             found[name] = _command(addon, getattr(addon, name))
     return found
 
@@ -138,11 +139,15 @@ class Composable:
         return _composed[base, kinds]
 
     def __getitem__(self, addon: type[AddOnBase]) -> Any:
-        """The addon of this class: `trainer[GradientClipAddon]`."""
-        if addon not in self._addons:
-            name = written_class(type(self)).__name__
-            raise AddonError(f"{name} has no {addon.__name__}.", remedy=f"Make it with {name}.add_on({addon.__name__}).")
-        return self._addons[addon]
+        """The addon of this class, or of a subclass: `trainer[GradientClipAddon]`."""
+        found = [own for own in self._addons.values() if isinstance(own, addon)]
+        name = written_class(type(self)).__name__
+        if not found:
+            raise AddOnError(f"{name} has no {addon.__name__}.", remedy=f"Make it with {name}.add_on({addon.__name__}).")
+        if len(found) > 1:
+            several = " and ".join(type(own).__name__ for own in found)
+            raise AddOnError(f"{name} has several of {addon.__name__}: {several}.", remedy="Ask for one of them.")
+        return found[0]
 
     @property
     def active_addons(self) -> list[AddOnBase]:

@@ -234,13 +234,6 @@ def update_args(precision: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return silent | shaping | given
 
 
-class _Probe(StepModule):
-    """The steps without the callbacks of a run."""
-
-    def configure_callbacks(self) -> list[L.Callback]:
-        return []
-
-
 def _train(trainer: TrainerBase, module: StepModule, loader: Iterable[Any], arguments: dict[str, Any]) -> None:
     """Train on one pass of `loader` with these arguments for Lightning alone: what the addons and `lightning=` bring is not there."""
     trainer.model.train()
@@ -260,7 +253,7 @@ def find_lr(trainer: TrainerBase, loader: Iterable[Any], arguments: dict[str, An
     per_decade = (n_batches - 1) / math.log10(end / start)
     rates = [start * 10 ** (i / per_decade) for i in range(n_batches)]
     with _trainer_unchanged(trainer), _cycled(loader, n_batches) as batches:
-        module = _Probe(trainer, whole_epoch=False)
+        module = StepModule(trainer, whole_epoch=False, with_addons=False)
         growth = _Growth(module, trainer.optimizer, rates)
         _train(trainer, module, batches, {**arguments, "callbacks": [*arguments.get("callbacks", []), growth]})
     losses = growth.losses

@@ -13,7 +13,6 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, Protocol, overload, runtime_checkable
 
-import lightning as L
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
@@ -23,8 +22,9 @@ from ..compat.model_keys import label_key, prediction_of
 from ..data.batch import describe
 from ..data.seeded_loader import SeededLoader
 from ..distributed.devices import Device
+from ..engine.addon import AddOnBase, Phase
 from ..engine.protocol import TrainerProtocol
-from ..engine.step_module import Mode, StepModule
+from ..engine.train_state import Mode
 from ..errors import ConfigError, StepError
 from ..history.history import RunResult
 from ..optim.param_groups import param_groups
@@ -161,18 +161,11 @@ def perplexity(loss: float) -> float:
         return math.inf
 
 
-class _Perplexity(L.Callback):
+class _Perplexity(AddOnBase):
     """Adds the perplexity to the metrics of each pass."""
 
-    def __init__(self, trainer: TrainerProtocol) -> None:
-        self.trainer = trainer
-
-    def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if isinstance(pl_module, StepModule) and self._compute not in pl_module.sources:
-            pl_module.sources.append(self._compute)
-
-    def _compute(self, phase: str) -> dict[str, float]:
-        means = self.trainer.train_state.meters["train" if phase == "train" else "test"].means()
+    def pass_metrics(self, trainer: TrainerProtocol, phase: Phase) -> dict[str, float]:
+        means = trainer.train_state.meters["train" if phase == "train" else "test"].means()
         return {"perplexity": perplexity(means["loss"])} if "loss" in means else {}
 
 
@@ -351,8 +344,9 @@ class ModelTrainer(DatasetTrainer):
             remedy='Let its forward return (loss, output), or a mapping with "loss" and "output".',
         )
 
-    def callbacks(self) -> list[L.Callback]:
-        return [*super().callbacks(), *([_Perplexity(self)] if self.perplexity else [])]
+    @property
+    def active_addons(self) -> list[AddOnBase]:
+        return [*super().active_addons, *([_Perplexity()] if self.perplexity else [])]
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the model into `folder` as `from_pretrained` of its class reads it. While a run is on, between two batches."""

@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from numbers import Real
 from typing import Any
 
 import lightning as L
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -22,7 +19,8 @@ from ..addons.accumulation import AccumulationAddon
 from ..addons.cuda_graph import CudaGraphAddon
 from ..addons.multi_gpu import MultiGPUAddon
 from ..distributed.devices import Device
-from ..engine.step_module import StepModule, check_output
+from ..engine.protocol import Turn
+from ..engine.step_module import check_output, named
 from ..engine.train_state import Mode
 from ..errors import ConfigError, nearest
 from ..optim.schedulers import Scheduler, n_required
@@ -30,7 +28,7 @@ from .lr_finder import RangeTest
 from .trainer import Trainer
 
 # %% auto #0
-__all__ = ["JointOptimizer", "JointScheduler", "join_schedulers", "named", "MultiOptimizerTrainer"]
+__all__ = ["JointOptimizer", "JointScheduler", "join_schedulers", "MultiOptimizerTrainer"]
 
 
 # %% ../../nbs/trainer/multi_optimizer.ipynb #cc61758a
@@ -156,16 +154,8 @@ def join_schedulers(optimizer: JointOptimizer, schedulers: Mapping[str, Any]) ->
 
 
 # %% ../../nbs/trainer/multi_optimizer.ipynb #9470b4ab
-class _Turns(L.Callback):
-    """Puts what the steps of a batch return in one row."""
-
-    def __init__(self, joint: JointOptimizer) -> None:
-        self.joint = joint
-        self._losses: list[Tensor] = []  # of the batch at hand
-
-    def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if isinstance(pl_module, StepModule):
-            pl_module.count = partial(self._count, pl_module)
+class _Refusals(L.Callback):
+    """Raises ConfigError for a run that several optimizers can't have."""
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         refused = {
@@ -176,29 +166,6 @@ class _Turns(L.Callback):
         for what, is_on in refused.items():
             if is_on:
                 raise ConfigError(f"Several optimizers can't train with {what}.", remedy="Leave it out.")
-
-    def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if isinstance(pl_module, StepModule):
-            pl_module.turn = ""
-
-    def _count(self, module: StepModule, output: Mapping[str, Any], batch: Any) -> None:
-        first, *_, last = [*self.joint.optimizers, *self.joint.optimizers]
-        module.turn = turn = self.joint.turn or ""
-        row = named(output, turn)
-        if turn == first:
-            self._losses = []
-            module.add_output("train", row, batch)
-        else:
-            module.amend_output(row)
-        self._losses.append(output["loss"].detach())
-        if turn == last:
-            module.amend_output({"loss": torch.stack(self._losses).sum()})
-
-
-def named(output: Mapping[str, Any], turn: str) -> dict[str, Any]:
-    """The scalars of a step, by names that end with its turn."""
-    scalars = {key: item for key, item in output.items() if isinstance(item, Real) or (isinstance(item, Tensor) and item.numel() == 1)}
-    return {f"{key}_{turn}": item for key, item in scalars.items()}
 
 
 # %% ../../nbs/trainer/multi_optimizer.ipynb #7fc5064c
@@ -253,7 +220,14 @@ class MultiOptimizerTrainer(Trainer):
 
     def callbacks(self) -> list[L.Callback]:
         recorder, *others = super().callbacks()
-        return [recorder, *others] if self.joint is None else [recorder, _Turns(self.joint), *others]
+        return [recorder, *([_Refusals()] if self.joint is not None else []), *others]
+
+    @property
+    def turn(self) -> Turn | None:
+        if self.joint is None or self.joint.turn is None:
+            return None
+        first, *_, last = [*self.joint.optimizers, *self.joint.optimizers]
+        return Turn(self.joint.turn, self.joint.turn == first, self.joint.turn == last)
 
     def lr_find(self, loader: Iterable[Any], *, start: float = 1e-7, end: float = 10.0, n_batches: int = 100) -> RangeTest:
         raise ConfigError("lr_find looks for one learning rate, and here are several.", remedy="Look for each with a Trainer of one step.")

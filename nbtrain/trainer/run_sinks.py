@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import NbtrainError, first_line
 from ..history.run_folder import RunFolder
 from ..views.notebook import Controls, NotebookView, open_view
-from ..views.text import View
+from ..engine.protocol import EventSink
 
 if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
@@ -51,7 +51,7 @@ class RunSinks:
 
     def __init__(self, trainer: TrainerBase) -> None:
         self.trainer = trainer
-        self._opened: list[View] = []
+        self._opened: list[EventSink] = []
 
     def open(self, *, validates: bool) -> None:
         """Begin to show and to record."""

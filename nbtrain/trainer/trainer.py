@@ -98,8 +98,8 @@ class TrainerInspection(TrainerBase):
         keep their ratio to it. Raises ConfigError for what can't work.
         """
         arguments = device_args(self.device) | update_args(self.precision, self.lightning)
-        if GradientClipAddon in self._addons:
-            arguments["callbacks"] = self._addons[GradientClipAddon].callbacks(self)
+        clips = [addon for addon in self.active_addons if isinstance(addon, GradientClipAddon)]
+        arguments["callbacks"] = [callback for addon in clips for callback in addon.callbacks(self)]
         return find_lr(self, loader, arguments, start, end, n_batches)
 
     def show_results(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None) -> Gallery:

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbtrain import (
-    AddonError,
+    AddOnError,
     CheckpointError,
     ConfigError,
     MultiGPUAddon,
@@ -308,7 +308,7 @@ def test_second_launcher_is_refused() -> None:
     class Elsewhere(Launcher):
         """Another one."""
 
-    with pytest.raises(AddonError, match="^MultiGPUAddon and Elsewhere both decide where a run executes.\n  Leave one of them out.$"):
+    with pytest.raises(AddOnError, match="^MultiGPUAddon and Elsewhere both decide where a run executes.\n  Leave one of them out.$"):
         Several.add_on(Elsewhere)
 
 

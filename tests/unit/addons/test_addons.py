@@ -18,7 +18,7 @@ import nbtrain
 from nbtrain import (
     AccumulationAddon,
     AddOnBase,
-    AddonError,
+    AddOnError,
     CompileAddon,
     CudaGraphAddon,
     EarlyStoppingAddon,
@@ -39,7 +39,6 @@ from nbtrain import (
     SchedulerAddon,
     StateManagerAddon,
     SystemMonitorAddon,
-    ThroughputAddon,
     Trainer,
     WandBLoggerAddon,
 )
@@ -84,12 +83,12 @@ def test_options_reach_the_addon_and_the_addon_is_reached() -> None:
 
 
 def test_two_claims_to_one_option_are_refused_at_class_creation() -> None:
-    with pytest.raises(AddonError, match="Clash and One both take the option 'level'"):
+    with pytest.raises(AddOnError, match="One and Clash both take the option 'level'"):
         Regress.add_on(One, Clash)
 
 
 def test_what_is_no_addon() -> None:
-    with pytest.raises(AddonError, match="is no addon"):
+    with pytest.raises(AddOnError, match="is not an addon"):
         Regress.add_on(dict)  # type: ignore[arg-type]
 
 
@@ -138,9 +137,9 @@ def test_command_whose_name_is_taken_is_refused() -> None:
 
         def count(self, trainer: Any) -> None: ...
 
-    with pytest.raises(AddonError, match="Run has a command 'run', and so has Regress"):
+    with pytest.raises(AddOnError, match="Run has a command 'run', and so has Regress"):
         Regress.add_on(Run)
-    with pytest.raises(AddonError, match="has a command 'count', and so has another addon"):
+    with pytest.raises(AddOnError, match="has a command 'count', and so has another addon"):
         Regress.add_on(Counter, Count)
 
 
@@ -183,10 +182,9 @@ ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their opt
     MetricsAddon: lambda folder: {"metrics": bias, "metrics_in_training": True},
     LoggersAddon: lambda folder: {"loggers": ["csv"], "save_path": folder},
     NeptuneLoggerAddon: lambda folder: {"save_path": folder},
-    SystemMonitorAddon: lambda folder: {},
+    SystemMonitorAddon: lambda folder: {"throughput": True, "count_tokens": lambda batch: batch[0].numel()},
     WandBLoggerAddon: lambda folder: {"web_logger": {"wandb": {"mode": "offline"}}, "save_path": folder},
     MultiGPUAddon: lambda folder: {},
-    ThroughputAddon: lambda folder: {"count_tokens": lambda batch: batch[0].numel()},
 }
 
 

@@ -1,4 +1,4 @@
-"""Statistics of gradients and activations, and the speed of a run."""
+"""Statistics of gradients and activations."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights
+from samples import Regress, make_data, make_loader, make_model, make_trainer, same_weights
 from torch.nn.functional import mse_loss
 
-from nbtrain import ConfigError, GradientStatsAddon, ThroughputAddon
+from nbtrain import ConfigError, GradientStatsAddon
 
 
 def test_statistics_are_those_of_the_batch_and_the_training_is_not_touched() -> None:
@@ -52,33 +52,3 @@ def test_hooks_are_gone_after_an_error() -> None:
     assert not any(part._forward_hooks for part in trainer.model.modules())
     with pytest.raises(ConfigError, match="stats_depth=0"):
         make_trainer(Regress.add_on(GradientStatsAddon), stats_depth=0)
-
-
-def test_speed_is_that_of_the_clock_without_validations() -> None:
-    now = [0.0]
-
-    class Ticking(Regress.add_on(ThroughputAddon)):  # type: ignore[misc]
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            now[0] += 3.0
-            return super().train_step(batch)
-
-        def test_step(self, batch: Any) -> dict[str, Any]:
-            now[0] += 100.0
-            return Regress.train_step(self, batch)
-
-    class Waiting:
-        def __iter__(self) -> Any:
-            for x, y in make_loader(64):
-                now[0] += 1.0
-                yield x, y
-
-    trainer = make_trainer(Ticking, count_tokens=lambda batch: batch[0].numel(), lightning={"val_check_interval": 2})
-    trainer[ThroughputAddon].clock = lambda: now[0]
-    trainer.run(2, list(make_loader(64)), make_valid())
-    row = trainer.history.last
-    assert (row["train_samples_per_s"], row["train_step_time_s"], row["train_data_wait"]) == (64 / 12, 3.0, 0.0)
-    assert row["train_tokens_per_s"] == 8 * row["train_samples_per_s"]
-    trainer = make_trainer(Ticking)
-    trainer[ThroughputAddon].clock = lambda: now[0]
-    trainer.run(1, Waiting())
-    assert trainer.history.last["train_data_wait"] == pytest.approx(0.25, abs=0.06) and "train_tokens_per_s" not in trainer.history.last

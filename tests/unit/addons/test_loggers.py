@@ -27,7 +27,7 @@ import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 from samples import Regress, make_loader, make_trainer, make_valid, same_weights
 
-from nbtrain import AddonError, ConfigError, LoggersAddon, NeptuneLoggerAddon, OptionError, StateManagerAddon, WandBLoggerAddon
+from nbtrain import AddOnError, ConfigError, LoggersAddon, NeptuneLoggerAddon, OptionError, StateManagerAddon, WandBLoggerAddon
 from nbtrain.cli import main
 from nbtrain.loggers.background import Delivery
 from nbtrain.loggers.neptune import NeptuneTracker, connect_neptune
@@ -466,7 +466,7 @@ def test_an_argument_that_the_client_does_not_take_is_named_when_the_run_begins(
 
 def test_a_package_that_is_missing_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(AddonError, match=r"needs wandb, which is not installed.\n  pip install 'nbtrain\[wandb\]'"):
+    with pytest.raises(AddOnError, match=r"needs wandb, which is not installed.\n  pip install 'nbtrain\[wandb\]'"):
         make_trainer(Regress.add_on(WandBLoggerAddon))
 
 

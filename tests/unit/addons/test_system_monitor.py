@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from samples import Regress, make_loader, make_trainer, make_valid
@@ -52,12 +51,9 @@ def test_it_measures_four_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch
             now_s += 0.02
             return super().train_step(batch)
 
-    class Clocked(SystemMonitorAddon):
-        def callbacks(self, trainer: Any) -> list[L.Callback]:
-            return [_Monitor(trainer, lambda: now_s)]
-
     monkeypatch.setattr(system_monitor, "memory", lambda device: measured.append(trainer.counts.step) or {})
-    trainer = make_trainer(Steps.add_on(Clocked), lightning={"log_every_n_steps": 2})
+    trainer = make_trainer(Steps.add_on(SystemMonitorAddon), lightning={"log_every_n_steps": 2})
+    trainer[SystemMonitorAddon].clock = lambda: now_s
     trainer.run(1, Loader())
     assert measured == [2, 12, 22, 32, 40]  # at even updates that are 0.25 s after the one before; and at the last
     row = trainer.history.last
@@ -77,3 +73,35 @@ def test_each_group_has_its_rate() -> None:
 def test_it_can_be_turned_off() -> None:
     assert SystemMonitorAddon(monitor_system=False).callbacks(None) == []
     assert isinstance(SystemMonitorAddon().callbacks(None)[0], _Monitor)
+
+
+def test_speed_is_that_of_the_clock_without_validations() -> None:
+    now = [0.0]
+
+    class Ticking(Regress.add_on(SystemMonitorAddon)):  # type: ignore[misc]
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            now[0] += 3.0
+            return super().train_step(batch)
+
+        def test_step(self, batch: Any) -> dict[str, Any]:
+            now[0] += 100.0
+            return Regress.train_step(self, batch)
+
+    class Waiting:
+        def __iter__(self) -> Any:
+            for x, y in make_loader(64):
+                now[0] += 1.0
+                yield x, y
+
+    trainer = make_trainer(
+        Ticking, monitor_system=False, throughput=True, count_tokens=lambda batch: batch[0].numel(), lightning={"val_check_interval": 2}
+    )
+    trainer[SystemMonitorAddon].clock = lambda: now[0]
+    trainer.run(2, list(make_loader(64)), make_valid())
+    row = trainer.history.last
+    assert (row["train_samples_per_s"], row["train_step_time_s"], row["train_wait_share"]) == (64 / 12, 3.0, 0.0)
+    assert row["train_tokens_per_s"] == 8 * row["train_samples_per_s"]
+    trainer = make_trainer(Ticking, throughput=True)
+    trainer[SystemMonitorAddon].clock = lambda: now[0]
+    trainer.run(1, Waiting())
+    assert trainer.history.last["train_wait_share"] == pytest.approx(0.25, abs=0.06) and "train_tokens_per_s" not in trainer.history.last

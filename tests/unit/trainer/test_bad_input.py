@@ -10,7 +10,7 @@ import pytest
 import torch
 from samples import Regress, make_loader, make_model, make_trainer, make_valid
 
-from nbtrain import AddonError, ConfigError, GradientClipAddon, NbtrainError, OptionError, StepError, Trainer
+from nbtrain import AddOnError, ConfigError, GradientClipAddon, NbtrainError, OptionError, StepError, Trainer
 from nbtrain.optim.schedulers import resolve_schedule
 
 
@@ -224,7 +224,7 @@ def test_scheduler_of_another_optimizer() -> None:
 
 
 def test_addon_that_is_not_there() -> None:
-    with pytest.raises(AddonError, match=r"Regress has no GradientClipAddon.\n  Make it with Regress.add_on\(GradientClipAddon\)."):
+    with pytest.raises(AddOnError, match=r"Regress has no GradientClipAddon.\n  Make it with Regress.add_on\(GradientClipAddon\)."):
         make_trainer()[GradientClipAddon]
 
 
