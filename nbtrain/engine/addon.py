@@ -5,7 +5,7 @@
 # %% ../../nbs/engine/addon.ipynb #887e55e6
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar
 
@@ -74,17 +74,17 @@ def _claimant(addon: type[AddOnBase], option: str) -> type:
     return next(kind for kind in reversed(addon.__mro__) if option in kind.__dict__.get("__annotations__", {}))
 
 
-def ordered(addons: Iterable[type[AddOnBase]]) -> tuple[type[AddOnBase], ...]:
+def ordered(addons: Iterable[type[AddOnBase]], apart: Collection[type[AddOnBase]] = ()) -> tuple[type[AddOnBase], ...]:
     """The addons without duplicates, by name, each behind those it must come `after`.
 
     Raises AddonError for what is no addon, for two that claim one option, for two launchers, and for
-    addons that want to follow each other.
+    addons that want to follow each other. The options of those in `apart` are not given by keyword, and may have any names.
     """
     left = sorted(dict.fromkeys(addons), key=lambda addon: getattr(addon, "__qualname__", ""))
     for addon in left:
         if not (isinstance(addon, type) and issubclass(addon, AddOnBase)):
             raise AddonError(f"{addon!r} is no addon.", remedy="Give classes that inherit from nbtrain.AddOnBase.")
-    _check_options(left)
+    _check_options(addon for addon in left if addon not in apart)
     _check_launchers(left)
     done: list[type[AddOnBase]] = []
     while left:

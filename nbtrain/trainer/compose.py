@@ -6,20 +6,33 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
 from typing import Any
+from weakref import WeakSet
 
+from .. import addons as shipped
 from ..addons.compile import CompileAddon
 from ..addons.gradient_clip import GradientClipAddon
 from ..addons.hooks import HooksAddon
 from ..addons.non_finite import NonFiniteAddon
 from ..addons.scheduler import SchedulerAddon
 from ..engine.addon import AddOnBase, options, ordered
+from ..engine.addon_instance import copy_addon, is_same, join_options, merge_instances
 from ..errors import AddonError, OptionError, nearest
 
 # %% auto #0
-__all__ = ["written_class", "check_addon_options", "make_addons", "addon_commands", "constructor_parameters", "constructor_signature"]
+__all__ = [
+    "written_class",
+    "check_addon_options",
+    "make_addons",
+    "addon_commands",
+    "constructor_parameters",
+    "constructor_signature",
+    "keywords",
+    "with_instances",
+    "compose",
+]
 
 
 # %% ../../nbs/trainer/compose.ipynb #dfe3cff2
@@ -30,28 +43,47 @@ def written_class(kind: type[Any]) -> type[Any]:
 
 # %% ../../nbs/trainer/compose.ipynb #03cb4f99
 def check_addon_options(kind: type[Any], given: Iterable[str]) -> None:
-    known = {name for addon in kind.addons for name in options(addon)} | {parameter.name for parameter in constructor_parameters(kind)}
+    known, title = keywords(kind), written_class(kind).__name__
     for name in given:
-        if name not in known:
-            what = f"{written_class(kind).__name__} takes no argument {name!r}."
-            raise OptionError(what, remedy=nearest(name, known))
+        if name in known:
+            continue
+        holder = next((addon.__name__ for addon in kind.addon_instances if name in options(addon)), None)
+        if holder is not None:
+            what = f"{name!r} is an option of {holder}, which {title} was given as an instance with its options."
+            raise OptionError(what, remedy=f"Give it there: {title}.add_on({holder}({name}=...)).")
+        owner = _owner(name)
+        remedy = nearest(name, known) if owner is None else f"It is an option of {owner}: {title}.add_on({owner})."
+        raise OptionError(f"{title} takes no argument {name!r}.", remedy=remedy)
 
 
-def make_addons(kind: type[Any], given: dict[str, Any], shared: dict[str, Any]) -> dict[type[AddOnBase], AddOnBase]:
+def _owner(option: str) -> str | None:
+    """The name of an addon that comes with nbtrain and has this option."""
+    kinds = {name: getattr(shipped, name) for name in shipped.__all__}
+    return next(
+        (name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, AddOnBase) and option in options(kind)), None
+    )
+
+
+def make_addons(kind: type[Any], given: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[type[AddOnBase], AddOnBase]:
     """The addons of a class with their options. `shared` are options that the trainer itself takes for its shorthands."""
     shorthands = [
         addon
         for addon, option in ((GradientClipAddon, "gradient_clip"), (SchedulerAddon, "scheduler"), (CompileAddon, "compile"))
         if shared.get(option) not in (None, False)
     ]
-    kinds = ordered((*kind.addons, *shorthands, NonFiniteAddon, HooksAddon))
-    return {addon: addon(**{n: v for n, v in {**shared, **given}.items() if n in options(addon)}) for addon in kinds}
+    kinds = ordered((*kind.addons, *shorthands, NonFiniteAddon, HooksAddon), apart=kind.addon_instances)
+    return {
+        addon: copy_addon(kind.addon_instances[addon], **{n: v for n, v in shared.items() if n in options(addon)})
+        if addon in kind.addon_instances
+        else addon(**{n: v for n, v in {**shared, **given}.items() if n in options(addon)})
+        for addon in kinds
+    }
 
 
 def addon_commands(base: type[Any], addons: Iterable[type[AddOnBase]]) -> dict[str, Callable[..., Any]]:
     """The methods that the addons give to the trainer. Raises AddonError where a name is taken already."""
     found: dict[str, Callable[..., Any]] = {}
-    for addon in addons:
+    for addon in (addon for addon in addons if addon not in base.addons):
         for name in addon.commands:
             if name in found or hasattr(base, name):
                 other = base.__name__ if name not in found else "another addon"
@@ -99,3 +131,45 @@ def constructor_signature(base: type[Any], addons: Iterable[type[AddOnBase]]) ->
                 names.add(name)
                 parameters.append(field.replace(kind=inspect.Parameter.KEYWORD_ONLY))
     return inspect.Signature(parameters)
+
+
+# %% ../../nbs/trainer/compose.ipynb #6b2d8fa1
+def keywords(kind: type[Any]) -> set[str]:
+    """The names of the keyword arguments that a trainer's class takes."""
+    by_keyword = [addon for addon in kind.addons if addon not in kind.addon_instances]
+    return {name for addon in by_keyword for name in options(addon)} | {parameter.name for parameter in constructor_parameters(kind)}
+
+
+def with_instances(kind: type[Any], given: Mapping[str, Any], shared: Collection[str]) -> dict[str, Any]:
+    """The arguments `given` to a trainer with the options of its addon instances; of those in `shared` the trainer takes the value."""
+    constructors = [inspect.signature(vars(base)["__init__"]).parameters for base in kind.__mro__[:-1] if "__init__" in vars(base)]
+    return join_options(
+        kind.addon_instances.values(),
+        given,
+        shared=shared,
+        taken=keywords(kind),
+        defaults=lambda name: [parameters[name].default for parameters in constructors if name in parameters],
+    )
+
+
+# %% ../../nbs/trainer/compose.ipynb #8d4fa1c3
+# These differ in the options of their instances. Options may hold a model, so a class is kept only as long as it is used
+_composed: dict[tuple[type, tuple[type[AddOnBase], ...]], WeakSet[type[Any]]] = {}
+
+
+def compose(cls: type[Any], addons: Iterable[type[AddOnBase] | AddOnBase]) -> type[Any]:
+    """The class `cls` with `addons`, each a class or an instance. Raises AddonError for those that can't stand together."""
+    base, addons = written_class(cls), tuple(addons)
+    instances = merge_instances(cls.addon_instances, addons, base.__name__)
+    kinds = ordered((*cls.addons, *(type(a) if isinstance(a, AddOnBase) else a for a in addons)), apart=instances)
+    known = _composed.setdefault((base, kinds), WeakSet())
+    found = next((kind for kind in known if is_same(kind.addon_instances, instances)), None)
+    if found is None:
+        name = f"{base.__name__}[{', '.join(kind.__name__ for kind in kinds)}]"
+        own = {kind: copy_addon(instances[kind]) for kind in kinds if kind in instances}  # the user's may change
+        namespace = {"addons": kinds, "addon_instances": own, "_base": base, "__module__": base.__module__, "__doc__": base.__doc__}
+        by_keyword = [kind for kind in kinds if kind not in instances]
+        namespace |= {"__signature__": constructor_signature(base, by_keyword)} | addon_commands(base, kinds)
+        found = type(name, (base,), namespace)
+        known.add(found)
+    return found

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 import lightning as L
 import torch
@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelSummary
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
+from typing_extensions import Unpack
 
 from ..addons.gradient_clip import GradientClipAddon
 from ..addons.hooks import Hooks, HooksAddon
@@ -30,7 +31,7 @@ from ..config.from_trainer import Ran, configuration_text
 from ..distributed.devices import Device, device_args, resolve_device
 from ..distributed.launcher import Launcher
 from ..distributed.world import World
-from ..engine.addon import AddOnBase, ordered
+from ..engine.addon import AddOnBase
 from ..engine.control import Control, refuse_while_on
 from ..engine.meter import EpochLog, Meter
 from ..engine.precision import precision_args, resolve_precision
@@ -42,16 +43,10 @@ from ..events import Event, MonitorMode
 from ..history.history import History, RunResult
 from ..loggers.background import Delivery
 from ..optim.schedulers import Scheduler
+from .addon_options import AddonCommands, AddonOptions, TrainerFactory
 from . import evaluate as passes, run as session
 from .arguments import check_lightning, check_mode, check_run, make_optimizer, resolve_monitor
-from nbtrain.trainer.compose import (
-    check_addon_options,
-    addon_commands,
-    make_addons,
-    constructor_parameters,
-    constructor_signature,
-    written_class,
-)
+from .compose import check_addon_options, compose, constructor_parameters, make_addons, with_instances, written_class
 from .gallery import Draw, Gallery, first_samples, worst_samples
 from .interrupts import RunHandle, free_last_error
 from .live_edits import change_class, set_options, validate_now
@@ -62,8 +57,11 @@ from ..views.html import table_html
 from ..views.notebook import NotebookView
 from ..views.text import View, best_words, format_count
 
+if TYPE_CHECKING:
+    from nbtrain.trainer.addon_options import ShippedAddon
+
 # %% auto #0
-__all__ = ["TrainerType", "ProgressChecker", "Trainer"]
+__all__ = ["TrainerType", "AddOnType", "ProgressChecker", "Trainer"]
 
 
 # %% ../../nbs/trainer/trainer.ipynb #86846714
@@ -90,16 +88,14 @@ class ProgressChecker:
 
 # %% ../../nbs/trainer/trainer.ipynb #9aa4d59f
 TrainerType = TypeVar("TrainerType", bound="Trainer")
-
-
-_composed: dict[tuple[type, tuple[type[AddOnBase], ...]], type] = {}  # so that the same addons give the same class
+AddOnType = TypeVar("AddOnType", bound=AddOnBase)
 
 
 # Arguments that addons take too
 _SHARED = ("device", "scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "hooks", "nonfinite", "save_path")
 
 
-class Trainer:
+class Trainer(AddonCommands):
     """Trains a model with your `train_step` and `test_step`; subclass it and write these two.
 
     Args:
@@ -127,6 +123,7 @@ class Trainer:
     """
 
     addons: ClassVar[tuple[type[AddOnBase], ...]] = ()
+    addon_instances: ClassVar[Mapping[type[AddOnBase], AddOnBase]] = {}  # those of them that have their options from the class
     lean_loops = True  # False: all epochs run on Lightning's own loops
     own_thread = True  # False: a run in a notebook keeps the main thread, and can't be paused
     handle: RunHandle | None
@@ -153,10 +150,12 @@ class Trainer:
         monitor_mode: MonitorMode | None = None,
         keep_source: bool = True,
         lightning: dict[str, Any] | None = None,
-        **addon_options: Any,
+        **addon_options: Unpack[AddonOptions],
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "addon_options", "keep_source")} | addon_options
         check_addon_options(type(self), addon_options)
+        given = with_instances(type(self), given, _SHARED)
+        device, scheduler, save_path = given["device"], given["scheduler"], given["save_path"]
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model={type(model).__name__} is no torch.nn.Module.", remedy="Give an instance, such as nn.Linear(2, 1).")
         launcher = next((addon for addon in type(self).addons if issubclass(addon, Launcher)), None)
@@ -344,7 +343,7 @@ class Trainer:
             raise ConfigError(
                 f"{steps.__name__} has {', '.join(extra)}, and this trainer was made without.", remedy="Give the class without addons."
             )
-        return steps.add_on(*type(self).addons) if type(self).addons else steps
+        return compose(steps, self._own_addons()) if type(self).addons else steps
 
     def _resume(self, n_epoch: int, resume: str | Path) -> int:
         """Put the state back. Returns how many epochs are left of the `n_epoch` that the saved run was to have."""
@@ -622,29 +621,39 @@ class Trainer:
                 sink.update(event)
 
     # -- addons
-    def __getitem__(self, addon: type[AddOnBase]) -> Any:
+    def __getitem__(self, addon: type[AddOnType]) -> AddOnType:
         """The addon of this class: `trainer[GradientClipAddon]`."""
         if addon not in self._addons:
             raise AddonError(f"{self.title} has no {addon.__name__}.", remedy=f"Make it with {self.title}.add_on({addon.__name__}).")
-        return self._addons[addon]
+        return self._addons[addon]  # pyright: ignore[reportReturnType]
+
+    @overload
+    @classmethod
+    def add_on(  # pyright: ignore[reportOverlappingOverload]
+        cls: type[TrainerType], *addons: ShippedAddon | AddOnBase
+    ) -> type[TrainerType]: ...
+    @overload
+    @classmethod
+    def add_on(cls: type[TrainerType], *addons: type[AddOnBase] | AddOnBase) -> TrainerFactory[TrainerType]: ...
+    @classmethod
+    def add_on(cls: type[TrainerType], *addons: type[AddOnBase] | AddOnBase) -> type[TrainerType] | TrainerFactory[TrainerType]:
+        """This class with `addons`. The same addons, in any order, give the same class.
+
+        The options of an addon class become keywords of the constructor: `Digits.add_on(EMAAddon)(net, ema_decay=0.99)`. An instance has
+        its options already, and each trainer gets a copy of it: `Digits.add_on(EMAAddon(ema_decay=0.99))(net)`.
+        """
+        return compose(cls, addons)
 
     @classmethod
-    def add_on(cls: type[TrainerType], *addons: type[AddOnBase]) -> type[TrainerType]:
-        """This class with `addons`, whose options become keywords. The same addons, in any order, give the same class."""
-        base = written_class(cls)
-        kinds = ordered((*cls.addons, *addons))
-        if (base, kinds) not in _composed:
-            name = f"{base.__name__}[{', '.join(kind.__name__ for kind in kinds)}]"
-            namespace = {"addons": kinds, "_base": base, "__module__": base.__module__, "__doc__": base.__doc__}
-            namespace |= {"__signature__": constructor_signature(base, kinds)} | addon_commands(base, kinds)
-            _composed[base, kinds] = type(name, (base,), namespace)
-        return _composed[base, kinds]
+    def _own_addons(cls) -> tuple[type[AddOnBase] | AddOnBase, ...]:
+        """What `add_on` was given for this class."""
+        return tuple(cls.addon_instances.get(addon, addon) for addon in cls.addons)
 
     def __reduce__(self) -> tuple[Any, ...]:
         base = written_class(type(self))
         # no arguments, where a lambda may be, no loaders, no thread, and no open views
         state = {**self.__dict__, "given": {}, "ran": None, "handle": None, "view": None, "sinks": [self.history]}
-        return _rebuild, (base, () if base is type(self) else type(self).addons), state
+        return _rebuild, (base, () if base is type(self) else self._own_addons()), state
 
     # -- how it looks
     def __repr__(self) -> str:
@@ -712,6 +721,6 @@ def _as_list(given: Any) -> list[Any]:
     return given if isinstance(given, list) else [] if given is None else [given]
 
 
-def _rebuild(base: type[Trainer], addons: tuple[type[AddOnBase], ...]) -> Trainer:
-    kind = base.add_on(*addons) if addons else base
+def _rebuild(base: type[Trainer], addons: tuple[type[AddOnBase] | AddOnBase, ...]) -> Trainer:
+    kind: type[Trainer] = compose(base, addons) if addons else base
     return kind.__new__(kind)
