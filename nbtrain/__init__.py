@@ -65,6 +65,7 @@ PUBLIC = {
     "TrainHook": "compat.hook_names",
     "Trainer": "trainer.trainer",
     "TrainerArgs": "jobs.trainer_args",
+    "TrainerOptions": "trainer.addon_options",
     "WandBLoggerAddon": "addons.loggers",
     "WarmUpScheduler": "optim.schedulers",
     "WorkerError": "errors",
@@ -150,6 +151,7 @@ if TYPE_CHECKING:
     from nbtrain.optim.schedulers import plot_schedules as plot_schedules
     from nbtrain.optim.schedulers import warmup_cosine as warmup_cosine
     from nbtrain.data.seeded_loader import SeededLoader as SeededLoader
+    from nbtrain.trainer.addon_options import TrainerOptions as TrainerOptions
     from nbtrain.trainer.progress import ProgressChecker as ProgressChecker
     from nbtrain.trainer.trainer import Trainer as Trainer
 

@@ -34,6 +34,7 @@ from .introspect import Reader, parameters_of, same_value, say_it, why_another
 from .overrides import escape
 from .schema import Settings, read_settings
 from ..engine.addon import options
+from ..engine.addon_instance import chosen_options
 from ..errors import ConfigError
 from ..optim.schedulers import n_required
 
@@ -280,7 +281,9 @@ def _addons(read: Reader, trainer: Any) -> Any:
     found = []
     for i, addon in enumerate(kind for kind in type(trainer).addons if kind not in (StateManagerAddon, MultiGPUAddon)):
         at, known = ("addons", i, "args"), options(addon).keys() - {*_TRAINER, "save_path", "device"}
-        args = read.plain({n: v for n, v in trainer.given.items() if n in known}, at)
+        instance = type(trainer).addon_instances.get(addon)
+        given = trainer.given if instance is None else chosen_options(instance)
+        args = read.plain({n: v for n, v in given.items() if n in known}, at)
         found.append({"type": read.name(addon, ("addons", i, "type")), "args": args})
     return found
 

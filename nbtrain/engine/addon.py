@@ -5,7 +5,7 @@
 # %% ../../nbs/engine/addon.ipynb #887e55e6
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, fields
 from itertools import combinations, count
 from typing import Any, ClassVar, Literal
@@ -138,19 +138,21 @@ def _defined(addon: type[AddOnBase]) -> tuple[int, ...]:
     return tuple(kind._definition for kind in reversed(addon.__mro__) if issubclass(kind, AddOnBase))
 
 
-def ordered(addons: Iterable[type[AddOnBase]]) -> tuple[type[AddOnBase], ...]:
+def ordered(addons: Iterable[type[AddOnBase]], apart: Collection[type[AddOnBase]] = ()) -> tuple[type[AddOnBase], ...]:
     """The addons without duplicates, each behind those it must come `after`, and otherwise in the order in which they were defined.
 
     Raises AddOnError for what is not an addon, for an addon beside a subclass of it, for two that claim one option or change the loader
-    in an undeclared order, for two launchers, and for addons that must follow each other.
+    in an undeclared order, for two launchers, and for addons that must follow each other. The options of those in `apart` are not given
+    by keyword, and may have any names.
     """
     kinds = dict.fromkeys(addons)
     for addon in kinds:
         if not (isinstance(addon, type) and issubclass(addon, AddOnBase)):
             raise AddOnError(f"{addon!r} is not an addon.", remedy="Give classes that inherit from nbtrain.AddOnBase.")
     left = sorted(kinds, key=_defined)
-    for check in (_check_subclasses, _check_options, _check_launchers, _check_loaders):
+    for check in (_check_subclasses, _check_launchers, _check_loaders):
         check(left)
+    _check_options(addon for addon in left if addon not in apart)
     done: list[type[AddOnBase]] = []
     while left:
         ready = next((addon for addon in left if not any(precedes(other, addon) for other in left if other is not addon)), None)

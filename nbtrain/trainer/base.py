@@ -31,7 +31,7 @@ from ..history.run_folder import open_run_folder
 from ..optim.schedulers import Scheduler
 from .arguments import check_mode
 from .best_weights import BestWeights
-from .compose import Composable, new_instance, written_class
+from .compose import Composable, given_addons, new_instance, written_class
 from .lightning_args import lightning_args
 from .progress import ProgressChecker
 from .run_handle import RunHandle
@@ -141,7 +141,7 @@ class TrainerBase(TrainerArguments):
         base = written_class(type(self))
         # no arguments, where a lambda may be, no loaders, no thread, and no open views
         state = {**self.__dict__, "given": {}, "ran": None, "handle": None, "view": None, "sinks": [self.train_state.history]}
-        return new_instance, (base, () if base is type(self) else type(self).addons), state
+        return new_instance, (base, () if base is type(self) else given_addons(type(self))), state
 
     def open_run_dir(self) -> Path:
         """The run folder, which is made in `save_path` where there is none yet; all ranks have to call it."""

@@ -6,27 +6,39 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+from weakref import WeakSet
 
+from .. import addons as shipped
 from ..addons.compile import CompileAddon
 from ..addons.gradient_clip import GradientClipAddon
 from ..addons.hooks import HooksAddon
 from ..addons.non_finite import NonFiniteAddon
 from ..addons.scheduler import SchedulerAddon
 from ..engine.addon import AddOnBase, options, ordered
+from ..engine.addon_instance import copy_addon, is_same, join_options, merge_instances
 from ..errors import AddOnError, OptionError, nearest
+from .addon_options import AddonCommands, TrainerFactory
+
+if TYPE_CHECKING:
+    from nbtrain.trainer.addon_options import ShippedAddon
 
 # %% auto #0
 __all__ = [
     "TrainerType",
+    "AddOnType",
     "written_class",
     "constructor_parameters",
     "constructor_signature",
     "check_addon_options",
+    "keywords",
     "make_addons",
+    "with_instances",
     "addon_commands",
+    "compose",
+    "given_addons",
     "Composable",
     "new_instance",
 ]
@@ -35,7 +47,7 @@ __all__ = [
 # %% ../../nbs/trainer/compose.ipynb #70124534
 def written_class(kind: type[Any]) -> type[Any]:
     """The class that a user wrote, which for a class made by `add_on` is the one it was made from."""
-    return kind.__dict__.get("_base") or kind
+    return kind.__dict__.get("base_class") or kind
 
 
 # %% ../../nbs/trainer/compose.ipynb #12f0312e
@@ -72,14 +84,34 @@ def constructor_signature(base: type[Any], addons: Iterable[type[AddOnBase]]) ->
 # %% ../../nbs/trainer/compose.ipynb #b4b22ac1
 def check_addon_options(kind: type[Any], given: Iterable[str]) -> None:
     """Raise OptionError for a keyword that neither the constructor of `kind` nor one of its addons takes."""
-    known = {name for addon in kind.addons for name in options(addon)} | {parameter.name for parameter in constructor_parameters(kind)}
+    known, title = keywords(kind), written_class(kind).__name__
     for name in given:
-        if name not in known:
-            what = f"{written_class(kind).__name__} takes no argument {name!r}."
-            raise OptionError(what, remedy=nearest(name, known))
+        if name in known:
+            continue
+        holder = next((addon.__name__ for addon in kind.addon_instances if name in options(addon)), None)
+        if holder is not None:
+            what = f"{name!r} is an option of {holder}, which {title} was given as an instance with its options."
+            raise OptionError(what, remedy=f"Give it there: {title}.add_on({holder}({name}=...)).")
+        owner = _owner(name)
+        remedy = nearest(name, known) if owner is None else f"It is an option of {owner}: {title}.add_on({owner})."
+        raise OptionError(f"{title} takes no argument {name!r}.", remedy=remedy)
 
 
-def make_addons(kind: type[Any], given: dict[str, Any], shared: dict[str, Any]) -> dict[type[AddOnBase], AddOnBase]:
+def keywords(kind: type[Any]) -> set[str]:
+    """The names of the keyword arguments that a trainer's class takes."""
+    by_keyword = [addon for addon in kind.addons if addon not in kind.addon_instances]
+    return {name for addon in by_keyword for name in options(addon)} | {parameter.name for parameter in constructor_parameters(kind)}
+
+
+def _owner(option: str) -> str | None:
+    """The name of an addon that comes with nbtrain and has this option."""
+    kinds = {name: getattr(shipped, name) for name in shipped.__all__}
+    return next(
+        (name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, AddOnBase) and option in options(kind)), None
+    )
+
+
+def make_addons(kind: type[Any], given: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[type[AddOnBase], AddOnBase]:
     """The addons of a class with their options. `shared` are options that the trainer itself takes for its shorthands."""
     shorthands = [
         addon
@@ -87,15 +119,32 @@ def make_addons(kind: type[Any], given: dict[str, Any], shared: dict[str, Any]) 
         if shared.get(option) not in (None, False)
     ]
     usual = [addon for addon in (*shorthands, NonFiniteAddon, HooksAddon) if not any(issubclass(own, addon) for own in kind.addons)]
-    kinds = ordered((*kind.addons, *usual))
-    return {addon: addon(**{n: v for n, v in {**shared, **given}.items() if n in options(addon)}) for addon in kinds}
+    kinds = ordered((*kind.addons, *usual), apart=kind.addon_instances)
+    return {
+        addon: copy_addon(kind.addon_instances[addon], **{n: v for n, v in shared.items() if n in options(addon)})
+        if addon in kind.addon_instances
+        else addon(**{n: v for n, v in {**shared, **given}.items() if n in options(addon)})
+        for addon in kinds
+    }
+
+
+def with_instances(kind: type[Any], given: Mapping[str, Any], shared: Collection[str]) -> dict[str, Any]:
+    """The arguments `given` to a trainer with the options of its addon instances; of those in `shared` the trainer takes the value."""
+    constructors = [inspect.signature(vars(base)["__init__"]).parameters for base in kind.__mro__[:-1] if "__init__" in vars(base)]
+    return join_options(
+        kind.addon_instances.values(),
+        given,
+        shared=shared,
+        taken=keywords(kind),
+        defaults=lambda name: [parameters[name].default for parameters in constructors if name in parameters],
+    )
 
 
 # %% ../../nbs/trainer/compose.ipynb #271a476f
 def addon_commands(base: type[Any], addons: Iterable[type[AddOnBase]]) -> dict[str, Callable[..., Any]]:
     """The methods that the addons give to the trainer. Raises AddOnError where a name is taken already."""
     found: dict[str, Callable[..., Any]] = {}
-    for addon in addons:
+    for addon in (addon for addon in addons if addon not in base.addons):
         for name in addon.commands:
             if name in found or hasattr(base, name):
                 other = base.__name__ if name not in found else "another addon"
@@ -117,28 +166,59 @@ def _command(addon: type[AddOnBase], method: Callable[..., Any]) -> Callable[...
 
 # %% ../../nbs/trainer/compose.ipynb #6ad0679b
 TrainerType = TypeVar("TrainerType", bound="Composable")
-_composed: dict[tuple[type, tuple[type[AddOnBase], ...]], type] = {}
+AddOnType = TypeVar("AddOnType", bound=AddOnBase)
+# These differ in the options of their instances. Options may hold a model, so a class is kept only as long as it is used
+_composed: dict[tuple[type, tuple[type[AddOnBase], ...]], WeakSet[type[Any]]] = {}
 
 
-class Composable:
+def compose(cls: type[Any], addons: Iterable[type[AddOnBase] | AddOnBase]) -> type[Any]:
+    """The class `cls` with `addons`, each a class or an instance. Raises AddOnError for those that can't stand together."""
+    base, addons = written_class(cls), tuple(addons)
+    instances = merge_instances(cls.addon_instances, addons, base.__name__)
+    kinds = ordered((*cls.addons, *(type(a) if isinstance(a, AddOnBase) else a for a in addons)), apart=instances)
+    known = _composed.setdefault((base, kinds), WeakSet())
+    found = next((kind for kind in known if is_same(kind.addon_instances, instances)), None)
+    if found is None:
+        name = f"{base.__name__}[{', '.join(kind.__name__ for kind in kinds)}]"
+        own = {kind: copy_addon(instances[kind]) for kind in kinds if kind in instances}  # the user's may change
+        namespace = {"addons": kinds, "addon_instances": own, "base_class": base, "__module__": base.__module__, "__doc__": base.__doc__}
+        by_keyword = [kind for kind in kinds if kind not in instances]
+        namespace |= {"__signature__": constructor_signature(base, by_keyword)} | addon_commands(base, kinds)
+        found = type(name, (base,), namespace)
+        known.add(found)
+    return found
+
+
+def given_addons(kind: type[Any]) -> tuple[type[AddOnBase] | AddOnBase, ...]:
+    """What `add_on` was given for the class `kind`."""
+    return tuple(kind.addon_instances.get(addon, addon) for addon in kind.addons)
+
+
+class Composable(AddonCommands):
     """A class that addons can be added to."""
 
     addons: ClassVar[tuple[type[AddOnBase], ...]] = ()
+    addon_instances: ClassVar[Mapping[type[AddOnBase], AddOnBase]] = {}  # those of them that were given as instances
     _addons: dict[type[AddOnBase], AddOnBase]
 
+    @overload
     @classmethod
-    def add_on(cls: type[TrainerType], *addons: type[AddOnBase]) -> type[TrainerType]:
-        """This class with `addons`, whose options become keywords. The same addons, in any order, give the same class."""
-        base = written_class(cls)
-        kinds = ordered((*cls.addons, *addons))
-        if (base, kinds) not in _composed:
-            name = f"{base.__name__}[{', '.join(kind.__name__ for kind in kinds)}]"
-            namespace = {"addons": kinds, "_base": base, "__module__": base.__module__, "__doc__": base.__doc__}
-            namespace |= {"__signature__": constructor_signature(base, kinds)} | addon_commands(base, kinds)
-            _composed[base, kinds] = type(name, (base,), namespace)
-        return _composed[base, kinds]
+    def add_on(  # pyright: ignore[reportOverlappingOverload]
+        cls: type[TrainerType], *addons: ShippedAddon | AddOnBase
+    ) -> type[TrainerType]: ...
+    @overload
+    @classmethod
+    def add_on(cls: type[TrainerType], *addons: type[AddOnBase] | AddOnBase) -> TrainerFactory[TrainerType]: ...
+    @classmethod
+    def add_on(cls: type[TrainerType], *addons: type[AddOnBase] | AddOnBase) -> type[TrainerType] | TrainerFactory[TrainerType]:
+        """This class with `addons`. The same addons, in any order, give the same class.
 
-    def __getitem__(self, addon: type[AddOnBase]) -> Any:
+        The options of an addon class become keywords of the constructor: `Digits.add_on(EMAAddon)(net, ema_decay=0.99)`. An instance has
+        its options already, and each trainer gets a copy of it: `Digits.add_on(EMAAddon(ema_decay=0.99))(net)`.
+        """
+        return compose(cls, addons)
+
+    def __getitem__(self, addon: type[AddOnType]) -> AddOnType:
         """The addon of this class, or of a subclass: `trainer[GradientClipAddon]`."""
         found = [own for own in self._addons.values() if isinstance(own, addon)]
         name = written_class(type(self)).__name__
@@ -155,7 +235,7 @@ class Composable:
         return list(self._addons.values())
 
 
-def new_instance(base: type[Composable], addons: tuple[type[AddOnBase], ...]) -> Composable:
+def new_instance(base: type[Composable], addons: tuple[type[AddOnBase] | AddOnBase, ...]) -> Composable:
     """An instance of `base` with `addons` on which no `__init__` was called: for unpickling."""
-    kind = base.add_on(*addons) if addons else base
+    kind: type[Composable] = compose(base, addons) if addons else base
     return kind.__new__(kind)

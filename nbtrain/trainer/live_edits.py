@@ -20,6 +20,7 @@ from ..errors import ConfigError, OptionError, nearest
 from ..history.history import RunResult
 from ..optim.schedulers import scale_lr
 from .base import TrainerBase
+from .compose import compose, given_addons
 from .run_handle import RunHandle, free_last_error
 from ..views.notebook import NotebookView
 from ..views.text import format_value
@@ -100,7 +101,7 @@ def with_addons(trainer: TrainerBase, steps: type[TrainerBase]) -> type[TrainerB
         raise ConfigError(
             f"{steps.__name__} has {', '.join(extra)}, and this trainer was made without.", remedy="Give the class without addons."
         )
-    return steps.add_on(*kinds) if kinds else steps
+    return compose(steps, given_addons(type(trainer))) if kinds else steps
 
 
 def change_class(trainer: TrainerBase, steps: type[TrainerBase]) -> None:

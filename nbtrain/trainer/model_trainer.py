@@ -17,6 +17,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from typing_extensions import Unpack
 
 from ..compat.model_keys import label_key, prediction_of
 from ..data.batch import describe
@@ -29,6 +30,7 @@ from ..errors import ConfigError, StepError
 from ..history.history import RunResult
 from ..optim.param_groups import param_groups
 from ..optim.schedulers import Scheduler
+from .addon_options import TrainerOptions
 from .run_handle import RunHandle
 from .trainer import Trainer
 
@@ -305,12 +307,12 @@ class ModelTrainer(DatasetTrainer):
         weight_decay: float | None = None,
         gradient_checkpointing: bool = False,
         perplexity: bool = False,
-        **options: Any,
+        **options: Unpack[TrainerOptions],
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "options", "__class__")}
         made = choose_optimizer(model, mode, optimizer, learning_rate, weight_decay)
         super().__init__(model, device, mode, made, scheduler, **options)
-        self.given |= given
+        self.given |= given | {name: self.given[name] for name in ("device", "scheduler")}  # which addons may have given
         self.loss_fn, self.perplexity = loss_fn, perplexity
         pin = self.device.type == "cuda" if pin_memory is None else pin_memory
         self.loading = Loading(batch_size, num_workers, pin, prefetch_factor, drop_last, collate_fn, self.seed or 0)

@@ -14,6 +14,7 @@ import lightning as L
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from typing_extensions import Unpack
 
 from ..addons.accumulation import AccumulationAddon
 from ..addons.cuda_graph import CudaGraphAddon
@@ -24,6 +25,7 @@ from ..engine.step_module import check_output, named
 from ..engine.train_state import Mode
 from ..errors import ConfigError, nearest
 from ..optim.schedulers import Scheduler, n_required
+from .addon_options import TrainerOptions
 from .lr_finder import RangeTest
 from .trainer import Trainer
 
@@ -192,16 +194,17 @@ class MultiOptimizerTrainer(Trainer):
         *,
         optimizers: Mapping[str, Optimizer | Callable[..., Optimizer]] | None = None,
         schedulers: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[TrainerOptions],
     ) -> None:
         given = {"optimizers": optimizers, "schedulers": schedulers}
         _check_class(type(self), mode, optimizers or {}, options)
         joint = (
             JointOptimizer({name: _made(name, optimizer, model) for name, optimizer in (optimizers or {}).items()}) if optimizers else None
         )
+        others: dict[str, Any] = {**options}
         if joint is not None and schedulers:
-            options["scheduler"] = join_schedulers(joint, schedulers)
-        super().__init__(model, device, mode, joint, **options)
+            others["scheduler"] = join_schedulers(joint, schedulers)
+        super().__init__(model, device, mode, joint, **others)
         self.given |= given | {"optimizer": None}
         self.joint = joint
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from torch import nn
 from torch.optim import Optimizer
+from typing_extensions import Unpack
 
 from ..addons.gradient_clip import GradientClipAddon
 from ..addons.hooks import Hooks, HooksAddon
@@ -31,9 +32,10 @@ from ..errors import CheckpointError, ConfigError
 from ..events import MonitorMode
 from ..history.history import RunResult
 from ..optim.schedulers import Scheduler
+from .addon_options import AddonOptions
 from .arguments import check_lightning, check_run, make_optimizer, resolve_monitor
 from .base import TrainerBase
-from .compose import check_addon_options, constructor_parameters, make_addons, written_class
+from .compose import check_addon_options, constructor_parameters, make_addons, with_instances, written_class
 from .evaluate import TrainerEvaluation
 from .gallery import Draw, Gallery, first_samples, worst_samples
 from .live_edits import TrainerControls
@@ -289,10 +291,12 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         monitor_mode: MonitorMode | None = None,
         keep_source: bool = True,
         lightning: dict[str, Any] | None = None,
-        **addon_options: Any,
+        **addon_options: Unpack[AddonOptions],
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "addon_options", "keep_source")} | addon_options
         check_addon_options(type(self), addon_options)
+        given = with_instances(type(self), given, _SHARED)
+        device, scheduler, save_path = given["device"], given["scheduler"], given["save_path"]
         if not isinstance(model, nn.Module):
             raise ConfigError(
                 f"model={type(model).__name__} is not a torch.nn.Module.", remedy="Give an instance, such as nn.Linear(2, 1)."

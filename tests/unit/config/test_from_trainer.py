@@ -13,7 +13,7 @@ import yaml
 from samples import same_weights
 from torch.utils.data import DataLoader
 
-from nbtrain import AccumulationAddon, ConfigError, MultiGPUAddon, StateManagerAddon, TrainerArgs, load_run
+from nbtrain import AccumulationAddon, ConfigError, EMAAddon, MultiGPUAddon, StateManagerAddon, TrainerArgs, load_run
 from nbtrain.cli import main
 from nbtrain.rng import seed_all
 
@@ -137,6 +137,15 @@ def test_the_text_is_a_short_file_for_people(parts: Any) -> None:
         "dataset_sampler:\n  type: null\n"
         "micro_batch_size: 16\nmax_epochs: 1\nseed: 0\nenable_progress_bar: false\n"
     )
+
+
+def test_options_of_addon_instances_are_written(parts: Any) -> None:
+    trainer = make(parts, StateManagerAddon(save_path="live", every_n_steps=3), EMAAddon(ema_decay=0.5))
+    trainer.run(1, *loaders(parts))
+    found = yaml.safe_load(trainer.to_config())
+    assert found["addons"] == [{"type": "nbtrain.EMAAddon", "args": {"ema_decay": 0.5}}]
+    assert found["checkpoint"]["save_dir"] == "live" and found["checkpoint"]["every_n_train_steps"] == 3
+    assert same_weights(trainer.model, fit(trainer, checkpoint={"save_dir": "job"}))
 
 
 SCHEDULES: dict[str, Callable[[Any], dict[str, Any]]] = {

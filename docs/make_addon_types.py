@@ -1,0 +1,173 @@
+"""Write the types of nbs/trainer/addon_options.ipynb from the classes of the addons: `make names`."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import nbtrain
+from nbtrain import AddOnBase, Trainer, addons
+
+ROOT = Path(__file__).resolve().parent.parent
+CHAPTER = ROOT / "nbs" / "trainer" / "addon_options.ipynb"
+PREFIX = "addon-types-"  # of the ids of the cells that are written here
+CELL_LINES = 60
+
+
+def shipped() -> list[type[AddOnBase]]:
+    """The addons that come with nbtrain."""
+    found = [getattr(nbtrain, name) for name in addons.__all__]
+    return [kind for kind in found if isinstance(kind, type) and issubclass(kind, AddOnBase)]
+
+
+# -- what the classes say
+def option_groups(kinds: Iterable[type[AddOnBase]]) -> dict[type, dict[str, str]]:
+    """By the class that declares them, the options that a trainer does not take itself, with their types."""
+    own, found = inspect.signature(Trainer.__init__).parameters, dict[type, dict[str, str]]()
+    for kind in kinds:
+        for field in fields(kind):  # type: ignore[arg-type]
+            holder = next(base for base in reversed(kind.__mro__) if field.name in inspect.get_annotations(base))
+            if field.name not in own:
+                found.setdefault(holder, {})[field.name] = inspect.get_annotations(holder)[field.name]
+    return found
+
+
+def trainer_options() -> dict[str, str]:
+    """The keyword-only arguments of a trainer, with their types."""
+    parameters = inspect.signature(Trainer.__init__).parameters.values()
+    return {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def command(kind: type[AddOnBase], name: str) -> ast.FunctionDef:
+    """The method of an addon as a trainer has it: without the trainer among its arguments, and without a body."""
+    method = ast.parse(textwrap.dedent(inspect.getsource(getattr(kind, name)))).body[0]
+    assert isinstance(method, ast.FunctionDef)
+    del method.args.args[1]
+    method.decorator_list = [ast.parse(f"command_of({kind.__name__!r})", mode="eval").body]
+    documentation = (ast.get_docstring(method) or "").partition("\n")[0]
+    method.body = [ast.Expr(ast.Constant(documentation)), ast.Expr(ast.Constant(...))]
+    return ast.fix_missing_locations(method)
+
+
+def _annotations(method: ast.FunctionDef) -> Iterator[str]:
+    arguments = [*method.args.args, *method.args.kwonlyargs]
+    yield from (ast.unparse(node) for node in (*(a.annotation for a in arguments), method.returns) if node is not None)
+
+
+# -- where a name in a type comes from
+@cache
+def _sources(module: str) -> dict[str, str]:
+    """The import of each name that a module has at its top."""
+    path = inspect.getsourcefile(importlib.import_module(module))
+    assert path is not None
+    found, package = {}, module.split(".")[:-1]
+    for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            where = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                found[alias.asname or alias.name] = f"from {where} import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
+        elif isinstance(node, ast.Import):
+            found |= {a.asname or a.name: f"import {a.name}" + (f" as {a.asname}" if a.asname else "") for a in node.names}
+    return found
+
+
+def imports(used: Iterable[tuple[str, str]]) -> list[str]:
+    """The imports for types, each given with the module in which it is written. Raises ValueError where a name means two things."""
+    found: dict[str, str] = {}
+    for module, annotation in used:
+        known = _sources(module)
+        for name in (node.id for node in ast.walk(ast.parse(annotation)) if isinstance(node, ast.Name)):
+            if not hasattr(builtins, name):
+                line = known.get(name, f"from {module} import {name}")
+                if found.setdefault(name, line) != line:
+                    raise ValueError(f"{name} is {found[name]!r} and {line!r}: rename one of them.")
+    plain = sorted({line for line in found.values() if line.startswith("import ")})
+    modules: dict[str, set[str]] = {}
+    for line in found.values():
+        if line.startswith("from "):
+            _, module, _, names = line.split(" ", 3)
+            modules.setdefault(module, set()).add(names)
+    ordered = sorted(modules, key=lambda module: (module.startswith("nbtrain"), module))
+    return [*plain, *(f"from {module} import {', '.join(sorted(modules[module]))}" for module in ordered)]
+
+
+# -- the cells
+def _typed_dict(name: str, bases: Iterable[str], options: dict[str, str], documentation: str) -> str:
+    head = f'class {name}({", ".join(bases)}, total=False):\n    """{documentation}"""\n'
+    return head + "".join(f"    {option}: {kind}\n" for option, kind in options.items())
+
+
+def _group_name(kind: type) -> str:
+    return kind.__name__.removesuffix("Addon") + "Options"
+
+
+def option_cells() -> list[str]:
+    """The TypedDicts, as many in a cell as fit."""
+    groups = option_groups(shipped())
+    parts = [_typed_dict(_group_name(kind), ["TypedDict"], own, f"Options of {kind.__name__}.") for kind, own in groups.items()]
+    cells = [""]
+    for part in parts:
+        cells += [""] if cells[-1].count("\n") + part.count("\n") > CELL_LINES else []
+        cells[-1] += f"\n\n{part}"
+    every = _typed_dict("AddonOptions", map(_group_name, groups), {}, "The options of all addons that come with nbtrain.")
+    own = _typed_dict(
+        "TrainerOptions", ["AddonOptions"], trainer_options(), "What a trainer takes by keyword alone, its addons' options too."
+    )
+    return [*cells, f"{every}\n\n{own}"]
+
+
+def command_cell() -> str:
+    """The class that declares the commands."""
+    methods = [ast.unparse(command(kind, name)) for kind in shipped() for name in kind.commands]
+    documentation = "The commands that the addons of nbtrain give a trainer. Without the addon, a command raises AttributeError."
+    head = f'class AddonCommands:\n    """{documentation}"""\n\n'
+    return head + textwrap.indent("\n\n".join(methods), "    ")
+
+
+def import_cell() -> str:
+    """What the types name, for type checkers alone, and the classes of the addons."""
+    used = [(kind.__module__, type_) for kind, own in option_groups(shipped()).items() for type_ in own.values()]
+    used += [(Trainer.__module__, type_) for type_ in trainer_options().values()]
+    used += [(kind.__module__, type_) for kind in shipped() for name in kind.commands for type_ in _annotations(command(kind, name))]
+    used += [(kind.__module__, kind.__name__) for kind in shipped()]
+    union = " | ".join(f"type[{kind.__name__}]" for kind in shipped())
+    return "if TYPE_CHECKING:\n" + textwrap.indent("\n".join([*imports(used), "", f"ShippedAddon: TypeAlias = {union}"]), "    ")
+
+
+def _as_cell(name: str, source: str) -> dict[str, Any]:
+    text = f"#| export\n{source.strip()}".splitlines(keepends=True)
+    return {"cell_type": "code", "execution_count": None, "id": PREFIX + name, "metadata": {}, "outputs": [], "source": text}
+
+
+def _put(cells: list[dict[str, Any]], prefix: str, new: list[dict[str, Any]]) -> None:
+    """Replace the cells whose id begins with `prefix`."""
+    at = next(i for i, cell in enumerate(cells) if cell["id"].startswith(PREFIX + prefix))
+    cells[:] = [cell for cell in cells if not cell["id"].startswith(PREFIX + prefix)]
+    cells[at:at] = new
+
+
+def chapter() -> str:
+    """The notebook as it should be."""
+    notebook = json.loads(CHAPTER.read_text(encoding="utf-8"))
+    _put(notebook["cells"], "imports", [_as_cell("imports", import_cell())])
+    _put(notebook["cells"], "options", [_as_cell(f"options-{i}", cell) for i, cell in enumerate(option_cells())])
+    _put(notebook["cells"], "commands", [_as_cell("commands", command_cell())])
+    text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+    command_line = [Path(sys.executable).parent / "ruff", "format", "--quiet", "--stdin-filename", CHAPTER, "-"]
+    return subprocess.run(command_line, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+if __name__ == "__main__":
+    CHAPTER.write_text(chapter(), encoding="utf-8")
