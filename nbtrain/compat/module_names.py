@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import nbtrain
+from .config_fields import Fields
 
 # %% auto #0
-__all__ = ["current_name"]
+__all__ = ["JOINED", "current_name", "translate_addons"]
 
 
 # %% ../../nbs/compat/module_names.ipynb #2a3b47be
@@ -16,3 +17,21 @@ def current_name(name: str) -> str:
     """The full name that imports what `name` means; a public name of nbtrain is imported from `nbtrain` itself."""
     last = name.rpartition(".")[2]
     return f"nbtrain.{last}" if name.startswith("nbtrain.") and last in nbtrain.PUBLIC else name
+
+
+# %% ../../nbs/compat/module_names.ipynb #7d11aa02
+JOINED = {"ThroughputAddon": ("SystemMonitorAddon", {"throughput": True, "monitor_system": False})}
+
+
+def translate_addons(document: Fields) -> None:
+    """Write the entries of addons that are a part of another one now as entries of that one."""
+    try:
+        parts = document.get(("addons",))
+    except KeyError:
+        return
+    for i, part in enumerate(parts if isinstance(parts, list) else []):
+        name = part.get("type") if isinstance(part, dict) else None
+        if isinstance(name, str) and name.startswith("nbtrain.") and (joined := JOINED.get(name.rpartition(".")[2])) is not None:
+            place = document.place(("addons", i, "type"))
+            document.set(("addons", i, "type"), f"nbtrain.{joined[0]}", place)
+            document.set(("addons", i, "args"), {**joined[1], **(part.get("args") or {})}, place)

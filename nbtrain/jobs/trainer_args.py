@@ -14,6 +14,7 @@ import lightning as L
 import yaml
 
 from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, translate_fields
+from ..compat.module_names import translate_addons
 from ..config.compute_plan import accumulation, plan_compute
 from ..config.document import Document, Problems, read_yaml
 from ..config.instantiate import named
@@ -91,6 +92,7 @@ class TrainerArgs(NnScalerFields, Settings):
         """From a document, in which references are resolved first; `problems` were found in it before."""
         resolve_references(document, problems)
         translate_fields(document, problems)
+        translate_addons(document)
         args = read_settings(cls, document, problems)
         problems.raise_any()
         return replace(args, document=document)

@@ -7,6 +7,7 @@ import math
 import tracemalloc
 from collections import namedtuple
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -420,3 +421,12 @@ def test_seed_makes_two_trainers_equal() -> None:
 def test_loader_of_many_workers_works() -> None:
     loader, valid = (DataLoader(make_data(), 16, shuffle=shuffle, num_workers=2) for shuffle in (True, False))
     assert make_trainer().run(1, loader, valid).status == "completed"
+
+
+def test_a_torch_without_tests_is_noted_in_the_first_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nbtrain.trainer.run_record.unknown_torch", lambda: "9.9")
+    trainer, notes = make_trainer(), list[str]()
+    trainer.sinks.append(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.run(1, make_loader())
+    trainer.run(1, make_loader())
+    assert notes == ["nbtrain has no tests with torch 9.9: the public way of a step instead, about 50 µs slower."]
