@@ -92,7 +92,9 @@ class EarlyStoppingAddon(AddOnBase):
         if type(self.patience) is not int or self.patience < 1:
             raise ConfigError(f"patience={self.patience!r} must be a positive integer.", remedy="Give 1, 2, 3, …")
         if not self.delta >= 0:
-            raise ConfigError(f"delta={self.delta!r} must not be negative.", remedy="Give a number from 0, whichever direction is better.")
+            raise ConfigError(
+                f"delta={self.delta!r} must be 0 or a positive number.", remedy="Give a number from 0, whichever direction is better."
+            )
         self.best_value: float | None = None
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:

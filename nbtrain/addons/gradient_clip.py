@@ -86,7 +86,8 @@ class GradientClipAddon(AddOnBase):
     def __post_init__(self) -> None:
         if not self.gradient_clip >= 0:
             raise ConfigError(
-                f"gradient_clip={self.gradient_clip!r} must not be negative.", remedy="Give a positive number, or 0 for no clipping."
+                f"gradient_clip={self.gradient_clip!r} must be 0 or a positive number.",
+                remedy="Give a positive number, or 0 for no clipping.",
             )
         if self.gradient_clip_algorithm not in ("norm", "value"):
             raise ConfigError(f"gradient_clip_algorithm={self.gradient_clip_algorithm!r} is unknown.", remedy='Give "norm" or "value".')

@@ -136,7 +136,7 @@ class NonFiniteAddon(AddOnBase):
         if self.nonfinite not in get_args(NonFinite):
             raise ConfigError(f"nonfinite={self.nonfinite!r} is unknown.", remedy=nearest(str(self.nonfinite), get_args(NonFinite)))
         if type(self.max_skipped) is not int or self.max_skipped < 0:
-            raise ConfigError(f"max_skipped={self.max_skipped!r} must not be negative.", remedy="Give 0, 1, 2, …")
+            raise ConfigError(f"max_skipped={self.max_skipped!r} must be 0 or a positive integer.", remedy="Give 0, 1, 2, …")
         self.n_skipped = 0
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:

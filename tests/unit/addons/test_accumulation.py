@@ -231,7 +231,7 @@ def test_window_follows_from_the_samples_and_the_loader() -> None:
 
 def test_samples_that_do_not_come_out_even_are_refused() -> None:
     assert window_of_samples(64, 4) == 16 and window_of_samples(64, 4, 2) == 8
-    with pytest.raises(ConfigError, match="global_batch_size=10 is no multiple of batches of 4 samples on each of 2 processes"):
+    with pytest.raises(ConfigError, match="global_batch_size=10 is not a multiple of batches of 4 samples on each of 2 processes"):
         window_of_samples(10, 4, 2)
     with pytest.raises(ConfigError):
         window_of_samples(2, 4)

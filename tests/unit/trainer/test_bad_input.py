@@ -122,7 +122,7 @@ CONSTRUCTOR = {
     "several devices": ({"device": ["cpu", "cpu"]}, ConfigError, "device=['cpu', 'cpu'] are 2 devices."),
     "monitor of unknown direction": ({"monitor": "val_fun"}, ConfigError, "Is more or less of monitor='val_fun' better?"),
     "unknown monitor_mode": ({"monitor_mode": "least"}, ConfigError, "monitor_mode='least' is unknown."),
-    "negative clip": ({"gradient_clip": -1.0}, ConfigError, "gradient_clip=-1.0 is no bound."),
+    "negative clip": ({"gradient_clip": -1.0}, ConfigError, "gradient_clip=-1.0 must be 0 or a positive number."),
     "ours": ({"lightning": {"max_epochs": 3}}, OptionError, "lightning={'max_epochs': ...} is set by nbtrain.\n  Use run(n_epoch=...)."),
     "Lightning knows not": (
         {"lightning": {"callback": 1}},
