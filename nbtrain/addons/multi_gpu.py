@@ -249,22 +249,30 @@ class MultiGPUAddon(Launcher):
     def launch(
         self, trainer: TrainerProtocol, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any
     ) -> tuple[Status, str]:
-        fit_parallelism(self, trainer)
-        with _off_devices(trainer):
-            if self.world.environment is not None:
-                return run_copy(trainer, drive, (loader, valid_loader))
-            job = _Job(trainer, drive, (loader, valid_loader), self.devices, random_state(devices=False))
-            backend = "cpu:gloo,cuda:nccl" if self.devices[0].type == "cuda" else "gloo"
-            with Launch(job, len(self.devices), pool=_pool(), backend=backend, init_method=self._address()) as launch:
-                return _follow(launch, trainer, job.loaders)
-
-    def _address(self) -> str | None:
-        port = os.environ.get("MASTER_PORT")
-        own = f"tcp://{os.environ.get('MASTER_ADDR', 'localhost')}:{port}" if port else None
-        return self.init_method or own
+        return _launch(self, trainer, drive, loader, valid_loader)
 
 
 # %% ../../nbs/addons/multi_gpu.ipynb #229a3d33
+def _launch(
+    addon: MultiGPUAddon, trainer: TrainerProtocol, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any
+) -> tuple[Status, str]:
+    """Run in the ranks, and take back what they have changed."""
+    fit_parallelism(addon, trainer)
+    with _off_devices(trainer):
+        if addon.world.environment is not None:
+            return run_copy(trainer, drive, (loader, valid_loader))
+        job = _Job(trainer, drive, (loader, valid_loader), addon.devices, random_state(devices=False))
+        backend = "cpu:gloo,cuda:nccl" if addon.devices[0].type == "cuda" else "gloo"
+        with Launch(job, len(addon.devices), pool=_pool(), backend=backend, init_method=_address(addon)) as launch:
+            return _follow(launch, trainer, job.loaders)
+
+
+def _address(addon: MultiGPUAddon) -> str | None:
+    port = os.environ.get("MASTER_PORT")
+    own = f"tcp://{os.environ.get('MASTER_ADDR', 'localhost')}:{port}" if port else None
+    return addon.init_method or own
+
+
 def _follow(launch: Launch, trainer: TrainerProtocol, loaders: tuple[Any, Any]) -> tuple[Status, str]:
     """Wait for the ranks, and put back what comes."""
     before, listener, control = replace(trainer.train_state.counts), _Listener(trainer, launch), trainer.control

@@ -189,7 +189,7 @@ def test_run_that_is_to_end_within_a_window_finishes_it_first() -> None:
 def test_run_that_an_error_ends_within_a_window_leaves_nothing_for_the_next() -> None:
     class Breaks(Square):
         def train_step(self, batch: Any) -> dict[str, Any]:
-            if self.recorder.run == 1 and self.counts.step == 2:
+            if self.train_state.run == 1 and self.counts.step == 2:
                 raise RuntimeError("boom")
             return super().train_step(batch)
 
@@ -274,9 +274,9 @@ def test_tokens_of_a_batch_are_the_loaders_or_asked_for() -> None:
     ("options", "message"),
     [
         ({"accumulate": 2, "global_batch_size": 8}, "accumulate and global_batch_size are both given"),
-        ({"accumulate": 0}, "accumulate=0 is no number"),
+        ({"accumulate": 0}, "accumulate=0 must be a positive integer"),
         ({"accumulate": {5: 2}}, "does not say where it begins"),
-        ({"accumulate": {0: 0}}, "accumulate=0 is no number"),
+        ({"accumulate": {0: 0}}, "accumulate=0 must be a positive integer"),
         ({"grad_reduction": "average"}, "grad_reduction='average' is unknown"),
         ({"grad_reduction": "per-token-mean"}, "must know the tokens"),
         ({"loss_reduction": "per-token-mean"}, "must know the tokens"),

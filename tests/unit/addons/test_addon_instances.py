@@ -18,7 +18,7 @@ from samples import Regress, make_loader, make_model, make_trainer, same_weights
 import nbtrain
 from nbtrain import (
     AddOnBase,
-    AddonError,
+    AddOnError,
     CompileAddon,
     EMAAddon,
     GradientClipAddon,
@@ -115,7 +115,7 @@ def test_option_of_an_addon_that_is_missing_names_the_addon() -> None:
 
 
 def test_one_addon_with_two_sets_of_options_is_refused() -> None:
-    with pytest.raises(AddonError, match="Regress was given Tilt twice, with different options"):
+    with pytest.raises(AddOnError, match="Regress was given Tilt twice, with different options"):
         Regress.add_on(Tilt(level=3)).add_on(Tilt(level=4))
 
 
