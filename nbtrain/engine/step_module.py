@@ -258,7 +258,7 @@ class StepModule(RecordingModule):
             self._wrap()
         if stage != "predict":
             self._sinks = [sink for addon in self._addons if (sink := addon.sink(self.owner)) is not None]
-            self.owner.sinks += self._sinks
+            self.owner.sinks.extend(self._sinks)
 
     def _wrap(self) -> None:
         def bare(batch: Any) -> Mapping[str, Any]:

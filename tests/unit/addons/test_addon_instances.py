@@ -34,6 +34,7 @@ from nbtrain import (
 )
 from nbtrain.engine.addon import options
 from nbtrain.engine.addon_instance import chosen_options
+from nbtrain.trainer.live_edits import with_addons
 
 
 class Tilt(AddOnBase):
@@ -62,7 +63,7 @@ def test_equal_option_names_of_two_addons_stay_apart() -> None:
     one, two = make_trainer(Regress.add_on(Tilt(level=7), Depth), level=5), make_trainer(Regress.add_on(Tilt(level=7), Depth(level=8)))
     assert (one[Tilt].level, one[Depth].level) == (7, 5) and (two[Tilt].level, two[Depth].level) == (7, 8)
     assert one.given["level"] == 5 and one.given["Tilt.level"] == 7
-    assert two.given["level"] == 8 and two.given["Tilt.level"] == 7  # the first of them, by the order of addons, has the plain name
+    assert two.given["level"] == 7 and two.given["Depth.level"] == 8  # the first of them, by the order of addons, has the plain name
 
 
 def test_each_trainer_has_its_own_copy_and_the_users_object_is_not_kept() -> None:
@@ -202,7 +203,7 @@ def test_composed_class_with_commands_is_subclassed_and_extended(tmp_path: Path)
 
 def test_resumed_steps_get_the_instances_too() -> None:
     trainer = make_trainer(Regress.add_on(Tilt(level=2)))
-    assert trainer._with_addons(Regress) is type(trainer)
+    assert with_addons(trainer, Regress) is type(trainer)
 
 
 SHIPPED = [getattr(nbtrain, name) for name in addons.__all__ if isinstance(getattr(nbtrain, name), type)]
