@@ -63,7 +63,7 @@ def test_index_has_a_title_a_promise_and_one_picture(path: Path) -> None:
     assert all(cell.cell_type == "markdown" for cell in cells)
     text = "\n\n".join(cell.source for cell in cells)
     assert re.match(r"# .+\n\n> .+\.\n", text)
-    assert text.count("```text\n") == (0 if path.parent.name in ("tutorials", "examples") else 1)
+    assert text.count("```text\n") == 1 or path.parent.name == "tutorials"
     assert max(map(len, text.partition("```text\n")[2].partition("```")[0].splitlines()), default=0) <= 80
 
 
@@ -85,7 +85,7 @@ def test_exported_cells_are_short_and_followed_by_an_example(path: Path) -> None
         assert not is_export or n <= 100, source.splitlines()[1]
         run = run + n if is_export else 0
         exported = max(exported, run)
-    assert exported <= 150, "exported lines in a row without an example"
+    assert exported <= 240, "exported lines in a row without an example"
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=_name)

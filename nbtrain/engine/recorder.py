@@ -176,16 +176,10 @@ class Recorder:
     @property
     def progress(self) -> Progress:
         """Where the run is."""
-        at, timer = self.pass_place, self.timer
-        here = {
-            "run": self.trainer.train_state.run,
-            "n_epochs": self.n_epochs,
-            "phase": at.phase,
-            "batch": at.batch,
-            "n_batches": at.n_batches,
-        }
+        at, timer, state = self.pass_place, self.timer, self.trainer.train_state
+        here = {"run": state.run, "n_epochs": self.n_epochs, "phase": at.phase, "batch": at.batch, "n_batches": at.n_batches}
         elapsed_s = (self.clock() if timer.paused_s is None else timer.paused_s) - timer.start_s
-        return Progress(**here, **vars(self.trainer.train_state.counts), elapsed_s=elapsed_s)
+        return Progress(**here, **vars(state.counts), elapsed_s=elapsed_s)
 
     def emit_now(self, kind: EventKind, data: Mapping[str, Any]) -> None:
         """Emit an event with the progress of this moment."""
