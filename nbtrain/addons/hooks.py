@@ -41,7 +41,7 @@ class _Bound:
     function: Callable[..., Any]
     n_arguments: int
 
-    def call(self, pl_trainer: L.Trainer, trainer: Any, args: tuple[Any, ...]) -> None:
+    def call(self, pl_trainer: L.Trainer, trainer: TrainerProtocol, args: tuple[Any, ...]) -> None:
         call_hook(self.label, pl_trainer, self.function, *(trainer, *args)[: self.n_arguments])
 
 
@@ -90,7 +90,7 @@ def _name(function: Any) -> str:
 class _Window:
     """The batches since the last update."""
 
-    def __init__(self, trainer: Any, keeps: bool) -> None:
+    def __init__(self, trainer: TrainerProtocol, keeps: bool) -> None:
         self.trainer, self.keeps = trainer, keeps
         self.batches: list[Any] = []
         self.outputs: list[Any] = []
@@ -100,7 +100,7 @@ class _Window:
 
     def begin(self, batch_idx: int) -> None:
         """A batch begins."""
-        update = self.trainer.counts.update
+        update = self.trainer.train_state.counts.update
         self.begins = update != self._began or batch_idx == 0
         if self.begins:
             self._began, self._ended = update, update
@@ -116,11 +116,11 @@ class _Window:
             self.batches.append(batch)
             if len(self.outputs) < len(self.batches):  # a step that runs as a CUDA graph is a whole window, and calls no listener
                 self.keep(outputs)
-        self.ends = self.trainer.counts.update != self._ended
+        self.ends = self.trainer.train_state.counts.update != self._ended
 
     def clear(self) -> None:
         self.batches, self.outputs = [], []
-        self._ended = self.trainer.counts.update
+        self._ended = self.trainer.train_state.counts.update
 
     def means(self) -> dict[str, Any]:
         """The mean of each scalar over the batches, as `train_<name>`; a tensor stays on its device."""
@@ -201,7 +201,7 @@ _Moments = Mapping[str, list[str]]  # the moments of a method that have hooks, a
 class _Dispatch(Callback):
     """Calls hooks at the moments of callbacks."""
 
-    def __init__(self, trainer: Any, hooks: Mapping[str, list[_Bound]]) -> None:
+    def __init__(self, trainer: TrainerProtocol, hooks: Mapping[str, list[_Bound]]) -> None:
         self.trainer, self.hooks = trainer, hooks
         wants = [bound.n_arguments for name in names_at("on_train_batch_end.last") for bound in hooks.get(name, ())]
         self.window = _Window(trainer, keeps=max(wants, default=0) > 1)
@@ -244,7 +244,7 @@ _CALLS = {"on_train_batch_start": _Dispatch._call_batch_start, "on_train_batch_e
 class _Ends(L.Callback):
     """Notifies of each update, and of the end of a run however it comes."""
 
-    def __init__(self, trainer: Any, hooks: Mapping[str, list[_Bound]]) -> None:
+    def __init__(self, trainer: TrainerProtocol, hooks: Mapping[str, list[_Bound]]) -> None:
         self.trainer, self.hooks = trainer, hooks
         self._left: list[Callable[[], None]] = []  # what is to be called at the end
         self._n_last = 0  # of these the ones that come after the training

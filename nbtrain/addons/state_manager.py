@@ -363,15 +363,15 @@ class StateManagerAddon(AddOnBase):
         """Where this run's checkpoints are; it is made where it is not there."""
         return open_folder(trainer.open_run_dir())
 
-    def callbacks(self, trainer: Any) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_StateKeeper(self, trainer)]
 
-    def loader(self, trainer: Any, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
+    def loader(self, trainer: TrainerProtocol, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         if training:
             self.open_loader = loader = _resumable(trainer, loader, self.restored)
         return loader
 
-    def save_state(self, trainer: Any) -> Path | None:
+    def save_state(self, trainer: TrainerProtocol) -> Path | None:
         """Save the state now, or while a run is on between two of its batches. Returns the path of the checkpoint.
 
         Called in a step or in a callback it saves after the batch, and returns None. Raises CheckpointError where it can't be written.
@@ -380,7 +380,7 @@ class StateManagerAddon(AddOnBase):
             return None
         return trainer.control.do(lambda at: _save_now(self, trainer, at), whole=True)
 
-    def load_state(self, trainer: Any, path: str | Path | None = None) -> Path:
+    def load_state(self, trainer: Restorable, path: str | Path | None = None) -> Path:
         """Restore the checkpoint at `path`, or the newest whole one of the newest run folder; the next `run` continues there.
 
         Raises CheckpointError where there is none, or where it is of another model or optimizer, and ConfigError while a run is on.
