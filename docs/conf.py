@@ -94,6 +94,10 @@ class LinkNames(SphinxPostTransform):
 def _names(env: Any) -> dict[str, str]:
     """What names are called in full: the public ones, `Class.method` of all classes, modules, and other classes and functions if unique."""
     found = {name: f"nbtrain.{module}.{name}" for name, module in nbtrain.PUBLIC.items()}
+    for base in nbtrain.Trainer.__mro__:  # its methods stand in the small classes that it is made of
+        if base.__module__.startswith("nbtrain."):
+            for name in vars(base):
+                found.setdefault(f"Trainer.{name}", f"{base.__module__}.{base.__qualname__}.{name}")
     doubled = set()
     for full, entry in env.get_domain("py").objects.items():
         if entry.objtype == "module":
