@@ -368,6 +368,7 @@ def test_two_devices_from_a_configuration_are_one_with_twice_the_batch(
     assert difference(one.trainer.model, two.trainer.model) < 1e-6
 
 
+@pytest.mark.long
 def test_notebook_is_run_on_two_devices_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.chdir(tmp_path)
