@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from programs import script
 
+LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "RANK", "WORLD_SIZE")  # how processes find each other
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.append(str(Path(sys.prefix) / "transformers"))
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
@@ -22,14 +24,20 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.whic
 
 @pytest.fixture(autouse=True)
 def no_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test finds the modules that another one has written and imported, nor the deterministic algorithms that Lightning leaves on."""
+    """No test finds the modules that another one has written and imported, nor the deterministic algorithms that Lightning leaves on.
+
+    Variables of a launcher must not be left: the next test that starts ranks would meet at an address that it has not chosen.
+    """
     written = str(tmp_path_factory.getbasetemp())
+    before = {name: os.environ.get(name) for name in LAUNCHED}
     yield
+    after = {name: os.environ.get(name) for name in LAUNCHED}
     for name, module in list(sys.modules.items()):
         if (getattr(module, "__file__", None) or "").startswith(written):
             del sys.modules[name]
     if (torch := sys.modules.get("torch")) is not None:
         torch.use_deterministic_algorithms(False)
+    assert after == before
 
 
 @pytest.fixture(scope="session")

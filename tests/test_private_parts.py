@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import lightning as L
 import numpy as np
@@ -231,11 +232,9 @@ def test_requests_are_answered_in_lightnings_own_evaluation() -> None:
 
 # -- one rank of DistributedDataParallel
 @pytest.fixture
-def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterable[None]:
-    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    yield
+def one_rank() -> Iterable[None]:
+    with patch.dict("os.environ", {"MASTER_ADDR": "127.0.0.1"}):  # which also removes what Lightning sets
+        yield
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -55,6 +55,7 @@ def loads(data: bytes) -> Any:
 class Task:
     """Work for one rank of `world_size`. `payload`: a function of a `Rank`, pickled. `address`: where the ranks meet."""
 
+    launch: str  # names the launch: its ranks find nothing that an earlier one has left at the same address
     number: int
     world_size: int
     payload: bytes
@@ -287,11 +288,13 @@ def _do(task: Task, channel: Channel, keep: frozenset[str]) -> bytes:
 @contextmanager
 def _process_group(task: Task) -> Iterator[None]:
     """Set up torch.distributed for one task."""
-    options: dict[str, Any] = {"init_method": task.address}
-    if isinstance(task.address, int):
-        options = {"store": TCPStore("127.0.0.1", task.address, is_master=False)}
     try:
-        dist.init_process_group(task.backend, rank=task.number, world_size=task.world_size, **options)
+        if isinstance(task.address, int):
+            store: dist.Store = TCPStore("127.0.0.1", task.address, is_master=False)
+        else:  # rank 0 serves it, and torch keeps a server that has the port already, with all that it holds
+            store, *_ = next(dist.rendezvous(task.address, task.number, task.world_size))
+        store = dist.PrefixStore(task.launch, store)
+        dist.init_process_group(task.backend, rank=task.number, world_size=task.world_size, store=store)
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise

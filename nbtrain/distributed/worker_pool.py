@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NoReturn
+from uuid import uuid4
 
 import cloudpickle
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -310,8 +311,9 @@ class Launch:
         self._workers = pool.take(n, environment)
         self._outcome = _Outcome(n)
         self._kill_at_s = float("inf")
+        launch = uuid4().hex
         for number, worker in enumerate(self._workers):
-            worker.send("task", Task(number, n, data, backend, address, str(Path.cwd()), sys.path, environment, texts))
+            worker.send("task", Task(launch, number, n, data, backend, address, str(Path.cwd()), sys.path, environment, texts))
 
     def __enter__(self) -> Launch:
         return self
