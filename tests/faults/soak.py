@@ -193,10 +193,10 @@ def soak(folder: Path, n_epochs: int, chance: random.Random | None, every: int) 
 
 
 PAGE_TEXT = """\
-# A long run, disturbed
+# A long run with interruptions
 
-`make soak` trains the same twice, {n_steps:,} steps each, in notebook kernels. One run is left alone. In the other one this happens at
-random steps (`--seed {seed}`), and each time it goes on, after a pause by `resume`, else by `resume="auto"`:
+`make soak` trains the same twice, {n_steps:,} steps each, in notebook kernels. One run is uninterrupted. In the other one this happens at
+random steps (`--seed {seed}`), and each time it is resumed, after a pause by `resume`, else by `resume="auto"`:
 
 | what happened | times |
 | --- | --- |
@@ -205,7 +205,7 @@ random steps (`--seed {seed}`), and each time it goes on, after a pause by `resu
 Both ended after {n_updates:,} updates. Weights and the optimizer's state are {state}, and so is the history: {history}. The best validation
 loss is {best} in both.
 
-The kernel that was left alone grew by {alone_mb:.1f} MB after its second epoch; of the {n_lives} lives of the other one none grew by more
+The kernel of the uninterrupted run grew by {alone_mb:.1f} MB after its second epoch; of the {n_lives} lives of the other one none grew by more
 than {disturbed_mb:.1f} MB. It took {alone_min:.0f} and {disturbed_min:.0f} minutes, side by side.
 """
 
