@@ -20,134 +20,6 @@ from .step_module import StepModule
 __all__ = ["LeanEpochLoop", "validates_anyway"]
 
 
-# %% ../../nbs/engine/lean_training.ipynb #61a621a5
-class _BetweenBatches:
-    """What follows a batch, in the order of `_TrainingEpochLoop.on_advance_end`."""
-
-    def __init__(self, lean: LeanPass, loop: LeanEpochLoop, fetcher: _DataFetcher) -> None:
-        self.lean, self.loop, self.fetcher, self.pl_trainer = lean, loop, fetcher, loop.trainer
-        self.progress, self.total, self.current, self.signals = lean.progress, lean.total, lean.current, lean.signals
-        self.updates: Any = loop.automatic_optimization.optim_progress.optimizer.step.total
-        self.run_state = loop.control.run_state
-        self.n_batches = self.pl_trainer.num_training_batches
-        self.has_plateau = any(config.reduce_on_plateau for config in self.pl_trainer.lr_scheduler_configs)
-        self.has_loggers = bool(self.pl_trainer.loggers)
-        self.validates = loop._should_check_val_epoch()
-        self.log_every: int = self.pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
-
-    def is_over(self) -> bool:
-        """Is the epoch over?"""
-        return self.is_last() or (self.pl_trainer.should_stop and self.loop.done)
-
-    def is_last(self) -> bool:
-        """Was this the last batch, of the loader or of the run?"""
-        if self.progress.is_last_batch or self.current.ready == self.n_batches:
-            return True
-        return -1 < self.loop.max_steps <= self.updates.completed
-
-    def settle(self, *, is_open: bool) -> bool:
-        """Log, validate, attend to requests. `is_open`: the window of accumulated gradients is. Returns whether the epoch is over."""
-        loop, pl_trainer = self.loop, self.pl_trainer
-        validates = loop.validate_next
-        if self.validates:
-            n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
-            validates = validates or n % (pl_trainer.val_check_batch or 1) == 0
-        if validates or self.has_plateau or self.is_last() or pl_trainer.should_stop or self.signals.received_sigterm:
-            if self.lean.logs_anything():
-                self.lean.connector.on_batch_end()
-                self.lean.connector.update_train_step_metrics()
-            loop.on_advance_end(self.fetcher)
-            return self.is_over()
-        if not is_open:
-            loop._batches_that_stepped += 1
-            if self.has_loggers and loop._batches_that_stepped % self.log_every == 0:
-                self._log()
-        if self.run_state.asked:
-            loop.attend()
-            return self.is_over()
-        return False
-
-    def _log(self) -> None:
-        if self.lean.logs_anything():
-            self.loop._batches_that_stepped -= 1  # the loggers' step is that of the batch
-            self.lean.connector.update_train_step_metrics()
-            self.loop._batches_that_stepped += 1
-
-
-# %% ../../nbs/engine/lean_training.ipynb #fd0dbfb9
-_HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-_HOOKS += ("on_train_batch_end",)
-
-
-class _TrainingPass(LeanPass):
-    """One training epoch of a `LeanEpochLoop`."""
-
-    def __init__(self, loop: LeanEpochLoop, fetcher: _DataFetcher) -> None:
-        super().__init__(loop.trainer, loop._results, loop.batch_progress, _HOOKS)
-        self.loop, self.fetcher, self.batches = loop, fetcher, direct_fetcher(fetcher)
-        progress = loop.automatic_optimization.optim_progress.optimizer
-        self.update = LeanUpdate(self, self.pl_trainer.optimizers[0], progress, loop.whole_step)
-        self.gradients = self.update.gradients
-        self.between = _BetweenBatches(self, loop, fetcher)
-        self.has_schedulers = bool(self.pl_trainer.lr_scheduler_configs)
-        self.is_open = False  # is the window of accumulated gradients open after this batch?
-
-    def run(self) -> None:
-        gradients, between = self.gradients, self.between
-        try:
-            is_over = between.is_over()
-            while not is_over:
-                self.advance(next(self.batches)[0])
-                gradients.release()  # before a validation, which needs the memory
-                is_over = between.settle(is_open=self.is_open)
-        except StopIteration:
-            pass
-        finally:
-            gradients.release()
-
-    def advance(self, batch: Any) -> None:
-        """One batch, in the order of `_TrainingEpochLoop.advance`."""
-        if self.pl_trainer.callbacks != self.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-            self.look_up_hooks()
-        total, current = self.total, self.current
-        self.progress.is_last_batch = self.fetcher.done
-        index = current.ready
-        batch = self.begin_batch(batch)
-        start, end = self.hooks["on_train_batch_start"], self.hooks["on_train_batch_end"]
-        if batch is None:
-            self.loop._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
-        elif start is not None and start.fire(batch, index) == -1:
-            self.skip_rest()
-        n = self.pl_trainer.accumulate_grad_batches
-        self.is_open = n > 1 and self.loop._should_accumulate()
-        if batch is not None:
-            total.started += 1
-            current.started += 1
-            self.update.run(batch, index, n, is_open=self.is_open)
-        total.processed += 1
-        current.processed += 1
-        if self.has_schedulers:
-            self.step_schedulers(is_last=self.progress.is_last_batch or current.ready == self.between.n_batches)
-        if end is not None:
-            end.fire(self.gradients.output_for_hooks(), batch, index)
-        self.end_batch()
-
-    def skip_rest(self) -> None:
-        """`on_train_batch_start` returned -1: the epoch ends here."""
-        self.progress.increment_by(0, is_last_batch=True)
-        self.is_open = False  # a window ends with its epoch
-        self.progress.increment_processed()
-        self.step_schedulers(is_last=True)
-        self.names["_current_fx_name"] = None
-        raise StopIteration
-
-    def step_schedulers(self, is_last: bool) -> None:
-        if not self.is_open:
-            self.loop._update_learning_rates("step", update_plateau_schedulers=False)
-        if is_last:
-            self.loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-
-
 # %% ../../nbs/engine/lean_training.ipynb #5de3a17c
 class LeanEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop; a lean one where `why_not_lean` has no objection.
@@ -244,3 +116,131 @@ def validates_anyway(pl_trainer: L.Trainer) -> bool:
         return pl_trainer.fit_loop.epoch_loop._should_check_val_fx(pl_trainer.fit_loop._data_fetcher)  # pyright: ignore[reportArgumentType]
     finally:
         pl_trainer.should_stop = stops
+
+
+# %% ../../nbs/engine/lean_training.ipynb #fd0dbfb9
+_HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+_HOOKS += ("on_train_batch_end",)
+
+
+class _TrainingPass(LeanPass):
+    """One training epoch of a `LeanEpochLoop`."""
+
+    def __init__(self, loop: LeanEpochLoop, fetcher: _DataFetcher) -> None:
+        super().__init__(loop.trainer, loop._results, loop.batch_progress, _HOOKS)
+        self.loop, self.fetcher, self.batches = loop, fetcher, direct_fetcher(fetcher)
+        progress = loop.automatic_optimization.optim_progress.optimizer
+        self.update = LeanUpdate(self, self.pl_trainer.optimizers[0], progress, loop.whole_step)
+        self.gradients = self.update.gradients
+        self.between = _BetweenBatches(self, loop, fetcher)
+        self.has_schedulers = bool(self.pl_trainer.lr_scheduler_configs)
+        self.is_open = False  # is the window of accumulated gradients open after this batch?
+
+    def run(self) -> None:
+        gradients, between = self.gradients, self.between
+        try:
+            is_over = between.is_over()
+            while not is_over:
+                self.advance(next(self.batches)[0])
+                gradients.release()  # before a validation, which needs the memory
+                is_over = between.settle(is_open=self.is_open)
+        except StopIteration:
+            pass
+        finally:
+            gradients.release()
+
+    def advance(self, batch: Any) -> None:
+        """One batch, in the order of `_TrainingEpochLoop.advance`."""
+        if self.pl_trainer.callbacks != self.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+            self.look_up_hooks()
+        total, current = self.total, self.current
+        self.progress.is_last_batch = self.fetcher.done
+        index = current.ready
+        batch = self.begin_batch(batch)
+        start, end = self.hooks["on_train_batch_start"], self.hooks["on_train_batch_end"]
+        if batch is None:
+            self.loop._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
+        elif start is not None and start.fire(batch, index) == -1:
+            self.skip_rest()
+        n = self.pl_trainer.accumulate_grad_batches
+        self.is_open = n > 1 and self.loop._should_accumulate()
+        if batch is not None:
+            total.started += 1
+            current.started += 1
+            self.update.run(batch, index, n, is_open=self.is_open)
+        total.processed += 1
+        current.processed += 1
+        if self.has_schedulers:
+            self.step_schedulers(is_last=self.progress.is_last_batch or current.ready == self.between.n_batches)
+        if end is not None:
+            end.fire(self.gradients.output_for_hooks(), batch, index)
+        self.end_batch()
+
+    def skip_rest(self) -> None:
+        """`on_train_batch_start` returned -1: the epoch ends here."""
+        self.progress.increment_by(0, is_last_batch=True)
+        self.is_open = False  # a window ends with its epoch
+        self.progress.increment_processed()
+        self.step_schedulers(is_last=True)
+        self.names["_current_fx_name"] = None
+        raise StopIteration
+
+    def step_schedulers(self, is_last: bool) -> None:
+        if not self.is_open:
+            self.loop._update_learning_rates("step", update_plateau_schedulers=False)
+        if is_last:
+            self.loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+
+
+# %% ../../nbs/engine/lean_training.ipynb #61a621a5
+class _BetweenBatches:
+    """What follows a batch, in the order of `_TrainingEpochLoop.on_advance_end`."""
+
+    def __init__(self, lean: LeanPass, loop: LeanEpochLoop, fetcher: _DataFetcher) -> None:
+        self.lean, self.loop, self.fetcher, self.pl_trainer = lean, loop, fetcher, loop.trainer
+        self.progress, self.total, self.current, self.signals = lean.progress, lean.total, lean.current, lean.signals
+        self.updates: Any = loop.automatic_optimization.optim_progress.optimizer.step.total
+        self.run_state = loop.control.run_state
+        self.n_batches = self.pl_trainer.num_training_batches
+        self.has_plateau = any(config.reduce_on_plateau for config in self.pl_trainer.lr_scheduler_configs)
+        self.has_loggers = bool(self.pl_trainer.loggers)
+        self.validates = loop._should_check_val_epoch()
+        self.log_every: int = self.pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
+
+    def is_over(self) -> bool:
+        """Is the epoch over?"""
+        return self.is_last() or (self.pl_trainer.should_stop and self.loop.done)
+
+    def is_last(self) -> bool:
+        """Was this the last batch, of the loader or of the run?"""
+        if self.progress.is_last_batch or self.current.ready == self.n_batches:
+            return True
+        return -1 < self.loop.max_steps <= self.updates.completed
+
+    def settle(self, *, is_open: bool) -> bool:
+        """Log, validate, attend to requests. `is_open`: the window of accumulated gradients is. Returns whether the epoch is over."""
+        loop, pl_trainer = self.loop, self.pl_trainer
+        validates = loop.validate_next
+        if self.validates:
+            n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
+            validates = validates or n % (pl_trainer.val_check_batch or 1) == 0
+        if validates or self.has_plateau or self.is_last() or pl_trainer.should_stop or self.signals.received_sigterm:
+            if self.lean.logs_anything():
+                self.lean.connector.on_batch_end()
+                self.lean.connector.update_train_step_metrics()
+            loop.on_advance_end(self.fetcher)
+            return self.is_over()
+        if not is_open:
+            loop._batches_that_stepped += 1
+            if self.has_loggers and loop._batches_that_stepped % self.log_every == 0:
+                self._log()
+        if self.run_state.asked:
+            loop.attend()
+            return self.is_over()
+        return False
+
+    def _log(self) -> None:
+        if self.lean.logs_anything():
+            self.loop._batches_that_stepped -= 1  # the loggers' step is that of the batch
+            self.lean.connector.update_train_step_metrics()
+            self.loop._batches_that_stepped += 1

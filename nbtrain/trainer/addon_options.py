@@ -248,7 +248,7 @@ class SystemMonitorOptions(TypedDict, total=False):
     count_tokens: TokenCount | None
 
 
-# %% ../../nbs/trainer/addon_options.ipynb #addon-types-options-3
+# %% ../../nbs/trainer/addon_options.ipynb #addon-types-joined
 class AddonOptions(
     AccumulationOptions,
     CudaGraphOptions,

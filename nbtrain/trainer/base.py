@@ -21,7 +21,7 @@ from ..distributed.replica import launcher_of, world_of
 from ..distributed.world import World
 from ..engine.control import Control
 from ..engine.protocol import EventSink, Turn
-from ..engine.recorder import Recorder
+from ..engine.recorder import Recorder, RecorderCallback
 from ..engine.step_module import StepModule
 from ..engine.train_state import Mode, TrainState
 from ..errors import ConfigError, StepError
@@ -169,7 +169,7 @@ class TrainerBase(TrainerArguments):
     def callbacks(self) -> list[L.Callback]:
         """The callbacks of a run: the recorder first, because schedules change what it reads."""
         own = [callback for addon in self.active_addons for callback in addon.callbacks(self)]
-        return [self.recorder.callback, *own, BestWeights(self)]
+        return [RecorderCallback(self.recorder), *own, BestWeights(self)]
 
     def as_lightning_module(self) -> StepModule:
         """The steps as a LightningModule, for a `lightning.Trainer` of your own. The addons' callbacks come with it."""
