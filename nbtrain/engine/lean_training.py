@@ -24,8 +24,8 @@ __all__ = ["LeanEpochLoop", "validates_anyway"]
 class LeanEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop; a lean one where `why_not_lean` has no objection.
 
-    `stood_aside` says why the newest epoch ran on Lightning's own: empty where it was lean, None before the first. `control`: what is
-    asked of the run between two batches. `start_at`: how many batches of the first epoch are finished already. `validate_next`:
+    `stood_aside` says why the newest epoch ran on Lightning's own: empty where it was lean, None before the first. `control`: the
+    requests to the run. `start_at`: how many batches of the first epoch are finished already. `validate_next`:
     validate after this batch, once. `whole_step`: see `WholeStep`; read when an epoch begins.
     """
 
@@ -82,7 +82,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
             self.attend()
 
     def attend(self) -> None:
-        """Do what was asked of the run, between two batches. An open window is finished before the run ends, and so is an epoch."""
+        """Execute the requests to the run, between two batches. An open window is finished before the run ends, and so is an epoch."""
         self.control.attend(Boundary(self.trainer, "train", may_leave=not (self._should_accumulate() or self.done)))
 
     def validate(self) -> None:

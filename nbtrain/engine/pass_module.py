@@ -42,7 +42,7 @@ def numbers(metrics: Mapping[str, Any], whose: str, where: str) -> dict[str, flo
     try:
         return {name: float(snapshot(value)) for name, value in metrics.items()}  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError) as error:
-        raise StepError(f"{whose} a metric that is no number: {error}.", where=where) from error
+        raise StepError(f"{whose} a metric that is not a number: {error}.", where=where) from error
 
 
 # %% ../../nbs/engine/pass_module.ipynb #5ef15993

@@ -50,7 +50,7 @@ class TrainerProtocol(Protocol):
     optimizer: Optimizer | None
     device: torch.device
     train_state: TrainState  # what it has reached and measured
-    control: Control  # what is asked of a run while it is on
+    control: Control  # the requests to a run
     recorder: Recorder  # where its events come from
     module: StepModule | None  # while Lightning is at work
     run_dir: Path | None  # the run folder, once there is one

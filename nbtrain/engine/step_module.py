@@ -248,11 +248,11 @@ class StepModule(RecordingModule):
         assert self.predict is not None
         return self.predict(batch)
 
-    # -- what Lightning asks for
+    # -- what Lightning calls
     def setup(self, stage: str) -> None:
         """The callbacks are set up already."""
         if stage != "predict" and self.owner.module is not None:
-            self.owner.module.close()  # an error has ended its run under a lightning.Trainer of your own
+            self.owner.module.close()  # an error has ended its run under your own lightning.Trainer
         super().setup(stage)
         if stage == "fit":
             self._wrap()
