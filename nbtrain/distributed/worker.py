@@ -28,7 +28,7 @@ from typing import Any
 import cloudpickle
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, Store, TCPStore, rendezvous  # pyright: ignore[reportPrivateImportUsage]
 
 from ..errors import WorkerError
 from ..history.source_code import is_user_file, is_user_module
@@ -290,10 +290,10 @@ def _process_group(task: Task) -> Iterator[None]:
     """Set up torch.distributed for one task."""
     try:
         if isinstance(task.address, int):
-            store: dist.Store = TCPStore("127.0.0.1", task.address, is_master=False)
+            store: Store = TCPStore("127.0.0.1", task.address, is_master=False)
         else:  # rank 0 serves it, and torch keeps a server that has the port already, with all its entries
-            store, *_ = next(dist.rendezvous(task.address, task.number, task.world_size))
-        store = dist.PrefixStore(task.launch, store)
+            store, *_ = next(rendezvous(task.address, task.number, task.world_size))
+        store = PrefixStore(task.launch, store)
         dist.init_process_group(task.backend, rank=task.number, world_size=task.world_size, store=store)
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
