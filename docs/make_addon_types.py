@@ -121,11 +121,17 @@ def option_cells() -> list[str]:
     for part in parts:
         cells += [""] if cells[-1].count("\n") + part.count("\n") > CELL_LINES else []
         cells[-1] += f"\n\n{part}"
+    return cells
+
+
+def joined_cell() -> str:
+    """The TypedDicts of the options of all addons, and of all that a trainer takes."""
+    groups = option_groups(shipped())
     every = _typed_dict("AddonOptions", map(_group_name, groups), {}, "The options of all addons that come with nbtrain.")
     own = _typed_dict(
         "TrainerOptions", ["AddonOptions"], trainer_options(), "What a trainer takes by keyword alone, its addons' options too."
     )
-    return [*cells, f"{every}\n\n{own}"]
+    return f"{every}\n\n{own}"
 
 
 def command_cell() -> str:
@@ -163,6 +169,7 @@ def chapter() -> str:
     notebook = json.loads(CHAPTER.read_text(encoding="utf-8"))
     _put(notebook["cells"], "imports", [_as_cell("imports", import_cell())])
     _put(notebook["cells"], "options", [_as_cell(f"options-{i}", cell) for i, cell in enumerate(option_cells())])
+    _put(notebook["cells"], "joined", [_as_cell("joined", joined_cell())])
     _put(notebook["cells"], "commands", [_as_cell("commands", command_cell())])
     text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
     command_line = [Path(sys.executable).parent / "ruff", "format", "--quiet", "--stdin-filename", CHAPTER, "-"]

@@ -196,7 +196,7 @@ class Parallelism:
 
     @property
     def returns(self) -> bool:
-        """Can the trained weights be put back into the whole model of the parent process?"""
+        """Can the trained weights be loaded into the whole model of the parent process?"""
         return self.strategy not in ("fsdp", "deepspeed")
 
     @property

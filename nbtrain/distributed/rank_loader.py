@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from ..data.batch import batch_size
-from ..data.loader import with_batch_sampler
+from ..data.loader import LoaderWrapper, with_batch_sampler
 from .parallelism import gather
 from ..engine.meter import EpochLog, Meter, Scalar
 from ..rng import derive_seed, random_state, seed_process, set_random_state
@@ -57,14 +57,15 @@ class DealtSampler(Sampler[list[int]]):
 
 
 # %% ../../nbs/distributed/rank_loader.ipynb #f4789e9e
-class RankLoader:
+class RankLoader(LoaderWrapper):
     """The batches of `loader` for rank `number` of `n_ranks`. `group`: a process group on the CPU.
 
     `shares` holds the share of each batch that was read in this epoch.
     """
 
     def __init__(self, loader: Iterable[Any], number: int, n_ranks: int, group: Any = None) -> None:
-        self.loader, self.number, self.n_ranks, self.group = loader, number, n_ranks, group
+        super().__init__(loader)
+        self.number, self.n_ranks, self.group = number, n_ranks, group
         self.shares: list[float] = []
         self._seed: int | None = None
         self._dealt: Any = None
@@ -72,22 +73,12 @@ class RankLoader:
             self._dealt = with_batch_sampler(loader, DealtSampler(loader.batch_sampler, number, n_ranks, self.shares))
 
     def __len__(self) -> int:
-        return -(-len(self.loader) // self.n_ranks)  # pyright: ignore[reportArgumentType]  # raises TypeError for a loader without length
+        return -(-super().__len__() // self.n_ranks)
 
     @property
     def generator(self) -> Any:
         """The loader's generator, from which the order is drawn, if it has one."""
         return getattr(self.loader, "generator", None)
-
-    @property
-    def sampler(self) -> Any:
-        """Lightning calls its `set_epoch`."""
-        return getattr(self.loader, "sampler", None)
-
-    @property
-    def batch_sampler(self) -> Any:
-        """Lightning calls the `set_epoch` of its sampler."""
-        return getattr(self.loader, "batch_sampler", None)
 
     def __iter__(self) -> Iterator[Any]:
         self.shares.clear()

@@ -50,7 +50,7 @@ def world_of(trainer: TrainerProtocol) -> World:
 
 # %% ../../nbs/distributed/replica.ipynb #9a969c26
 def take_state(trainer: TrainerProtocol, loaders: Iterable[Any]) -> dict[str, Any]:
-    """All that a run may have changed in `trainer` and `loaders`. Where ranks share a model all of them have to call it."""
+    """Everything that a run may have changed in `trainer` and `loaders`. Where ranks share a model, all of them must call it."""
     return {
         "stateful": {name: whole(part.state_dict()) for name, part in _stateful(trainer).items()},
         "buffers": whole(dict(trainer.model.named_buffers())),  # those too that are in no state_dict
@@ -64,7 +64,7 @@ def take_state(trainer: TrainerProtocol, loaders: Iterable[Any]) -> dict[str, An
 
 
 def put_state(trainer: TrainerProtocol, loaders: Iterable[Any], state: Mapping[str, Any]) -> None:
-    """Make `trainer` and `loaders` what they were when `state` was taken; every object stays the same one."""
+    """Restore `trainer` and `loaders` from `state`, in place."""
     for name, part in _stateful(trainer).items():
         part.load_state_dict(state["stateful"][name])
     for name, buffer in trainer.model.named_buffers():
@@ -88,7 +88,7 @@ def _of_user(trainer: TrainerProtocol) -> dict[str, Any]:
 
 
 def _stateful(trainer: TrainerProtocol) -> dict[str, Any]:
-    """What has a state to give and to take: model, optimizer, scheduler, the user's callbacks and own parts."""
+    """What has a `state_dict`: model, optimizer, scheduler, the user's callbacks and attributes."""
     attributes = vars(trainer)
     callbacks = attributes["lightning"].get("callbacks") or []
     callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
@@ -121,13 +121,13 @@ def _gathered(addon: AddOnBase) -> dict[str, Any]:
 
 # %% ../../nbs/distributed/replica.ipynb #5a042dd3
 def put_back(trainer: TrainerProtocol, loaders: tuple[Any, Any], state: bytes | None, before: Counts) -> None:
-    """Put into `trainer` what its replica has become; without a `state` of that the trainer is what it was `before`."""
+    """Load the `state` of a replica into `trainer`; without one, restore the counts and the history from `before` the run."""
     if state is not None:
         put_state(trainer, loaders, loads(state))
         return
     vars(trainer.train_state.counts).update(vars(before))
     trainer.train_state.history.drop_after(before.step, before.epoch)
-    trainer.recorder.note("Nothing came back of this run: the weights are those before it.")
+    trainer.recorder.note("The state of this run was lost: the weights are those from before it.")
 
 
 # %% ../../nbs/distributed/replica.ipynb #9f86ca57
@@ -144,7 +144,7 @@ def tell_again(trainer: TrainerProtocol, event: Event) -> None:
 def drive_copy(
     rank: RankCallback, drive: Callable[..., tuple[Status, str]], loaders: Iterable[Any], give: Callable[[], None]
 ) -> tuple[Status, str]:
-    """`drive` the copy of this rank, and `give` what it has become; after an error too, as long as all ranks have come to it."""
+    """`drive` the copy of this rank, and `give` its state; after an error too, where the ranks can still meet."""
     try:
         outcome = drive(rank.trainer, *loaders)
     except Exception:
@@ -158,7 +158,7 @@ def drive_copy(
 
 # %% ../../nbs/distributed/replica.ipynb #f0c20e07
 def run_copy(trainer: TrainerProtocol, drive: Callable[..., tuple[Status, str]], loaders: tuple[Any, Any]) -> tuple[Status, str]:
-    """`drive` a replica of `trainer` in this rank of those that torchrun or SLURM has started, and put back what comes of it."""
+    """`drive` a replica of `trainer` in this rank of those that torchrun or SLURM has started, and load its state into `trainer`."""
     before, states = replace(trainer.train_state.counts), list[bytes]()
     copy, *own = loads(pack((trainer, *loaders)))
     rank = _begin_in_world(copy, trainer)
@@ -170,7 +170,7 @@ def run_copy(trainer: TrainerProtocol, drive: Callable[..., tuple[Status, str]],
 
 
 def _begin_in_world(copy: TrainerProtocol, trainer: TrainerProtocol) -> InWorld:
-    """Make `copy` a rank, which tells `trainer` what happens and hears what is asked of it."""
+    """Make `copy` a rank that forwards its events to `trainer` and receives the requests to it."""
     launcher: Any = launcher_of(copy)
     rank = launcher.in_rank = InWorld(copy, launcher.world, launcher.parallelism)
     begin_copy(copy, trainer.device, copy.recorder.change, partial(tell_again, trainer))

@@ -28,7 +28,7 @@ from typing import Any
 import cloudpickle
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, Store, TCPStore, rendezvous  # pyright: ignore[reportPrivateImportUsage]
 
 from ..errors import WorkerError
 from ..history.source_code import is_user_file, is_user_module
@@ -177,9 +177,9 @@ class LateReduce:
         self._op, self._clock = op, clock
         self._alone = dist.get_world_size() == 1
         self._group = None if self._alone else dist.new_group(backend="gloo")
-        self._asked: Any = None
-        self._answer = torch.zeros(2)  # over all ranks, when `_asked` is done: the number, and the calls until the next reduction
-        self._n_calls, self._asked_s = 0, clock()  # since the newest reduction; its time
+        self._pending: Any = None  # the reduction that was started
+        self._reduced = torch.zeros(2)  # over all ranks, when `_pending` is done: the number, and the calls until the next reduction
+        self._n_calls, self._started_s = 0, clock()  # since the newest reduction; its time
         self._every, self._is_soon = 1, False
 
     def __call__(self, number: int) -> int:
@@ -187,21 +187,21 @@ class LateReduce:
         if self._alone:
             return number
         found = 0
-        if self._asked is not None:
-            self._asked.wait()
-            self._asked = None
-            found, self._every = self._answer.tolist()
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+            found, self._every = self._reduced.tolist()
         self._n_calls += 1
         if self._n_calls >= self._every or self._is_soon:
-            self._ask(number)
+            self._start(number)
         return found
 
-    def _ask(self, number: int) -> None:
+    def _start(self, number: int) -> None:
         now_s = self._clock()
-        fitting = _PACE_S * self._n_calls / max(now_s - self._asked_s, 1e-9)
-        self._answer = torch.tensor([number, min(max(int(fitting), 1), _MOST_CALLS)])
-        self._asked = dist.all_reduce(self._answer, self._op, self._group, async_op=True)
-        self._n_calls, self._asked_s, self._is_soon = 0, now_s, False
+        fitting = _PACE_S * self._n_calls / max(now_s - self._started_s, 1e-9)
+        self._reduced = torch.tensor([number, min(max(int(fitting), 1), _MOST_CALLS)])
+        self._pending = dist.all_reduce(self._reduced, self._op, self._group, async_op=True)
+        self._n_calls, self._started_s, self._is_soon = 0, now_s, False
 
     def soon(self) -> None:
         """Reduce with the next call, on all ranks: from now on calls may be slower."""
@@ -209,9 +209,9 @@ class LateReduce:
 
     def forget(self) -> None:
         """Drop the result of the last call."""
-        if self._asked is not None:
-            self._asked.wait()
-        self._asked = None
+        if self._pending is not None:
+            self._pending.wait()
+        self._pending = None
 
 
 # %% ../../nbs/distributed/worker.ipynb #e316b196
@@ -290,10 +290,10 @@ def _process_group(task: Task) -> Iterator[None]:
     """Set up torch.distributed for one task."""
     try:
         if isinstance(task.address, int):
-            store: dist.Store = TCPStore("127.0.0.1", task.address, is_master=False)
-        else:  # rank 0 serves it, and torch keeps a server that has the port already, with all that it holds
-            store, *_ = next(dist.rendezvous(task.address, task.number, task.world_size))
-        store = dist.PrefixStore(task.launch, store)
+            store: Store = TCPStore("127.0.0.1", task.address, is_master=False)
+        else:  # rank 0 serves it, and torch keeps a server that has the port already, with all its entries
+            store, *_ = next(rendezvous(task.address, task.number, task.world_size))
+        store = PrefixStore(task.launch, store)
         dist.init_process_group(task.backend, rank=task.number, world_size=task.world_size, store=store)
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):

@@ -146,7 +146,7 @@ class _Worker:
         return self.is_open and bool(select.select([self.output], [], [], 0)[0])
 
     def read_rest(self) -> str:
-        """Read all that it printed and that was not read yet."""
+        """Read the rest of its output."""
         texts = []
         while self.has_output():
             texts.append(self.read_output())
@@ -210,7 +210,7 @@ def _environment(n: int) -> dict[str, str]:
 
 # %% ../../nbs/distributed/worker_pool.ipynb #5a82e505
 class _Outcome:
-    """How the `n` ranks of a launch ended: with a result, with a failure, or dead with an exit code."""
+    """How the `n` ranks of a launch ended: with a result, with a failure, or with an exit code alone."""
 
     def __init__(self, n: int) -> None:
         self.running = set(range(n))
@@ -261,7 +261,9 @@ def _death(rank: int, exit_code: int, output: str) -> WorkerError:
     return WorkerError(
         f"Rank {rank} {how}{' (out of memory?)' if out_of_memory else ''}.",
         where=output.strip(),
-        remedy="The system's log says who killed it. Smaller batches and fewer loader workers need less memory." if out_of_memory else "",
+        remedy="The system's log says why it was killed. Smaller batches and fewer loader workers need less memory."
+        if out_of_memory
+        else "",
     )
 
 

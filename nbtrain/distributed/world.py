@@ -124,7 +124,7 @@ class StopTogether:
         self._request = 0
         self._reduce = LateReduce(dist.ReduceOp.MAX)
 
-    def hear(self, signum: int | None = None) -> None:
+    def request(self, signum: int | None = None) -> None:
         """Note that this rank should stop, because of a signal or without one. Safe in a signal handler."""
         self._request = max(self._request, signum or _WITHOUT_SIGNAL)
 

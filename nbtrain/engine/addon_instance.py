@@ -34,7 +34,7 @@ def copy_addon(addon: AddOnBase, **changes: Any) -> AddOnBase:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Are they equal? Values whose `==` is no single truth, such as arrays, are the same only where they are one object."""
+    """Are they equal? Values whose `==` gives more than one truth value, such as arrays, are the same only where they are one object."""
     try:
         return one is other or bool(one == other)
     except (TypeError, ValueError, RuntimeError):

@@ -24,7 +24,7 @@ __all__ = ["State", "Command", "RunState", "Boundary", "Leave", "Request", "Requ
 
 # %% ../../nbs/engine/control.ipynb #f2b7e312
 State = Literal["idle", "running", "pausing", "paused", "stopping"]
-# What may be asked of a run, and in which states
+# The states that may be requested of a run, and in which states
 _ASKED_IN: dict[State, tuple[State, ...]] = {
     "pausing": ("running",),
     "running": ("pausing", "paused"),
@@ -33,11 +33,11 @@ _ASKED_IN: dict[State, tuple[State, ...]] = {
 
 
 class RunState:
-    """The state of a run, which any thread may change. `changed` is the lock of all that the threads of a run share."""
+    """The state of a run, which any thread may change. `changed` is the lock of everything that the threads of a run share."""
 
     def __init__(self) -> None:
         self.name: State = "idle"
-        self.asked = False  # is there anything for the run to attend to? Read in each batch
+        self.asked = False  # is there a request for the run? Read in each batch
         self.changed = threading.Condition()
         self._listener: Callable[[State], None] = lambda state: None
         self._is_late = False  # the listener does not know the state yet
@@ -51,7 +51,7 @@ class RunState:
             self.changed.notify_all()
 
     def ask(self, state: State, send: Callable[[Any], None] | None = None, *, late: bool = False) -> None:
-        """Change to `state`, where it can be asked for now, and `send` it to a run in other processes.
+        """Change to `state`, where it can be requested now, and `send` it to a run in other processes.
 
         `late`: the listener is notified when the run attends to it.
         """
@@ -75,7 +75,7 @@ class RunState:
             self.changed.notify_all()
 
     def pause(self) -> None:
-        """The run waits from here on; it does not where its end was asked for meanwhile."""
+        """The run waits from here on, unless its end was requested meanwhile."""
         with self.changed:
             self._listener("paused")
             self.name = "paused" if self.name == "pausing" else self.name
@@ -111,11 +111,11 @@ class Boundary:
         return self.phase == "train" and self.may_leave
 
 
-Command = Callable[["Boundary | None"], Any]  # None: no run is on, or it is in the middle of a batch of its own
+Command = Callable[["Boundary | None"], Any]  # None: no run is on, or the run is in the middle of a batch
 
 
 class Leave(BaseException):
-    """Raised between two batches to leave Lightning's loops, because the end of the run was asked for."""
+    """Raised between two batches to leave Lightning's loops, because the end of the run was requested."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Requests:
             with self._changed:
                 self._changed.wait_for(lambda: future.done() or (whole and self._is_held()))
             if not future.done():
-                raise ConfigError("The run is paused in the middle of a validation.", remedy="Let it go on with resume() first.")
+                raise ConfigError("The run is paused in the middle of a validation.", remedy="Continue it with resume() first.")
             return future.result()
         finally:
             future.cancel()  # it can't run here, or the wait was interrupted
@@ -221,7 +221,7 @@ def _pause(run_state: RunState, requests: Requests, pl_trainer: L.Trainer) -> No
 
 # %% ../../nbs/engine/control.ipynb #5ba7050a
 def _attend(run_state: RunState, requests: Requests, at: Boundary) -> None:
-    """Do what was asked at this boundary. Returns when the run may continue; raises Leave where it is to end."""
+    """Execute the requests at this boundary. Returns when the run may continue; raises Leave where it must end."""
     requests.at = at
     try:
         run_state.notify(only_late=True)
@@ -253,7 +253,7 @@ class Control:
 
     def __init__(self) -> None:
         self.thread: Thread | None = None  # that trains
-        self.signum: int | None = None  # the signal that asked for the end
+        self.signum: int | None = None  # the signal that requested the end
         self.lock = threading.RLock()  # for events that several threads emit
         self.elsewhere: Callable[[tuple[Any, ...]], None] | None = None  # sends a command to a run in other processes
         self.together: Callable[[int | None], None] | None = None  # stops all ranks at one batch, where this is one of several
@@ -273,7 +273,7 @@ class Control:
         return self.run_state.asked
 
     def pause(self) -> None:
-        """Ask the run to wait at the end of its batch."""
+        """Request that the run waits at the end of its batch."""
         if self.together is not None:
             raise ConfigError("One rank of several can't be paused.", remedy="stop() ends the run on all of them.")
         self.run_state.ask("pausing", self.elsewhere)
@@ -283,7 +283,7 @@ class Control:
         self.run_state.ask("running", self.elsewhere)
 
     def stop(self, signum: int | None = None) -> None:
-        """Ask for the end of the run after its batch; after the accumulation window, where one is open. `signum`: the signal that asks."""
+        """Request the end of the run after its batch, or after its open accumulation window. `signum`: the signal that requests it."""
         if self.together is None:
             self.stop_here(signum)
         elif self.state != "idle":
@@ -324,12 +324,12 @@ class Control:
         self.run_state.begin(listener)
 
     def attend(self, at: Boundary) -> None:
-        """Do what was asked. Returns when the run may continue; raises Leave where it is to end."""
-        if self._requests.at is None:  # else it is a request that runs batches of its own: a validation
+        """Execute the requests. Returns when the run may continue; raises Leave where it must end."""
+        if self._requests.at is None:  # else a request runs these batches: a validation
             _attend(self.run_state, self._requests, at)
 
     def end(self) -> None:
-        """The run is over; what is still asked is done without it."""
+        """The run is over; the requests that are left are executed without it."""
         self.thread = self.elsewhere = None
         self.run_state.end()
         self._requests.run()
@@ -351,7 +351,7 @@ def refuse_while_on(control: Control, place: str = "") -> None:
     """Raise ConfigError where a run is on."""
     if control.state != "idle":
         state = "on" if control.state == "running" else control.state
-        raise ConfigError(f"A run of this trainer is {state}.", where=place, remedy="resume() lets a paused one go on; stop() ends it.")
+        raise ConfigError(f"A run of this trainer is {state}.", where=place, remedy="resume() continues a paused one; stop() ends it.")
 
 
 def _not_elsewhere() -> ConfigError:

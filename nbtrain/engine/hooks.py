@@ -45,7 +45,7 @@ class HookPoint:
 
     @property
     def is_whole(self) -> bool:
-        """Is it all that a callback's method is called for in this kind of pass? Else only hooks know it."""
+        """Is a callback's method called for nothing else in this kind of pass? Otherwise only hooks know it."""
         return self.part in ("", "train", "valid", "test")
 
     @property
@@ -172,4 +172,4 @@ def check_names(kind: type, known: Iterable[str], base: type, *, strict: bool = 
         if name in known or not name.startswith(("on_", "before_", "after_")):
             continue
         if strict or get_close_matches(name, known, n=1, cutoff=0.85):
-            raise ConfigError(f"{kind.__name__} has a method {name!r}, which is no hook.", remedy=nearest(name, known))
+            raise ConfigError(f"{kind.__name__} has a method {name!r}, which is not a hook.", remedy=nearest(name, known))

@@ -35,7 +35,7 @@ class _EvaluationPass(LeanPass):
         self.is_check = loop.trainer.sanity_checking
 
     def __next__(self) -> Any:
-        """For Lightning's loop, which asks its fetcher for a batch: all of them are done here, and none is left for it.
+        """For Lightning's loop, which reads a batch from its fetcher: all of them are run here, and none is left for it.
 
         What it does between two batches costs 10 µs, and it would hold one to the end.
         """
@@ -117,7 +117,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
             self.attend()
 
     def attend(self) -> None:
-        """Do what was asked of the run. A validation is finished where a callback can save a checkpoint after it."""
+        """Execute the requests to the run. A validation is finished where a callback can save a checkpoint after it."""
         trainer: Any = self.trainer
         may_leave = trainer.testing or not any(isinstance(callback, Leaving) for callback in trainer.callbacks)
         self.control.attend(Boundary(trainer, "test" if trainer.testing else "valid", may_leave))

@@ -227,7 +227,7 @@ def direct_fetcher(fetcher: _DataFetcher) -> Any:
 
 
 def exhaust(fetcher: _DataFetcher) -> None:
-    """After the last batch, ask its loader once more: a plain loop does, and a RandomSampler with its own generator draws from it then."""
+    """After the last batch, call `next` once more: a plain loop does, and a RandomSampler with its own generator draws from it then."""
     batches = only_iterator(fetcher)
     if batches is not None and fetcher.fetched == sized_len(fetcher.combined_loader.flattened[0]):
         next(batches, None)

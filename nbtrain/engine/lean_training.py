@@ -20,58 +20,102 @@ from .step_module import StepModule
 __all__ = ["LeanEpochLoop", "validates_anyway"]
 
 
-# %% ../../nbs/engine/lean_training.ipynb #61a621a5
-class _BetweenBatches:
-    """What follows a batch, in the order of `_TrainingEpochLoop.on_advance_end`."""
+# %% ../../nbs/engine/lean_training.ipynb #5de3a17c
+class LeanEpochLoop(_TrainingEpochLoop):
+    """Lightning's epoch loop; a lean one where `why_not_lean` has no objection.
 
-    def __init__(self, lean: LeanPass, loop: LeanEpochLoop, fetcher: _DataFetcher) -> None:
-        self.lean, self.loop, self.fetcher, self.pl_trainer = lean, loop, fetcher, loop.trainer
-        self.progress, self.total, self.current, self.signals = lean.progress, lean.total, lean.current, lean.signals
-        self.updates: Any = loop.automatic_optimization.optim_progress.optimizer.step.total
-        self.run_state = loop.control.run_state
-        self.n_batches = self.pl_trainer.num_training_batches
-        self.has_plateau = any(config.reduce_on_plateau for config in self.pl_trainer.lr_scheduler_configs)
-        self.has_loggers = bool(self.pl_trainer.loggers)
-        self.validates = loop._should_check_val_epoch()
-        self.log_every: int = self.pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
+    `stood_aside` says why the newest epoch ran on Lightning's own: empty where it was lean, None before the first. `control`: the
+    requests to the run. `start_at`: how many batches of the first epoch are finished already. `validate_next`:
+    validate after this batch, once. `whole_step`: see `WholeStep`; read when an epoch begins.
+    """
 
-    def is_over(self) -> bool:
-        """Is the epoch over?"""
-        return self.is_last() or (self.pl_trainer.should_stop and self.loop.done)
+    lean = True
+    control = Control()  # of no run
+    start_at = 0
+    validate_next = False
+    stood_aside: str | None = None
+    whole_step: WholeStep | None = None
 
-    def is_last(self) -> bool:
-        """Was this the last batch, of the loader or of the run?"""
-        if self.progress.is_last_batch or self.current.ready == self.n_batches:
-            return True
-        return -1 < self.loop.max_steps <= self.updates.completed
+    def reset(self) -> None:
+        super().reset()
+        if self.start_at:
+            for unit in vars(self.batch_progress.current):  # ready, started, processed, completed
+                setattr(self.batch_progress.current, unit, self.start_at)
+            self.start_at = 0
 
-    def settle(self, *, is_open: bool) -> bool:
-        """Log, validate, attend to requests. `is_open`: the window of accumulated gradients is. Returns whether the epoch is over."""
-        loop, pl_trainer = self.loop, self.pl_trainer
-        validates = loop.validate_next
-        if self.validates:
-            n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
-            validates = validates or n % (pl_trainer.val_check_batch or 1) == 0
-        if validates or self.has_plateau or self.is_last() or pl_trainer.should_stop or self.signals.received_sigterm:
-            if self.lean.logs_anything():
-                self.lean.connector.on_batch_end()
-                self.lean.connector.update_train_step_metrics()
-            loop.on_advance_end(self.fetcher)
-            return self.is_over()
-        if not is_open:
-            loop._batches_that_stepped += 1
-            if self.has_loggers and loop._batches_that_stepped % self.log_every == 0:
-                self._log()
-        if self.run_state.asked:
-            loop.attend()
-            return self.is_over()
-        return False
+    def run(self, data_fetcher: _DataFetcher) -> None:
+        self.stood_aside = self._objection(data_fetcher)
+        with explain_full_memory(self):
+            if self.stood_aside:
+                super().run(data_fetcher)
+            else:
+                self._run_lean(data_fetcher)
+        exhaust(data_fetcher)
 
-    def _log(self) -> None:
-        if self.lean.logs_anything():
-            self.loop._batches_that_stepped -= 1  # the loggers' step is that of the batch
-            self.lean.connector.update_train_step_metrics()
-            self.loop._batches_that_stepped += 1
+    def _run_lean(self, data_fetcher: _DataFetcher) -> None:
+        self.reset()
+        self.on_run_start(data_fetcher)
+        try:
+            _TrainingPass(self, data_fetcher).run()
+        finally:
+            self.on_iteration_done()
+
+    @property
+    def done(self) -> bool:
+        """Lightning's, but an open window is finished: a stop inside it would lose its gradients."""
+        return super().done and not self._should_accumulate()
+
+    def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
+        if self.trainer.should_stop and self._should_accumulate():
+            return validates_anyway(self.trainer)
+        return (self.validate_next and self.trainer.enable_validation) or super()._should_check_val_fx(data_fetcher)
+
+    def on_run_start(self, data_fetcher: _DataFetcher) -> None:
+        super().on_run_start(data_fetcher)
+        if self.control.asked:
+            self.attend()
+
+    def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
+        super().on_advance_end(data_fetcher)
+        self.validate_next = False
+        if self.control.asked:
+            self.attend()
+
+    def attend(self) -> None:
+        """Execute the requests to the run, between two batches. An open window is finished before the run ends, and so is an epoch."""
+        self.control.attend(Boundary(self.trainer, "train", may_leave=not (self._should_accumulate() or self.done)))
+
+    def validate(self) -> None:
+        """Validate now, between two batches."""
+        pl_trainer, module = self.trainer, self.trainer.lightning_module
+        assert isinstance(module, StepModule)
+        first_loop_iter = pl_trainer._logger_connector._first_loop_iter
+        module.isolate_validation()
+        pl_trainer.validating = True
+        try:
+            self.val_loop.run()
+        finally:
+            module.on_validation_end()
+            pl_trainer.training = True
+            pl_trainer._logger_connector._first_loop_iter = first_loop_iter
+
+    def _objection(self, data_fetcher: _DataFetcher) -> str:
+        if not self.lean:
+            return "turned off"
+        if self.restarting:
+            return "an epoch that Lightning restarts"
+        if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
+            return "a training_step that takes dataloader_iter"
+        return why_not_lean(self.trainer)
+
+
+def validates_anyway(pl_trainer: L.Trainer) -> bool:
+    """Is there a validation after this batch, if the run does not end with it?"""
+    stops, pl_trainer.should_stop = pl_trainer.should_stop, False
+    try:
+        return pl_trainer.fit_loop.epoch_loop._should_check_val_fx(pl_trainer.fit_loop._data_fetcher)  # pyright: ignore[reportArgumentType]
+    finally:
+        pl_trainer.should_stop = stops
 
 
 # %% ../../nbs/engine/lean_training.ipynb #fd0dbfb9
@@ -148,99 +192,55 @@ class _TrainingPass(LeanPass):
             self.loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
 
 
-# %% ../../nbs/engine/lean_training.ipynb #5de3a17c
-class LeanEpochLoop(_TrainingEpochLoop):
-    """Lightning's epoch loop; a lean one where `why_not_lean` has no objection.
+# %% ../../nbs/engine/lean_training.ipynb #61a621a5
+class _BetweenBatches:
+    """What follows a batch, in the order of `_TrainingEpochLoop.on_advance_end`."""
 
-    `stood_aside` says why the newest epoch ran on Lightning's own: empty where it was lean, None before the first. `control`: what is
-    asked of the run between two batches. `start_at`: how many batches of the first epoch are finished already. `validate_next`:
-    validate after this batch, once. `whole_step`: see `WholeStep`; read when an epoch begins.
-    """
+    def __init__(self, lean: LeanPass, loop: LeanEpochLoop, fetcher: _DataFetcher) -> None:
+        self.lean, self.loop, self.fetcher, self.pl_trainer = lean, loop, fetcher, loop.trainer
+        self.progress, self.total, self.current, self.signals = lean.progress, lean.total, lean.current, lean.signals
+        self.updates: Any = loop.automatic_optimization.optim_progress.optimizer.step.total
+        self.run_state = loop.control.run_state
+        self.n_batches = self.pl_trainer.num_training_batches
+        self.has_plateau = any(config.reduce_on_plateau for config in self.pl_trainer.lr_scheduler_configs)
+        self.has_loggers = bool(self.pl_trainer.loggers)
+        self.validates = loop._should_check_val_epoch()
+        self.log_every: int = self.pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
 
-    lean = True
-    control = Control()  # of no run
-    start_at = 0
-    validate_next = False
-    stood_aside: str | None = None
-    whole_step: WholeStep | None = None
+    def is_over(self) -> bool:
+        """Is the epoch over?"""
+        return self.is_last() or (self.pl_trainer.should_stop and self.loop.done)
 
-    def reset(self) -> None:
-        super().reset()
-        if self.start_at:
-            for unit in vars(self.batch_progress.current):  # ready, started, processed, completed
-                setattr(self.batch_progress.current, unit, self.start_at)
-            self.start_at = 0
+    def is_last(self) -> bool:
+        """Was this the last batch, of the loader or of the run?"""
+        if self.progress.is_last_batch or self.current.ready == self.n_batches:
+            return True
+        return -1 < self.loop.max_steps <= self.updates.completed
 
-    def run(self, data_fetcher: _DataFetcher) -> None:
-        self.stood_aside = self._objection(data_fetcher)
-        with explain_full_memory(self):
-            if self.stood_aside:
-                super().run(data_fetcher)
-            else:
-                self._run_lean(data_fetcher)
-        exhaust(data_fetcher)
+    def settle(self, *, is_open: bool) -> bool:
+        """Log, validate, attend to requests. `is_open`: the window of accumulated gradients is. Returns whether the epoch is over."""
+        loop, pl_trainer = self.loop, self.pl_trainer
+        validates = loop.validate_next
+        if self.validates:
+            n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
+            validates = validates or n % (pl_trainer.val_check_batch or 1) == 0
+        if validates or self.has_plateau or self.is_last() or pl_trainer.should_stop or self.signals.received_sigterm:
+            if self.lean.logs_anything():
+                self.lean.connector.on_batch_end()
+                self.lean.connector.update_train_step_metrics()
+            loop.on_advance_end(self.fetcher)
+            return self.is_over()
+        if not is_open:
+            loop._batches_that_stepped += 1
+            if self.has_loggers and loop._batches_that_stepped % self.log_every == 0:
+                self._log()
+        if self.run_state.asked:
+            loop.attend()
+            return self.is_over()
+        return False
 
-    def _run_lean(self, data_fetcher: _DataFetcher) -> None:
-        self.reset()
-        self.on_run_start(data_fetcher)
-        try:
-            _TrainingPass(self, data_fetcher).run()
-        finally:
-            self.on_iteration_done()
-
-    @property
-    def done(self) -> bool:
-        """Lightning's, but an open window is finished: a stop inside it would lose its gradients."""
-        return super().done and not self._should_accumulate()
-
-    def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
-        if self.trainer.should_stop and self._should_accumulate():
-            return validates_anyway(self.trainer)
-        return (self.validate_next and self.trainer.enable_validation) or super()._should_check_val_fx(data_fetcher)
-
-    def on_run_start(self, data_fetcher: _DataFetcher) -> None:
-        super().on_run_start(data_fetcher)
-        if self.control.asked:
-            self.attend()
-
-    def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
-        super().on_advance_end(data_fetcher)
-        self.validate_next = False
-        if self.control.asked:
-            self.attend()
-
-    def attend(self) -> None:
-        """Do what was asked of the run, between two batches. An open window is finished before the run ends, and so is an epoch."""
-        self.control.attend(Boundary(self.trainer, "train", may_leave=not (self._should_accumulate() or self.done)))
-
-    def validate(self) -> None:
-        """Validate now, between two batches."""
-        pl_trainer, module = self.trainer, self.trainer.lightning_module
-        assert isinstance(module, StepModule)
-        first_loop_iter = pl_trainer._logger_connector._first_loop_iter
-        module.isolate_validation()
-        pl_trainer.validating = True
-        try:
-            self.val_loop.run()
-        finally:
-            module.on_validation_end()
-            pl_trainer.training = True
-            pl_trainer._logger_connector._first_loop_iter = first_loop_iter
-
-    def _objection(self, data_fetcher: _DataFetcher) -> str:
-        if not self.lean:
-            return "turned off"
-        if self.restarting:
-            return "an epoch that Lightning restarts"
-        if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
-            return "a training_step that takes dataloader_iter"
-        return why_not_lean(self.trainer)
-
-
-def validates_anyway(pl_trainer: L.Trainer) -> bool:
-    """Is there a validation after this batch, if the run does not end with it?"""
-    stops, pl_trainer.should_stop = pl_trainer.should_stop, False
-    try:
-        return pl_trainer.fit_loop.epoch_loop._should_check_val_fx(pl_trainer.fit_loop._data_fetcher)  # pyright: ignore[reportArgumentType]
-    finally:
-        pl_trainer.should_stop = stops
+    def _log(self) -> None:
+        if self.lean.logs_anything():
+            self.loop._batches_that_stepped -= 1  # the loggers' step is that of the batch
+            self.lean.connector.update_train_step_metrics()
+            self.loop._batches_that_stepped += 1

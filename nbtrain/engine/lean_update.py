@@ -126,7 +126,7 @@ class LeanUpdate:
         self.whole_step = None if lean.is_wrapped else whole_step
 
     def run(self, batch: Any, index: int, n_accumulated: int, *, is_open: bool) -> None:
-        """Compute the gradients of `batch`, and step. `is_open`: the window goes on after this batch, so there is no step yet."""
+        """Compute the gradients of `batch`, and step. `is_open`: the window continues after this batch, so there is no step yet."""
         gradients = self.gradients
         gradients.batch, gradients.index, gradients.n_accumulated = batch, index, n_accumulated
         if is_open:

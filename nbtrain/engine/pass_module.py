@@ -14,7 +14,7 @@ import lightning as L
 from .addon import AddOnBase, Phase
 from .callback import notify
 from .meter import snapshot
-from .protocol import TrainerProtocol
+from .protocol import StepsProtocol
 from .train_state import Mode
 from ..errors import StepError
 from ..rng import random_state, set_random_state
@@ -24,7 +24,7 @@ __all__ = ["trainer_metrics", "numbers", "close_pass", "PassModule"]
 
 
 # %% ../../nbs/engine/pass_module.ipynb #a4e00dec
-def trainer_metrics(trainer: TrainerProtocol) -> dict[str, float]:
+def trainer_metrics(trainer: StepsProtocol) -> dict[str, float]:
     """What the trainer's `metric_on_epoch_end` returns for the pass that ends. Raises StepError for what is not a dict of numbers."""
     metrics = trainer.metric_on_epoch_end()
     where = f"{type(trainer).__name__}.metric_on_epoch_end, mode {trainer.mode!r}, epoch {trainer.train_state.counts.epoch + 1}"
@@ -42,14 +42,14 @@ def numbers(metrics: Mapping[str, Any], whose: str, where: str) -> dict[str, flo
     try:
         return {name: float(snapshot(value)) for name, value in metrics.items()}  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError) as error:
-        raise StepError(f"{whose} a metric that is no number: {error}.", where=where) from error
+        raise StepError(f"{whose} a metric that is not a number: {error}.", where=where) from error
 
 
 # %% ../../nbs/engine/pass_module.ipynb #5ef15993
 _PREFIX = {"train": "train", "valid": "val", "test": "test"}
 
 
-def close_pass(trainer: TrainerProtocol, addons: Iterable[AddOnBase], phase: Phase, mode: Mode) -> dict[str, float]:
+def close_pass(trainer: StepsProtocol, addons: Iterable[AddOnBase], phase: Phase, mode: Mode) -> dict[str, float]:
     """The metrics of the pass that ends, as `train_<name>`, `val_<name>` or `test_<name>`. Raises StepError for a pass without a batch."""
     state = trainer.train_state
     meter = state.meters[mode]
@@ -70,7 +70,7 @@ def close_pass(trainer: TrainerProtocol, addons: Iterable[AddOnBase], phase: Pha
 class PassModule(L.LightningModule):
     """Begins and ends the passes of a trainer, `owner`; `addons` contribute metrics. A StepModule adds the steps."""
 
-    def __init__(self, trainer: TrainerProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool) -> None:
+    def __init__(self, trainer: StepsProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool) -> None:
         super().__init__()
         self.owner = trainer
         self.whole_epoch = whole_epoch  # a single batch counts as a step and as no epoch

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nbtrain.engine.step_module import StepModule
 
 # %% auto #0
-__all__ = ["EventSink", "Turn", "TrainerProtocol"]
+__all__ = ["EventSink", "TrainerProtocol", "Turn", "StepsProtocol"]
 
 
 # %% ../../nbs/engine/protocol.ipynb #81c4a3fe
@@ -34,23 +34,14 @@ class EventSink(Protocol):
     def update(self, event: Event) -> None: ...
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One of several steps that a trainer takes on each batch."""
-
-    name: str
-    is_first: bool
-    is_last: bool
-
-
 class TrainerProtocol(Protocol):
-    """A trainer, as the engine, an addon, a checkpoint and a process see it."""
+    """A trainer, as an addon, a checkpoint and a process see it."""
 
     model: nn.Module
     optimizer: Optimizer | None
     device: torch.device
     train_state: TrainState  # what it has reached and measured
-    control: Control  # what is asked of a run while it is on
+    control: Control  # the requests to a run
     recorder: Recorder  # where its events come from
     module: StepModule | None  # while Lightning is at work
     run_dir: Path | None  # the run folder, once there is one
@@ -68,15 +59,30 @@ class TrainerProtocol(Protocol):
     @property
     def title(self) -> str: ...  # the name of the class that the user wrote
     @property
-    def reads_tensors(self) -> bool: ...  # does its metric_on_epoch_end read what is not a scalar?
+    def active_addons(self) -> list[AddOnBase]: ...  # in their order, those of shorthands such as `gradient_clip=` included
+
+    def open_run_dir(self) -> Path: ...  # the run folder, which is made where there is none yet
+
+
+# %% ../../nbs/engine/protocol.ipynb #5229cb69
+@dataclass(frozen=True)
+class Turn:
+    """One of several steps that a trainer takes on each batch."""
+
+    name: str
+    is_first: bool
+    is_last: bool
+
+
+class StepsProtocol(TrainerProtocol, Protocol):
+    """A trainer with its steps, as a `StepModule` and its loops see it."""
 
     @property
     def turn(self) -> Turn | None: ...  # which step is at work, where a batch has several
     @property
-    def active_addons(self) -> list[AddOnBase]: ...  # in their order, those of shorthands such as `gradient_clip=` included
+    def reads_tensors(self) -> bool: ...  # does its metric_on_epoch_end read what is not a scalar?
 
     def train_step(self, batch: Any) -> dict[str, Any]: ...
     def test_step(self, batch: Any) -> dict[str, Any]: ...
     def metric_on_epoch_end(self) -> dict[str, Any] | None: ...
     def callbacks(self) -> list[L.Callback]: ...
-    def open_run_dir(self) -> Path: ...  # the run folder, which is made where there is none yet

@@ -130,7 +130,6 @@ class Recorder:
         self.lr: float | Tensor | None = None  # of the newest update
         self.timer, self.pass_place, self.due_s = RunTimer(), PassPlace(), 0.0
         self._notes, self._hinted = HeldNotes(self.emit_now), False
-        self.callback = RecorderCallback(self)
 
     def start(self, n_epochs: int, header: Mapping[str, Any]) -> None:
         """A run begins that ends when `n_epochs` epochs are finished."""

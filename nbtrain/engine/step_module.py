@@ -21,7 +21,7 @@ from ..data.batch import batch_size, describe, to_device
 from .addon import AddOnBase, TrainStep
 from .meter import Scalar
 from .pass_module import PassModule
-from .protocol import EventSink, TrainerProtocol, Turn
+from .protocol import EventSink, StepsProtocol, Turn
 from .train_state import Mode
 from ..errors import NbtrainError, StepError, add_note
 
@@ -139,7 +139,7 @@ class _KnownMetrics:
 
 
 # %% ../../nbs/engine/step_module.ipynb #35ed74ad
-def run_step(trainer: TrainerProtocol, name: str, batch: Any, batch_idx: int, device: torch.device | None = None) -> Mapping[str, Any]:
+def run_step(trainer: StepsProtocol, name: str, batch: Any, batch_idx: int, device: torch.device | None = None) -> Mapping[str, Any]:
     """What `trainer`'s "train_step" or "test_step" returns for `batch`, checked. An error in it gets a note with its place."""
     try:
         output = trainer.train_step(batch) if name == "train_step" else trainer.test_step(batch)
@@ -151,7 +151,7 @@ def run_step(trainer: TrainerProtocol, name: str, batch: Any, batch_idx: int, de
     return check_output(output, name, partial(step_place, trainer, name, batch_idx), device)
 
 
-def step_place(trainer: TrainerProtocol, name: str, batch_idx: int) -> str:
+def step_place(trainer: StepsProtocol, name: str, batch_idx: int) -> str:
     """Where a step is, for people."""
     return f"{type(trainer).__name__}.{name}, epoch {trainer.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
 
@@ -167,7 +167,7 @@ def named(output: Mapping[str, Any], turn: str) -> dict[str, Any]:
 class RecordingModule(PassModule):
     """Records what the steps return, and what is logged beside it."""
 
-    def __init__(self, trainer: TrainerProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool) -> None:
+    def __init__(self, trainer: StepsProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool) -> None:
         super().__init__(trainer, addons, whole_epoch=whole_epoch)
         self.output: dict[str, Any] = {}  # of the newest batch, where it is a single one
         self._losses: list[Tensor] = []  # of the newest batch, where it has several steps
@@ -214,7 +214,7 @@ class RecordingModule(PassModule):
 class StepModule(RecordingModule):
     """The LightningModule around a trainer's `train_step` and `test_step`; `owner` is the trainer. Without `with_addons` it is alone."""
 
-    def __init__(self, trainer: TrainerProtocol, *, whole_epoch: bool = True, with_addons: bool = True) -> None:
+    def __init__(self, trainer: StepsProtocol, *, whole_epoch: bool = True, with_addons: bool = True) -> None:
         super().__init__(trainer, trainer.active_addons if with_addons else [], whole_epoch=whole_epoch)
         self.with_addons = with_addons
         self.model = trainer.model
@@ -248,11 +248,11 @@ class StepModule(RecordingModule):
         assert self.predict is not None
         return self.predict(batch)
 
-    # -- what Lightning asks for
+    # -- what Lightning calls
     def setup(self, stage: str) -> None:
         """The callbacks are set up already."""
         if stage != "predict" and self.owner.module is not None:
-            self.owner.module.close()  # an error has ended its run under a lightning.Trainer of your own
+            self.owner.module.close()  # an error has ended its run under your own lightning.Trainer
         super().setup(stage)
         if stage == "fit":
             self._wrap()

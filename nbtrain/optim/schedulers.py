@@ -286,7 +286,7 @@ def _check_steps(warmup_steps: int, max_steps: int) -> None:
 def _final_lr(max_lr: float, min_lr: float | None, final_div_factor: float | None) -> float:
     divided = None if final_div_factor is None else max_lr / final_div_factor
     if min_lr is None and divided is None:
-        raise ConfigError("The schedule has no last rate.", remedy="Give min_lr, or final_div_factor.")
+        raise ConfigError("The last rate of the schedule is missing.", remedy="Give min_lr, or final_div_factor.")
     if min_lr is not None and divided is not None and not math.isclose(min_lr, divided):
         raise ConfigError(f"min_lr={min_lr} and max_lr / final_div_factor = {divided} are two last rates.", remedy="Give one of them.")
     low = min_lr if min_lr is not None else divided
@@ -356,7 +356,7 @@ def get_combined_lr_scheduler(schedules: Mapping[tuple[int, int], LearningRate])
             raise ConfigError(f"The range ({first}, {last}) {problem}.", remedy=f"Let a range begin at {expected}, and end after it.")
         expected = last
     if not ranges:
-        raise ConfigError("There is no schedule to combine.", remedy="Give {(0, 100): schedule, (100, 500): other}.")
+        raise ConfigError("There must be at least one schedule to combine.", remedy="Give {(0, 100): schedule, (100, 500): other}.")
 
     def learning_rate(step: int) -> float:
         step = min(step, expected - 1)

@@ -248,7 +248,7 @@ class SystemMonitorOptions(TypedDict, total=False):
     count_tokens: TokenCount | None
 
 
-# %% ../../nbs/trainer/addon_options.ipynb #addon-types-options-3
+# %% ../../nbs/trainer/addon_options.ipynb #addon-types-joined
 class AddonOptions(
     AccumulationOptions,
     CudaGraphOptions,
@@ -346,7 +346,7 @@ _Made = TypeVar("_Made", covariant=True)
 
 
 class TrainerFactory(Protocol[_Made]):
-    """A trainer's class with addons of your own, as a type checker sees it: their options are not checked."""
+    """A trainer's class with your own addons, as a type checker sees it: their options are not checked."""
 
     def __call__(self, *args: Any, **options: Any) -> _Made: ...
     def add_on(self, *addons: type[AddOnBase] | AddOnBase) -> TrainerFactory[_Made]: ...

@@ -226,7 +226,7 @@ class Composable(AddonCommands):
             raise AddOnError(f"{name} has no {addon.__name__}.", remedy=f"Make it with {name}.add_on({addon.__name__}).")
         if len(found) > 1:
             several = " and ".join(type(own).__name__ for own in found)
-            raise AddOnError(f"{name} has several of {addon.__name__}: {several}.", remedy="Ask for one of them.")
+            raise AddOnError(f"{name} has several of {addon.__name__}: {several}.", remedy="Name one of them.")
         return found[0]
 
     @property

@@ -48,7 +48,7 @@ def why_stopped(pl_trainer: L.Trainer) -> str:
 
 # %% ../../nbs/trainer/execution.ipynb #5e1dfed0
 class LoaderModule(StepModule):
-    """Makes its loaders when it is asked for them: a `BatchSizeFinder` changes `batch_size` and asks again."""
+    """Makes its loaders when Lightning needs them: a `BatchSizeFinder` changes `batch_size` and calls `train_dataloader` again."""
 
     def __init__(self, trainer: TrainerBase, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
         super().__init__(trainer)
@@ -108,7 +108,7 @@ class Execution:
         pl_trainer.fit(module, trainer.read_loader(as_loader(self.loader), training=True), valid)
 
     def _left(self, pl_trainer: L.Trainer) -> tuple[Status, str]:
-        """The run was left because its end was asked for: status and reason."""
+        """Status and reason of a run whose end was requested."""
         trainer, stage = self.trainer, "test" if self.trainer.mode == "test" else "fit"
         call._call_callback_hooks(pl_trainer, "teardown", stage=stage)  # Lightning takes the exception for an error, and calls none
         call._call_lightning_module_hook(pl_trainer, "teardown", stage=stage)

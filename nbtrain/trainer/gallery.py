@@ -43,7 +43,7 @@ _CPU = torch.device("cpu")
 class Sample:
     """A sample on the CPU: `input` is its part of the batch's first tensor, `output` that of `test_step`'s "output".
 
-    `label` is None where there is none, `loss` where it was not asked for. `index` counts the samples of the pass, from 0. `batch` is the
+    `label` is None where there is none, `loss` where it was not requested. `index` counts the samples of the pass, from 0. `batch` is the
     sample with everything that the loader gave for it, as a batch of one.
     """
 
@@ -234,7 +234,7 @@ def _go_through(trainer: TrainerBase, loader: Iterable[Any], look: Callable[[Any
 def _samples(
     trainer: TrainerBase, batch: Any, output: Mapping[str, Any], n_before: int, losses: Sequence[float] | None = None
 ) -> list[Sample]:
-    """The samples of a batch, on the CPU. Raises StepError where the step's output has no row for each."""
+    """The samples of a batch, on the CPU. Raises StepError where the step's output has a different number of rows."""
     batch, output = to_device(batch, _CPU), to_device(dict(output), _CPU)
     n = batch_size(batch)
     for name in ("output", "label"):

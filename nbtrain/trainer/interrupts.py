@@ -45,7 +45,7 @@ def handles_signals(signals: Iterable[signal.Signals], call: Callable[[int], Non
 # %% ../../nbs/trainer/interrupts.ipynb #89ca70bd
 @contextmanager
 def signals_stop(control: Control, pl_trainer: L.Trainer) -> Iterator[None]:
-    """While it is open, Ctrl-C and SIGTERM ask `control` for the end of the run. Only in the main thread: others get no signals."""
+    """While it is open, Ctrl-C and SIGTERM request the end of the run. Only in the main thread: others get no signals."""
 
     def stop(signum: int) -> None:
         if control.is_stopping:

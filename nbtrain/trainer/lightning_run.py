@@ -67,7 +67,7 @@ def go_on(pl_trainer: L.Trainer, counts: Counts) -> None:
 # %% ../../nbs/trainer/lightning_run.ipynb #3f4f59d2
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, where Lightning would end the process with SystemExit, and goes on working."""
+    """Ctrl-C raises KeyboardInterrupt, where Lightning would end the process with SystemExit, and continues to work."""
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT) if in_main else None
     try:

@@ -34,7 +34,7 @@ def set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
     """Change the optimizer's options, such as `lr` or `weight_decay`, between two batches."""
     optimizer = trainer.optimizer
     if optimizer is None:
-        raise ConfigError("There is no optimizer whose options could be set.", remedy="Give the trainer an optimizer.")
+        raise ConfigError("The trainer was made without an optimizer, whose options could be set.", remedy="Give the trainer an optimizer.")
     known = [name for name in optimizer.param_groups[0] if name not in ("params", "initial_lr")]
     for name, value in options.items():
         if name not in known:
@@ -128,14 +128,14 @@ class TrainerControls(TrainerBase):
     """What a person does to a run that is on."""
 
     def pause(self) -> None:
-        """Pause the run between two batches, and wait until it has. Called in a step or in a callback it only asks."""
+        """Pause the run between two batches, and wait until it has. Called in a step or in a callback it returns at once."""
         self._need_run()
         self.control.pause()
         if threading.current_thread() is not self.control.thread:
             self.control.wait_settled()
 
     def resume(self, steps: type[TrainerBase] | None = None, *, background: bool = False) -> RunResult | RunHandle:
-        """Let a paused run go on at its next batch, as if it had never been paused, and wait for it unless `background`.
+        """Continue a paused run at its next batch, as if it had never been paused, and wait for it unless `background`.
 
         `steps` is a class that was written again, such as `Digits` after its cell was changed: its steps are used from the next batch on.
         """
@@ -155,7 +155,7 @@ class TrainerControls(TrainerBase):
     def stop(self) -> RunResult | None:
         """End the run between two batches, and wait until it has ended; its state is saved where a StateManagerAddon is there.
 
-        Called in a step or in a callback it only asks. Where no run is on it does nothing. Returns the result.
+        Called in a step or in a callback it returns at once. Where no run is on it does nothing. Returns the result.
         """
         self.control.stop()
         if threading.current_thread() is not self.control.thread and self.handle is not None:

@@ -101,7 +101,7 @@ def _plot(test: RangeTest) -> Figure:
     if (best := test.suggestion) is not None:
         axes.axvline(best, color="0.4", linewidth=0.8, linestyle=":")
         axes.plot(best, test.smoothed[test.rates.index(best)], "o", color="C1", label=f"steepest: {best:.2g}")
-    if test.losses:  # an explosion would press all that matters into a line
+    if test.losses:  # an explosion would press everything else into a line
         low, first = min(test.smoothed), max(test.losses[: max(1, len(test.losses) // 3)])
         margin = 0.15 * (first - low) or 1
         axes.set_ylim(low - margin, first + 2 * margin)
@@ -201,7 +201,7 @@ class _Growth(L.Callback):
             set_group_lr(group, self.rates[batch_idx] * ratio)
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        loss = float(self.module.output["loss"])  # waits for the device: whether to go on depends on it
+        loss = float(self.module.output["loss"])  # waits for the device: whether to continue depends on it
         self.diverged = not math.isfinite(loss) or self._has_exploded(loss)
         if math.isfinite(loss):
             self.losses.append(loss)

@@ -122,7 +122,7 @@ class Loading:
             raise ConfigError("prefetch_factor needs workers that fetch.", remedy="Give num_workers=2, or leave prefetch_factor out.")
 
     def loader(self, dataset: Any, *, training: bool) -> Iterable[Any]:
-        """Batches of `dataset`: shuffled anew in each epoch of the training, and in order, with the last short one, else."""
+        """Batches of `dataset`: shuffled in each training epoch; else in order, with the last short one."""
         drop_last = self.drop_last and training
         options = {name: getattr(self, name) for name in ("num_workers", "pin_memory", "prefetch_factor", "collate_fn")}
         if isinstance(dataset, IterableDataset):
@@ -138,7 +138,7 @@ Optimizing = Optimizer | Callable[..., Optimizer]
 def choose_optimizer(
     model: nn.Module, mode: str, optimizer: Optimizing | None, learning_rate: float | None, weight_decay: float | None
 ) -> Optimizing | None:
-    """The optimizer that was given, else one that makes AdamW; None in mode "test" where nothing asks for one."""
+    """The optimizer that was given, else one that makes AdamW; None in mode "test" without `learning_rate` and `weight_decay`."""
     given = {name: value for name, value in {"learning_rate": learning_rate, "weight_decay": weight_decay}.items() if value is not None}
     if optimizer is not None and given:
         raise ConfigError(
@@ -254,9 +254,7 @@ class DatasetTrainer(Trainer):
     def _needed(self, loader: Iterable[Any] | None) -> Iterable[Any]:
         if loader is None:
             dataset = "train_dataset" if self.mode == "train" else "eval_dataset"
-            raise ConfigError(
-                "There are no data: no loader was given, and no dataset.", remedy=f"Make the trainer with {dataset}=..., or give a loader."
-            )
+            raise ConfigError("Neither a loader nor a dataset was given.", remedy=f"Make the trainer with {dataset}=..., or give a loader.")
         return loader
 
 

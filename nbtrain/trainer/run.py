@@ -114,7 +114,7 @@ class Run:
             trainer.ran = Ran.after(trainer.ran, goal, self.loader, self.valid_loader)
 
     def _work(self) -> RunResult:
-        """All that is left to do, in whatever thread."""
+        """The rest of the run, in this thread."""
         try:
             with workers_ignore_interrupts(self.loader, self.valid_loader), self.outcome.records_errors():
                 status, reason = self._execute()

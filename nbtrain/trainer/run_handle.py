@@ -26,7 +26,7 @@ from .interrupts import handles_signals
 __all__ = ["RunThread", "RunHandle", "free_last_error"]
 
 # %% ../../nbs/trainer/run_handle.ipynb #d9026d79
-_LEAVE_S = 4.0  # Jupyter kills a kernel 5 s after it has asked it to end
+_LEAVE_S = 4.0  # Jupyter kills a kernel 5 s after it has requested its end
 
 
 class RunThread:
@@ -87,7 +87,7 @@ class RunThread:
             atexit.unregister(self._leave_in_time)
 
     def _leave_in_time(self) -> None:
-        """The interpreter ends, as a kernel does that is shut down: nothing waits for this thread, so it is asked to come to its end."""
+        """The interpreter ends, as a kernel does that is shut down: nothing waits for this thread, so it is requested to end."""
         self._control.stop(signal.SIGTERM)
         self._thread.join(_LEAVE_S)
 
@@ -152,7 +152,7 @@ class RunHandle:
         self._thread.join()
 
     def pause(self) -> None:
-        """Ask for a pause at the end of the running batch."""
+        """Request a pause at the end of the running batch."""
         self._control.pause()
 
     def resume(self) -> None:
@@ -160,7 +160,7 @@ class RunHandle:
         self._control.proceed()
 
     def stop(self) -> None:
-        """Ask for the end of the run, at the end of the running batch."""
+        """Request the end of the run, at the end of the running batch."""
         self._control.stop()
 
     def free(self) -> None:

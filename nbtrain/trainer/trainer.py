@@ -125,7 +125,7 @@ class TrainerInspection(TrainerBase):
 
         `fields` are those of a configuration, and are taken instead of what is found here. Of a part the arguments suffice:
         `to_config("run.yaml", model={"args": {"width": 32}})`, where a model does not keep them under their names. Raises one ConfigError
-        with all that can't be known: classes that are defined in cells, arguments that no object keeps, loaders other than a DataLoader.
+        with every unknown value: classes that are defined in cells, arguments that no object keeps, loaders other than a DataLoader.
         """
         kind = written_class(type(self))
         text = configuration_text(self, (kind, constructor_parameters(kind)), fields)
@@ -212,9 +212,9 @@ class TrainerRuns(TrainerBase):
     ) -> RunResult | RunHandle:
         """Train `n_epoch` MORE epochs on `loader`, with a validation after each on `valid_loader`.
 
-        Optimizer, schedule, numbering and history go on from the run before. In mode "test" it evaluates `loader` `n_epoch` times.
+        Optimizer, schedule, numbering and history continue from the run before. In mode "test" it evaluates `loader` `n_epoch` times.
 
-        In a notebook an interrupt (■) pauses it between two batches, and ends the cell with RunPaused; `resume()` goes on at the same
+        In a notebook an interrupt (■) pauses it between two batches, and ends the cell with RunPaused; `resume()` continues at the same
         batch. With `background` it returns a RunHandle at once, and the kernel answers while it trains. In a script Ctrl-C ends it after
         the running batch.
 

@@ -241,7 +241,7 @@ def in_kernel() -> bool:
 
 
 def _is_watched() -> bool:
-    """Does a person run this notebook? Programs that execute one, such as nbclient and papermill, let no cell ask for input."""
+    """Does a person run this notebook? In programs that execute one, such as nbclient and papermill, a cell can't read input."""
     return _shell().kernel.get_parent("shell").get("content", {}).get("allow_stdin", True)
 
 

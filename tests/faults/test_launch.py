@@ -106,44 +106,44 @@ def test_commands_are_due_at_the_same_batch_on_every_rank(pool: Pool) -> None:
     assert first == second and {"save 1", "stop"} <= {command for _, command in first}
 
 
-def count_questions(rank: Rank) -> list[int]:
-    """How often the ranks ask each other in 320 calls at 1 ms, in 5 at 1 s that were announced, and in 64 at 1 s that were not."""
+def count_reductions(rank: Rank) -> list[int]:
+    """How often the ranks reduce in 320 calls at 1 ms, in 5 at 1 s that were announced, and in 64 at 1 s that were not."""
     now_s = float(rank.number)
-    asked, counts = 0, []
+    n_reductions, counts = 0, []
 
     class Counted(LateReduce):
-        def _ask(self, number: int) -> None:
-            nonlocal asked
-            asked += 1
-            super()._ask(number)
+        def _start(self, number: int) -> None:
+            nonlocal n_reductions
+            n_reductions += 1
+            super()._start(number)
 
     reduce = Counted(dist.ReduceOp.MAX, lambda: now_s)
     for n, call_s, is_announced in ((320, 1e-3, False), (5, 1.0, True), (320, 1e-3, False), (64, 1.0, False)):
-        asked = 0
+        n_reductions = 0
         if is_announced:
             reduce.soon()
         for _ in range(n):
             now_s += call_s
             reduce(0)
-        counts.append(asked)
+        counts.append(n_reductions)
     reduce.forget()
     return counts
 
 
-def test_ranks_ask_each_other_less_often_where_calls_come_fast(pool: Pool) -> None:
-    first, second = launch(pool, count_questions)
+def test_ranks_reduce_less_often_where_calls_come_fast(pool: Pool) -> None:
+    first, second = launch(pool, count_reductions)
     fast, announced, _, slow = first
     assert first == second
     assert 10 <= fast <= 15 and announced == 5 and slow >= 64 - 32
 
 
-def hear_late(rank: Rank) -> list[int | None]:
-    """Rank 1 hears a signal after the last batch; the next run has ten batches."""
+def request_late(rank: Rank) -> list[int | None]:
+    """Rank 1 receives a signal after the last batch; the next run has ten batches."""
     stop, found = StopTogether(), list[int | None]()
     for _ in range(100):
         stop.due(found.append)
     if rank.number == 1:
-        stop.hear(signal.SIGTERM)
+        stop.request(signal.SIGTERM)
     stop.last(found.append)
     for _ in range(10):
         stop.due(found.append)
@@ -152,7 +152,7 @@ def hear_late(rank: Rank) -> list[int | None]:
 
 
 def test_a_signal_at_the_end_of_a_run_is_heard_by_all_in_this_run(pool: Pool) -> None:
-    assert launch(pool, hear_late) == [[signal.SIGTERM], [signal.SIGTERM]]
+    assert launch(pool, request_late) == [[signal.SIGTERM], [signal.SIGTERM]]
 
 
 def test_interrupt_ends_the_waiting_and_not_the_work(pool: Pool) -> None:

@@ -194,7 +194,7 @@ def test_metrics_may_be_changed_dropped_and_added_before_they_are_logged() -> No
 
 def test_a_metric_that_a_hook_leaves_as_no_number_is_refused() -> None:
     trainer = make_trainer(hooks={"before_log_train_metrics": lambda trainer, metrics: metrics.update(note="text")})
-    with pytest.raises(StepError, match="^on_before_log_metrics left a metric that is no number: could not convert"):
+    with pytest.raises(StepError, match="^on_before_log_metrics left a metric that is not a number: could not convert"):
         trainer.run(1, make_loader())
 
 
@@ -253,10 +253,13 @@ SLIPS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a method": (
         {"hooks": Misspelt()},
-        "Misspelt has a method 'after_optimzer_step', which is no hook.\n  Did you mean 'after_optimizer_step'?",
+        "Misspelt has a method 'after_optimzer_step', which is not a hook.\n  Did you mean 'after_optimizer_step'?",
     ),
-    "Lightning's name": ({"hooks": [OfLightning()]}, "OfLightning has a method 'on_train_batch_end', which is no hook.\n  Did you mean "),
-    "a model": ({"model": Model(8, 1)}, "Model has a method 'on_trian_end', which is no hook.\n  Did you mean 'on_train_end'?"),
+    "Lightning's name": (
+        {"hooks": [OfLightning()]},
+        "OfLightning has a method 'on_train_batch_end', which is not a hook.\n  Did you mean ",
+    ),
+    "a model": ({"model": Model(8, 1)}, "Model has a method 'on_trian_end', which is not a hook.\n  Did you mean 'on_train_end'?"),
     "a signature": (
         {"hooks": {"on_val_end": lambda trainer, val_loss, idx: None}},
         "The hook on_val_end (<lambda>) takes 'idx' too.\n  It is given trainer, val_loss.",
@@ -276,7 +279,7 @@ def test_a_slip_is_found_when_the_trainer_is_made(slip: str) -> None:
 
 def test_a_misspelt_method_of_a_callback_is_found_when_its_class_is_made() -> None:
     with pytest.raises(
-        ConfigError, match="Watch has a method 'on_checkpoint_save', which is no hook.\n  Did you mean 'on_checkpoint_saved'?"
+        ConfigError, match="Watch has a method 'on_checkpoint_save', which is not a hook.\n  Did you mean 'on_checkpoint_saved'?"
     ):
 
         class Watch(Callback):

@@ -28,6 +28,8 @@ from nbtrain import (
     SystemMonitorAddon,
     WandBLoggerAddon,
 )
+from nbtrain.distributed.worker import loads
+from nbtrain.distributed.worker_pool import pack
 from nbtrain.engine.addon import ordered, precedes
 
 PAIRS = list(itertools.combinations(ADDONS, 2))
@@ -79,6 +81,17 @@ def test_renamed_addons_in_any_order_train_to_the_same_weights(
     found = trained(kinds, tmp_path / "renamed")
     assert same_weights(expected.model, found.model)
     assert [row["val_loss"] for row in expected.history.epochs] == [row["val_loss"] for row in found.history.epochs]
+
+
+def test_replica_keeps_the_order_of_its_trainer_in_a_process_that_imports_addons_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [PrefetchAddon, SystemMonitorAddon, GradientClipAddon]
+    trainer = make_trainer(Regress.add_on(*kinds), keep_source=False)
+    data = pack(trainer)
+    for place, kind in enumerate(sorted(every_addon(), key=lambda kind: -kind._definition)):
+        monkeypatch.setattr(kind, "_definition", place)
+    replica = loads(data)
+    assert type(replica).addons != type(trainer).addons
+    assert [type(addon) for addon in replica.active_addons] == [type(addon) for addon in trainer.active_addons]
 
 
 def test_all_addons_that_change_the_loader_declare_their_order() -> None:

@@ -299,7 +299,7 @@ def test_a_second_run_is_refused_while_one_is_on() -> None:
     for again in (lambda: trainer.run(1, make_loader()), lambda: trainer.validate(make_valid()), lambda: trainer.run_batch(None)):
         with pytest.raises(ConfigError) as error:
             again()
-        lines = ["A run of this trainer is paused.", "epoch 1, batch 3", "resume() lets a paused one go on; stop() ends it."]
+        lines = ["A run of this trainer is paused.", "epoch 1, batch 3", "resume() continues a paused one; stop() ends it."]
         assert str(error.value) == "\n  ".join(lines)
     assert trainer.stop().status == "stopped"
 

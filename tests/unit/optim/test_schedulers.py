@@ -143,7 +143,7 @@ def test_functions_agree_with_their_formulas() -> None:
     ("arguments", "message"),
     [
         ((1.0, 0.1, 10, 10), "warmup_steps=10 don't fit into max_steps=10.\n  Give 0 <= warmup_steps < max_steps."),
-        ((1.0, None, 1, 10), "The schedule has no last rate.\n  Give min_lr, or final_div_factor."),
+        ((1.0, None, 1, 10), "The last rate of the schedule is missing.\n  Give min_lr, or final_div_factor."),
         (
             (1.0, 0.1, 1, 10, "cosine", 25),
             "min_lr=0.1 and max_lr / final_div_factor = 0.04 are two last rates.\n  Give one of them.",
@@ -188,7 +188,7 @@ def test_ranges_count_their_own_steps_and_the_last_value_is_held() -> None:
         ([(0, 3), (2, 6)], "The range (2, 6) overlaps another.\n  Let a range begin at 3, and end after it."),
         ([(1, 3)], "The range (1, 3) leaves a gap.\n  Let a range begin at 0, and end after it."),
         ([(0, 3), (3, 3)], "The range (3, 3) is empty.\n  Let a range begin at 3, and end after it."),
-        ([], "There is no schedule to combine.\n  Give {(0, 100): schedule, (100, 500): other}."),
+        ([], "There must be at least one schedule to combine.\n  Give {(0, 100): schedule, (100, 500): other}."),
     ],
 )
 def test_gaps_and_overlaps_are_refused(ranges: Any, message: str) -> None:

@@ -72,7 +72,7 @@ def test_a_loader_that_is_given_wins() -> None:
 def test_without_loader_and_dataset_there_is_nothing_to_run_on() -> None:
     with pytest.raises(ConfigError) as caught:
         make().run(1)
-    text = "There are no data: no loader was given, and no dataset.\n  Make the trainer with train_dataset=..., or give a loader."
+    text = "Neither a loader nor a dataset was given.\n  Make the trainer with train_dataset=..., or give a loader."
     assert str(caught.value) == text
     with pytest.raises(ConfigError, match="eval_dataset"):
         make(mode="test", train_dataset=named()).run(1)
