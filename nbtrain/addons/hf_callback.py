@@ -181,8 +181,8 @@ class HFCallback(_Adapter):
     """A TrainerCallback of transformers as a Lightning callback: `lightning={"callbacks": [HFCallback(callback)]}`.
 
     Its events: on_train_begin, on_epoch_begin, on_step_begin, on_pre_optimizer_step, on_optimizer_step, on_substep_end, on_step_end,
-    on_log, on_evaluate, on_save, on_epoch_end, on_train_end. on_log comes every `args.logging_steps` updates, with the mean loss since the last
-    one, and after each validation. Checkpoints contain the TrainerState and the state that the callback exports.
+    on_log, on_evaluate, on_save, on_epoch_end, on_train_end. on_log comes every `args.logging_steps` updates, with the mean loss since
+    the last one, and after each validation. Checkpoints contain the TrainerState and the state that the callback exports.
 
     Args:
         callback: An instance of a TrainerCallback.

@@ -449,7 +449,7 @@ def test_wrong_options_are_named() -> None:
         make_trainer(Web, web_logger={"wand": {}})
     with pytest.raises(ConfigError, match="unknown.\n  Did you mean 'tensorboard'"):
         make_trainer(Local, loggers=["tensorbord"])
-    with pytest.raises(ConfigError, match="is int"):
+    with pytest.raises(ConfigError, match="an item of type int"):
         make_trainer(Local, loggers=[1])
     with pytest.raises(ConfigError, match="need a folder to write to"):
         make_trainer(Local, loggers=["csv"]).run(1, make_loader())
