@@ -322,7 +322,7 @@ class AddonCommands:
 
     @command_of("EMAAddon")
     def apply_average(self) -> None:
-        """Let the model have the average for good. Raises CheckpointError where there is none yet."""
+        """Replace the model's weights by the average, permanently. Raises CheckpointError if there is none yet."""
         ...
 
     @command_of("MetricsAddon")
