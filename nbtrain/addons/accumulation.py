@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from ..data.batch import batch_size
 from ..distributed.rank import find_rank
 from .micro_batch import MicroBatchAddon
+from .window_length import samples_per_batch, tokens_per_batch, window_of_samples, window_of_tokens
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Notifier, active_callbacks, notifier
 from ..engine.protocol import TrainerProtocol
@@ -25,51 +26,24 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError, nearest
 
 # %% auto #0
-__all__ = ["Reduction", "AggregateOutputs", "window_of_samples", "window_of_tokens", "AggregatedOutputs", "AccumulationAddon"]
-
+__all__ = ['Reduction', 'AggregateOutputs', 'AggregatedOutputs', 'AccumulationAddon']
 
 # %% ../../nbs/addons/accumulation.ipynb #0ee40636
-def window_of_samples(global_batch_size: int, micro_batch_size: int, n_processes: int = 1) -> int:
-    """How many batches of each process make `global_batch_size` samples. Raises ConfigError where they don't come out even."""
-    n_batches, rest = divmod(global_batch_size, micro_batch_size * n_processes)
-    if rest or n_batches == 0:
-        of_all = f" on each of {n_processes} processes" if n_processes > 1 else ""
-        raise ConfigError(
-            f"global_batch_size={global_batch_size} is not a multiple of batches of {micro_batch_size} samples{of_all}.",
-            remedy=f"Give a multiple of {micro_batch_size * n_processes}.",
-        )
-    return n_batches
-
-
-def window_of_tokens(total_batch_size: int, tokens_per_batch: int, n_processes: int = 1) -> tuple[int, str]:
-    """How many batches of each process make `total_batch_size` tokens, rounded down, and what to say where that was necessary.
-
-    Raises ConfigError where it is less than one batch.
-    """
-    each = tokens_per_batch * n_processes
-    n_batches, rest = divmod(total_batch_size, each)
-    if n_batches == 0:
-        raise ConfigError(
-            f"total_batch_size={total_batch_size:,} tokens is less than one batch of {each:,}.",
-            remedy="Ask for more, or make batches smaller.",
-        )
-    text = f"total_batch_size={total_batch_size:,} tokens is {total_batch_size / each:.2f} batches of {each:,}: "
-    return n_batches, text + f"an update takes {n_batches} of them, {n_batches * each:,} tokens." if rest else ""
-
-
-# %% ../../nbs/addons/accumulation.ipynb #66dba342
 Reduction = Literal["mean", "sum", "per-token-mean"]
 _REDUCTIONS = ("mean", "sum", "per-token-mean")
 
 
 @dataclass
 class AggregatedOutputs:
-    """What an `aggregate_outputs_fn` finds in the outputs of a window, of all processes together."""
+    """The result of an `aggregate_outputs_fn`: sums over the outputs of a window, of all processes together.
+
+    `loss_sum` and `num_batches` are needed for `loss_reduction`, `num_tokens` for "per-token-mean".
+    """
 
     loss_sum: float | Tensor | None = None
     num_batches: int | None = None
     num_tokens: int | Tensor | None = None
-    aggregated_outputs: Any = None  # whatever else it finds
+    aggregated_outputs: Any = None  # anything else, for your hooks
 
 
 AggregateOutputs = Callable[[Sequence[Mapping[str, Any]], Any], AggregatedOutputs]
@@ -80,29 +54,28 @@ class _Window:
     """The batches of one process since the last update."""
 
     n_batches: int = 0
-    n_counted: int = 0  # of them; several processes may have none left for one of them in the last round
+    n_counted: int = 0  # of these, those with samples of their process; in the last round a process may have none left
     n_samples: int = 0
-    loss: float | Tensor = 0.0  # the sum of the losses, each times its samples where they are means
-    outputs: list[Mapping[str, Any]] = field(default_factory=list)  # of the steps, where a function aggregates them
+    loss: float | Tensor = 0.0  # the sum of the losses, each times its samples if they are means
+    outputs: list[Mapping[str, Any]] = field(default_factory=list)  # of the steps, if a function aggregates them
 
 
 def _floor(count: int | Tensor) -> int | Tensor:
-    """`count`, or 1 for 0: a gradient of nothing is zero, and stays zero."""
+    """`count`, or 1 for 0: the gradient of a window without tokens is zero, and stays zero."""
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
 
-
-# %% ../../nbs/addons/accumulation.ipynb #3fe555d9
+# %% ../../nbs/addons/accumulation.ipynb #0bf6de2b
 class _Readers:
-    """The processes that read batches: is this one's batch counted, and what is the sum over all of them?"""
+    """The processes that read batches: whether the batch of this one counts, and sums over all of them."""
 
     def __init__(self, pl_trainer: L.Trainer) -> None:
         self.strategy, self.n_processes, self.rank = pl_trainer.strategy, pl_trainer.world_size, find_rank(pl_trainer)
         if self.rank is not None:
-            self.rank.weighs = False  # it is done here, by the samples of a window
+            self.rank.weighs = False  # this addon weights by the samples of a window
 
     @property
     def count_this(self) -> bool:
-        """Is the current batch one that this process has read?"""
+        """Did this process read the current batch?"""
         return self.rank is None or self.rank.counts
 
     @property
@@ -111,7 +84,7 @@ class _Readers:
 
     @property
     def group(self) -> Any:
-        """Their process group; None where there is one process."""
+        """Their process group; None for a single process."""
         readers = self.rank.readers if self.rank is not None else None
         return readers or (torch.distributed.group.WORLD if self.n_processes > 1 else None)
 
@@ -119,7 +92,7 @@ class _Readers:
         return self.strategy.reduce(value, reduce_op="sum") * self.n / self.n_processes
 
     def totals(self, n_samples: int, n_batches: int) -> tuple[int, int]:
-        """Samples and batches of all, from those of this process."""
+        """Samples and batches of all processes, from those of this one."""
         if self.n_processes == 1:
             return n_samples, n_batches
         counts = torch.tensor([n_samples, n_batches], device=self.strategy.root_device)
@@ -130,7 +103,7 @@ class _Readers:
 def _aggregate(
     addon: AccumulationAddon, readers: _Readers, outputs: Sequence[Mapping[str, Any]], loss: float | Tensor | None, n_batches: int
 ) -> AggregatedOutputs:
-    """What the steps have returned, of all processes; `loss` is the sum of this process, None where it is not needed."""
+    """The outputs of the steps of all processes, aggregated; `loss` is the sum of this process, None if it is not needed."""
     if addon.aggregate_outputs_fn is not None:
         return addon.aggregate_outputs_fn(outputs, readers.group)
     if loss is not None and readers.n_processes > 1:
@@ -139,7 +112,7 @@ def _aggregate(
 
 
 def _reduced(addon: AccumulationAddon, found: AggregatedOutputs, n_samples: int) -> float | Tensor:
-    """The loss of an update. Raises StepError where the user's function has left out what it needs."""
+    """The loss of an update. Raises StepError if `aggregate_outputs_fn` left out what it needs."""
     if found.loss_sum is None or found.num_batches is None:
         raise StepError("aggregate_outputs_fn returned no loss_sum or no num_batches, which loss_reduction needs.")
     if addon.loss_reduction == "sum":
@@ -162,7 +135,6 @@ def _tokens(found: AggregatedOutputs) -> int | Tensor:
         )
     return found.num_tokens
 
-
 # %% ../../nbs/addons/accumulation.ipynb #b58fa588
 class _Accumulate(L.Callback):
     def __init__(self, addon: AccumulationAddon, trainer: TrainerProtocol) -> None:
@@ -171,7 +143,7 @@ class _Accumulate(L.Callback):
         self.unit = 0  # samples of a batch with weight 1, the same in all processes and in the whole run
         self.loss_reduction = addon.loss_reduction
         self._samples = 0  # of the current batch
-        self._notify: Notifier | None = None  # of what was aggregated
+        self._notify: Notifier | None = None  # of the aggregated outputs
         self._readers: _Readers
 
     # -- the window's length
@@ -180,7 +152,7 @@ class _Accumulate(L.Callback):
         self._notify = notifier(pl_trainer, "on_outputs_aggregated")
         if self._notify is not None:
             self.loss_reduction = self.addon.loss_reduction or "mean"
-            # on the instance: without a listener, the lean loops have nothing to call
+            # set on the instance, so that the lean loops call nothing without a listener
             self.on_validation_batch_end = self._notify_of_validation  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -194,7 +166,7 @@ class _Accumulate(L.Callback):
         pl_trainer.accumulate_grad_batches = wanted
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.window = _Window()  # a run that an error has ended within a window has left it open
+        self.window = _Window()  # a run that failed within a window has left it open
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         schedule = self.addon.accumulate
@@ -209,7 +181,7 @@ class _Accumulate(L.Callback):
 
     # -- the gradient
     def listen(self, output: Mapping[str, Any]) -> None:
-        """Keep what a step has returned, as far as it is needed."""
+        """Keep the output of a step, or add its loss."""
         if not self._readers.count_this:
             return
         if self.addon.aggregate_outputs_fn is not None:
@@ -239,8 +211,8 @@ class _Accumulate(L.Callback):
             self._notify(found, _reduced_or_none(self.addon, found, n_samples))
 
     def _factor(self, n_batches: int, n_samples: int, found: AggregatedOutputs) -> float | Tensor:
-        """What the gradient of a window is multiplied by."""
-        # Lightning has divided by the batches that a full window has, and a strategy of several processes by their number
+        """The factor that corrects the gradient of a window."""
+        # Lightning has divided by the batches of a full window, and a strategy with several processes by their number
         divided = n_batches * self._readers.n
         if self.addon.grad_reduction == "mean":
             return divided * self.unit / n_samples
@@ -250,7 +222,7 @@ class _Accumulate(L.Callback):
         if pl_trainer.sanity_checking or self._notify is None:
             return
         counts = self._readers.count_this
-        loss, size = outputs.get("loss"), batch_size(batch) * counts  # an open window has nothing to do with it
+        loss, size = outputs.get("loss"), batch_size(batch) * counts  # independent of an open window
         n_samples, n_batches = self._readers.totals(size, int(counts))
         weighted = loss * (size if self.loss_reduction == "mean" else counts) if loss is not None else None
         found = _aggregate(self.addon, self._readers, [outputs] if counts else [], weighted, n_batches)
@@ -258,15 +230,14 @@ class _Accumulate(L.Callback):
 
     # -- its state
     def state_dict(self) -> dict[str, Any]:
-        return {"unit": self.unit}  # a resumed run may begin with a short batch, and would round otherwise
+        return {"unit": self.unit}  # a resumed run may begin with a short batch, and would round in another way
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.unit = state_dict["unit"]
 
-
 # %% ../../nbs/addons/accumulation.ipynb #51e5e74d
 def _correct(optimizer: Optimizer, factor: float | Tensor) -> None:
-    """Multiply the gradients in place. A model that is split has gradients of two kinds, which torch does not multiply together."""
+    """Multiply the gradients in place. A sharded model has gradients of two kinds, which torch does not multiply together."""
     if not isinstance(factor, Tensor) and factor == 1.0:
         return
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -277,19 +248,18 @@ def _correct(optimizer: Optimizer, factor: float | Tensor) -> None:
 
 
 def _at(schedule: Mapping[int, int], update: int) -> int:
-    """The entry of the newest key."""
+    """The entry of the largest key up to `update`."""
     return schedule[max(key for key in schedule if key <= update)]
-
 
 # %% ../../nbs/addons/accumulation.ipynb #aeac0807
 def _check(addon: AccumulationAddon) -> None:
-    """Raise ConfigError for options that can't work, alone or together."""
+    """Raise ConfigError for options that are invalid, alone or together."""
     ways = [name for name in ("accumulate", "global_batch_size", "total_batch_size") if getattr(addon, name) is not None]
     if len(ways) > 1:
         raise ConfigError(f"{' and '.join(ways)} are both given.", remedy="Give one of them.")
     schedule = addon.accumulate if isinstance(addon.accumulate, Mapping) else {0: addon.accumulate}
     if 0 not in schedule or any(type(key) is not int or key < 0 for key in schedule):
-        raise ConfigError(f"accumulate={addon.accumulate!r} does not say where it begins.", remedy="Give {0: 1, 1000: 4}.")
+        raise ConfigError(f"accumulate={addon.accumulate!r} must have a key for update 0.", remedy="Give {0: 1, 1000: 4}.")
     sizes = {name: getattr(addon, name) for name in ("global_batch_size", "micro_batch_size", "total_batch_size", "tokens_per_batch")}
     for name, value in [*(("accumulate", value) for value in schedule.values()), *sizes.items()]:
         if value is not None and (type(value) is not int or value < 1):
@@ -299,51 +269,32 @@ def _check(addon: AccumulationAddon) -> None:
         if value not in (*_REDUCTIONS, None if name == "loss_reduction" else "mean"):
             raise ConfigError(f"{name}={value!r} is unknown.", remedy=nearest(str(value), _REDUCTIONS))
         if value == "per-token-mean" and addon.aggregate_outputs_fn is None:
-            raise ConfigError(f"{name}='per-token-mean' must know the tokens.", remedy="Give aggregate_outputs_fn, which counts them.")
-
-
-def _samples_of(addon: AccumulationAddon, loader: Any) -> int:
-    """The samples of a batch."""
-    size = getattr(loader, "batch_size", None)
-    if addon.micro_batch_size is not None and size not in (None, addon.micro_batch_size):
-        what = f"micro_batch_size={addon.micro_batch_size}, and the batches of the loader have {size} samples."
-        raise ConfigError(what, remedy="Make the loader with that batch_size, or leave micro_batch_size out.")
-    if (found := addon.micro_batch_size or size) is None:
-        raise ConfigError(
-            "global_batch_size needs the samples of a batch, and the loader has no batch_size.", remedy="Give micro_batch_size."
-        )
-    return found
-
-
-def _tokens_of(addon: AccumulationAddon, loader: Any) -> int:
-    """The tokens of a batch."""
-    length = getattr(loader, "seq_len", getattr(loader, "seq_length", None))
-    size = getattr(loader, "batch_size", None)
-    if addon.tokens_per_batch is not None:
-        return addon.tokens_per_batch
-    if size is None or length is None:
-        raise ConfigError("total_batch_size needs the tokens of a batch, and the loader has no seq_len.", remedy="Give tokens_per_batch.")
-    return size * length
-
+            raise ConfigError(
+                f"{name}='per-token-mean' needs the number of tokens.", remedy="Give aggregate_outputs_fn, which counts them."
+            )
 
 # %% ../../nbs/addons/accumulation.ipynb #0106c0de
 class AccumulationAddon(AddOnBase):
-    """Let several batches make one update, with the gradient of one big batch. All figures of a window are of what was in it.
+    """Accumulate the gradients of several batches for one update, which is that of one big batch, also in a short last window.
 
-    The length of a window is given in one of these ways, or by `lightning={"accumulate_grad_batches": ...}`:
+    Give the length of a window by one of `accumulate`, `global_batch_size` and `total_batch_size`, or by
+    `lightning={"accumulate_grad_batches": ...}`.
 
     Args:
-        accumulate: So many batches; or a dict of them by the update from which on they hold, `{0: 1, 1000: 4}`.
-        global_batch_size: So many samples, in batches of `micro_batch_size` (else the loader's `batch_size`).
-        micro_batch_size: The samples of a batch, for `global_batch_size`.
-        total_batch_size: At most so many tokens, in batches of `tokens_per_batch` (else the loader's `batch_size` times its `seq_len`).
-        tokens_per_batch: The tokens of a batch, for `total_batch_size`.
-        grad_reduction: The gradient of a window. "mean": of means over samples, each batch by its samples. "sum": of sums.
-            "per-token-mean": the sum of sums over tokens, divided by the `num_tokens` that `aggregate_outputs_fn` returns.
+        accumulate: Batches per update; or a dict of them by the update from which on they hold, `{0: 1, 1000: 4}`.
+        global_batch_size: Samples per update, over all processes, in batches of `micro_batch_size`.
+        micro_batch_size: Samples per batch, for `global_batch_size`. Default: the loader's `batch_size`.
+        total_batch_size: Tokens per update, over all processes, in batches of `tokens_per_batch`; rounded down, with a note.
+        tokens_per_batch: Tokens per batch, for `total_batch_size`. Default: the loader's `batch_size` times its `seq_len`.
+        grad_reduction: The gradient of a window. "mean": the mean over its samples, of losses that are means over a batch. "sum": the sum
+            of the gradients. "per-token-mean": the sum, divided by the `num_tokens` that `aggregate_outputs_fn` returns.
         loss_reduction: Record the loss of each update as `train_window_loss`, reduced in one of these ways.
-        aggregate_outputs_fn: Called with what the steps of a window have returned, without gradients, and the process group (None
-            where there is one process); returns AggregatedOutputs. The outputs are kept until the update; one of several processes may
-            have none.
+        aggregate_outputs_fn: Called before each update with the outputs of the window's steps, without gradients, and the process group
+            (None for a single process); returns AggregatedOutputs. The outputs stay in memory until the update. In one of several
+            processes the list may be empty.
+
+    Raises ConfigError for options that are invalid or contradict each other, and at the start of a run for sizes that the loader's
+    batches can't make. A step raises StepError if `aggregate_outputs_fn` leaves out a number that is needed.
     """
 
     accumulate: int | Mapping[int, int] | None = None
@@ -377,28 +328,27 @@ class AccumulationAddon(AddOnBase):
         if not found or (self.aggregate_outputs_fn is None and found[0].loss_reduction is None):
             return step
 
-        def heard(batch: Any) -> Mapping[str, Any]:
+        def observed(batch: Any) -> Mapping[str, Any]:
             output = step(batch)
             found[0].listen(output)
             return output
 
-        return heard
+        return observed
 
     def lightning_args(self, trainer: TrainerProtocol) -> dict[str, Any]:
         return {"accumulate_grad_batches": self.accumulate} if isinstance(self.accumulate, int) else {}
 
     def window(self, trainer: TrainerProtocol, pl_trainer: L.Trainer) -> int | None:
-        """How many batches the current window has; None where no option says."""
+        """How many batches the current window has; None if no option gives it."""
         if isinstance(self.accumulate, Mapping):
             return _at(self.accumulate, pl_trainer.global_step)
+        loader = pl_trainer.train_dataloader if self._loader is None else self._loader
         if self.global_batch_size is not None:
-            return window_of_samples(
-                self.global_batch_size, _samples_of(self, self._loader or pl_trainer.train_dataloader), pl_trainer.world_size
-            )
+            size = samples_per_batch(loader, self.micro_batch_size)
+            return window_of_samples(self.global_batch_size, size, pl_trainer.world_size)
         if self.total_batch_size is not None:
-            n_batches, text = window_of_tokens(
-                self.total_batch_size, _tokens_of(self, self._loader or pl_trainer.train_dataloader), pl_trainer.world_size
-            )
+            size = tokens_per_batch(loader, self.tokens_per_batch)
+            n_batches, text = window_of_tokens(self.total_batch_size, size, pl_trainer.world_size)
             if text:
                 trainer.recorder.note(text)
             return n_batches

@@ -19,8 +19,7 @@ from ..errors import ConfigError
 from ..events import is_better
 
 # %% auto #0
-__all__ = ["EarlyStoppingAddon"]
-
+__all__ = ['EarlyStoppingAddon']
 
 # %% ../../nbs/addons/early_stopping.ipynb #4a30eadb
 class _EarlyStop(Stopper):
@@ -69,31 +68,30 @@ class _EarlyStop(Stopper):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.n_waited, self.addon.best_value = state_dict["n_waited"], state_dict["best_value"]
 
-
 # %% ../../nbs/addons/early_stopping.ipynb #8f48ac1d
 class EarlyStoppingAddon(AddOnBase):
     """Stop when the trainer's `monitor` has not improved `patience` times in a row.
 
     Args:
-        patience: So many validations without an improvement, or epochs where the metric is none of a validation. From 1.
-        delta: An improvement is one by more than this, in the metric's own unit.
-        restore_best: When the run is over, stopped or not, the model gets the weights of its best epoch.
+        patience: The number of validations without an improvement that end the run, at least 1; epochs, for a training metric.
+        delta: An improvement must be larger than this, in the unit of the metric; from 0.
+        restore_best: Restore the weights of the best epoch into the model at the end of every run, stopped or not.
 
-    A later `run` waits anew, and for something better than all runs before.
+    A later `run` counts from 0 again, and compares with the best value of all runs before. Raises ConfigError for an invalid option.
     """
 
     patience: int = 3
     delta: float = 0.0
     restore_best: bool = False
 
-    after = (EMAAddon,)  # which takes its average out of the model before the best weights are restored
+    after = (EMAAddon,)  # which removes its average from the model before the best weights are restored
 
     def __post_init__(self) -> None:
         if type(self.patience) is not int or self.patience < 1:
             raise ConfigError(f"patience={self.patience!r} must be a positive integer.", remedy="Give 1, 2, 3, …")
         if not self.delta >= 0:
             raise ConfigError(
-                f"delta={self.delta!r} must be 0 or a positive number.", remedy="Give a number from 0, whichever direction is better."
+                f"delta={self.delta!r} must be 0 or a positive number.", remedy="Give it without a sign, also if higher is better."
             )
         self.best_value: float | None = None
 

@@ -18,8 +18,7 @@ from ..errors import ConfigError
 from ..optim.param_groups import check_patterns, fits
 
 # %% auto #0
-__all__ = ["FreezeAddon"]
-
+__all__ = ['FreezeAddon']
 
 # %% ../../nbs/addons/freeze.ipynb #cee1e6a7
 class _Freeze(L.Callback):
@@ -41,7 +40,7 @@ class _Freeze(L.Callback):
                 parameter.requires_grad, parameter.grad = False, None
                 self._frozen.append(parameter)
         if not any(p.requires_grad for p in model.parameters()):
-            what = f"In epoch {pl_trainer.current_epoch + 1} all parameters are frozen, so that there is nothing to train."
+            what = f"In epoch {pl_trainer.current_epoch + 1} all parameters are frozen, so there is nothing to train."
             raise ConfigError(what, remedy="Leave some out of freeze=.")
         for name, part in model.named_modules():
             if isinstance(part, _BatchNorm) and any(fits(name, pattern) for pattern in patterns):
@@ -59,15 +58,16 @@ class _Freeze(L.Callback):
 
     teardown = on_exception = _thaw
 
-
 # %% ../../nbs/addons/freeze.ipynb #20bc2c87
 class FreezeAddon(AddOnBase):
-    """Keep parts of the model as they are, for all epochs or for some.
+    """Freeze parts of the model, for all epochs or for some.
 
-    `freeze` is a name or several, or a dict of them: "backbone" for all that is in it, "*.bias" for all biases; each with the epochs in
-    which it stands still: a number for so many at the beginning, a range of finished epochs (`range(3, 10)` from the fourth to the
-    tenth), None for all. Epochs count over all runs of the trainer. A batch norm within a frozen part keeps its statistics. Give the
-    optimizer all parameters.
+    Args:
+        freeze: Names of parts, such as "backbone" for all parameters in it or "*.bias" for all biases; or a dict from names to epochs: a
+            number n for the first n epochs, a range of epoch numbers from 0 (`range(3, 10)` is the fourth to the tenth), None for all.
+
+    Epochs count over all runs of the trainer. A batch norm in a frozen part keeps its statistics. Give the optimizer all parameters.
+    Raises ConfigError for epochs of another type, and in a run if a name fits no parameter or if all parameters are frozen.
     """
 
     freeze: str | Iterable[str] | Mapping[str, int | range | None] = ()
@@ -77,7 +77,7 @@ class FreezeAddon(AddOnBase):
         named = dict(given) if isinstance(given, Mapping) else dict.fromkeys(given)
         for name, epochs in named.items():
             if type(epochs) is not int and not isinstance(epochs, range) and epochs is not None:
-                raise ConfigError(f"freeze={{{name!r}: {epochs!r}}} are no epochs.", remedy="Give a number, a range, or None for all.")
+                raise ConfigError(f"freeze={{{name!r}: {epochs!r}}} must be epochs.", remedy="Give a number, a range, or None for all.")
         self.epochs = {name: range(epochs) if isinstance(epochs, int) else epochs for name, epochs in named.items()}
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:

@@ -21,8 +21,7 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["GradientClipAddon"]
-
+__all__ = ['GradientClipAddon']
 
 # %% ../../nbs/addons/gradient_clip.ipynb #0081db2a
 class _Clip(L.Callback):
@@ -58,7 +57,7 @@ class _Clip(L.Callback):
 
 
 def _by_mesh(parameters: list[Tensor]) -> list[list[Tensor]]:
-    """The parameters that are split alike; torch computes on no mixture."""
+    """The parameters by device mesh, since torch can't compute on a mixture of them."""
     groups: dict[Any, list[Tensor]] = {}
     for p in parameters:
         groups.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
@@ -66,22 +65,25 @@ def _by_mesh(parameters: list[Tensor]) -> list[list[Tensor]]:
 
 
 def _total_norm(parameters: list[Tensor]) -> Tensor:
-    """The L2 norm of all gradients, those of the other ranks' parts too."""
+    """The L2 norm of all gradients, the shards of other ranks included."""
     norms = [get_total_norm([p.grad for p in alike if p.grad is not None]) for alike in _by_mesh(parameters)]
     return get_total_norm([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms])
 
-
 # %% ../../nbs/addons/gradient_clip.ipynb #dbcd5ab4
 class GradientClipAddon(AddOnBase):
-    """Clip gradients before each update: their global L2 norm to at most `gradient_clip`, or by "value" each element.
+    """Clip gradients before each update, and record their L2 norm before clipping as `train_grad_norm`.
 
-    0 turns it off. The norm before clipping is recorded as `train_grad_norm`.
+    Args:
+        gradient_clip: The bound; 0 turns clipping off.
+        gradient_clip_algorithm: "norm" bounds the L2 norm of all gradients together, "value" the absolute value of each element.
+
+    Raises ConfigError for an invalid option.
     """
 
     gradient_clip: float = 0.0
     gradient_clip_algorithm: Literal["norm", "value"] = "norm"
 
-    after = (AccumulationAddon,)  # which gives the gradient of a window its size
+    after = (AccumulationAddon,)  # which scales the gradient of a window
 
     def __post_init__(self) -> None:
         if not self.gradient_clip >= 0:

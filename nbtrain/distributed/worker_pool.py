@@ -34,7 +34,7 @@ from ..errors import WorkerError, add_note
 from ..history.source_code import cells, reach
 
 # %% auto #0
-__all__ = ["OnMessage", "pack", "same_libraries", "Pool", "Launch"]
+__all__ = ['OnMessage', 'pack', 'same_libraries', 'Pool', 'Launch']
 
 # %% ../../nbs/distributed/worker_pool.ipynb #0904e6c3
 _LARGE_BYTES = 100 * 2**20  # a warning from here on
@@ -92,7 +92,6 @@ def _can_pickle(value: Any) -> bool:
     except Exception:
         return False
     return True
-
 
 # %% ../../nbs/distributed/worker_pool.ipynb #37ff7b39
 _READ_ONCE = ("CUDA_", "GLOO_", "LD_", "MKL_", "NCCL_", "OMP_", "PYTHON", "PYTORCH_", "TORCH")  # prefixes of variables
@@ -166,7 +165,6 @@ class _Worker:
         self.connection.close()
         self.output.close()
 
-
 # %% ../../nbs/distributed/worker_pool.ipynb #879eb4a8
 class Pool:
     """Worker processes that wait for work and have imported `preload`."""
@@ -206,7 +204,6 @@ def _environment(n: int) -> dict[str, str]:
     n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     environment.setdefault("OMP_NUM_THREADS", str(max(1, n_cores // n)))
     return environment
-
 
 # %% ../../nbs/distributed/worker_pool.ipynb #5a82e505
 class _Outcome:
@@ -266,7 +263,6 @@ def _death(rank: int, exit_code: int, output: str) -> WorkerError:
         else "",
     )
 
-
 # %% ../../nbs/distributed/worker_pool.ipynb #9ed4d914
 OnMessage = Callable[[int, Any], None]  # called with the rank and its message
 _POLL_S = 0.2  # between two checks that all workers are alive
@@ -291,7 +287,6 @@ def _held_interrupts() -> Iterator[threading.Event]:
         yield interrupted
     finally:
         signal.signal(signal.SIGINT, before)
-
 
 # %% ../../nbs/distributed/worker_pool.ipynb #6379a05d
 class Launch:

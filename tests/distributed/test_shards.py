@@ -123,7 +123,7 @@ def test_part_that_can_not_be_written_is_noted_and_costs_only_that_save(tmp_path
     trainer = make(SAVING, lightning={"callbacks": [Break(1, "write_part", kill=False)]}, **options)
     texts = notes_of(trainer)
     trainer.run(3, loader(trainer))
-    assert texts == ["a state was not saved: Rank 1 could not write its shard: [Errno 28] No space left on device"]
+    assert texts == ["a checkpoint was not saved: Rank 1 could not write its shard: [Errno 28] No space left on device"]
     folder = tmp_path / "run-001" / "checkpoints"
     assert {path.name for path in folder.iterdir()} - {"best"} == {"epoch=1-step=5", "epoch=3-step=15", "last"}
 

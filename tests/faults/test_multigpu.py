@@ -223,7 +223,7 @@ def test_killed_rank_is_named_and_the_trainer_is_what_it_was() -> None:
 
 def test_sigterm_to_a_rank_stops_all_after_the_same_batch_and_loses_nothing() -> None:
     trainer = make_faulty("SIGTERM")
-    with pytest.raises(WorkerError, match="Rank 1 was told to end .SIGTERM., and all ranks have stopped after the same batch."):
+    with pytest.raises(WorkerError, match="Rank 1 received SIGTERM, and all ranks have stopped after the same batch."):
         trainer.run(2000, batches_of(8)["loader"])
     assert trainer.counts.update > 2 and trainer.optimizer.state[next(trainer.model.parameters())]["step"] == trainer.counts.update
 
@@ -319,7 +319,10 @@ def test_second_launcher_is_refused() -> None:
         ({"strategy": "dpp"}, "strategy='dpp' is unknown.\n  Did you mean 'ddp'?"),
         ({"device": ["cpu", "meta"]}, "device='meta' can't train here.\n  Give \"auto\", \"cpu\", \"cuda\" or \"mps\"."),
         ({"device": []}, "device=[] names no device.\n  Give \"auto\", or a list of devices."),
-        ({"num_nodes": 2}, "num_nodes=2, and this is one of 1.\n  Start the script on each machine, with torchrun --nnodes or srun."),
+        (
+            {"num_nodes": 2},
+            "num_nodes=2, but the number of machines is 1.\n  Start the script on each machine, with torchrun --nnodes or srun.",
+        ),
     ],
 )  # fmt: skip
 def test_what_can_not_work_is_refused_when_the_trainer_is_made(options: dict[str, Any], text: str) -> None:

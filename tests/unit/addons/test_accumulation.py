@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,10 @@ import pytest
 import torch
 from samples import Regress, make_loader, make_trainer, make_valid, same_weights
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from nbtrain import AccumulationAddon, AggregatedOutputs, Event, GradientClipAddon, StateManagerAddon, Trainer
-from nbtrain.addons.accumulation import window_of_samples, window_of_tokens
+from nbtrain.addons.window_length import window_of_samples, window_of_tokens
 from nbtrain.errors import ConfigError, StepError
 
 N_IGNORED = -100
@@ -220,13 +220,23 @@ def test_window_follows_from_the_samples_and_the_loader() -> None:
     trainer = make(Square, global_batch_size=8)
     trainer.run(1, loader)
     assert trainer.counts.update == 2
-    with pytest.raises(ConfigError, match="micro_batch_size=2, and the batches of the loader have 4 samples"):
+    with pytest.raises(ConfigError, match="micro_batch_size=2, but the batches of the loader have 4 samples"):
         make(Square, global_batch_size=8, micro_batch_size=2).run(1, loader)
     with pytest.raises(ConfigError, match="the loader has no batch_size"):
         make(Square, global_batch_size=8).run(1, make_batches(4, 4))
     trainer = make(Square, global_batch_size=8, micro_batch_size=4)
     trainer.run(1, make_batches(4, 4))
     assert trainer.counts.update == 1
+
+
+def test_window_of_a_loader_without_a_length() -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            yield from zip(*make_data(16))
+
+    trainer = make(Square, global_batch_size=8)
+    trainer.run(1, DataLoader(Stream(), 4))
+    assert trainer.counts.update == 2
 
 
 def test_samples_that_do_not_come_out_even_are_refused() -> None:
@@ -275,11 +285,11 @@ def test_tokens_of_a_batch_are_the_loaders_or_asked_for() -> None:
     [
         ({"accumulate": 2, "global_batch_size": 8}, "accumulate and global_batch_size are both given"),
         ({"accumulate": 0}, "accumulate=0 must be a positive integer"),
-        ({"accumulate": {5: 2}}, "does not say where it begins"),
+        ({"accumulate": {5: 2}}, "must have a key for update 0"),
         ({"accumulate": {0: 0}}, "accumulate=0 must be a positive integer"),
         ({"grad_reduction": "average"}, "grad_reduction='average' is unknown"),
-        ({"grad_reduction": "per-token-mean"}, "must know the tokens"),
-        ({"loss_reduction": "per-token-mean"}, "must know the tokens"),
+        ({"grad_reduction": "per-token-mean"}, "needs the number of tokens"),
+        ({"loss_reduction": "per-token-mean"}, "needs the number of tokens"),
     ],
 )
 def test_what_contradicts_itself_is_refused(options: dict[str, Any], message: str) -> None:

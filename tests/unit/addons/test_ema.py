@@ -101,5 +101,5 @@ def test_state_that_is_saved_between_runs_has_both(tmp_path: Path) -> None:
 def test_without_an_average_there_is_none_to_apply() -> None:
     with pytest.raises(CheckpointError, match="There is no average yet"):
         make_trainer(Averaging).apply_average()
-    with pytest.raises(ConfigError, match="ema_decay=1.0 is no share"):
+    with pytest.raises(ConfigError, match="ema_decay=1.0 must be between 0 and 1"):
         make_trainer(Averaging, ema_decay=1.0)

@@ -106,9 +106,9 @@ def test_what_can_not_be_had_is_refused_by_name() -> None:
             run(Asks(flag))
         texts.append(str(caught.value).splitlines()[0])
     assert texts == [
-        "Asks asks for should_save, which needs a run of nbtrain with StateManagerAddon.",
-        "Asks asks for should_evaluate, which needs a run of nbtrain with a valid_loader.",
-        "Asks asks for the end of the epoch, which can't be had.",
+        "Asks sets should_save, which needs a run of nbtrain's trainer with StateManagerAddon.",
+        "Asks sets should_evaluate, which needs a run of nbtrain's trainer with a valid_loader.",
+        "Asks sets should_epoch_stop, and an epoch can't be skipped.",
     ]
 
 
@@ -117,12 +117,12 @@ def test_an_argument_that_is_unknown_here_is_named_and_can_be_given() -> None:
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.found = args.report_to
 
-    with pytest.raises(ConfigError, match="Reads reads args.report_to, which is unknown here"):
+    with pytest.raises(ConfigError, match="Reads reads args.report_to, which nbtrain's RunArguments lack"):
         run(Reads())
 
 
 def test_what_is_no_callback_of_transformers_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is no TrainerCallback"):
+    with pytest.raises(ConfigError, match="callback must be a TrainerCallback of transformers, got <built-in function print>"):
         HFCallback(print)
 
 

@@ -262,9 +262,9 @@ SLIPS: dict[str, tuple[dict[str, Any], str]] = {
     "a model": ({"model": Model(8, 1)}, "Model has a method 'on_trian_end', which is not a hook.\n  Did you mean 'on_train_end'?"),
     "a signature": (
         {"hooks": {"on_val_end": lambda trainer, val_loss, idx: None}},
-        "The hook on_val_end (<lambda>) takes 'idx' too.\n  It is given trainer, val_loss.",
+        "The hook on_val_end (<lambda>) has unknown arguments: 'idx'.\n  It is called with trainer, val_loss.",
     ),
-    "no function": ({"hooks": {"on_val_end": 3}}, "The hook on_val_end (int) is a int, and can't be called.\n  Give a function."),
+    "no function": ({"hooks": {"on_val_end": 3}}, "The hook on_val_end (int) must be a function, got int.\n  Give a function."),
     "no hooks": ({"hooks": 3}, "hooks=3 is neither a TrainHook nor a mapping of functions.\n"),
 }
 

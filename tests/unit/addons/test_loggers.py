@@ -445,13 +445,13 @@ def test_a_test_is_logged_at_the_step_where_training_stands(tmp_path: Path) -> N
 
 # -- what can't work
 def test_wrong_options_are_named() -> None:
-    with pytest.raises(OptionError, match="is no service.\n  Did you mean 'wandb'"):
+    with pytest.raises(OptionError, match="is unknown.\n  Did you mean 'wandb'"):
         make_trainer(Web, web_logger={"wand": {}})
     with pytest.raises(ConfigError, match="unknown.\n  Did you mean 'tensorboard'"):
         make_trainer(Local, loggers=["tensorbord"])
-    with pytest.raises(ConfigError, match="is int"):
+    with pytest.raises(ConfigError, match="an item of type int"):
         make_trainer(Local, loggers=[1])
-    with pytest.raises(ConfigError, match="have no folder to write to"):
+    with pytest.raises(ConfigError, match="need a folder to write to"):
         make_trainer(Local, loggers=["csv"]).run(1, make_loader())
 
 

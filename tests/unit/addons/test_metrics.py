@@ -148,7 +148,7 @@ def test_several_validation_loaders_have_metrics_together_and_each() -> None:
 
 def test_what_is_no_metric_is_refused() -> None:
     for wrong in (3, "accuracy", lambda: 0):
-        with pytest.raises(ConfigError, match="is no metric"):
+        with pytest.raises(ConfigError, match="is not a metric"):
             evaluate([], metrics=[wrong])
     with pytest.raises(ConfigError, match="Two metrics are named 'accuracy'"):
         evaluate([], metrics=[accuracy, MulticlassAccuracy(3)])
@@ -191,5 +191,5 @@ def test_metrics_are_saved_by_split(tmp_path: Path) -> None:
     result = trainer.run(1, make_loader())
     path = trainer.save_metrics("train", result.metrics)
     assert path == trainer.run_dir / "train_results.json" and json.loads(path.read_text()) == dict(result.metrics)
-    with pytest.raises(ConfigError, match="can't be a part of a file name"):
+    with pytest.raises(ConfigError, match="can't be part of a file name"):
         trainer.save_metrics("../test", {})

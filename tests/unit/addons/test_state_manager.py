@@ -620,7 +620,7 @@ def test_a_save_that_fails_is_noted_and_the_run_goes_on(tmp_path: Path) -> None:
     trainer = make_trainer(Saving, save_path=tmp_path, keep_source=False, lightning={"callbacks": [FolderGone(tmp_path)]})
     trainer.run(3, make_loader())
     notes = [line for line in (trainer.run_dir / "events.jsonl").read_text().splitlines() if '"kind":"note"' in line]
-    assert trainer.result.status == "completed" and len(notes) == 2 and "a state was not saved" in notes[0]
+    assert trainer.result.status == "completed" and len(notes) == 2 and "a checkpoint was not saved" in notes[0]
     assert (tmp_path / "gone" / "epoch=1-step=5.ckpt").exists()
     assert trainer.result.last.path.suffix == ".safetensors"  # the weights alone, written at the end
 
@@ -635,7 +635,7 @@ def test_a_save_that_fails_stops_the_run_where_that_was_asked_for(tmp_path: Path
 def test_persistent_workers_are_said_to_be_inexact(tmp_path: Path) -> None:
     trainer = make_trainer(Saving, save_path=tmp_path, keep_source=False)
     trainer.run(1, make_loader(num_workers=1, persistent_workers=True))
-    assert "persistent_workers=True: what the loader's workers draw at random" in (trainer.run_dir / "events.jsonl").read_text()
+    assert "persistent_workers=True: random numbers of the loader's workers" in (trainer.run_dir / "events.jsonl").read_text()
 
 
 class Same(IterableDataset[Any]):
