@@ -10,8 +10,21 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 # %% auto #0
-__all__ = ['NbtrainError', 'ConfigError', 'OptionError', 'AddOnError', 'CheckpointError', 'StepError', 'WorkerError',
-           'OutOfMemory', 'RunPaused', 'nearest', 'add_note', 'first_line']
+__all__ = [
+    "NbtrainError",
+    "ConfigError",
+    "OptionError",
+    "AddOnError",
+    "CheckpointError",
+    "StepError",
+    "WorkerError",
+    "OutOfMemory",
+    "RunPaused",
+    "nearest",
+    "add_note",
+    "first_line",
+]
+
 
 # %% ../nbs/errors.ipynb #5ae921b1
 class NbtrainError(Exception):
@@ -20,6 +33,7 @@ class NbtrainError(Exception):
     def __init__(self, what: str, *, where: str = "", remedy: str = "") -> None:
         super().__init__("\n  ".join(part for part in (what, where, remedy) if part))
         self.where = where
+
 
 # %% ../nbs/errors.ipynb #baf61c01
 class ConfigError(NbtrainError, ValueError):
@@ -56,12 +70,14 @@ class RunPaused(KeyboardInterrupt):
     def _render_traceback_(self) -> list[str]:
         return [f"‖ {self}"]  # IPython shows this line, and no traceback
 
+
 # %% ../nbs/errors.ipynb #4c0f0759
 def nearest(name: str, known: Iterable[str]) -> str:
     """A sentence that names what `name` was probably meant to be: the nearest of `known`, or all of them."""
     known = sorted(known)
     close = get_close_matches(name, known, n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(known)}."
+
 
 # %% ../nbs/errors.ipynb #d9232cad
 def add_note(error: BaseException, text: str) -> None:
@@ -70,6 +86,7 @@ def add_note(error: BaseException, text: str) -> None:
         error.add_note(text)
     else:
         vars(error).setdefault("__notes__", []).append(text)
+
 
 # %% ../nbs/errors.ipynb #848f563e
 def first_line(error: BaseException) -> str:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
 
 # %% auto #0
-__all__ = ['resume_callbacks', 'resume_epoch', 'save_between', 'StateKeeper']
+__all__ = ["resume_callbacks", "resume_epoch", "save_between", "StateKeeper"]
+
 
 # %% ../../nbs/addons/checkpoint_callback.ipynb #a2fa1f25
 def resume_callbacks(pl_trainer: L.Trainer, state: dict[str, Any]) -> None:
@@ -58,6 +59,7 @@ def resume_epoch(trainer: TrainerProtocol, module: L.LightningModule, state: Map
         module.epoch_metrics = dict(own["metrics"]["epoch"])
         trainer.recorder.take_up(own["finished"])
 
+
 # %% ../../nbs/addons/checkpoint_callback.ipynb #6c4570b5
 def _stops(pl_trainer: L.Trainer) -> bool:
     """Has a callback requested the end of the run, and may the run end yet?"""
@@ -73,6 +75,7 @@ def save_between(saver: StateSaver, pl_trainer: L.Trainer) -> Path | None:
     fetcher = fit_loop._data_fetcher
     begun = finished or fetcher is None or fetcher.fetched  # otherwise the epoch has drawn no random number yet
     return saver.save(pl_trainer, finished if begun else None, random_state())
+
 
 # %% ../../nbs/addons/checkpoint_callback.ipynb #6416af83
 class StateKeeper(Checkpoint, Leaving):

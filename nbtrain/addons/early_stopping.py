@@ -19,7 +19,8 @@ from ..errors import ConfigError
 from ..events import is_better
 
 # %% auto #0
-__all__ = ['EarlyStoppingAddon']
+__all__ = ["EarlyStoppingAddon"]
+
 
 # %% ../../nbs/addons/early_stopping.ipynb #4a30eadb
 class _EarlyStop(Stopper):
@@ -67,6 +68,7 @@ class _EarlyStop(Stopper):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.n_waited, self.addon.best_value = state_dict["n_waited"], state_dict["best_value"]
+
 
 # %% ../../nbs/addons/early_stopping.ipynb #8f48ac1d
 class EarlyStoppingAddon(AddOnBase):

@@ -18,7 +18,8 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ['LimitsAddon']
+__all__ = ["LimitsAddon"]
+
 
 # %% ../../nbs/addons/limits.ipynb #61838431
 class _ValidateFirst(L.Callback):
@@ -38,6 +39,7 @@ class _ValidateFirst(L.Callback):
             pl_trainer.fit_loop.epoch_loop.val_loop.run()
             pl_trainer.training = True
         self.trainer.recorder.tell_validation(pl_module.epoch_metrics)
+
 
 # %% ../../nbs/addons/limits.ipynb #b56e4f13
 class LimitsAddon(AddOnBase):

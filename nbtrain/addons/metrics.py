@@ -28,7 +28,7 @@ from ..errors import ConfigError, StepError, add_note
 from ..optim.schedulers import n_required
 
 # %% auto #0
-__all__ = ['Measure', 'EvalPrediction', 'without_ignored', 'MetricsAddon']
+__all__ = ["Measure", "EvalPrediction", "without_ignored", "MetricsAddon"]
 
 # %% ../../nbs/addons/metrics.ipynb #54abd303
 Measure = Callable[..., Any] | Metric | MetricCollection
@@ -66,6 +66,7 @@ def _by_name(metrics: Any) -> dict[str, Measure]:
             raise ConfigError(f"Two metrics are named {name!r}.", remedy='Give a dict: metrics={"one": ..., "two": ...}.')
     return dict(named)
 
+
 # %% ../../nbs/addons/metrics.ipynb #d93efe78
 def without_ignored(label: Tensor, output: Tensor, ignore_index: int | None = -100) -> tuple[Tensor, Tensor]:
     """The labels that are not `ignore_index`, and their outputs, a row for each. Labels that are not integers are returned unchanged."""
@@ -91,6 +92,7 @@ def _filled(part: Tensor, shape: Sequence[int]) -> Tensor:
     filled = part.new_full((len(part), *shape), -100)
     filled[tuple(map(slice, part.shape))] = part
     return filled
+
 
 # %% ../../nbs/addons/metrics.ipynb #4aaf238c
 class _Gathered:
@@ -161,6 +163,7 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
             )
     return {key: float(item) for key, item in values.items()}
 
+
 # %% ../../nbs/addons/metrics.ipynb #1f84540f
 class _Measure(L.Callback):
     def __init__(self, addon: MetricsAddon, measures: Mapping[str, Measure]) -> None:
@@ -216,6 +219,7 @@ class _Measure(L.Callback):
         gathered, self._passes[phase] = self._passes[phase], {}
         found = {loader: one.compute() for loader, one in gathered.items()}
         return {name if loader is None else f"{name}_{loader}": value for loader, one in found.items() for name, value in one.items()}
+
 
 # %% ../../nbs/addons/metrics.ipynb #2091e078
 class MetricsAddon(AddOnBase):

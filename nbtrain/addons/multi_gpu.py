@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,7 +40,7 @@ from ..events import Event, Status
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ['fit_parallelism', 'MultiGPUAddon']
+__all__ = ["fit_parallelism", "MultiGPUAddon"]
 
 # %% ../../nbs/addons/multi_gpu.ipynb #9f40651c
 _NOISE = (
@@ -80,6 +81,7 @@ class _Job:
         if in_rank.rank.number == 0:
             in_rank.rank.channel.emit(_Returned(dumps(state)))
 
+
 # %% ../../nbs/addons/multi_gpu.ipynb #3075d5f7
 def _all_devices(device: Devices) -> list[torch.device]:
     devices = resolve_devices(device)
@@ -91,8 +93,24 @@ def _all_devices(device: Devices) -> list[torch.device]:
         raise ConfigError(f"device=[{names}] can't train one model.", remedy='Give different GPUs, or "cpu" several times.')
     return devices
 
+
 # %% ../../nbs/addons/multi_gpu.ipynb #8d74134e
+def _address(addon: MultiGPUAddon) -> tuple[str, int]:
+    """Host and port where the ranks meet; port 0 is a free one. Raises ConfigError for anything but tcp://HOST:PORT."""
+    port = os.environ.get("MASTER_PORT")
+    default = f"tcp://{os.environ.get('MASTER_ADDR', 'localhost')}:{port}" if port else "tcp://127.0.0.1:0"
+    found = re.fullmatch(r"tcp://([^:/]+|\[.+\]):(\d{1,5})", addon.init_method or default)
+    if found is None:
+        name = "init_method" if addon.init_method is not None else "MASTER_PORT"
+        raise ConfigError(
+            f"{name}: expected tcp://HOST:PORT, got {addon.init_method or default!r}.",
+            remedy='Give "tcp://localhost:12355", or leave it out: then a free port is found.',
+        )
+    return found[1].strip("[]"), int(found[2])
+
+
 def _check(addon: MultiGPUAddon) -> None:
+    _address(addon)
     if addon.num_nodes not in (1, addon.world.n_machines):
         raise ConfigError(
             f"num_nodes={addon.num_nodes!r}, but the number of machines is {addon.world.n_machines}.",
@@ -134,6 +152,7 @@ def _choose(addon: MultiGPUAddon, trainer: TrainerProtocol) -> None:
         trainer.recorder.note(line)
     addon.parallelism = plan.chosen()
 
+
 # %% ../../nbs/addons/multi_gpu.ipynb #fe8e8cf6
 def _rank_args(addon: MultiGPUAddon, rank: RankCallback) -> dict[str, Any]:
     """Lightning's arguments in a rank."""
@@ -145,11 +164,13 @@ def _rank_args(addon: MultiGPUAddon, rank: RankCallback) -> dict[str, Any]:
     devices = [device.index for device in addon.devices[:n]] if on_cuda else n
     return {"devices": devices, "num_nodes": addon.world.n_machines, "strategy": strategy, "use_distributed_sampler": False}
 
+
 # %% ../../nbs/addons/multi_gpu.ipynb #4a090545
 @cache
 def _pool() -> Pool:
     """The workers of this process, which are kept between runs."""
     return Pool(("nbtrain.trainer.trainer",))
+
 
 # %% ../../nbs/addons/multi_gpu.ipynb #f8901c2d
 class MultiGPUAddon(Launcher):
@@ -255,6 +276,7 @@ class MultiGPUAddon(Launcher):
     ) -> tuple[Status, str]:
         return _launch(self, trainer, drive, loader, valid_loader)
 
+
 # %% ../../nbs/addons/multi_gpu.ipynb #70ae4538
 def _launch(
     addon: MultiGPUAddon, trainer: TrainerProtocol, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any
@@ -266,14 +288,8 @@ def _launch(
             return run_copy(trainer, drive, (loader, valid_loader))
         job = _Job(trainer, drive, (loader, valid_loader), addon.devices, random_state(devices=False))
         backend = "cpu:gloo,cuda:nccl" if addon.devices[0].type == "cuda" else "gloo"
-        with Launch(job, len(addon.devices), pool=_pool(), backend=backend, init_method=_address(addon)) as launch:
+        with Launch(job, len(addon.devices), pool=_pool(), backend=backend, address=_address(addon)) as launch:
             return _follow(launch, trainer, job.loaders)
-
-
-def _address(addon: MultiGPUAddon) -> str | None:
-    port = os.environ.get("MASTER_PORT")
-    own = f"tcp://{os.environ.get('MASTER_ADDR', 'localhost')}:{port}" if port else None
-    return addon.init_method or own
 
 
 def _follow(launch: Launch, trainer: TrainerProtocol, loaders: tuple[Any, Any]) -> tuple[Status, str]:
@@ -312,6 +328,7 @@ class _Listener:
         elif isinstance(message, Terminated):
             self.terminated = rank
             self.trainer.control.stop()
+
 
 # %% ../../nbs/addons/multi_gpu.ipynb #15578054
 @contextmanager

@@ -20,7 +20,8 @@ from ..events import Plan
 from ..optim.schedulers import FunctionSchedule, Schedule, Scheduler, resolve_schedule, scale_lr
 
 # %% auto #0
-__all__ = ['scale_schedules', 'SchedulerAddon']
+__all__ = ["scale_schedules", "SchedulerAddon"]
+
 
 # %% ../../nbs/addons/scheduler.ipynb #6473bfa9
 class _Step(L.Callback):
@@ -100,6 +101,7 @@ def _monitored(monitor: str, module: L.LightningModule) -> float | None:
     assert isinstance(module, StepModule)
     fallback = module.epoch_metrics.get("train_loss") if monitor == "val_loss" else None
     return module.epoch_metrics.get(monitor, fallback)
+
 
 # %% ../../nbs/addons/scheduler.ipynb #975d4fd9
 def scale_schedules(trainer: TrainerProtocol, factor: float) -> None:

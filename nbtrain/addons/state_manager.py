@@ -30,7 +30,7 @@ from ..errors import CheckpointError, ConfigError, nearest
 from ..rng import random_state
 
 # %% auto #0
-__all__ = ['SaveType', 'StateManagerAddon']
+__all__ = ["SaveType", "StateManagerAddon"]
 
 # %% ../../nbs/addons/state_manager.ipynb #45daac65
 SaveType = Literal["merged", "sharded", "deduped"]
@@ -72,6 +72,7 @@ def _resumable(trainer: TrainerProtocol, loader: Any, restored: Mapping[str, Any
     if restored is not None and restored["nbtrain"]["loader"] is not None:
         found.load_state_dict(restored["nbtrain"]["loader"], of_rank(restored["nbtrain"])["random"])
     return found
+
 
 # %% ../../nbs/addons/state_manager.ipynb #380c4c24
 class StateManagerAddon(AddOnBase):

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
 
 # %% auto #0
-__all__ = ['write_state', 'StateSaver']
+__all__ = ["write_state", "StateSaver"]
+
 
 # %% ../../nbs/addons/state_saver.ipynb #1faeda1a
 def write_state(
@@ -64,6 +65,7 @@ def _config(model: Any) -> Any:
     config = getattr(model, "config", None)
     to_dict = getattr(config, "to_dict", None)
     return plain(to_dict() if callable(to_dict) else config) if config is not None else None
+
 
 # %% ../../nbs/addons/state_saver.ipynb #33d70f87
 class StateSaver:

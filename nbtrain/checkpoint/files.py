@@ -28,8 +28,18 @@ from .tensor_parts import join_parts, part_file, write_tensors
 from ..errors import CheckpointError
 
 # %% auto #0
-__all__ = ['SaveFormat', 'write_folder', 'seen_file', 'write_checkpoint', 'read_checkpoint', 'read_snapshot', 'verify_checkpoint',
-           'Newest', 'newest_valid', 'Writer']
+__all__ = [
+    "SaveFormat",
+    "write_folder",
+    "seen_file",
+    "write_checkpoint",
+    "read_checkpoint",
+    "read_snapshot",
+    "verify_checkpoint",
+    "Newest",
+    "newest_valid",
+    "Writer",
+]
 
 # %% ../../nbs/checkpoint/files.ipynb #8ac38d99
 _VERSION = 1
@@ -82,6 +92,7 @@ def _crc32(path: Path) -> str:
             crc = zlib.crc32(chunk, crc)
     return f"{crc:08x}"
 
+
 # %% ../../nbs/checkpoint/files.ipynb #1f543a15
 SaveFormat = Literal["ckpt", "safetensor"]
 _HEADER = "nbtrain_checkpoint"  # a key in a .ckpt, which Lightning ignores
@@ -116,6 +127,7 @@ def _write_file(taken: Snapshot, path: Path) -> None:
         set_crc32_options(checksums)
     sync(path)
 
+
 # %% ../../nbs/checkpoint/files.ipynb #b999fdb3
 def _check_version(name: str, header: Mapping[str, Any]) -> None:
     if header.get("version") != _VERSION:
@@ -145,6 +157,7 @@ def _read_file(path: Path) -> tuple[Any, Mapping[str, Any]]:
         raise CheckpointError(f"{path.name} {what}.") from error
     ours = isinstance(state, dict) and state.pop(_HEADER, None)
     return state, ours or {"version": _VERSION, "views": []}
+
 
 # %% ../../nbs/checkpoint/files.ipynb #9addb9e6
 def _read_folder(path: Path) -> tuple[Any, Mapping[str, Any]]:
@@ -200,6 +213,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise CheckpointError("state.json has a key twice.")
     return found
+
 
 # %% ../../nbs/checkpoint/files.ipynb #bb44da39
 def read_checkpoint(path: str | Path) -> State:
@@ -257,6 +271,7 @@ def _explained(path: Path) -> Iterator[None]:
     except Exception as error:  # a file by a stranger can make the readers raise anything, also RecursionError and KeyError
         raise CheckpointError(f"{path.name} does not have the content of a checkpoint.", where=str(path), remedy=remedy) from error
 
+
 # %% ../../nbs/checkpoint/files.ipynb #c2564641
 @dataclass(frozen=True)
 class Newest:
@@ -288,6 +303,7 @@ def _looks_like_checkpoint(path: Path) -> bool:
     if path.is_symlink() or is_leftover(path):
         return False
     return any((path / name).exists() for name in ("state.json", *_TENSOR_FILES)) if path.is_dir() else path.suffix == ".ckpt"
+
 
 # %% ../../nbs/checkpoint/files.ipynb #0987d0d0
 class Writer:

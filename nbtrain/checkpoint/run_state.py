@@ -26,8 +26,20 @@ from ..errors import CheckpointError, first_line
 from ..history.history import History
 
 # %% auto #0
-__all__ = ['own_part', 'n_readers', 'of_rank', 'without_weights', 'from_outside', 'weights_of', 'kept_weights',
-           'load_kept_weights', 'keep_weights', 'checked', 'Restorable', 'restore']
+__all__ = [
+    "own_part",
+    "n_readers",
+    "of_rank",
+    "without_weights",
+    "from_outside",
+    "weights_of",
+    "kept_weights",
+    "load_kept_weights",
+    "keep_weights",
+    "checked",
+    "Restorable",
+    "restore",
+]
 
 # %% ../../nbs/checkpoint/run_state.ipynb #8b91b8ce
 _VERSION = 1  # of nbtrain's part
@@ -101,6 +113,7 @@ def of_rank(own: Mapping[str, Any]) -> Mapping[str, Any]:
     number = reader_number(own["world_size"]) if own["finished"] is not None else 0
     return own["others"][number - 1] if number else own
 
+
 # %% ../../nbs/checkpoint/run_state.ipynb #7c06cdfb
 def without_weights(state: Mapping[str, Any]) -> dict[str, Any]:
     """Lightning's part of a state, without what is large."""
@@ -122,6 +135,7 @@ def from_outside(trainer: TrainerProtocol, rest: Mapping[str, Any]) -> dict[str,
         "state_dict": weights,
         "optimizer_states": optimizers,
     }
+
 
 # %% ../../nbs/checkpoint/run_state.ipynb #d887fbac
 def weights_of(state: Mapping[str, Any], part: str = "state_dict") -> dict[str, Any]:
@@ -145,6 +159,7 @@ def keep_weights(state: dict[str, Any], kept: Weights | None) -> None:
     if kept is not None:
         state[_TRAINING] = state["state_dict"]
         state["state_dict"] = state[_TRAINING] | {f"model.{name}": value for name, value in kept.items()}
+
 
 # %% ../../nbs/checkpoint/run_state.ipynb #a52aba4a
 def checked(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
@@ -197,6 +212,7 @@ def _check_types(state: Mapping[str, Any], own: Mapping[str, Any], path: Path) -
     if wrong:
         names = ", ".join(dict.fromkeys(wrong))
         raise CheckpointError(f"{path.name} is not a state of a run: its {names} can't be from one.", where=str(path))
+
 
 # %% ../../nbs/checkpoint/run_state.ipynb #29acb78c
 def _restore_weights(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> None:

@@ -23,8 +23,7 @@ from torch.distributed.tensor import DTensor
 from ..errors import CheckpointError
 
 # %% auto #0
-__all__ = ['State', 'Where', 'plain', 'Box', 'Snapshot', 'snapshot', 'Encoder', 'check_dtype', 'decode', 'changed',
-           'restore_views']
+__all__ = ["State", "Where", "plain", "Box", "Snapshot", "snapshot", "Encoder", "check_dtype", "decode", "changed", "restore_views"]
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #c0881e75
 State = dict[str, Any]
@@ -52,6 +51,7 @@ def plain(value: Any) -> Any:
         return str(value)
     named = value if isinstance(value, (type, FunctionType, BuiltinFunctionType, MethodType)) else type(value)
     return f"{named.__module__}.{named.__qualname__}"
+
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #e51c6a27
 Where = tuple[Any, ...]  # the keys that lead to a value
@@ -92,6 +92,7 @@ def _refuse(where: Where, what: str) -> NoReturn:
         remedy="Keep tensors, numbers, text, and lists, tuples and dicts of them in a state_dict.",
     )
 
+
 # %% ../../nbs/checkpoint/snapshot.ipynb #5d2ea199
 class _TensorCopier:
     """Copies each tensor once to the CPU, into the `old` memory at the same path if it fits. `wait` ends copies from a GPU."""
@@ -121,6 +122,7 @@ class _TensorCopier:
     def wait(self) -> None:
         for device in self._devices:
             torch.cuda.synchronize(device)
+
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #7ff6cebd
 def snapshot(state: Mapping[str, Any], into: Snapshot | None = None) -> Snapshot:
@@ -182,6 +184,7 @@ class _Copier:
         self.boxes[where] = Box(tuple(tensor.shape), tuple(chunks[0].offsets))
         return self.tensors.copy(tensor.to_local(), where)
 
+
 # %% ../../nbs/checkpoint/snapshot.ipynb #cfd72f22
 class Encoder:
     """Encodes values as JSON and collects the tensors: `weights` of the bare model by their name in it, and all other `tensors`."""
@@ -237,6 +240,7 @@ def check_dtype(tensor: Tensor, where: Where) -> None:
     if tensor.dtype in (torch.complex128, torch.complex32):
         _refuse(where, f"is a tensor of {str(tensor.dtype).removeprefix('torch.')}, which safetensors does not support")
 
+
 # %% ../../nbs/checkpoint/snapshot.ipynb #410ff249
 def decode(node: Any, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Any:
     """The value that `Encoder` encoded as `node`. Raises CheckpointError, ValueError or TypeError for any other node."""
@@ -278,6 +282,7 @@ def _decode_value(tag: str, content: Any) -> Any:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{content} is not a dtype")
     return dtype
+
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #08a22861
 def changed(value: Any, changes: Mapping[Where, Callable[[Any], Any]], where: Where = ()) -> Any:

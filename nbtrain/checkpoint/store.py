@@ -18,7 +18,7 @@ from ..errors import CheckpointError, ConfigError, first_line
 from ..history.run_folder import run_folders
 
 # %% auto #0
-__all__ = ['FOLDER', 'CheckpointStore', 'open_folder', 'clean_folders', 'newest_checkpoint', 'find_checkpoint']
+__all__ = ["FOLDER", "CheckpointStore", "open_folder", "clean_folders", "newest_checkpoint", "find_checkpoint"]
 
 # %% ../../nbs/checkpoint/store.ipynb #f70e6f7b
 FOLDER = "checkpoints"  # in a run folder
@@ -77,6 +77,7 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
 
 # %% ../../nbs/checkpoint/store.ipynb #f21c1100
 def open_folder(run_dir: Path) -> Path:

@@ -19,7 +19,7 @@ from ..distributed.parallelism import whole
 from ..errors import CheckpointError
 
 # %% auto #0
-__all__ = ['Weights', 'copy_weights', 'save_weights', 'read_weights', 'load_weights']
+__all__ = ["Weights", "copy_weights", "save_weights", "read_weights", "load_weights"]
 
 # %% ../../nbs/checkpoint/weights.ipynb #c2077b6a
 Weights = dict[str, Tensor]
@@ -36,6 +36,7 @@ def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping
     for name, value in state.items():
         into[name].copy_(whole(value))
     return into
+
 
 # %% ../../nbs/checkpoint/weights.ipynb #eda513b0
 def save_weights(model: nn.Module, path: str | Path) -> Path:
@@ -79,6 +80,7 @@ def _read_safetensors(path: Path) -> Weights:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         tied = file.metadata() or {}  # of tied weights one is stored, and the other names are in the metadata
     return weights | {name: weights[stored] for name, stored in tied.items() if stored in weights and name != "format"}
+
 
 # %% ../../nbs/checkpoint/weights.ipynb #25826310
 def load_weights(model: nn.Module, weights: Weights, strict: bool = True) -> None:

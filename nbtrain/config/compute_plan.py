@@ -15,7 +15,7 @@ from .schema import Settings
 from ..errors import nearest
 
 # %% auto #0
-__all__ = ['NEVER', 'ComputePlan', 'plan_compute', 'accumulation', 'limits', 'n_epochs']
+__all__ = ["NEVER", "ComputePlan", "plan_compute", "accumulation", "limits", "n_epochs"]
 
 # %% ../../nbs/config/compute_plan.ipynb #794156eb
 _STRATEGIES = {  # for one copy on each device, with ZeRO, and for a copy on several
@@ -91,6 +91,7 @@ def _sizes(strategy: str, settings: Settings, problems: Problems) -> dict[str, i
         )
     return {"shard_size": n // groups}
 
+
 # %% ../../nbs/config/compute_plan.ipynb #482f4734
 def accumulation(settings: Settings, n_copies: int, problems: Problems) -> int:
     """How many micro batches make an update. Numbers that don't agree are added to `problems`, all of them."""
@@ -109,6 +110,7 @@ def accumulation(settings: Settings, n_copies: int, problems: Problems) -> int:
             remedy=f"Give {whole // (micro * n_copies) * micro * n_copies or micro * n_copies}.",
         )
     return max(whole // (micro * n_copies), 1)
+
 
 # %% ../../nbs/config/compute_plan.ipynb #e9def03e
 NEVER = 2**31

@@ -39,7 +39,8 @@ from ..errors import ConfigError
 from ..optim.schedulers import n_required
 
 # %% auto #0
-__all__ = ['MadeBy', 'Ran', 'configuration', 'notes', 'configuration_text']
+__all__ = ["MadeBy", "Ran", "configuration", "notes", "configuration_text"]
+
 
 # %% ../../nbs/config/from_trainer.ipynb #488ceac5
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Ran:
 
 
 MadeBy = tuple[type, Sequence[inspect.Parameter]]  # the class that a user wrote, and all that it takes
+
 
 # %% ../../nbs/config/from_trainer.ipynb #5645b9a3
 def _part(read: Reader, item: Any, at: At, given: dict[str, Any], without: Iterable[str] = (), key: str = "args") -> dict[str, Any]:
@@ -119,6 +121,7 @@ def _lr_scheduler(read: Reader, trainer: Any, given: dict[str, Any]) -> Any:
         return None
     return {"type": read.name(factory, (*at, "type")), "args": read.plain(args, (*at, "args")), "interval": "step"} | given
 
+
 # %% ../../nbs/config/from_trainer.ipynb #86d811aa
 _TRAINER = ("model", "optimizer", "scheduler", "scheduler_step_on_batch", "gradient_clip", "hooks", "seed", "log_bar", "lightning", "mode")
 _DATASETS = ("train_dataset", "eval_dataset", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "drop_last", "collate_fn")
@@ -162,6 +165,7 @@ def _trainer(read: Reader, trainer: Any, given: dict[str, Any], made_by: MadeBy)
     made = {"type": given.get("type") or read.name(kind, ("trainer", "type"))}
     return made | {"args": args | _unsaved(trainer) | given.get("args", {})}
 
+
 # %% ../../nbs/config/from_trainer.ipynb #c66607f9
 _STAGES = ("train", "val")
 
@@ -197,6 +201,7 @@ def _dataset(read: Reader, trainer: Any, given: dict[str, Any]) -> Any:
                 what = "dataset.val_args: it was made without arguments, and without them a job has no validation."
                 read.problems.add(what, remedy='Say one of them: to_config(path, dataset={"val_args": {...}}).')
     return made | given
+
 
 # %% ../../nbs/config/from_trainer.ipynb #04a235cf
 def _dataloader(read: Reader, trainer: Any, given: dict[str, Any]) -> Any:
@@ -236,6 +241,7 @@ def _loader_args(read: Reader, loader: Any, at: At) -> dict[str, Any]:
         )
     return {"shuffle": type(loader.sampler) is RandomSampler} | found
 
+
 # %% ../../nbs/config/from_trainer.ipynb #0b6e7c8c
 def _dataset_sampler(read: Reader, trainer: Any) -> Any:
     found = {
@@ -253,6 +259,7 @@ def _dataset_sampler(read: Reader, trainer: Any) -> Any:
 
 def _micro_batch_size(read: Reader, trainer: Any) -> Any:
     return getattr(trainer.ran.loader, "batch_size", None) if trainer.ran is not None else None
+
 
 # %% ../../nbs/config/from_trainer.ipynb #8e8d5bd7
 def _checkpoint(read: Reader, trainer: Any, given: dict[str, Any]) -> Any:
@@ -299,6 +306,7 @@ def _pas_policy(read: Reader, trainer: Any) -> Any:
     strategy = trainer[MultiGPUAddon].strategy if MultiGPUAddon in type(trainer).addons else None
     return {"tp": "tp", "auto": "autodist"}.get(strategy) if isinstance(strategy, str) else None
 
+
 # %% ../../nbs/config/from_trainer.ipynb #d326234d
 def _hook(read: Reader, trainer: Any) -> Any:
     hooks = trainer.given.get("hooks")
@@ -328,6 +336,7 @@ def _max_epochs(read: Reader, trainer: Any) -> Any:
     if trainer.ran is None:
         read.problems.add("max_epochs: there was no run yet.", remedy="Say it: to_config(path, max_epochs=10).")
     return trainer.ran.n_epochs if trainer.ran is not None else None
+
 
 # %% ../../nbs/config/from_trainer.ipynb #271cd90a
 _SECTIONS: dict[str, Callable[[Reader, Any, dict[str, Any]], Any]] = {  # what is given of them is taken, and the rest found
@@ -377,6 +386,7 @@ def _lean(section: Any) -> Any:
     if isinstance(section, list):
         return [_lean(part) for part in section]
     return {name: value for name, value in section.items() if value != {} or name == "train_args"} if isinstance(section, dict) else section
+
 
 # %% ../../nbs/config/from_trainer.ipynb #ff8e908e
 def notes(trainer: Any, data: Mapping[str, Any]) -> list[str]:

@@ -19,7 +19,8 @@ from ..compat.module_names import current_name
 from ..errors import ConfigError, add_note, nearest
 
 # %% auto #0
-__all__ = ['load_name', 'importable_name', 'named', 'literal', 'Maker', 'check_value', 'load_checked', 'check_name', 'check_call']
+__all__ = ["load_name", "importable_name", "named", "literal", "Maker", "check_value", "load_checked", "check_name", "check_call"]
+
 
 # %% ../../nbs/config/instantiate.ipynb #a663f895
 def load_name(name: Any, short: str = "") -> Any:
@@ -64,6 +65,7 @@ def _attribute(holders: list[Any], attribute: str, name: str = "") -> Any:
     remedy = nearest(attribute, known)
     raise ConfigError(what, remedy=remedy if remedy.startswith("Did") else "Give the full name: package.module.name.")
 
+
 # %% ../../nbs/config/instantiate.ipynb #8e2363c5
 def importable_name(item: Any) -> str:
     """The full name that imports `item`, a class or a function. Raises ConfigError where there is none."""
@@ -87,6 +89,7 @@ def named(value: Any) -> Any:
         return [named(item) for item in value]
     return importable_name(value) if callable(value) else value
 
+
 # %% ../../nbs/config/instantiate.ipynb #db51f649
 def literal(text: str) -> Any:
     """`text` as a Python literal, true and false in any case; else the text itself."""
@@ -96,6 +99,7 @@ def literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
+
 
 # %% ../../nbs/config/instantiate.ipynb #43d9dcec
 _LATE = re.compile(r"(\$?)\$!(?:\(([^(){}]*)\)|\{([^(){}]*)\})")
@@ -164,6 +168,7 @@ class Maker:
             self.made[target] = self.value(written, target)
             self._open.pop()
         return self.made[target]
+
 
 # %% ../../nbs/config/instantiate.ipynb #5cb8cd39
 def check_value(value: Any, at: At, document: Document, problems: Problems) -> None:

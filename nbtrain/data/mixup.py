@@ -14,7 +14,8 @@ from torch.nn.functional import one_hot
 from ..errors import StepError
 
 # %% auto #0
-__all__ = ['mixup', 'cutmix']
+__all__ = ["mixup", "cutmix"]
+
 
 # %% ../../nbs/data/mixup.ipynb #f2d70702
 def _draw(n: int, alpha: float) -> tuple[float, Tensor]:
@@ -43,6 +44,7 @@ def mixup(batch: tuple[Tensor, Tensor], alpha: float = 0.2, *, n_classes: int | 
     share, partner = _draw(len(x), alpha)
     partner = partner.to(x.device)
     return torch.lerp(x[partner], x, share), _mixed_labels(y, partner, share, n_classes)
+
 
 # %% ../../nbs/data/mixup.ipynb #5fc16fb1
 def cutmix(batch: tuple[Tensor, Tensor], alpha: float = 1.0, *, n_classes: int | None = None) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,8 @@ from ..errors import CheckpointError, ConfigError
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ['loader_place', 'put_loader', 'ResumableLoader', 'borrowed']
+__all__ = ["loader_place", "put_loader", "ResumableLoader", "borrowed"]
+
 
 # %% ../../nbs/data/resumable_loader.ipynb #9c56be43
 def _generators(loader: Any) -> list[torch.Generator]:
@@ -44,6 +45,7 @@ def put_loader(loader: Any, place: dict[str, Any]) -> None:
         loader.load_state_dict(place["own"])
     for generator, state in zip(_generators(loader), place["generators"]):
         generator.set_state(state)
+
 
 # %% ../../nbs/data/resumable_loader.ipynb #0ab3fd30
 class ResumableLoader(LoaderWrapper):
@@ -116,6 +118,7 @@ class ResumableLoader(LoaderWrapper):
 
     def _put(self, place: dict[str, Any]) -> None:
         put_loader(self.loader, place)
+
 
 # %% ../../nbs/data/resumable_loader.ipynb #a87590fd
 @contextmanager

@@ -28,14 +28,13 @@ from typing import Any
 import cloudpickle
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore, rendezvous  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from ..errors import WorkerError
 from ..history.source_code import is_user_file, is_user_module
 
 # %% auto #0
-__all__ = ['dumps', 'loads', 'Task', 'Failure', 'describe_failure', 'Terminated', 'Channel', 'LateReduce', 'Agreement', 'Rank',
-           'main']
+__all__ = ["dumps", "loads", "Task", "Failure", "describe_failure", "Terminated", "Channel", "LateReduce", "Agreement", "Rank", "main"]
+
 
 # %% ../../nbs/distributed/worker.ipynb #d156a3fd
 def dumps(value: Any) -> bytes:
@@ -49,17 +48,17 @@ def loads(data: bytes) -> Any:
     """Unpickle what `dumps` pickled, with its tensors on the CPU. Only for bytes from your own processes: a pickle can run any code."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
+
 # %% ../../nbs/distributed/worker.ipynb #fa7a8181
 @dataclass(frozen=True)
 class Task:
     """Work for one rank of `world_size`. `payload`: a function of a `Rank`, pickled. `address`: where the ranks meet."""
 
-    launch: str  # names the launch: its ranks find nothing that an earlier one has left at the same address
     number: int
     world_size: int
     payload: bytes
     backend: str  # of torch.distributed
-    address: str | int  # an init_method of torch.distributed, or a port of the parent's store
+    address: tuple[str, int]  # host and port of the parent's store
     folder: str
     path: list[str]
     environment: dict[str, str]
@@ -102,6 +101,7 @@ def _pickled(error: BaseException) -> bytes | None:
         return data if str(loads(data)) == str(error) else None
     except Exception:
         return None
+
 
 # %% ../../nbs/distributed/worker.ipynb #93b4b077
 _POLL_S = 0.5  # between two checks that the parent is alive
@@ -159,6 +159,7 @@ class Channel:
             pass
         os.killpg(os.getpid(), signal.SIGKILL)  # the worker leads a session
 
+
 # %% ../../nbs/distributed/worker.ipynb #340d1a9d
 _PACE_S, _MOST_CALLS = 0.05, 32  # between two reductions
 
@@ -210,6 +211,7 @@ class LateReduce:
             self._pending.wait()
         self._pending = None
 
+
 # %% ../../nbs/distributed/worker.ipynb #e316b196
 class Agreement:
     """Returns the parent's commands on every rank at the same call. Call `due` and `soon` equally often on all ranks."""
@@ -235,6 +237,7 @@ class Agreement:
             time.sleep(_POLL_S)
         self._n_returned += 1
         return self._channel.commands[self._n_returned - 1]
+
 
 # %% ../../nbs/distributed/worker.ipynb #c93ca73d
 @dataclass(frozen=True)
@@ -283,18 +286,8 @@ def _do(task: Task, channel: Channel, keep: frozenset[str]) -> bytes:
 @contextmanager
 def _process_group(task: Task) -> Iterator[None]:
     """Set up torch.distributed for one task."""
-    try:
-        if isinstance(task.address, int):
-            store: Store = TCPStore("127.0.0.1", task.address, is_master=False)
-        else:  # rank 0 serves it, and torch keeps a server that has the port already, with all its entries
-            store, *_ = next(rendezvous(task.address, task.number, task.world_size))
-        store = PrefixStore(task.launch, store)
-        dist.init_process_group(task.backend, rank=task.number, world_size=task.world_size, store=store)
-    except dist.DistNetworkError as error:
-        if "EADDRINUSE" not in str(error):
-            raise
-        remedy = "Give no address, and no MASTER_PORT: then a free port is found."
-        raise WorkerError(f"The address {task.address} is in use already.", remedy=remedy) from error
+    store = TCPStore(*task.address, is_master=False)
+    dist.init_process_group(task.backend, rank=task.number, world_size=task.world_size, store=store)
     yield
     dist.destroy_process_group()
 

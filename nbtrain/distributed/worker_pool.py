@@ -24,17 +24,16 @@ from contextlib import contextmanager
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NoReturn
-from uuid import uuid4
 
 import cloudpickle
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import DistNetworkError, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from .worker import Failure, Rank, Task, dumps, loads
 from ..errors import WorkerError, add_note
 from ..history.source_code import cells, reach
 
 # %% auto #0
-__all__ = ['OnMessage', 'pack', 'same_libraries', 'Pool', 'Launch']
+__all__ = ["OnMessage", "pack", "same_libraries", "Pool", "Launch"]
 
 # %% ../../nbs/distributed/worker_pool.ipynb #0904e6c3
 _LARGE_BYTES = 100 * 2**20  # a warning from here on
@@ -92,6 +91,7 @@ def _can_pickle(value: Any) -> bool:
     except Exception:
         return False
     return True
+
 
 # %% ../../nbs/distributed/worker_pool.ipynb #37ff7b39
 _READ_ONCE = ("CUDA_", "GLOO_", "LD_", "MKL_", "NCCL_", "OMP_", "PYTHON", "PYTORCH_", "TORCH")  # prefixes of variables
@@ -165,6 +165,7 @@ class _Worker:
         self.connection.close()
         self.output.close()
 
+
 # %% ../../nbs/distributed/worker_pool.ipynb #879eb4a8
 class Pool:
     """Worker processes that wait for work and have imported `preload`."""
@@ -204,6 +205,7 @@ def _environment(n: int) -> dict[str, str]:
     n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     environment.setdefault("OMP_NUM_THREADS", str(max(1, n_cores // n)))
     return environment
+
 
 # %% ../../nbs/distributed/worker_pool.ipynb #5a82e505
 class _Outcome:
@@ -263,6 +265,7 @@ def _death(rank: int, exit_code: int, output: str) -> WorkerError:
         else "",
     )
 
+
 # %% ../../nbs/distributed/worker_pool.ipynb #9ed4d914
 OnMessage = Callable[[int, Any], None]  # called with the rank and its message
 _POLL_S = 0.2  # between two checks that all workers are alive
@@ -288,29 +291,40 @@ def _held_interrupts() -> Iterator[threading.Event]:
     finally:
         signal.signal(signal.SIGINT, before)
 
+
 # %% ../../nbs/distributed/worker_pool.ipynb #6379a05d
+def _serve(host: str, port: int) -> TCPStore:
+    """The store in which the ranks find each other. New for each launch: an old one has the ranks of an earlier run."""
+    try:
+        return TCPStore(host, port, is_master=True, wait_for_workers=False)
+    except DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        remedy = "Give no address, and no MASTER_PORT: then a free port is found."
+        raise WorkerError(f"The address tcp://{host}:{port} is in use already.", remedy=remedy) from error
+
+
 class Launch:
     """Runs `payload` in `n` workers of `pool`. Use it as a context manager, which leaves no worker running.
 
-    `payload`: a function of a `Rank`, the same for all. `backend`: of torch.distributed. `init_method`: where the ranks meet; default: at a
-    port that this process holds, which no other process can take. Raises WorkerError for a payload that can't be pickled.
+    `payload`: a function of a `Rank`, the same for all. `backend`: of torch.distributed. `address`: host and port where this process serves
+    the ranks' store; port 0 is a free one. Raises WorkerError for a payload that can't be pickled, and for a port in use.
     """
 
     def __init__(
-        self, payload: Callable[[Rank], Any], n: int, *, pool: Pool, backend: str = "gloo", init_method: str | None = None
+        self, payload: Callable[[Rank], Any], n: int, *, pool: Pool, backend: str = "gloo", address: tuple[str, int] = ("127.0.0.1", 0)
     ) -> None:
         data = pack(payload)
         self._pool = pool
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if init_method is None else None
-        address = self._store.port if self._store is not None else init_method or ""
+        self._store: TCPStore | None = _serve(*address)
+        address = address[0], self._store.port
         texts = {name: linecache.getlines(name) for name in cells()}
         environment = _environment(n)
         self._workers = pool.take(n, environment)
         self._outcome = _Outcome(n)
         self._kill_at_s = float("inf")
-        launch = uuid4().hex
         for number, worker in enumerate(self._workers):
-            worker.send("task", Task(launch, number, n, data, backend, address, str(Path.cwd()), sys.path, environment, texts))
+            worker.send("task", Task(number, n, data, backend, address, str(Path.cwd()), sys.path, environment, texts))
 
     def __enter__(self) -> Launch:
         return self

@@ -19,7 +19,7 @@ from .protocol import EventSink, TrainerProtocol
 from ..errors import AddOnError
 
 # %% auto #0
-__all__ = ['Phase', 'TrainStep', 'AddOnBase', 'options', 'precedes', 'ordered']
+__all__ = ["Phase", "TrainStep", "AddOnBase", "options", "precedes", "ordered"]
 
 # %% ../../nbs/engine/addon.ipynb #a958d0ac
 Phase = Literal["train", "valid", "test"]
@@ -95,6 +95,7 @@ class AddOnBase:
         """Arguments for `lightning.Trainer`. Where two addons give the same one, the later addon's counts."""
         return {}
 
+
 # %% ../../nbs/engine/addon.ipynb #c3bca42e
 def options(addon: type[AddOnBase]) -> dict[str, Field[Any]]:
     """The options of an addon class by name."""
@@ -116,6 +117,7 @@ def _check_options(addons: Iterable[type[AddOnBase]]) -> None:
                     f"{other.__name__} and {addon.__name__} both take the option {name!r}.",
                     remedy="Rename it in one of them, or let both inherit it from one base class.",
                 )
+
 
 # %% ../../nbs/engine/addon.ipynb #0a69e94f
 def precedes(first: type[AddOnBase], second: type[AddOnBase]) -> bool:

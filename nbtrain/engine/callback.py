@@ -20,8 +20,22 @@ from ..errors import add_note
 CallbackType = TypeVar("CallbackType", bound=L.Callback)
 
 # %% auto #0
-__all__ = ['CallbackType', 'Notifier', 'Callback', 'call_hook', 'is_of_hook', 'notes', 'callbacks_of', 'active_callbacks',
-           'listeners', 'notifier', 'notify', 'Stopper', 'Leaving']
+__all__ = [
+    "CallbackType",
+    "Notifier",
+    "Callback",
+    "call_hook",
+    "is_of_hook",
+    "notes",
+    "callbacks_of",
+    "active_callbacks",
+    "listeners",
+    "notifier",
+    "notify",
+    "Stopper",
+    "Leaving",
+]
+
 
 # %% ../../nbs/engine/callback.ipynb #dc7ee07f
 class Callback(L.Callback):
@@ -73,6 +87,7 @@ class Callback(L.Callback):
     def on_finalize(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The training is over, completed, stopped, or ended by an error or an interrupt."""
 
+
 # %% ../../nbs/engine/callback.ipynb #aca3496c
 _NOTE = "nbtrain: hook "
 
@@ -96,6 +111,7 @@ def is_of_hook(error: BaseException) -> bool:
 def notes(error: BaseException) -> list[str]:
     """What was added to `error`."""
     return getattr(error, "__notes__", [])
+
 
 # %% ../../nbs/engine/callback.ipynb #7546eb13
 Notifier = Callable[..., None]
@@ -143,6 +159,7 @@ def notify(pl_trainer: L.Trainer, name: str, *args: Any) -> bool:
         call(*args)
     return call is not None
 
+
 # %% ../../nbs/engine/callback.ipynb #d420ef7d
 class Stopper(L.Callback):
     """A callback that may end the run; `reason` says why it did."""
@@ -154,6 +171,7 @@ class Stopper(L.Callback):
         if pl_trainer.strategy.reduce_boolean_decision(wanted, all=False):
             self.reason = reason
             pl_trainer.should_stop = True
+
 
 # %% ../../nbs/engine/callback.ipynb #a42189a9
 class Leaving(L.Callback):

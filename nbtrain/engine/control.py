@@ -20,7 +20,7 @@ from ..events import Phase
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ['State', 'Command', 'RunState', 'Boundary', 'Leave', 'Request', 'Requests', 'Control', 'refuse_while_on']
+__all__ = ["State", "Command", "RunState", "Boundary", "Leave", "Request", "Requests", "Control", "refuse_while_on"]
 
 # %% ../../nbs/engine/control.ipynb #f2b7e312
 State = Literal["idle", "running", "pausing", "paused", "stopping"]
@@ -91,6 +91,7 @@ class RunState:
         with self.changed:
             return self.changed.wait_for(lambda: self.name in states, timeout_s)
 
+
 # %% ../../nbs/engine/control.ipynb #45619d19
 @dataclass(frozen=True)
 class Boundary:
@@ -136,6 +137,7 @@ class Request:
                 self.future.set_exception(error)
                 if is_of_hook(error):
                     raise
+
 
 # %% ../../nbs/engine/control.ipynb #be734ee7
 class Requests:
@@ -197,6 +199,7 @@ class Requests:
     def __len__(self) -> int:
         return len(self._waiting)
 
+
 # %% ../../nbs/engine/control.ipynb #36acacf0
 def _pause(run_state: RunState, requests: Requests, pl_trainer: L.Trainer) -> None:
     """Wait at this boundary, and do the requests that come, until the state changes."""
@@ -214,6 +217,7 @@ def _pause(run_state: RunState, requests: Requests, pl_trainer: L.Trainer) -> No
     run_state.notify()
     if run_state.name == "running":
         notify(pl_trainer, "on_resumed")
+
 
 # %% ../../nbs/engine/control.ipynb #5ba7050a
 def _attend(run_state: RunState, requests: Requests, at: Boundary) -> None:
@@ -238,6 +242,7 @@ def _notify_leaving(pl_trainer: L.Trainer) -> None:
     for callback in pl_trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(callback, Leaving):
             callback.on_leave(pl_trainer, pl_trainer.lightning_module)
+
 
 # %% ../../nbs/engine/control.ipynb #8ac29090
 class Control:
@@ -339,6 +344,7 @@ class Control:
             return False
         self.elsewhere(("call", name, options))
         return True
+
 
 # %% ../../nbs/engine/control.ipynb #dda2bbd6
 def refuse_while_on(control: Control, place: str = "") -> None:

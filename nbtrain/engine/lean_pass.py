@@ -25,8 +25,19 @@ from .precision import CastPrecision
 from .step_module import StepModule
 
 # %% auto #0
-__all__ = ['KNOWN_VERSIONS', 'unknown_version', 'why_not_lean', 'Hook', 'heard', 'LeanPass', 'is_on_device', 'only_iterator',
-           'direct_fetcher', 'exhaust', 'explain_full_memory']
+__all__ = [
+    "KNOWN_VERSIONS",
+    "unknown_version",
+    "why_not_lean",
+    "Hook",
+    "heard",
+    "LeanPass",
+    "is_on_device",
+    "only_iterator",
+    "direct_fetcher",
+    "exhaust",
+    "explain_full_memory",
+]
 
 # %% ../../nbs/engine/lean_pass.ipynb #9d9f4be0
 KNOWN_VERSIONS = ("2.6",)  # of Lightning, whose private parts are used here
@@ -72,6 +83,7 @@ def why_not_lean(pl_trainer: L.Trainer, *, training: bool = True) -> str:
         }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
+
 # %% ../../nbs/engine/lean_pass.ipynb #fae6a35a
 class Hook:
     """One of Lightning's hooks and its listeners: callbacks in their order, then the module."""
@@ -100,6 +112,7 @@ class Hook:
 def heard(pl_trainer: L.Trainer, hooks: tuple[str, ...]) -> str:
     """The first of `hooks` that a callback or the module overrides; an empty text where there is none."""
     return next((name for name in hooks if Hook(name, pl_trainer).used), "")
+
 
 # %% ../../nbs/engine/lean_pass.ipynb #bafd725b
 class LeanPass:
@@ -170,6 +183,7 @@ def is_on_device(batch: Any, device: torch.device | None) -> bool:
             return False
     return True
 
+
 # %% ../../nbs/engine/lean_pass.ipynb #2cc92cc5
 def only_iterator(fetcher: _DataFetcher) -> Iterator[Any] | None:
     """The iterator of the one loader behind `fetcher`; None where there are several, or where its end is not known beforehand."""
@@ -217,6 +231,7 @@ def exhaust(fetcher: _DataFetcher) -> None:
     batches = only_iterator(fetcher)
     if batches is not None and fetcher.fetched == sized_len(fetcher.combined_loader.flattened[0]):
         next(batches, None)
+
 
 # %% ../../nbs/engine/lean_pass.ipynb #7aa6c72a
 @contextmanager

@@ -17,7 +17,8 @@ from .lean_update import LeanUpdate, WholeStep
 from .step_module import StepModule
 
 # %% auto #0
-__all__ = ['LeanEpochLoop', 'validates_anyway']
+__all__ = ["LeanEpochLoop", "validates_anyway"]
+
 
 # %% ../../nbs/engine/lean_training.ipynb #5de3a17c
 class LeanEpochLoop(_TrainingEpochLoop):
@@ -116,6 +117,7 @@ def validates_anyway(pl_trainer: L.Trainer) -> bool:
     finally:
         pl_trainer.should_stop = stops
 
+
 # %% ../../nbs/engine/lean_training.ipynb #fd0dbfb9
 _HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 _HOOKS += ("on_train_batch_end",)
@@ -188,6 +190,7 @@ class _TrainingPass(LeanPass):
             self.loop._update_learning_rates("step", update_plateau_schedulers=False)
         if is_last:
             self.loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+
 
 # %% ../../nbs/engine/lean_training.ipynb #61a621a5
 class _BetweenBatches:

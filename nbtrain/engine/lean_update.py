@@ -19,7 +19,8 @@ from .fast_step import find_backward, find_step, find_zero_grad, steps_alone
 from .lean_pass import Hook, LeanPass
 
 # %% auto #0
-__all__ = ['WholeStep', 'ZeroGrad', 'Gradients', 'LeanUpdate']
+__all__ = ["WholeStep", "ZeroGrad", "Gradients", "LeanUpdate"]
+
 
 # %% ../../nbs/engine/lean_update.ipynb #00cb98e4
 class ZeroGrad:
@@ -48,6 +49,7 @@ class ZeroGrad:
             counts.ready += 1
             counts.started += 1
             counts.completed += 1
+
 
 # %% ../../nbs/engine/lean_update.ipynb #64886627
 class Gradients:
@@ -104,6 +106,7 @@ class Gradients:
             return None if self.batch is None else {}
         loss = self.loss.detach() if self.detached is None else self.detached  # a whole step has no graph
         return {"loss": loss} if type(self.output) is Tensor else {**self.output, "loss": loss}
+
 
 # %% ../../nbs/engine/lean_update.ipynb #8ba4a419
 # Does forward, backward and the optimizer's step of a batch in one: given the batch and a function that does them in the usual way, it

@@ -20,7 +20,8 @@ from ..errors import StepError
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ['trainer_metrics', 'numbers', 'close_pass', 'PassModule']
+__all__ = ["trainer_metrics", "numbers", "close_pass", "PassModule"]
+
 
 # %% ../../nbs/engine/pass_module.ipynb #a4e00dec
 def trainer_metrics(trainer: StepsProtocol) -> dict[str, float]:
@@ -43,6 +44,7 @@ def numbers(metrics: Mapping[str, Any], whose: str, where: str) -> dict[str, flo
     except (TypeError, ValueError) as error:
         raise StepError(f"{whose} a metric that is not a number: {error}.", where=where) from error
 
+
 # %% ../../nbs/engine/pass_module.ipynb #5ef15993
 _PREFIX = {"train": "train", "valid": "val", "test": "test"}
 
@@ -62,6 +64,7 @@ def close_pass(trainer: StepsProtocol, addons: Iterable[AddOnBase], phase: Phase
         own |= addon.pass_metrics(trainer, phase)
     state.metrics[mode] = own
     return {f"{_PREFIX[phase]}_{name}": value for name, value in {**meter.means(), **own}.items()}
+
 
 # %% ../../nbs/engine/pass_module.ipynb #b4176a0a
 class PassModule(L.LightningModule):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, nearest
 
 # %% auto #0
-__all__ = ['resolve_precision', 'precision_args', 'CastPrecision']
+__all__ = ["resolve_precision", "precision_args", "CastPrecision"]
 
 # %% ../../nbs/engine/precision.ipynb #7e2614e6
 _NAMES = {
@@ -47,6 +47,7 @@ def _why_not(name: str, device: torch.device) -> str:
     if name.startswith("bf16") and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return f"{device} has no hardware for bf16."
     return ""
+
 
 # %% ../../nbs/engine/precision.ipynb #62350f24
 def _lightning_name(name: Any) -> str:
@@ -88,6 +89,7 @@ def precision_args(precision: str | Precision | None) -> dict[str, Any]:
     if precision is None:
         return {}
     return {"plugins": [precision]} if isinstance(precision, Precision) else {"precision": precision}
+
 
 # %% ../../nbs/engine/precision.ipynb #61b53d63
 _DTYPES = {

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ['Comparison', 'compare']
+__all__ = ["Comparison", "compare"]
+
 
 # %% ../../nbs/history/compare.ipynb #9ecb67fd
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         picture = base64.b64encode(plots.png(self.plot())).decode()
         return f'<pre>{escape(self.table())}</pre><img alt="curves" src="data:image/png;base64,{picture}">'
+
 
 # %% ../../nbs/history/compare.ipynb #c38086d7
 def compare(*paths: str | Path) -> Comparison:

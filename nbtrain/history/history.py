@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = ['StepTable', 'Row', 'write_csv', 'data_frame', 'History', 'ResultMetrics', 'RunResult']
+__all__ = ["StepTable", "Row", "write_csv", "data_frame", "History", "ResultMetrics", "RunResult"]
+
 
 # %% ../../nbs/history/history.ipynb #df4b47df
 class StepTable:
@@ -81,6 +82,7 @@ class StepTable:
         for i, step in enumerate(self.steps):
             yield {"step": step} | {name: column[i] for name, column in self.columns.items()}
 
+
 # %% ../../nbs/history/history.ipynb #beceef80
 class Row(dict[str, Any]):
     """The metrics of one epoch by name; `path` is the file of its weights, where they were saved."""
@@ -91,6 +93,7 @@ class Row(dict[str, Any]):
     def metrics(self) -> dict[str, float]:
         """The measured values alone, without epoch, step, learning rate and time."""
         return {name: value for name, value in self.items() if name not in ("epoch", "step", "lr", "time_s")}
+
 
 # %% ../../nbs/history/history.ipynb #7a8322ba
 class _BestRow:
@@ -112,6 +115,7 @@ class _BestRow:
             self._n_compared = len(rows)
         return self._best if isinstance(self._best, Row) else None
 
+
 # %% ../../nbs/history/history.ipynb #04808017
 def write_csv(rows: list[Row], path: str | Path) -> Path:
     """Write `rows` to `path`; an empty cell where a row lacks a metric."""
@@ -131,6 +135,7 @@ def data_frame(rows: list[Row]) -> DataFrame:
     import pandas
 
     return pandas.DataFrame(rows)
+
 
 # %% ../../nbs/history/history.ipynb #3475ce3b
 class History:
@@ -229,6 +234,7 @@ class History:
         rows = self.epochs or self.tests
         return html.table_html(rows, self.best) if rows else "<em>History: nothing was run yet</em>"
 
+
 # %% ../../nbs/history/history.ipynb #778cbb30
 class ResultMetrics(dict[str, Any]):
     """The last row's metrics by name, and the whole run's by OmniGenBench's four keys, such as `["best_valid"]["eval_loss"]`.
@@ -248,6 +254,7 @@ class ResultMetrics(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         return self.history._repr_html_()
+
 
 # %% ../../nbs/history/history.ipynb #f65858da
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from .source_code import PLAIN, Reached, is_cell, is_kind, lambda_text, mro, nam
 from ..views.text import Board, format_value, record_text, summary_line
 
 # %% auto #0
-__all__ = ['is_secret', 'is_from_environment', 'blot_out', 'describe', 'git_state', 'record', 'read_record', 'show', 'diff']
+__all__ = ["is_secret", "is_from_environment", "blot_out", "describe", "git_state", "record", "read_record", "show", "diff"]
 
 # %% ../../nbs/history/provenance.ipynb #abc14f8c
 _SECRET_NAME = r"(?:api_?key|key|token|tkn|secret|password|passwd|pwd|credentials?)"
@@ -67,6 +67,7 @@ def _assigned_from_environment(reached: Reached) -> set[str]:
     assignment = re.compile(r"^[ \t]*([\w., \t]+?)\s*(?::[^=\n]+)?=[^=\n].*\b(?:environ|getenv)\b", re.MULTILINE)
     texts = ["".join(linecache.getlines(place)) for place in reached.places]
     return {name.strip() for text in texts for names in assignment.findall(text) for name in names.split(",")}
+
 
 # %% ../../nbs/history/provenance.ipynb #9799da30
 def _settings(value: Any) -> dict[str, Any]:
@@ -108,6 +109,7 @@ def _sizes(value: Any) -> list[str]:
         modules.extend(child for child in state(module).get("_modules", {}).values() if child is not None)
         parameters.update((id(p), p) for p in state(module).get("_parameters", {}).values() if p is not None)
     return [f"{sum(p.numel() for p in parameters.values()):,} params"] if modules else []
+
 
 # %% ../../nbs/history/provenance.ipynb #986fcb06
 def describe(value: Any, name: str = "", depth: int = 3) -> Any:
@@ -157,6 +159,7 @@ def _inline(value: Any, name: str = "") -> str:
     described = describe(value, name, 1)
     return repr(described) if is_kind(value, str) or not isinstance(described, str) else described
 
+
 # %% ../../nbs/history/provenance.ipynb #8bddd6f6
 _GIT_TIMEOUT_S = 5.0
 _MAX_DIFF = 200_000  # bytes; a notebook with pictures in it has a diff of megabytes
@@ -200,6 +203,7 @@ def git_state(folder: Path) -> tuple[dict[str, Any], str] | None:
     diff = _git_text(folder, "diff", "--no-color", "--no-ext-diff", "HEAD") if dirty and commit else ""
     return {"commit": commit, "branch": heads.get("head"), "dirty": dirty}, blot_out(diff or "")
 
+
 # %% ../../nbs/history/provenance.ipynb #facc51c3
 _ALWAYS = ("torch", "lightning", "torchmetrics", "numpy")
 
@@ -229,6 +233,7 @@ def _command() -> list[str]:
         words.append(_HIDDEN if hidden else f"{flag}={_HIDDEN}" if secret and equals else str(describe(word)))
         hidden = secret and not equals
     return words
+
 
 # %% ../../nbs/history/provenance.ipynb #2d57a998
 def _labels(reached: Reached) -> dict[str, str]:
@@ -268,6 +273,7 @@ def _keep_source(folder: Path, content: dict[str, Any], reached: Reached) -> str
         (folder / name / file).write_text(text, encoding="utf-8")
     content["sources"][name] = found
     return name
+
 
 # %% ../../nbs/history/provenance.ipynb #5b58db49
 def _begin(folder: Path, arguments: Mapping[str, Any], packages: list[str], seed: int | None, device: str) -> dict[str, Any]:
@@ -314,6 +320,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     """What `record` wrote to `provenance.json`; None where nothing was recorded."""
     file = folder / "provenance.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
 
 # %% ../../nbs/history/provenance.ipynb #f1e1be5b
 _WIDTH = 100
@@ -384,6 +391,7 @@ def show(path: str | Path) -> str:
     parts.append(f"Source ({name}/steps.py)\n\n{(folder / name / 'steps.py').read_text(encoding='utf-8')}")
     return "\n\n".join(part.rstrip() for part in parts if part)
 
+
 # %% ../../nbs/history/provenance.ipynb #d7c2f888
 def _changes(title: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     """The entries that differ; "" where all are equal."""
@@ -394,6 +402,7 @@ def _changes(title: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
             one_line = f"  {name}  {old} → {new}"
             lines += [one_line] if len(one_line) <= _WIDTH else [f"  {name}", f"    a {old}", f"    b {new}"]
     return "\n".join([title, *lines]) if lines else ""
+
 
 # %% ../../nbs/history/provenance.ipynb #517f0d0a
 def _metrics(histories: Iterable[History]) -> str:

@@ -17,7 +17,8 @@ from .history import History
 from ..views import plots
 
 # %% auto #0
-__all__ = ['run_folders', 'open_run_folder', 'RunFolder', 'find_run', 'read_events', 'load_run']
+__all__ = ["run_folders", "open_run_folder", "RunFolder", "find_run", "read_events", "load_run"]
+
 
 # %% ../../nbs/history/run_folder.ipynb #e6829999
 def _run_number(path: Path) -> int:
@@ -49,6 +50,7 @@ def open_run_folder(save_path: str | Path) -> Path:
             f"save_path={str(save_path)!r} can't hold a run folder: {error.strerror}.",
             remedy="Give a folder that can be written to, or None to write nothing.",
         ) from error
+
 
 # %% ../../nbs/history/run_folder.ipynb #18d3ee1c
 class RunFolder:
@@ -99,6 +101,7 @@ def _drop_cut_line(file: Path) -> None:
         stream.seek(-1, os.SEEK_END)
         if stream.read() != b"\n":
             stream.truncate(file.read_bytes().rfind(b"\n") + 1)
+
 
 # %% ../../nbs/history/run_folder.ipynb #30fed9c0
 def find_run(path: str | Path) -> Path:

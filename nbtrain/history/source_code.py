@@ -25,10 +25,36 @@ from types import BuiltinFunctionType, CodeType, FunctionType, GetSetDescriptorT
 from typing import Any
 
 # %% auto #0
-__all__ = ['PLAIN', 'is_kind', 'own', 'mro', 'state', 'module_of', 'name_of', 'is_user_file', 'is_user_module', 'is_user',
-           'Definition', 'SourceFile', 'first_line', 'is_cell', 'execution_number', 'cells', 'read_source',
-           'names_read', 'modules_imported', 'package_of', 'parts', 'closure', 'chain', 'chains_read', 'Reached',
-           'reach', 'lambda_text']
+__all__ = [
+    "PLAIN",
+    "is_kind",
+    "own",
+    "mro",
+    "state",
+    "module_of",
+    "name_of",
+    "is_user_file",
+    "is_user_module",
+    "is_user",
+    "Definition",
+    "SourceFile",
+    "first_line",
+    "is_cell",
+    "execution_number",
+    "cells",
+    "read_source",
+    "names_read",
+    "modules_imported",
+    "package_of",
+    "parts",
+    "closure",
+    "chain",
+    "chains_read",
+    "Reached",
+    "reach",
+    "lambda_text",
+]
+
 
 # %% ../../nbs/history/source_code.ipynb #d6e2181d
 def is_kind(item: Any, kind: type | tuple[type, ...]) -> bool:
@@ -72,6 +98,7 @@ def name_of(item: Any) -> str:
     name = kind.__qualname__ if is_kind(kind, FunctionType) else type.__getattribute__(kind, "__qualname__")
     module = module_of(kind)
     return name if module in ("", "__main__", "builtins") else f"{module}.{name}"
+
 
 # %% ../../nbs/history/source_code.ipynb #84f234a7
 @functools.cache
@@ -125,6 +152,7 @@ def _methods(kind: type) -> list[FunctionType]:
     prefix = type.__getattribute__(kind, "__qualname__") + "."
     return [function for function in functions if function.__qualname__ == prefix + function.__name__]
 
+
 # %% ../../nbs/history/source_code.ipynb #3df7a165
 @dataclass(frozen=True)
 class Definition:
@@ -176,6 +204,7 @@ def first_line(node: ast.AST) -> int:
     """The line where a definition begins, with its decorators."""
     return min([getattr(node, "lineno", 1), *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
 
+
 # %% ../../nbs/history/source_code.ipynb #e121d584
 def is_cell(file: str) -> bool:
     """Is `file` a cell of a notebook (or of another prompt), whose text is only in memory?"""
@@ -205,6 +234,7 @@ def read_source(file: str, namespace: dict[str, Any] | None = None) -> SourceFil
         return SourceFile(file, lines) if lines and not _is_generated(file) else None
     except SyntaxError:  # the file is being edited
         return None
+
 
 # %% ../../nbs/history/source_code.ipynb #e75c3d0b
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -242,6 +272,7 @@ def modules_imported(code: CodeType, package: str) -> Iterator[tuple[ModuleType,
             if found is not None:
                 yield found, names
 
+
 # %% ../../nbs/history/source_code.ipynb #3bc4068a
 def _compiled(nodes: list[ast.stmt]) -> CodeType | None:
     """Code that reads the names in `nodes`. Annotations are not evaluated, so their names don't count."""
@@ -257,6 +288,7 @@ def _expressions(function: ast.AST) -> list[ast.stmt]:
         return []
     defaults = [*function.args.defaults, *(default for default in function.args.kw_defaults if default)]
     return [ast.copy_location(ast.Expr(e), e) for e in (*getattr(function, "decorator_list", ()), *defaults)]
+
 
 # %% ../../nbs/history/source_code.ipynb #561b08f6
 PLAIN = (int, float, str, bool, type(None), complex, bytes)
@@ -306,6 +338,7 @@ def closure(function: FunctionType) -> dict[str, Any]:
             continue
     return found
 
+
 # %% ../../nbs/history/source_code.ipynb #349e44f1
 def chain(path: str, item: Any, attributes: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """The objects along a chain such as `config.optim.lr`, each with its path, as far as they can be seen without running code."""
@@ -331,6 +364,7 @@ def chains_read(code: CodeType, namespace: dict[str, Any]) -> Iterator[tuple[str
             yield module_of(module), module, []
             for name in sorted(names & state(module).keys()) if is_user_module(module_of(module)) else ():
                 yield f"{module_of(module)}.{name}", state(module)[name], []
+
 
 # %% ../../nbs/history/source_code.ipynb #e3a4ebd0
 class _Sources:
@@ -381,6 +415,7 @@ def _places(kind: type) -> list[str]:
     """Where a class may have been written: the file of its module, and for `__main__` any cell, the newest first."""
     path = _namespace(kind).get("__file__")
     return ([path] if isinstance(path, str) else []) + (cells()[::-1] if module_of(kind) == "__main__" else [])
+
 
 # %% ../../nbs/history/source_code.ipynb #4bc9cf15
 _CODE = (FunctionType, MethodType, BuiltinFunctionType, type, ModuleType, staticmethod, classmethod, property)
@@ -464,6 +499,7 @@ class _Walk:
         file = namespace.get("__file__")
         self.places.update([file] if isinstance(file, str) else cells())
 
+
 # %% ../../nbs/history/source_code.ipynb #c157f5a2
 @dataclass(frozen=True)
 class Reached:
@@ -517,6 +553,7 @@ def _is_inside(inner: Definition, outer: Definition) -> bool:
     """Is the text of `inner` a part of that of `outer`?"""
     within = inner.file == outer.file and outer.first <= inner.first and inner.last <= outer.last
     return within and (outer.first, outer.last) != (inner.first, inner.last)
+
 
 # %% ../../nbs/history/source_code.ipynb #a5e4be7e
 def lambda_text(function: FunctionType) -> str:

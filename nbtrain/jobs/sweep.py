@@ -20,7 +20,8 @@ from ..history.run_folder import load_run, run_folders
 from .trainer_args import TrainerArgs
 
 # %% auto #0
-__all__ = ['choices', 'Point', 'grid', 'run_sweep', 'compare_sweep']
+__all__ = ["choices", "Point", "grid", "run_sweep", "compare_sweep"]
+
 
 # %% ../../nbs/jobs/sweep.ipynb #0d4cb11a
 def choices(value: str | None) -> list[str | None]:
@@ -31,6 +32,7 @@ def choices(value: str | None) -> list[str | None]:
         return [str(n) for n in range(int(span[1]), int(span[2]) + 1)]
     parts = re.findall(r"""(?:[^,\[\]{}()'"]|'[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\}|\([^)]*\))+""", value)
     return list(parts) if len(parts) > 1 else [value]
+
 
 # %% ../../nbs/jobs/sweep.ipynb #3386c68a
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from .build import Job, build, estimate_devices
 from .validate import check_settings, notes
 
 # %% auto #0
-__all__ = ['CONFIG_FILE', 'ComputeArgs', 'TrainerArgs']
+__all__ = ["CONFIG_FILE", "ComputeArgs", "TrainerArgs"]
 
 # %% ../../nbs/jobs/trainer_args.ipynb #5c97745d
 CONFIG_FILE = "config.yaml"
@@ -43,6 +43,7 @@ class _KeepConfig(L.Callback):
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit" and self.trainer.run_dir is not None and pl_trainer.is_global_zero:
             (self.trainer.run_dir / CONFIG_FILE).write_text(self.text, encoding="utf-8")
+
 
 # %% ../../nbs/jobs/trainer_args.ipynb #369ea4d6
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ class TrainerArgs(NnScalerFields, Settings):
     @property
     def _source(self) -> Document:
         return self.document if self.document.data else Document(to_plain(self))
+
 
 # %% ../../nbs/jobs/trainer_args.ipynb #964f8463
 def _plan_text(args: TrainerArgs) -> str:

@@ -25,8 +25,7 @@ from ..trainer.arguments import check_lightning
 from ..trainer.trainer import Trainer
 
 # %% auto #0
-__all__ = ['LOGGERS', 'STAGES', 'check_part', 'hook_part', 'device_type', 'n_available', 'one_precision', 'check_settings',
-           'notes']
+__all__ = ["LOGGERS", "STAGES", "check_part", "hook_part", "device_type", "n_available", "one_precision", "check_settings", "notes"]
 
 # %% ../../nbs/jobs/validate.ipynb #f2b16286
 LOGGERS = "lightning.pytorch.loggers"
@@ -57,6 +56,7 @@ def _check_parts(settings: Settings, document: Document, problems: Problems) -> 
         for i, part in enumerate(parts):
             check_part(part, (name, i), document, problems, short=short)
 
+
 # %% ../../nbs/jobs/validate.ipynb #89d29e36
 def hook_part(hook: dict[str, Any]) -> PartConfig:
     """A hook that is given by its type, as any other part is."""
@@ -76,6 +76,7 @@ def _check_hook(hook: dict[str, Any], document: Document, problems: Problems) ->
             HooksAddon(hooks={name: function or print}).gather(None)
         except ConfigError as error:
             problems.add_error(error, document.place(("hook", name)))
+
 
 # %% ../../nbs/jobs/validate.ipynb #04bde2b4
 def device_type(settings: Settings) -> str:
@@ -117,6 +118,7 @@ def _check_batches(settings: Settings, n_copies: int, document: Document, proble
     for problem in found.found:
         problems.add(problem.what, document.place(("global_batch_size",)), problem.remedy)
 
+
 # %% ../../nbs/jobs/validate.ipynb #6694d359
 def _check_limits(settings: Settings, document: Document, problems: Problems) -> None:
     saving = settings.checkpoint
@@ -149,6 +151,7 @@ def one_precision(precision: dict[Any, Any]) -> str | None:
     """The one precision of parameters, buffers and inputs, if there is one."""
     found = {precision.get(name, "none") for name in ("param", "buffer", "input")}
     return found.pop() if len(found) == 1 else None
+
 
 # %% ../../nbs/jobs/validate.ipynb #47b9c191
 def _check_data(settings: Settings, document: Document, problems: Problems) -> None:
@@ -186,6 +189,7 @@ def _check_loader_args(name: str, arguments: dict[str, Any], at: At, document: D
     if isinstance(function, str) and not function.startswith("$!"):
         check_name(function, (*at, "collate_fn"), document, problems)
 
+
 # %% ../../nbs/jobs/validate.ipynb #8073debe
 def check_settings(settings: Settings, document: Document, problems: Problems) -> None:
     """Add to `problems` all that is wrong with `settings`, as far as it can be seen without data."""
@@ -207,6 +211,7 @@ def check_settings(settings: Settings, document: Document, problems: Problems) -
     if settings.hook is not None:
         _check_hook(settings.hook, document, problems)
     _check_data(settings, document, problems)
+
 
 # %% ../../nbs/jobs/validate.ipynb #6f5f11cb
 def notes(settings: Settings) -> list[str]:

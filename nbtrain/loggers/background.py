@@ -23,7 +23,7 @@ from lightning.pytorch.loggers import Logger
 from ..errors import NbtrainError
 
 # %% auto #0
-__all__ = ['Connect', 'hushed', 'RetryQueue', 'Delivery']
+__all__ = ["Connect", "hushed", "RetryQueue", "Delivery"]
 
 # %% ../../nbs/loggers/background.ipynb #a4c77140
 _LEVELS = threading.Lock()  # the levels of `logging` belong to the process
@@ -42,6 +42,7 @@ def hushed(*names: str) -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels):
                 logger.setLevel(level)
+
 
 # %% ../../nbs/loggers/background.ipynb #8e03328e
 _MAX_WAIT_S = 60.0  # between two attempts
@@ -127,6 +128,7 @@ class RetryQueue:
             self._changed.notify_all()
         return error is None
 
+
 # %% ../../nbs/loggers/background.ipynb #5b36e5fd
 Connect = Callable[[Callable[[str], None]], Logger]
 
@@ -200,6 +202,7 @@ def _words(error: Exception) -> str:
     """`OSError: [Errno 28] No space left on device`"""
     first = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
 
 # %% ../../nbs/loggers/background.ipynb #ed476606
 _SHORT_WAIT_S = 2.0  # for a service that was not reached in the run before
@@ -278,6 +281,7 @@ class _Connection:
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"sender": None}
+
 
 # %% ../../nbs/loggers/background.ipynb #99e83e06
 class Delivery(Logger):

@@ -19,7 +19,7 @@ from ..errors import ConfigError, OptionError, nearest
 from ..events import MonitorMode, known_mode
 
 # %% auto #0
-__all__ = ['check_lightning', 'check_mode', 'resolve_monitor', 'make_optimizer', 'check_run', 'check_optimizer']
+__all__ = ["check_lightning", "check_mode", "resolve_monitor", "make_optimizer", "check_run", "check_optimizer"]
 
 # %% ../../nbs/trainer/arguments.ipynb #2b2256f9
 _OURS = {
@@ -43,6 +43,7 @@ def check_lightning(arguments: Mapping[str, Any]) -> dict[str, Any]:
         if name not in known:
             raise OptionError(f"lightning.Trainer has no argument {name!r}.", remedy=nearest(name, known - _OURS.keys()))
     return dict(arguments)
+
 
 # %% ../../nbs/trainer/arguments.ipynb #a3aae1f1
 def check_mode(mode: str) -> Mode:
@@ -72,6 +73,7 @@ def make_optimizer(optimizer: Any, model: nn.Module, mode: str) -> Optimizer | N
     if not isinstance(made, Optimizer):
         raise ConfigError(f"The optimizer factory returned {type(made).__name__}.", remedy=example)
     return made
+
 
 # %% ../../nbs/trainer/arguments.ipynb #dd001b84
 def check_run(mode: str, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:

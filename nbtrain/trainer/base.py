@@ -38,7 +38,8 @@ from .run_handle import RunHandle
 from ..views.text import View
 
 # %% auto #0
-__all__ = ['TrainerSteps', 'TrainerArguments', 'TrainerBase']
+__all__ = ["TrainerSteps", "TrainerArguments", "TrainerBase"]
+
 
 # %% ../../nbs/trainer/base.ipynb #70207257
 class TrainerSteps(Composable):
@@ -74,6 +75,7 @@ class TrainerSteps(Composable):
         """Does this class have a `metric_on_epoch_end` that may read tensors?"""
         return type(self).metric_on_epoch_end is not TrainerSteps.metric_on_epoch_end
 
+
 # %% ../../nbs/trainer/base.ipynb #cc16710c
 class TrainerArguments(TrainerSteps):
     """The arguments of a trainer."""
@@ -108,6 +110,7 @@ class TrainerArguments(TrainerSteps):
     def toggle(self, mode: Mode | None = None) -> None:
         """Switch to `mode`, or to the other one."""
         self.mode = mode if mode is not None else ("test" if self.mode == "train" else "train")
+
 
 # %% ../../nbs/trainer/base.ipynb #80acdc97
 class TrainerBase(TrainerArguments):

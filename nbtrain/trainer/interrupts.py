@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from ..engine.control import Control
 
 # %% auto #0
-__all__ = ['handles_signals', 'signals_stop', 'workers_ignore_interrupts']
+__all__ = ["handles_signals", "signals_stop", "workers_ignore_interrupts"]
 
 # %% ../../nbs/trainer/interrupts.ipynb #40f0307b
 _DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
@@ -41,6 +41,7 @@ def handles_signals(signals: Iterable[signal.Signals], call: Callable[[int], Non
         for signum, handler in before.items():
             signal.signal(signum, handler)
 
+
 # %% ../../nbs/trainer/interrupts.ipynb #89ca70bd
 @contextmanager
 def signals_stop(control: Control, pl_trainer: L.Trainer) -> Iterator[None]:
@@ -56,6 +57,7 @@ def signals_stop(control: Control, pl_trainer: L.Trainer) -> Iterator[None]:
         if signal.SIGTERM in handled:  # Lightning puts its own handler first: it would leave at once, or wait there for the other ranks
             pl_trainer._signal_connector._sigterm_notifier_fn = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
         yield
+
 
 # %% ../../nbs/trainer/interrupts.ipynb #39f1915d
 class _IgnoreInterrupts:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ['quiet', 'go_on', 'driving']
+__all__ = ["quiet", "go_on", "driving"]
 
 # %% ../../nbs/trainer/lightning_run.ipynb #d7bdc365
 _NOISE = (
@@ -50,6 +50,7 @@ def quiet() -> Iterator[None]:
         finally:
             logger.setLevel(level)
 
+
 # %% ../../nbs/trainer/lightning_run.ipynb #8274d62e
 def go_on(pl_trainer: L.Trainer, counts: Counts) -> None:
     """Let a new Lightning trainer continue from `counts`, as if it had run the epochs before."""
@@ -61,6 +62,7 @@ def go_on(pl_trainer: L.Trainer, counts: Counts) -> None:
     updates.ready = updates.completed = loop.epoch_loop._batches_that_stepped = counts.update
     # Past epoch 0 the epoch loop makes a second iterator, which draws a second seed, unless it thinks that it resumes
     loop._resuming_from_checkpoint = counts.epoch > 0
+
 
 # %% ../../nbs/trainer/lightning_run.ipynb #3f4f59d2
 @contextmanager

@@ -26,7 +26,8 @@ from ..views.notebook import NotebookView
 from ..views.text import format_value
 
 # %% auto #0
-__all__ = ['set_options', 'validate_now', 'with_addons', 'change_class', 'TrainerControls']
+__all__ = ["set_options", "validate_now", "with_addons", "change_class", "TrainerControls"]
+
 
 # %% ../../nbs/trainer/live_edits.ipynb #e815dabc
 def set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
@@ -68,6 +69,7 @@ def _set_lr(trainer: TrainerProtocol, before: float, lr: float) -> None:
     scale_lr(trainer.optimizer, lr / before)
     scale_schedules(trainer, lr / before)
 
+
 # %% ../../nbs/trainer/live_edits.ipynb #49cd10a8
 def validate_now(trainer: TrainerProtocol) -> dict[str, float] | None:
     """Validate between two batches; returns the metrics, None where it is left for the end of the running batch."""
@@ -87,6 +89,7 @@ def _validate(trainer: TrainerProtocol, at: Boundary | None) -> dict[str, float]
     metrics = {name: value for name, value in module.epoch_metrics.items() if name.startswith("val_")}
     trainer.recorder.mark("validated: " + ", ".join(f"{name} {format_value(value)}" for name, value in metrics.items()))
     return metrics
+
 
 # %% ../../nbs/trainer/live_edits.ipynb #7eca709a
 def with_addons(trainer: TrainerBase, steps: type[TrainerBase]) -> type[TrainerBase]:
@@ -118,6 +121,7 @@ def change_class(trainer: TrainerBase, steps: type[TrainerBase]) -> None:
     for meter in trainer.train_state.meters.values():
         meter.expect_other_names()
     trainer.recorder.mark(f"the steps are those of a new {steps.__name__}")
+
 
 # %% ../../nbs/trainer/live_edits.ipynb #07a8931c
 class TrainerControls(TrainerBase):

@@ -12,7 +12,8 @@ from ..history.history import History
 from .arguments import check_mode
 
 # %% auto #0
-__all__ = ['ProgressChecker', 'TrainerProgress']
+__all__ = ["ProgressChecker", "TrainerProgress"]
+
 
 # %% ../../nbs/trainer/progress.ipynb #f85ba336
 class ProgressChecker:
@@ -34,6 +35,7 @@ class ProgressChecker:
 
     def __repr__(self) -> str:
         return f"ProgressChecker(step={self.get_step()}, epoch={self.get_epoch()})"
+
 
 # %% ../../nbs/trainer/progress.ipynb #f2a9910d
 class TrainerProgress:

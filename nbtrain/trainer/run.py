@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ['Run']
+__all__ = ["Run"]
+
 
 # %% ../../nbs/trainer/run.ipynb #bdb70ef6
 class Run:

@@ -23,7 +23,7 @@ from ..history.history import RunResult
 from .interrupts import handles_signals
 
 # %% auto #0
-__all__ = ['RunThread', 'RunHandle', 'free_last_error']
+__all__ = ["RunThread", "RunHandle", "free_last_error"]
 
 # %% ../../nbs/trainer/run_handle.ipynb #d9026d79
 _LEAVE_S = 4.0  # Jupyter kills a kernel 5 s after it has requested its end
@@ -90,6 +90,7 @@ class RunThread:
         """The interpreter ends, as a kernel does that is shut down: nothing waits for this thread, so it is requested to end."""
         self._control.stop(signal.SIGTERM)
         self._thread.join(_LEAVE_S)
+
 
 # %% ../../nbs/trainer/run_handle.ipynb #05dc6f9a
 class RunHandle:
@@ -169,6 +170,7 @@ class RunHandle:
 
     def __repr__(self) -> str:
         return f"RunHandle({self.status} · {self._place()})" if self.result is None else f"RunHandle({self.result!r})"
+
 
 # %% ../../nbs/trainer/run_handle.ipynb #2802a95e
 def _clear_frames(error: BaseException | None) -> None:

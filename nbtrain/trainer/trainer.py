@@ -49,7 +49,8 @@ from ..views.html import table_html
 from ..views.text import best_words, format_count
 
 # %% auto #0
-__all__ = ['AnyTrainer', 'TrainerWeights', 'TrainerInspection', 'epochs_left', 'TrainerRuns', 'Trainer']
+__all__ = ["AnyTrainer", "TrainerWeights", "TrainerInspection", "epochs_left", "TrainerRuns", "Trainer"]
+
 
 # %% ../../nbs/trainer/trainer.ipynb #daa6da77
 class TrainerWeights(TrainerBase):
@@ -77,6 +78,7 @@ class TrainerWeights(TrainerBase):
         folder of safetensors where the name has no suffix. Raises CheckpointError that names a missing part.
         """
         return merge_checkpoint(files, out)
+
 
 # %% ../../nbs/trainer/trainer.ipynb #9b8c1e3f
 class TrainerInspection(TrainerBase):
@@ -147,6 +149,7 @@ class TrainerInspection(TrainerBase):
         history = self.train_state.history
         table = table_html(history.epochs, history.best) if history.epochs else ""
         return f"<div><code>{escape(repr(self))}</code></div>{table}"
+
 
 # %% ../../nbs/trainer/trainer.ipynb #9cd4531d
 def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path) -> int:
@@ -232,6 +235,7 @@ class TrainerRuns(TrainerBase):
     def run_epoch(self, loader: Iterable[Any]) -> RunResult:
         """One epoch on `loader`, or in mode "test" one evaluation: `run(1, loader)`."""
         return self.run(1, loader)
+
 
 # %% ../../nbs/trainer/trainer.ipynb #fa5b7d71
 AnyTrainer = TypeVar("AnyTrainer", bound="Trainer")

@@ -28,7 +28,7 @@ from nbtrain.views.text import (
 )
 
 # %% auto #0
-__all__ = ['table_html', 'curve_svg', 'image_html', 'record_html', 'bar_html']
+__all__ = ["table_html", "curve_svg", "image_html", "record_html", "bar_html"]
 
 # %% ../../nbs/views/html.ipynb #5108bf4c
 _CELL = "padding:2px 10px;text-align:right;font-variant-numeric:tabular-nums;border:0;background:transparent"
@@ -61,6 +61,7 @@ def table_html(rows: Sequence[Row], best: Row | None = None, caption: str = "Met
     style = "border-collapse:collapse;margin:4px 0;font-size:13px"
     return f'<table style="{style}">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
+
 # %% ../../nbs/views/html.ipynb #0359fe95
 def curve_svg(points: Sequence[tuple[int, float]], marks: Sequence[tuple[Progress, str]] = (), width: int = 480, height: int = 90) -> str:
     """The loss by step as an SVG line with a dotted one at each mark; points that are not finite are left out. Empty below two points."""
@@ -90,6 +91,7 @@ def curve_svg(points: Sequence[tuple[int, float]], marks: Sequence[tuple[Progres
         f'<text x="{width - 74}" y="{height - 4}" {label}>{min(ys):.4g} loss</text></svg>'
     )
 
+
 # %% ../../nbs/views/html.ipynb #e7e8a477
 def image_html(png: bytes, alt: str) -> str:
     """A PNG within the page; `alt` describes it in words."""
@@ -115,6 +117,7 @@ def _state_line(board: Board) -> str:
     """The last line while the run is running, which stays if the kernel dies: `▶ running · epoch 3/10 · 251/500 · 01:12`."""
     p = board.progress
     return " · ".join([f"{ICONS[board.status]} {board.status}", *place_words(p), format_time(p.elapsed_s)])
+
 
 # %% ../../nbs/views/html.ipynb #a48d298f
 def _bar(label: str, text: str, value: float, n: int | None, rest: str) -> str:

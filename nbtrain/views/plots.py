@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import, and most imports 
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ['panels', 'blank', 'png', 'curves', 'compared']
+__all__ = ["panels", "blank", "png", "curves", "compared"]
 
 # %% ../../nbs/views/plots.ipynb #e2d989b6
 _PREFIXES = ("train_", "val_", "test_")
@@ -33,6 +33,7 @@ def panels(rows: Sequence[Row]) -> dict[str, list[str]]:
         quantity = next((name.removeprefix(p) for p in _PREFIXES if name.startswith(p)), name)
         groups.setdefault(quantity, []).append(name)
     return dict(sorted(groups.items(), key=lambda item: item[0] != "loss"))
+
 
 # %% ../../nbs/views/plots.ipynb #f68d30ba
 def blank(width: float, height: float) -> Figure:
@@ -49,6 +50,7 @@ def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
+
 
 # %% ../../nbs/views/plots.ipynb #39ba44b5
 def _panel(
@@ -96,6 +98,7 @@ def curves(rows: Sequence[Row], best: Row | None = None, marks: Sequence[tuple[P
     for axes, quantity, names in places:
         _panel(axes, quantity, names, rows, best, marks)
     return figure
+
 
 # %% ../../nbs/views/plots.ipynb #b76190c9
 def compared(runs: Mapping[str, Sequence[Row]]) -> Figure:

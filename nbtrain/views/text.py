@@ -15,9 +15,32 @@ from typing import Any, Protocol, TextIO
 from ..events import Event, MonitorMode, Progress, is_better
 
 # %% auto #0
-__all__ = ['Row', 'ICONS', 'format_value', 'format_time', 'format_count', 'best_row', 'Speed', 'Board', 'header_line',
-           'place_words', 'rate_words', 'progress_line', 'mark_line', 'best_words', 'summary_line', 'column_names',
-           'visible_rows', 'cells', 'table_text', 'record_text', 'View', 'TerminalView', 'LogView']
+__all__ = [
+    "Row",
+    "ICONS",
+    "format_value",
+    "format_time",
+    "format_count",
+    "best_row",
+    "Speed",
+    "Board",
+    "header_line",
+    "place_words",
+    "rate_words",
+    "progress_line",
+    "mark_line",
+    "best_words",
+    "summary_line",
+    "column_names",
+    "visible_rows",
+    "cells",
+    "table_text",
+    "record_text",
+    "View",
+    "TerminalView",
+    "LogView",
+]
+
 
 # %% ../../nbs/views/text.ipynb #84099456
 def format_value(value: Any) -> str:
@@ -45,6 +68,7 @@ def format_count(count: float) -> str:
             return f"{count / size:.3g}{unit}"
     return f"{count:.3g}"
 
+
 # %% ../../nbs/views/text.ipynb #19584645
 Row = Mapping[str, Any]
 
@@ -59,6 +83,7 @@ def best_row(rows: Iterable[Row], monitor: str, mode: MonitorMode) -> Row | None
         if monitor in row and is_better(row[monitor], best[monitor] if best else None, mode):
             best = row
     return best
+
 
 # %% ../../nbs/views/text.ipynb #3c67c019
 _MIN_BATCHES = 5  # before this many the time left is unknown
@@ -101,6 +126,7 @@ class Speed:
         train_s, valid_s = 1 / rate, 1 / (self.rate("valid") or rate)
         done_s = p.batch * train_s if p.phase == "train" else n_train * train_s + p.batch * valid_s if p.phase == "valid" else 0
         return max(0.0, (p.n_epochs - p.epoch) * (n_train * train_s + n_valid * valid_s) - done_s)
+
 
 # %% ../../nbs/views/text.ipynb #b9da4cad
 _MAX_POINTS = 200  # of the live curve
@@ -172,6 +198,7 @@ class Board:
         earlier = [row for row in (self.header.get("best"),) if row]
         return best_row([*earlier, *self.rows], self.header.get("monitor", "val_loss"), self.header.get("monitor_mode", "min"))
 
+
 # %% ../../nbs/views/text.ipynb #bba3b1aa
 ICONS = {
     "running": "▶",
@@ -219,6 +246,7 @@ def progress_line(board: Board) -> str:
         parts.append(f"loss {format_value(board.loss)}")
     return " · ".join(parts)
 
+
 # %% ../../nbs/views/text.ipynb #4cf9c9f6
 def mark_line(progress: Progress, text: str) -> str:
     """`✎ epoch 3, batch 251: lr 0.001 → 0.0001`."""
@@ -243,6 +271,7 @@ def summary_line(board: Board) -> str:
     if best is not None and "epoch" in best:
         parts.append(best_words(best, board.header.get("monitor", "val_loss")))
     return " · ".join(parts)
+
 
 # %% ../../nbs/views/text.ipynb #43a8afcd
 def column_names(rows: Iterable[Row]) -> list[str]:
@@ -281,6 +310,7 @@ def table_text(rows: Sequence[Row], best: Row | None = None) -> str:
     marks = [""] + [" ★" if row is not None and row is best else "" for row in shown]
     return "\n".join("  ".join(text.rjust(w) for text, w in zip(line, widths)) + mark for line, mark in zip(lines, marks))
 
+
 # %% ../../nbs/views/text.ipynb #eef8c9ee
 def record_text(board: Board) -> str:
     """The whole record as text: header, table, changes, notes, and how the run stands or has ended."""
@@ -291,6 +321,7 @@ def record_text(board: Board) -> str:
     parts += [f"note: {note}" for note in board.notes]
     parts.append(progress_line(board) if board.is_on else summary_line(board))
     return "\n".join(parts)
+
 
 # %% ../../nbs/views/text.ipynb #2ea1b511
 class View(Protocol):
@@ -345,6 +376,7 @@ class TerminalView:
     def _write(self, text: str) -> None:
         self.stream.write(text)
         self.stream.flush()
+
 
 # %% ../../nbs/views/text.ipynb #894ac72f
 class LogView:

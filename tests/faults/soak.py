@@ -205,8 +205,8 @@ random steps (`--seed {seed}`), and each time it is resumed, after a pause by `r
 Both ended after {n_updates:,} updates. Weights and the optimizer's state are {state}, and so is the history: {history}. The best validation
 loss is {best} in both.
 
-The kernel of the uninterrupted run grew by {alone_mb:.1f} MB after its second epoch; of the {n_lives} lives of the other one none grew by more
-than {disturbed_mb:.1f} MB. It took {alone_min:.0f} and {disturbed_min:.0f} minutes, side by side.
+The kernel of the uninterrupted run grew by {alone_mb:.1f} MB after its second epoch; of the {n_lives} lives of the other one none grew by
+more than {disturbed_mb:.1f} MB. It took {alone_min:.0f} and {disturbed_min:.0f} minutes, side by side.
 """
 
 

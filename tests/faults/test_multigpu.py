@@ -294,7 +294,7 @@ def test_given_address_is_where_the_ranks_meet(how: str, monkeypatch: pytest.Mon
     if how == "MASTER_PORT":
         monkeypatch.setenv("MASTER_PORT", str(port))
     trainer = make_several(**options)
-    for _ in range(3):  # the workers stay, and with them the server at that port
+    for _ in range(5):  # in processes that stay, and that must not meet the ranks of an earlier run
         assert trainer.run(1, batches_of(8)["loader"]).status == "completed"
 
 
