@@ -100,7 +100,7 @@ class _Service:
             self._open.add(tracker)
 
     def close(self, tracker: Logger) -> None:
-        """`tracker` is finished. End the process if it was the last one and the user has no run either."""
+        """`tracker` is finished. End the process if it was the last one and the user does not have one."""
         import wandb
 
         with self._lock:

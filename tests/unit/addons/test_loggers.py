@@ -719,8 +719,8 @@ def test_a_client_that_hangs_holds_up_neither_beginning_nor_end() -> None:
 
     start = time.monotonic()
     assert deliver(Hangs(), wait_s=1.0) == [
-        "service did not answer within 1 s; the run goes on, and what it misses is kept.",
-        "service was not done within 1 s; it goes on in the background while this process lives.",
+        "service did not answer within 1 s; the run continues, and what it misses is kept.",
+        "service was not done within 1 s; it continues in the background until this process ends.",
     ]
     assert time.monotonic() - start < 1.9  # both together
     go_on.set()
