@@ -31,7 +31,8 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from .worker import Failure, Rank, Task, dumps, loads
 from ..errors import WorkerError, add_note
-from ..history.source_code import cells, reach
+from ..history.source_code import reach
+from ..history.source_file import cells
 
 # %% auto #0
 __all__ = ["OnMessage", "pack", "same_libraries", "Pool", "Launch"]

@@ -29,7 +29,9 @@ from typing import Any
 import nbtrain
 from .history import History, Row
 from .run_folder import find_run, read_events
-from .source_code import PLAIN, Reached, is_cell, is_kind, lambda_text, mro, name_of, own, reach, state
+from .source_code import PLAIN, Reached, reach
+from .source_file import is_cell, lambda_text
+from .user_code import is_kind, mro, name_of, own, state
 from ..views.text import Board, format_value, record_text, summary_line
 
 # %% auto #0
