@@ -115,7 +115,7 @@ def _read(line: CommandLine) -> TrainerArgs:
     from nbtrain.jobs.trainer_args import TrainerArgs
 
     if not line.options.get("file"):
-        raise ConfigError("There is no configuration.", remedy="Give a file: -f run.yaml.")
+        raise ConfigError("No configuration was given.", remedy="Give a file: -f run.yaml.")
     devices = line.options.get("devices", [])[-1:]
     return TrainerArgs.from_files(
         line.options["file"],
@@ -178,7 +178,7 @@ def _test(line: CommandLine) -> int:
 def _predict(line: CommandLine) -> int:
     """write the model's outputs for the test data, a tensor a batch: nbtrain predict -f run.yaml -o out.pt"""
     if "out" not in line.options:
-        raise ConfigError("predict writes a file, and was given none.", remedy="Give it with -o out.pt.")
+        raise ConfigError("predict needs a file to write.", remedy="Give it with -o out.pt.")
     import torch
 
     job = _read(line).build()
@@ -243,7 +243,7 @@ def _fit(line: CommandLine) -> int:
     if not line.rest[0].endswith(".ipynb"):
         stray = line.rest[0]
         remedy = f"Give a configuration with -f: -f {stray}." if stray.endswith((".yaml", ".yml")) else "Give a notebook, or -f and a file."
-        raise ConfigError(f"{stray!r} stands alone.", remedy=remedy)
+        raise ConfigError(f"{stray!r} is unexpected.", remedy=remedy)
     if line.options.keys() - {"devices"} or len(line.rest) > 1:
         raise ConfigError("A notebook's run takes no configuration.", remedy="Train from one of both: fit my.ipynb, or fit -f run.yaml.")
     return _fit_notebook(line.rest[0], _values(line.overrides), _count(line, "devices"))
@@ -265,7 +265,7 @@ def _sweep(line: CommandLine) -> int:
 
     folder, jobs = line.options.get("out", ["sweep"])[-1], _count(line, "jobs")
     if not line.options.get("file"):
-        raise ConfigError("There is no configuration.", remedy="Give a file: -f run.yaml.")
+        raise ConfigError("No configuration was given.", remedy="Give a file: -f run.yaml.")
     codes = run_sweep(line.options["file"], line.overrides, folder, jobs)
     if table := compare_sweep(list(codes), folder):
         print("\n" + table)
@@ -315,7 +315,7 @@ def _configured(name: str, arguments: Sequence[str]) -> int:
         print(_help(name))
         return 0
     if name not in _WITH_FILES and line.rest:
-        raise ConfigError(f"{line.rest[0]!r} stands alone.", remedy="Put -f before a file, and the name of a field before its value.")
+        raise ConfigError(f"{line.rest[0]!r} is unexpected.", remedy="Put -f before a file, and the name of a field before its value.")
     sys.path.insert(0, str(Path.cwd()))  # for the names in the configuration
     if "print" in line.switches and not line.rest:
         print(_read(line).to_yaml(defaults=True), end="")

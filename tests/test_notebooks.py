@@ -85,7 +85,7 @@ def test_exported_cells_are_short_and_followed_by_an_example(path: Path) -> None
         assert not is_export or n <= 100, source.splitlines()[1]
         run = run + n if is_export else 0
         exported = max(exported, run)
-    assert exported <= 240, "exported lines in a row without an example"
+    assert exported <= 150, "exported lines in a row without an example"
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=_name)

@@ -43,7 +43,7 @@ __all__ = [
 
 # %% ../../nbs/checkpoint/run_state.ipynb #8b91b8ce
 _VERSION = 1  # of nbtrain's part
-_TRAINING = "training_state_dict"  # the weights that training goes on with, where `state_dict` has others
+_TRAINING = "training_state_dict"  # the weights that training continues with, where `state_dict` has others
 
 
 _PARTS: dict[str, type | tuple[type, ...]] = {

@@ -117,7 +117,7 @@ def _folder_of(files: list[str | Path]) -> Path:
     folders = {path.parent for path in shards} | (given - shards)
     if len(folders) != 1:
         names = ", ".join(sorted(map(str, folders))) or "nothing"
-        raise CheckpointError(f"One checkpoint can be merged at a time, and given are: {names}.", remedy="Give the folder of a checkpoint.")
+        raise CheckpointError(f"Expected one checkpoint to merge, got {names}.", remedy="Give the folder of a checkpoint.")
     folder = folders.pop()
     left_out = sorted(path.name for path in folder.glob("rank-*.safetensors") if path not in shards) if folder not in given else []
     if left_out:

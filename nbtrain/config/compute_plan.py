@@ -68,7 +68,8 @@ def plan_compute(settings: Settings, n_available: int, problems: Problems) -> Co
         return ComputePlan(1, 1)
     if shards > 1 and not strategies[2]:
         problems.add(
-            f"pas_policy is {policy!r}, and compute_config.plan_ngpus {shards}: it splits no model.", remedy="Use tp, or plan_ngpus 1."
+            f"pas_policy is {policy!r}, and compute_config.plan_ngpus {shards}: it does not split a model.",
+            remedy="Use tp, or plan_ngpus 1.",
         )
     if n == 1:
         return ComputePlan(1, 1)

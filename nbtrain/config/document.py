@@ -202,12 +202,14 @@ class _Reader:
     def _value(self, node: yaml.Node, at: At, above: tuple[yaml.Node, ...]) -> Any:
         self._n_values += 1
         if node in above or self._n_values > _MAX_VALUES:
-            what = "An alias stands within what it names." if node in above else f"More than {_MAX_VALUES:,} values."
+            what = "An alias refers to a value that contains it." if node in above else f"More than {_MAX_VALUES:,} values."
             raise ConfigError(what, where=self._place(node), remedy="Write the values out, without aliases.")
         self.places.setdefault(at, self._place(node))
         above = (*above, node)
         if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_TAGS:
-            raise ConfigError(f"The tag {node.tag} makes no plain data.", where=self._place(node), remedy="Leave it out.")
+            raise ConfigError(
+                f"The tag {node.tag} is not supported: only plain data is read.", where=self._place(node), remedy="Leave it out."
+            )
         if isinstance(node, yaml.MappingNode):
             return dict(self._items(node, at, above))
         if isinstance(node, yaml.SequenceNode):
@@ -224,7 +226,7 @@ class _Reader:
                 self.problems.add(f"{key!r} can't be a key.", self._place(key_node), "Write it in quotes.")
                 continue
             if key in seen and key_node in written:
-                self.problems.add(f"{dotted((*at, key))} stands here twice.", self._place(key_node), "Delete one of them.")
+                self.problems.add(f"{dotted((*at, key))} is given twice.", self._place(key_node), "Delete one of them.")
             if key_node in written:
                 seen.add(key)
                 self.places[(*at, key)] = self._place(key_node)
@@ -241,7 +243,7 @@ def parse_yaml(text: str, name: str = "<text>") -> Document:
         mark, what = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ConfigError(f"Invalid YAML: {what}.", where=f"{name}:{mark.line + 1}" if mark else name) from error
     if data is not None and not isinstance(data, dict):
-        problems.add(f"The configuration is a {type(data).__name__}, and no mapping of fields.", name)
+        problems.add(f"The configuration is a {type(data).__name__}; expected a mapping of fields.", name)
     problems.raise_any()
     return Document(data or {}, reader.places)
 

@@ -9,7 +9,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 import yaml
@@ -33,13 +34,14 @@ from .instantiate import named
 from .introspect import Reader, parameters_of, same_value, say_it, why_another
 from .overrides import escape
 from .schema import Settings, read_settings
-from ..engine.addon import options
+from ..engine.addon import AddOnBase, options
 from ..engine.addon_instance import chosen_options
+from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError
 from ..optim.schedulers import n_required
 
 # %% auto #0
-__all__ = ["MadeBy", "Ran", "configuration", "notes", "configuration_text"]
+__all__ = ["MadeBy", "Ran", "RecordedTrainer", "configuration", "notes", "configuration_text"]
 
 
 # %% ../../nbs/config/from_trainer.ipynb #488ceac5
@@ -59,6 +61,21 @@ class Ran:
         return cls(n_epochs, loader, valid_loader, alike)
 
 
+_AddOnType = TypeVar("_AddOnType", bound=AddOnBase)
+
+
+class RecordedTrainer(TrainerProtocol, Protocol):
+    """A trainer whose runs can be written as a configuration."""
+
+    addons: ClassVar[tuple[type[AddOnBase], ...]]
+    addon_instances: ClassVar[Mapping[type[AddOnBase], AddOnBase]]  # those of them that were given with their options
+    ran: Ran | None  # what the newest training run was given
+    log_bar: bool
+    save_path: str | Path | None
+
+    def __getitem__(self, addon: type[_AddOnType]) -> _AddOnType: ...
+
+
 MadeBy = tuple[type, Sequence[inspect.Parameter]]  # the class that a user wrote, and all that it takes
 
 
@@ -75,36 +92,38 @@ def _part(read: Reader, item: Any, at: At, given: dict[str, Any], without: Itera
     return made | {key: read.plain(found, (*at, key))} | given
 
 
-def _model(read: Reader, trainer: Any, given: dict[str, Any]) -> Any:
+def _model(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
     return _part(read, trainer.model, ("model",), given)
 
 
-def _optimizer(read: Reader, trainer: Any, given: dict[str, Any]) -> Any:
+def _optimizer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
+    optimizer = trainer.optimizer
+    assert optimizer is not None  # `configuration` raises for a trainer without one
     clip = trainer.given.get("gradient_clip")
     clips = {"clip_gnorm": clip} if clip else {}
-    made = {"type": given.get("type") or read.name(type(trainer.optimizer), ("optimizer", "type"))}
+    made = {"type": given.get("type") or read.name(type(optimizer), ("optimizer", "type"))}
     if "args" in given or "type" in given:
         return made | clips | given
-    groups, parameters = trainer.optimizer.param_groups, list(trainer.model.parameters())
+    groups, parameters = optimizer.param_groups, list(trainer.model.parameters())
     if len(groups) > 1 or list(map(id, groups[0]["params"])) != list(map(id, parameters)):
         n = f"{len(groups)} groups of parameters" if len(groups) > 1 else f"{len(groups[0]['params'])} of {len(parameters)} parameters"
         remedy = 'Name a function that makes it from the parameters: to_config(path, optimizer={"type": ...}).'
-        read.problems.add(f"optimizer: it drives {n}, and a job gives it all of them in one.", remedy=remedy)
-    known = trainer.optimizer.defaults
+        read.problems.add(f"optimizer: it has {n}, and a job gives it all parameters in one group.", remedy=remedy)
+    known = optimizer.defaults
     if trainer.given.get("scheduler") is None:  # which changes them
         for name in [name for name in known if name in groups[0] and not same_value(groups[0][name], known[name])]:
             what = f"optimizer.args.{name} is {groups[0][name]!r}, and it was made with {known[name]!r}."
             read.problems.add(what, remedy=say_it(("optimizer", "args")))
-    taken = [p for p in parameters_of(type(trainer.optimizer)) if p.name in known]
+    taken = [p for p in parameters_of(type(optimizer)) if p.name in known]
     found = {p.name: known[p.name] for p in taken if not same_value(known[p.name], p.default)}
     return made | {"args": read.plain(found, ("optimizer", "args"))} | clips | given
 
 
-def _accumulated(trainer: Any) -> Any:
+def _accumulated(trainer: RecordedTrainer) -> Any:
     return trainer.lightning.get("accumulate_grad_batches", 1)
 
 
-def _lr_scheduler(read: Reader, trainer: Any, given: dict[str, Any]) -> Any:
+def _lr_scheduler(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
     scheduler, at = trainer.given.get("scheduler"), ("lr_scheduler",)
     if scheduler is None or "type" in given:
         return dict(given)
@@ -128,7 +147,7 @@ _DATASETS = ("train_dataset", "eval_dataset", "batch_size", "num_workers", "pin_
 _OPTIMIZES = ("learning_rate", "weight_decay")  # a ModelTrainer's words for its optimizer
 
 
-def _unsaved(trainer: Any) -> dict[str, Any]:
+def _unsaved(trainer: RecordedTrainer) -> dict[str, Any]:
     """Options of StateManagerAddon that `checkpoint` has no field for, or another default."""
     if StateManagerAddon not in type(trainer).addons or trainer.ran is None:
         return {}
@@ -139,13 +158,13 @@ def _unsaved(trainer: Any) -> dict[str, Any]:
     return found | ({"validate_on_save": manager.validate_on_save} if differs else {})
 
 
-def _unplanned(trainer: Any) -> dict[str, Any]:
+def _unplanned(trainer: RecordedTrainer) -> dict[str, Any]:
     """Options of MultiGPUAddon that `compute_config` has no field for."""
     names = ("tensor_plan", "parallelize", "memory_gb", "init_method") if MultiGPUAddon in type(trainer).addons else ()
     return {name: trainer.given[name] for name in names if trainer.given.get(name) is not None}
 
 
-def _trainer(read: Reader, trainer: Any, given: dict[str, Any], made_by: MadeBy) -> dict[str, Any]:
+def _trainer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any], made_by: MadeBy) -> dict[str, Any]:
     kind, parameters = made_by
     own_fields = {*_TRAINER, *({*_DATASETS, *_OPTIMIZES} & trainer.given.keys())}
     own_fields |= {"save_path"} if StateManagerAddon in type(trainer).addons else set()
@@ -170,24 +189,24 @@ def _trainer(read: Reader, trainer: Any, given: dict[str, Any], made_by: MadeBy)
 _STAGES = ("train", "val")
 
 
-def _loaders(trainer: Any) -> dict[str, Any]:
+def _loaders(trainer: RecordedTrainer) -> dict[str, Any]:
     found = {"train": trainer.ran.loader, "val": trainer.ran.valid_loader} if trainer.ran is not None else {}
     return {stage: loader for stage, loader in found.items() if loader is not None}
 
 
-def _dataset(read: Reader, trainer: Any, given: dict[str, Any]) -> Any:
+def _dataset(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
     loaders = _loaders(trainer)
     if "type" in given:
         return dict(given)
     if trainer.ran is None:
-        read.problems.add("dataset: there was no run yet, whose loader could be known.", remedy=say_it(("dataset",)))
+        read.problems.add("dataset: the trainer has not run yet, so its loader is unknown.", remedy=say_it(("dataset",)))
         return None
     if not trainer.ran.alike:
         read.problems.add("dataset: the runs had different loaders, and a job has one run.", remedy=say_it(("dataset",)))
     datasets = {stage: getattr(loader, "dataset", None) for stage, loader in loaders.items()}
     kinds = {type(dataset): stage for stage, dataset in datasets.items()}
     if None in datasets.values():
-        read.problems.add("dataset: the loader has no dataset, as a DataLoader has.", remedy=say_it(("dataset",)))
+        read.problems.add("dataset: the loader does not have a dataset, as a DataLoader does.", remedy=say_it(("dataset",)))
         return None
     if len(kinds) > 1:
         words = " and ".join(f"{kind.__qualname__} ({stage})" for kind, stage in kinds.items())
@@ -199,12 +218,12 @@ def _dataset(read: Reader, trainer: Any, given: dict[str, Any]) -> Any:
             made |= _part(read, dataset, ("dataset",), {}, key=key)
             if stage == "val" and not made[key]:
                 what = "dataset.val_args: it was made without arguments, and without them a job has no validation."
-                read.problems.add(what, remedy='Say one of them: to_config(path, dataset={"val_args": {...}}).')
+                read.problems.add(what, remedy='Give one of them: to_config(path, dataset={"val_args": {...}}).')
     return made | given
 
 
 # %% ../../nbs/config/from_trainer.ipynb #04a235cf
-def _dataloader(read: Reader, trainer: Any, given: dict[str, Any]) -> Any:
+def _dataloader(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
     if "type" in given:
         return dict(given)
     made, loaders = {}, {stage: loader for stage, loader in _loaders(trainer).items() if hasattr(loader, "dataset")}
@@ -229,21 +248,19 @@ def _loader_args(read: Reader, loader: Any, at: At) -> dict[str, Any]:
         return read.plain(read.arguments(loader, at, without[:3]), at)
     found = read.plain(read.arguments(loader, at, without), at)
     if loader.batch_size is None or type(loader.batch_sampler).__name__ != "BatchSampler":
-        read.problems.add(f"{dotted(at)}: a custom batch_sampler has no place in a job.", remedy=say_it(at[:1]))
+        read.problems.add(f"{dotted(at)}: a job can't have a custom batch_sampler.", remedy=say_it(at[:1]))
     if loader.collate_fn not in (default_collate, default_convert):
         collates = read.value(loader.collate_fn, (*at, "collate_fn"))
         found["collate_fn"] = collates.get("value", collates) if isinstance(collates, dict) else collates
     if isinstance(loader.dataset, IterableDataset) or isinstance(loader.sampler, DistributedSampler):
         return found
     if type(loader.sampler) not in (RandomSampler, SequentialSampler) or vars(loader.sampler).get("replacement"):
-        read.problems.add(
-            f"{dotted(at)}: a custom {type(loader.sampler).__name__} has no place in a job.", remedy=say_it(("dataset_sampler",))
-        )
+        read.problems.add(f"{dotted(at)}: a job can't have a custom {type(loader.sampler).__name__}.", remedy=say_it(("dataset_sampler",)))
     return {"shuffle": type(loader.sampler) is RandomSampler} | found
 
 
 # %% ../../nbs/config/from_trainer.ipynb #0b6e7c8c
-def _dataset_sampler(read: Reader, trainer: Any) -> Any:
+def _dataset_sampler(read: Reader, trainer: RecordedTrainer) -> Any:
     found = {
         stage: loader.sampler
         for stage, loader in _loaders(trainer).items()
@@ -257,12 +274,12 @@ def _dataset_sampler(read: Reader, trainer: Any) -> Any:
     return kept
 
 
-def _micro_batch_size(read: Reader, trainer: Any) -> Any:
+def _micro_batch_size(read: Reader, trainer: RecordedTrainer) -> Any:
     return getattr(trainer.ran.loader, "batch_size", None) if trainer.ran is not None else None
 
 
 # %% ../../nbs/config/from_trainer.ipynb #8e8d5bd7
-def _checkpoint(read: Reader, trainer: Any, given: dict[str, Any]) -> Any:
+def _checkpoint(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
     if StateManagerAddon not in type(trainer).addons:
         return {"no_save": True} | given
     names = {"every_n_steps": "every_n_train_steps", "every_n_epochs": "every_n_epochs", "keep_last_n": "keep_last_n_checkpoints"}
@@ -277,7 +294,7 @@ def _checkpoint(read: Reader, trainer: Any, given: dict[str, Any]) -> Any:
     return {name: value for name, value in found.items() if value is not None and value is not True} | given
 
 
-def _addons(read: Reader, trainer: Any) -> Any:
+def _addons(read: Reader, trainer: RecordedTrainer) -> Any:
     found = []
     for i, addon in enumerate(kind for kind in type(trainer).addons if kind not in (StateManagerAddon, MultiGPUAddon)):
         at, known = ("addons", i, "args"), options(addon).keys() - {*_TRAINER, "save_path", "device"}
@@ -288,7 +305,7 @@ def _addons(read: Reader, trainer: Any) -> Any:
     return found
 
 
-def _compute_config(read: Reader, trainer: Any) -> Any:
+def _compute_config(read: Reader, trainer: RecordedTrainer) -> Any:
     if MultiGPUAddon not in type(trainer).addons:
         return None
     addon, n = trainer[MultiGPUAddon], trainer[MultiGPUAddon].n_processes
@@ -298,29 +315,29 @@ def _compute_config(read: Reader, trainer: Any) -> Any:
     if addon.strategy in ("tp", "auto"):
         return found | {"plan_ngpus": addon.tensor_parallel_size or n}
     if addon.strategy != "ddp":
-        read.problems.add(f"compute_config: it has no place for strategy {addon.strategy!r}.", remedy=say_it(("compute_config",)))
+        read.problems.add(f"compute_config: it can't express the strategy {addon.strategy!r}.", remedy=say_it(("compute_config",)))
     return found
 
 
-def _pas_policy(read: Reader, trainer: Any) -> Any:
+def _pas_policy(read: Reader, trainer: RecordedTrainer) -> Any:
     strategy = trainer[MultiGPUAddon].strategy if MultiGPUAddon in type(trainer).addons else None
     return {"tp": "tp", "auto": "autodist"}.get(strategy) if isinstance(strategy, str) else None
 
 
 # %% ../../nbs/config/from_trainer.ipynb #d326234d
-def _hook(read: Reader, trainer: Any) -> Any:
+def _hook(read: Reader, trainer: RecordedTrainer) -> Any:
     hooks = trainer.given.get("hooks")
     if hooks is None:
         return None
     if isinstance(hooks, Mapping):
         return {name: read.name(function, ("hook", name)) for name, function in hooks.items()}
     if isinstance(hooks, (list, tuple)):
-        read.problems.add("hook: there are several, and a job has one.", remedy=say_it(("hook",)))
+        read.problems.add("hook: the trainer has several, and a job has one.", remedy=say_it(("hook",)))
         return None
     return _part(read, hooks, ("hook",), {})
 
 
-def _precision(read: Reader, trainer: Any) -> Any:
+def _precision(read: Reader, trainer: RecordedTrainer) -> Any:
     dtypes = trainer.given.get("precision")
     if not isinstance(dtypes, Mapping):
         return None
@@ -328,18 +345,18 @@ def _precision(read: Reader, trainer: Any) -> Any:
     return {part: names.get(dtype, dtype) for part, dtype in dtypes.items() if dtype is not None}
 
 
-def _lightning(read: Reader, trainer: Any) -> Any:
+def _lightning(read: Reader, trainer: RecordedTrainer) -> Any:
     return read.plain(trainer.lightning, ("lightning",))
 
 
-def _max_epochs(read: Reader, trainer: Any) -> Any:
+def _max_epochs(read: Reader, trainer: RecordedTrainer) -> Any:
     if trainer.ran is None:
-        read.problems.add("max_epochs: there was no run yet.", remedy="Say it: to_config(path, max_epochs=10).")
+        read.problems.add("max_epochs: the trainer has not run yet.", remedy="Give it: to_config(path, max_epochs=10).")
     return trainer.ran.n_epochs if trainer.ran is not None else None
 
 
 # %% ../../nbs/config/from_trainer.ipynb #271cd90a
-_SECTIONS: dict[str, Callable[[Reader, Any, dict[str, Any]], Any]] = {  # what is given of them is taken, and the rest found
+_SECTIONS: dict[str, Callable[[Reader, RecordedTrainer, dict[str, Any]], Any]] = {  # what is given of them is taken, and the rest found
     "model": _model,
     "optimizer": _optimizer,
     "lr_scheduler": _lr_scheduler,
@@ -347,7 +364,7 @@ _SECTIONS: dict[str, Callable[[Reader, Any, dict[str, Any]], Any]] = {  # what i
     "dataloader": _dataloader,
     "checkpoint": _checkpoint,
 }
-_FIELDS: dict[str, Callable[[Reader, Any], Any]] = {  # these are found or given as a whole
+_FIELDS: dict[str, Callable[[Reader, RecordedTrainer], Any]] = {  # these are found or given as a whole
     "dataset_sampler": _dataset_sampler,
     "micro_batch_size": _micro_batch_size,
     "max_epochs": _max_epochs,
@@ -362,10 +379,10 @@ _FIELDS: dict[str, Callable[[Reader, Any], Any]] = {  # these are found or given
 }
 
 
-def configuration(trainer: Any, made_by: MadeBy, given: Mapping[str, Any]) -> dict[str, Any]:
+def configuration(trainer: RecordedTrainer, made_by: MadeBy, given: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of the newest run of a trainer, as plain data; fields that are `given` are taken from there.
 
-    Raises one ConfigError with all that can't be known, and with slips in `given`.
+    Raises one ConfigError with all that can't be known, and with errors in `given`.
     """
     if trainer.mode == "test" or trainer.optimizer is None:
         raise ConfigError("In mode 'test' there is no training to repeat.", remedy="Make the trainer with an optimizer.")
@@ -389,7 +406,7 @@ def _lean(section: Any) -> Any:
 
 
 # %% ../../nbs/config/from_trainer.ipynb #ff8e908e
-def notes(trainer: Any, data: Mapping[str, Any]) -> list[str]:
+def notes(trainer: RecordedTrainer, data: Mapping[str, Any]) -> list[str]:
     """What a configuration can't say, a line each."""
     seed, sizes = data.get("seed"), {stage: getattr(loader, "batch_size", None) for stage, loader in _loaders(trainer).items()}
     if seed is None:
@@ -401,7 +418,7 @@ def notes(trainer: Any, data: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def configuration_text(trainer: Any, made_by: MadeBy, given: Mapping[str, Any]) -> str:
+def configuration_text(trainer: RecordedTrainer, made_by: MadeBy, given: Mapping[str, Any]) -> str:
     """`configuration` as the text of a YAML file, with `notes` at its head."""
     data = configuration(trainer, made_by, given)
     head = "".join(f"# {note}\n" for note in [f"A run of {trainer.title}, written by its to_config().", *notes(trainer, data)])

@@ -12,11 +12,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .document import At, Document, Problems, dotted
 from ..compat.module_names import current_name
 from ..errors import ConfigError, add_note, nearest
+
+if TYPE_CHECKING:
+    from nbtrain.config.schema import Settings
 
 # %% auto #0
 __all__ = ["load_name", "importable_name", "named", "literal", "Maker", "check_value", "load_checked", "check_name", "check_call"]
@@ -76,7 +79,7 @@ def importable_name(item: Any) -> str:
     except ConfigError:
         found = None
     if found is not item:
-        what = f"{name or repr(item)} has no name by which it can be imported."
+        what = f"{name or repr(item)} can't be imported by name."
         raise ConfigError(what, where=f"It is from {module}." if module else "", remedy="Put it into a module: nbtrain export my.ipynb.")
     return current_name(str(full))
 
@@ -108,10 +111,10 @@ _VALUE_TYPE = "__value_type"
 
 @dataclass
 class Maker:
-    """Makes objects of a configuration. `trainer` is what `$!(self)` stands for."""
+    """Makes objects of a configuration. `settings`, its own, are what `$!(self)` stands for."""
 
     document: Document
-    trainer: Any = None
+    settings: Settings | None = None
     made: dict[At, Any] = field(default_factory=dict)
     _open: list[At] = field(default_factory=list)
 
@@ -156,7 +159,7 @@ class Maker:
         """The object that `$!(name)` stands for."""
         target = tuple(name.strip().split("."))
         if target == ("self",):
-            return self.trainer
+            return self.settings
         if target in self._open:
             raise ConfigError(f"$!({name}) refers to itself.", where=self.document.place(at))
         if target not in self.made:

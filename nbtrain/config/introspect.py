@@ -93,7 +93,7 @@ def say_it(at: At) -> str:
     """The remedy for a value that can't be read: how to give it."""
     section, *rest = at
     names = [key for key in rest if isinstance(key, str) and key.endswith("args")]
-    return f"Say it: to_config(path, {section}=" + (f'{{"{names[0]}": {{...}}}}).' if names else "{...}).")
+    return f"Give it: to_config(path, {section}=" + (f'{{"{names[0]}": {{...}}}}).' if names else "{...}).")
 
 
 @dataclass
@@ -138,7 +138,9 @@ class Reader:
 
     def _object(self, value: Any, at: At) -> Any:
         if isinstance(value, (Tensor, list, tuple)):
-            self.problems.add(f"{dotted(at)}: a {type(value).__name__} of {len(value)} values is data.", remedy=say_it(at))
+            self.problems.add(
+                f"{dotted(at)}: a {type(value).__name__} of {len(value)} values is too long for a configuration.", remedy=say_it(at)
+            )
             return None
         made = {"__type": self.name(type(value), at)}
         to_dict = getattr(value, "to_dict", None)

@@ -58,7 +58,7 @@ def read_command_line(arguments: Sequence[str], options: Mapping[str, str], swit
             given = value if equals else queue.pop(0) if queue and not _is_key(queue[0]) else None
             if key in options:
                 if given is None:
-                    raise OptionError(f"{key} is given without a value.", remedy=f"Give it behind: {key} VALUE.")
+                    raise OptionError(f"{key} is given without a value.", remedy=f"Put it after: {key} VALUE.")
                 found.options.setdefault(options[key], []).append(given)
             elif not key.startswith("--"):
                 raise OptionError(f"There is no option {key}.", remedy=nearest(key, [*options, *switches]))

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from ..history.source_code import is_user_file, is_user_module
+from ..history.user_code import is_user_file, is_user_module
 
 # %% auto #0
 __all__ = ["dumps", "loads", "Task", "Failure", "describe_failure", "Terminated", "Channel", "LateReduce", "Agreement", "Rank", "main"]

@@ -30,7 +30,8 @@ from torch.distributed import DistNetworkError, TCPStore  # pyright: ignore[repo
 
 from .worker import Failure, Rank, Task, dumps, loads
 from ..errors import WorkerError, add_note
-from ..history.source_code import cells, reach
+from ..history.source_code import reach
+from ..history.source_file import cells
 
 # %% auto #0
 __all__ = ["OnMessage", "pack", "same_libraries", "Pool", "Launch"]
@@ -292,7 +293,7 @@ def _held_interrupts() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-# %% ../../nbs/distributed/worker_pool.ipynb #6379a05d
+# %% ../../nbs/distributed/worker_pool.ipynb #88c28328
 def _serve(host: str, port: int) -> TCPStore:
     """The store in which the ranks find each other. New for each launch: an old one has the ranks of an earlier run."""
     try:
@@ -304,6 +305,7 @@ def _serve(host: str, port: int) -> TCPStore:
         raise WorkerError(f"The address tcp://{host}:{port} is in use already.", remedy=remedy) from error
 
 
+# %% ../../nbs/distributed/worker_pool.ipynb #6379a05d
 class Launch:
     """Runs `payload` in `n` workers of `pool`. Use it as a context manager, which leaves no worker running.
 

@@ -29,7 +29,9 @@ from typing import Any
 import nbtrain
 from .history import History, Row
 from .run_folder import find_run, read_events
-from .source_code import PLAIN, Reached, is_cell, is_kind, lambda_text, mro, name_of, own, reach, state
+from .source_code import PLAIN, Reached, reach
+from .source_file import is_cell, lambda_text
+from .user_code import is_kind, mro, name_of, own, state
 from ..views.text import Board, format_value, record_text, summary_line
 
 # %% auto #0
@@ -47,14 +49,19 @@ def is_secret(name: str) -> bool:
     return re.search(rf"(?:^|[_\W]){_SECRET_NAME}(?:$|[_\W])", words, re.IGNORECASE) is not None
 
 
+def _environment() -> dict[str, str]:
+    """The environment variables. `os.environ.items()` would raise KeyError where another thread removes one meanwhile."""
+    return {name: value for name in list(os.environ) if (value := os.environ.get(name)) is not None}
+
+
 def is_from_environment(value: Any) -> bool:
     """Does `value` equal an environment variable? Values of fewer than 4 characters say nothing, and never do."""
-    return type(value) in (str, int, float) and len(str(value)) >= 4 and str(value) in os.environ.values()
+    return type(value) in (str, int, float) and len(str(value)) >= 4 and str(value) in _environment().values()
 
 
 def blot_out(text: str) -> str:
     """`text` without secrets."""
-    for name, value in os.environ.items():
+    for name, value in _environment().items():
         if len(value) >= 6 and is_secret(name):
             text = text.replace(value, _HIDDEN)
     # A literal with a digit and without a blank is a key; "[PAD]" or a sentence is not
@@ -174,7 +181,7 @@ def _git(folder: Path, arguments: list[str], out: Any) -> bool:
             stdout=out,
             stderr=subprocess.DEVNULL,
             timeout=_GIT_TIMEOUT_S,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            env=_environment() | {"GIT_OPTIONAL_LOCKS": "0"},
         )
     except (OSError, subprocess.SubprocessError):
         return False

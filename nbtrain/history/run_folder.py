@@ -73,7 +73,7 @@ class RunFolder:
                 self._finish()
         except OSError as error:
             if not self._warned:
-                warnings.warn(f"{self.path.name} can't be written to: {error.strerror}. The run goes on.", stacklevel=2)
+                warnings.warn(f"{self.path.name} can't be written to: {error.strerror}. The run continues.", stacklevel=2)
             self._warned = True
         if event.kind == "end" and self._file is not None:
             self._file.close()

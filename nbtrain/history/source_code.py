@@ -9,232 +9,21 @@ import __future__
 import ast
 import dis
 import functools
-import importlib.util
 import linecache
 import os
-import re
 import sys
-import sysconfig
-import textwrap
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from .source_file import Definition, SourceFile, cells, execution_number, is_cell, read_source
+from .user_code import is_kind, is_user, is_user_module, module_of, mro, name_of, own, state, written_methods
+
 # %% auto #0
-__all__ = [
-    "PLAIN",
-    "is_kind",
-    "own",
-    "mro",
-    "state",
-    "module_of",
-    "name_of",
-    "is_user_file",
-    "is_user_module",
-    "is_user",
-    "Definition",
-    "SourceFile",
-    "first_line",
-    "is_cell",
-    "execution_number",
-    "cells",
-    "read_source",
-    "names_read",
-    "modules_imported",
-    "package_of",
-    "parts",
-    "closure",
-    "chain",
-    "chains_read",
-    "Reached",
-    "reach",
-    "lambda_text",
-]
-
-
-# %% ../../nbs/history/source_code.ipynb #d6e2181d
-def is_kind(item: Any, kind: type | tuple[type, ...]) -> bool:
-    """As `isinstance`, but without reading `item.__class__`, which an object may compute."""
-    return issubclass(type(item), kind)
-
-
-def own(kind: type) -> Mapping[str, Any]:
-    """What a class defines itself."""
-    return type.__getattribute__(kind, "__dict__")
-
-
-def mro(kind: type) -> tuple[type, ...]:
-    """A class and its bases, in Python's order."""
-    return type.__getattribute__(kind, "__mro__")
-
-
-def state(item: Any) -> dict[str, Any]:
-    """The attributes that an instance or a module holds in its `__dict__`; no property and no `__getattr__` runs."""
-    for kind in mro(type(item)):
-        slot = own(kind).get("__dict__")
-        if slot is not None:
-            return slot.__get__(item) if type(slot) in (GetSetDescriptorType, MemberDescriptorType) else {}
-    return {}
-
-
-def module_of(item: Any) -> str:
-    """The name of the module that a function, a class, a module or an object's class is from."""
-    if is_kind(item, ModuleType):
-        name = state(item).get("__name__")
-    elif is_kind(item, FunctionType):
-        name = item.__module__
-    else:
-        name = own(item if is_kind(item, type) else type(item)).get("__module__")
-    return name if isinstance(name, str) else ""
-
-
-def name_of(item: Any) -> str:
-    """The full name of a function or class, or of an object's class; without the module where that is `__main__`."""
-    kind = item if is_kind(item, (FunctionType, type)) else type(item)
-    name = kind.__qualname__ if is_kind(kind, FunctionType) else type.__getattribute__(kind, "__qualname__")
-    module = module_of(kind)
-    return name if module in ("", "__main__", "builtins") else f"{module}.{name}"
-
-
-# %% ../../nbs/history/source_code.ipynb #84f234a7
-@functools.cache
-def _library_folders() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    return tuple(sorted({str(Path(paths[name]).resolve()) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}))
-
-
-@functools.cache
-def _own_folder() -> str:
-    spec = importlib.util.find_spec("nbtrain")
-    assert spec is not None and spec.origin is not None
-    return str(Path(spec.origin).resolve().parent) + os.sep
-
-
-def _is_generated(file: str) -> bool:
-    """Is `file` neither a file nor a cell, but a name that a library or `exec` gives to generated code?"""
-    return file.startswith("<") and not file.startswith(("<ipython-input", "<python-input"))
-
-
-@functools.cache
-def is_user_file(file: str) -> bool:
-    """Is the file or cell `file` the user's, and not installed?"""
-    file = file if file.startswith("<") else str(Path(file).resolve())
-    if file.startswith(_own_folder()):
-        return file.startswith(_own_folder() + "examples")
-    installed = any(f"{os.sep}{name}{os.sep}" in file for name in ("site-packages", "dist-packages"))
-    return not installed and not file.startswith(("<frozen", *_library_folders()))
-
-
-def is_user_module(name: str) -> bool:
-    """Is the module of this name, if it was imported, the user's?"""
-    file = state(sys.modules[name]).get("__file__") if name in sys.modules else None
-    return name == "__main__" or (isinstance(file, str) and is_user_file(file))
-
-
-def is_user(item: Any) -> bool:
-    """Is the function or class `item` the user's?"""
-    if is_kind(item, type):
-        name = module_of(item)  # exec with a fresh namespace makes classes of the module builtins
-        return is_user_module(name) if name in sys.modules and name != "builtins" else any(map(is_user, _methods(item)))
-    if not _is_generated(item.__code__.co_filename):
-        return is_user_file(item.__code__.co_filename)
-    name = item.__globals__.get("__name__")  # exec with a fresh namespace sets no name
-    return name is None or is_user_module(name)
-
-
-def _methods(kind: type) -> list[FunctionType]:
-    """The functions that were written in the body of a class."""
-    functions = [item for item in own(kind).values() if is_kind(item, FunctionType)]
-    prefix = type.__getattribute__(kind, "__qualname__") + "."
-    return [function for function in functions if function.__qualname__ == prefix + function.__name__]
-
-
-# %% ../../nbs/history/source_code.ipynb #3df7a165
-@dataclass(frozen=True)
-class Definition:
-    """A function or class that was reached: its full name, its file or cell, its first and last line there (from 1), its text."""
-
-    name: str
-    file: str
-    first: int
-    last: int
-    text: str
-
-
-class SourceFile:
-    """A file or cell, and where in it the definitions are. Raises SyntaxError where the text is not valid Python."""
-
-    def __init__(self, file: str, lines: list[str]) -> None:
-        self.file, self.lines = file, lines
-        self.functions: dict[tuple[int, str], list[tuple[ast.AST, ast.AST]]] = {}  # by first line and name: node and statement
-        self.classes: dict[str, list[ast.ClassDef]] = {}  # by qualified name
-        self._index(ast.parse("".join(lines)))
-
-    def _index(self, tree: ast.AST) -> None:
-        stack = [(tree, "", tree)]
-        while stack:
-            parent, prefix, statement = stack.pop()
-            for node in ast.iter_child_nodes(parent):
-                inner, around = prefix, node if isinstance(node, ast.stmt) else statement
-                if isinstance(node, ast.ClassDef):
-                    self.classes.setdefault(prefix + node.name, []).append(node)
-                    inner = f"{prefix}{node.name}."
-                elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-                    name = getattr(node, "name", "<lambda>")
-                    self.functions.setdefault((first_line(node), name), []).append((node, around))
-                    inner = f"{prefix}{name}.<locals>."
-                stack.append((node, inner, around))
-
-    def find_class(self, name: str, line: int | None) -> ast.ClassDef | None:
-        """The class `name` that has `line` in it, or without a line the last of that name."""
-        found = [node for node in self.classes.get(name, ()) if line is None or node.lineno <= line <= (node.end_lineno or 0)]
-        return max(found, key=lambda node: node.lineno, default=None)
-
-    def definition(self, name: str, node: ast.AST) -> Definition:
-        """The text of `node`."""
-        first, last = first_line(node), getattr(node, "end_lineno", 0)
-        return Definition(name, self.file, first, last, textwrap.dedent("".join(self.lines[first - 1 : last])).rstrip() + "\n")
-
-
-def first_line(node: ast.AST) -> int:
-    """The line where a definition begins, with its decorators."""
-    return min([getattr(node, "lineno", 1), *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
-
-
-# %% ../../nbs/history/source_code.ipynb #e121d584
-def is_cell(file: str) -> bool:
-    """Is `file` a cell of a notebook (or of another prompt), whose text is only in memory?"""
-    return not _is_generated(file) and file in linecache.cache and not Path(file).exists()
-
-
-def execution_number(file: str) -> int:
-    """The number that a cell has in its brackets; 0 where it is unknown."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is None or not hasattr(shell.compile, "format_code_name"):  # IPython before 8.0
-        return 0
-    number = re.search(r"\d+", str(shell.compile.format_code_name(file) or ""))
-    return int(number[0]) if number else 0
-
-
-def cells() -> list[str]:
-    """The file names of all cells, in order of execution."""
-    return sorted(filter(is_cell, list(linecache.cache)), key=execution_number)
-
-
-def read_source(file: str, namespace: dict[str, Any] | None = None) -> SourceFile | None:
-    """The file or cell, if its text can be found; `namespace` is that of its module, whose loader may know the text."""
-    linecache.checkcache(file)
-    lines = linecache.getlines(file, namespace)
-    try:
-        return SourceFile(file, lines) if lines and not _is_generated(file) else None
-    except SyntaxError:  # the file is being edited
-        return None
-
+__all__ = ["PLAIN", "names_read", "modules_imported", "package_of", "parts", "closure", "chain", "chains_read", "Reached", "reach"]
 
 # %% ../../nbs/history/source_code.ipynb #e75c3d0b
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -392,7 +181,7 @@ class _Sources:
     def find_class(self, kind: type) -> tuple[ast.ClassDef | None, Definition | None]:
         """The node of a class, and its definition."""
         name = type.__getattribute__(kind, "__qualname__")
-        for method in filter(is_user, _methods(kind)):
+        for method in filter(is_user, written_methods(kind)):
             file = self.file(method.__code__.co_filename, method.__globals__)
             if file and (node := file.find_class(name, method.__code__.co_firstlineno)):
                 return node, file.definition(name_of(kind), node)
@@ -407,7 +196,7 @@ def _namespace(kind: type) -> dict[str, Any]:
     """The globals of the module that a class is from."""
     if module_of(kind) in sys.modules and module_of(kind) != "builtins":
         return state(sys.modules[module_of(kind)])
-    methods = _methods(kind)  # of a class that exec made
+    methods = written_methods(kind)  # of a class that exec made
     return methods[0].__globals__ if methods else {}
 
 
@@ -553,12 +342,3 @@ def _is_inside(inner: Definition, outer: Definition) -> bool:
     """Is the text of `inner` a part of that of `outer`?"""
     within = inner.file == outer.file and outer.first <= inner.first and inner.last <= outer.last
     return within and (outer.first, outer.last) != (inner.first, inner.last)
-
-
-# %% ../../nbs/history/source_code.ipynb #a5e4be7e
-def lambda_text(function: FunctionType) -> str:
-    """The text of a lambda in one line, or its place where several begin on that line; "" without source."""
-    file = read_source(function.__code__.co_filename, function.__globals__)
-    found = file.functions.get((function.__code__.co_firstlineno, "<lambda>"), []) if file else []
-    texts = {ast.unparse(node) for node, _ in found}
-    return texts.pop() if len(texts) == 1 else ""

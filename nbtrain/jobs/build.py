@@ -104,7 +104,7 @@ def _model_and_optimizer(settings: Settings, maker: Maker) -> tuple[Any, Any]:
 
 
 def _scheduler(settings: Settings, maker: Maker, optimizer: Any) -> Any:
-    """An instance where it steps each epoch; a factory where it steps each update, which a run asks when its length is known."""
+    """An instance where it steps each epoch; a factory where it steps each update, which is called when the length of the run is known."""
     section = settings.lr_scheduler
     if section is None:
         return None
@@ -249,14 +249,14 @@ def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callb
 
 
 # %% ../../nbs/jobs/build.ipynb #10c4818c
-def build(settings: Settings, document: Document, trainer: Any, callbacks: Iterable[L.Callback] = ()) -> Job:
-    """Make everything that checked `settings` name. `trainer` is what `$!(self)` stands for and what `init_env_fn` is given."""
+def build(settings: Settings, document: Document, callbacks: Iterable[L.Callback] = ()) -> Job:
+    """Make everything that checked `settings` name. `init_env_fn` is given them too, if it takes an argument."""
     if settings.seed is not None:
         seed_all(settings.seed)
     if settings.init_env_fn is not None:
         function = load_name(settings.init_env_fn)
-        function(trainer) if inspect.signature(function).parameters else function()
-    maker = Maker(document, trainer)
+        function(settings) if inspect.signature(function).parameters else function()
+    maker = Maker(document, settings)
     model, optimizer = _model_and_optimizer(settings, maker)
     n_copies = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems()).n_copies
     accumulate = accumulation(settings, n_copies, Problems())
@@ -269,7 +269,7 @@ def build(settings: Settings, document: Document, trainer: Any, callbacks: Itera
 
 
 # %% ../../nbs/jobs/build.ipynb #fee6b7fd
-def estimate_devices(settings: Settings, document: Document, trainer: Any, memory_gb: float | None = None) -> DevicePlan:
+def estimate_devices(settings: Settings, document: Document, memory_gb: float | None = None) -> DevicePlan:
     """What training takes on each of the devices that `settings` ask for, whether this machine has them or not; no data is touched.
 
     `memory_gb`: the memory of a device, where it is another than this machine's. Raises ConfigError where model or optimizer can't be made.
@@ -280,7 +280,7 @@ def estimate_devices(settings: Settings, document: Document, trainer: Any, memor
     problems.raise_any()
     n = settings.compute_config.runtime_ngpus
     size = device_memory(resolve_devices("auto")[0], n) if memory_gb is None else int(memory_gb * 1e9)
-    return plan_devices(*_model_and_optimizer(settings, Maker(document, trainer)), n, size)
+    return plan_devices(*_model_and_optimizer(settings, Maker(document, settings)), n, size)
 
 
 def spread(kind: type[Trainer], n: int) -> Callable[..., Trainer]:
@@ -293,7 +293,7 @@ def spread(kind: type[Trainer], n: int) -> Callable[..., Trainer]:
         given: dict[str, Any] = dict(inspect.signature(kind.add_on(MultiGPUAddon)).bind(*args, **options).arguments)
         sort = resolve_devices(given.get("device", "auto"))[0].type
         if find_world().size == 1 and n > n_available(sort):
-            raise ConfigError(f"{n} devices are asked for, and this machine has {n_available(sort)}.", remedy="Ask for fewer.")
+            raise ConfigError(f"{n} devices are requested, and this machine has {n_available(sort)}.", remedy="Ask for fewer.")
         given["device"] = _named_devices(sort, n)
         return kind.add_on(MultiGPUAddon)(**given)
 

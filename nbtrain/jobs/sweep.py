@@ -78,7 +78,7 @@ def run_sweep(
     points = grid(overrides)
     names = [point.name for point in points]
     if len(set(names)) < len(names):
-        raise ConfigError("Two points of the sweep have one name.", remedy="Give each value once.")
+        raise ConfigError("Two points of the sweep have the same name.", remedy="Give each value once.")
     for point in points:
         TrainerArgs.from_files(files, point.overrides).check()
 

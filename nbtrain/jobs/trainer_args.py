@@ -21,6 +21,7 @@ from ..config.instantiate import named
 from ..config.overrides import Override, apply_overrides, escape, read_command_line, resolve_references
 from ..config.schema import ComputeConfig, Settings, described, read_settings, to_plain
 from ..distributed.memory_estimate import DevicePlan
+from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError
 from ..history.history import RunResult
 from .build import Job, build, estimate_devices
@@ -38,11 +39,12 @@ class _KeepConfig(L.Callback):
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.trainer: Any = None
+        self.trainer: TrainerProtocol | None = None
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "fit" and self.trainer.run_dir is not None and pl_trainer.is_global_zero:
-            (self.trainer.run_dir / CONFIG_FILE).write_text(self.text, encoding="utf-8")
+        folder = self.trainer.run_dir if self.trainer is not None else None
+        if stage == "fit" and folder is not None and pl_trainer.is_global_zero:
+            (folder / CONFIG_FILE).write_text(self.text, encoding="utf-8")
 
 
 # %% ../../nbs/jobs/trainer_args.ipynb #369ea4d6
@@ -75,7 +77,7 @@ class TrainerArgs(NnScalerFields, Settings):
         """From a command line: `-f run.yaml --max_epochs 2`."""
         line = read_command_line(arguments, {"-f": "file"}, {})
         if line.rest:
-            raise ConfigError(f"{line.rest[0]!r} stands alone.", remedy="Put the name of a field before it: --max_epochs 2.")
+            raise ConfigError(f"{line.rest[0]!r} is unexpected.", remedy="Put the name of a field before it: --max_epochs 2.")
         return cls.from_files(line.options.get("file", []), line.overrides)
 
     @classmethod
@@ -124,13 +126,13 @@ class TrainerArgs(NnScalerFields, Settings):
 
     def estimate(self, memory_gb: float | None = None) -> DevicePlan:
         """What training takes on each device, and the strategy that fits. `memory_gb`: the memory of a device, else this machine's."""
-        return estimate_devices(self, self._source, self, memory_gb)
+        return estimate_devices(self, self._source, memory_gb)
 
     def build(self) -> Job:
         """Make trainer and loaders. Raises ConfigError with all that can't work, before any data is touched."""
         self.check()
         keeper = _KeepConfig(_config_text(self))
-        keeper.trainer = (job := build(self, self._source, self, [keeper])).trainer
+        keeper.trainer = (job := build(self, self._source, [keeper])).trainer
         return job
 
     def run(self) -> RunResult | None:

@@ -130,7 +130,7 @@ def _check_limits(settings: Settings, document: Document, problems: Problems) ->
     resume = saving.resume_from
     if resume is not None and resume not in ("last", "best", "auto") and not Path(resume).exists():
         where = document.place(("checkpoint", "resume_from"))
-        problems.add(f"checkpoint.resume_from: there is no {resume!r}.", where, "Give last, best, auto or the path of a checkpoint.")
+        problems.add(f"checkpoint.resume_from: {resume!r} does not exist.", where, "Give last, best, auto or the path of a checkpoint.")
     elif saving.no_save and resume is not None:
         where = document.place(("checkpoint", "resume_from"))
         problems.add(f"checkpoint.resume_from is {resume!r}, and checkpoint.no_save is true.", where, "Leave one of them out.")

@@ -174,7 +174,7 @@ class _Sender:
         """What people should know at the end; None if everything arrived at once."""
         error, n_lost = self.calls.error, self.calls.n_lost
         if self.thread.is_alive():
-            return f"{self.label} was not done within {wait_s:g} s; it goes on in the background while this process lives."
+            return f"{self.label} was not done within {wait_s:g} s; it continues in the background until this process ends."
         if self.logger is None:
             return f"{self.label} was never reached ({_words(error or TimeoutError())}); it has nothing of this run."
         if n_lost:
@@ -236,7 +236,7 @@ class _Connection:
             self.close("failed", together)
             raise sender.calls.error
         if not is_settled:
-            self.note(f"{self.label} did not answer within {self._patience_s:g} s; the run goes on, and what it misses is kept.")
+            self.note(f"{self.label} did not answer within {self._patience_s:g} s; the run continues, and what it misses is kept.")
         self._show_notes(sender)
         return True
 

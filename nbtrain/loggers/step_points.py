@@ -137,20 +137,20 @@ class StepPoints(L.Callback):
         self._update = -1  # of the newest point
         self._throughput = Throughput(self.clock)
         self._rows = PointRows()
-        self._trainer: Any = None
+        self._pl_trainer: L.Trainer | None = None
 
     # -- from Lightning
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not any(logger in self.loggers for logger in pl_trainer.loggers):  # a single batch is no run
+        if not any(logger in self.loggers for logger in pl_trainer.loggers):  # a single batch does not count as a run
             return
         self._begin()
         self._every: int = pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
         self._updates: Any = pl_trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
-        self._trainer = pl_trainer
+        self._pl_trainer = pl_trainer
         self._update = self._updates.completed
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._trainer is None:
+        if not self._on:
             return
         self._n_batches += 1
         self._throughput.add(batch)
@@ -184,10 +184,10 @@ class StepPoints(L.Callback):
 
     @property
     def _on(self) -> bool:
-        return self._trainer is not None
+        return self._pl_trainer is not None
 
     def _stop(self) -> None:
-        self._trainer = None
+        self._pl_trainer = None
 
     # -- marks
     def _mark_rest(self) -> None:
@@ -197,7 +197,8 @@ class StepPoints(L.Callback):
         self._give()
 
     def _mark(self) -> None:
-        values = {"epoch": float(self._trainer.current_epoch), **self._throughput.rates()}
+        assert self._pl_trainer is not None
+        values = {"epoch": float(self._pl_trainer.current_epoch), **self._throughput.rates()}
         if (lr := self.trainer.recorder.rate()) is not None:
             values["lr"] = lr
         self._update = self._updates.completed

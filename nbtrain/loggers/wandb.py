@@ -10,6 +10,7 @@ import inspect
 import json
 import netrc
 import os
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import Logger, WandbLogger
 
 from ..errors import OptionError, nearest
 from .step_points import web_name
@@ -67,12 +68,57 @@ def _is_certificate(error: urllib.error.URLError) -> bool:
     return "CERTIFICATE" in str(error.reason)
 
 
+# %% ../../nbs/loggers/wandb.ipynb #cd2d67be
+class _Service:
+    """The client's process, which all runs of this process share. It ends with the last of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_starting = 0  # runs which the client doesn't know yet
+        self._open: set[Logger] = set()
+        self._is_silenced = False
+
+    @contextmanager
+    def starts_run(self) -> Iterator[None]:
+        """Inside, it does not end. It sends no reports about itself, for which it keeps two threads, unless the user wants them."""
+        name = "WANDB_ERROR_REPORTING"
+        with self._lock:
+            self._n_starting += 1
+            if name not in os.environ:
+                os.environ[name], self._is_silenced = "false", True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._n_starting -= 1
+                if self._is_silenced and not self._n_starting:  # the client reads the whole environment as a run starts
+                    self._is_silenced = False
+                    os.environ.pop(name, None)
+
+    def open(self, tracker: Logger) -> None:
+        with self._lock:
+            self._open.add(tracker)
+
+    def close(self, tracker: Logger) -> None:
+        """`tracker` is finished. End the process if it was the last one and the user does not have one."""
+        import wandb
+
+        with self._lock:
+            self._open.discard(tracker)
+            if not self._open and not self._n_starting and wandb.setup().most_recent_active_run is None:
+                wandb.teardown()
+
+
+_SERVICE = _Service()
+
+
 # %% ../../nbs/loggers/wandb.ipynb #eaa8ef56
 class WandBTracker(WandbLogger):
     """Lightning's logger for one wandb run, which it closes."""
 
     def __init__(self, run: Any) -> None:
         super().__init__(experiment=run)
+        _SERVICE.open(self)
         run.define_metric("trainer/global_step")
         run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
 
@@ -100,14 +146,13 @@ class WandBTracker(WandbLogger):
         self.experiment.log({name: wandb.Image(Image.open(io.BytesIO(png)))})
 
     def finalize(self, status: str) -> None:
-        import wandb
-
         run = self._experiment
         super().finalize(status)
-        if run is not None:
-            run.finish(exit_code=0 if status == "success" else 1)
-        if wandb.setup().most_recent_active_run is None:  # or the client's process would stay
-            wandb.teardown()
+        try:
+            if run is not None:
+                run.finish(exit_code=0 if status == "success" else 1)
+        finally:
+            _SERVICE.close(self)
 
 
 # %% ../../nbs/loggers/wandb.ipynb #c50389cb
@@ -122,21 +167,7 @@ def check_wandb(options: Mapping[str, Any]) -> None:
 
 
 # %% ../../nbs/loggers/wandb.ipynb #e76fdc5f
-@contextmanager
-def _no_telemetry() -> Iterator[None]:
-    """Turn off the client's reports about itself, unless the user wants them: they take a network and two threads that stay."""
-    name = "WANDB_ERROR_REPORTING"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)  # another thread may have removed it
-
-
-@_no_telemetry()
+@_SERVICE.starts_run()
 def connect_wandb(options: Mapping[str, Any], run_id: str, folder: Path | None, note: Callable[[str], None]) -> WandBTracker:
     """Begin or continue the wandb run `run_id`, online or offline, with files in `folder`; None for wandb's default.
 

@@ -10,7 +10,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -36,19 +36,41 @@ _NOISE = (
 )
 
 
+class _Messages:
+    """The level and the filters of Lightning's messages. They belong to the process, so the last of several uses restores them."""
+
+    def __init__(self) -> None:
+        self._lock, self._n_uses, self._before = threading.Lock(), 0, ExitStack()
+
+    def reduce(self) -> None:
+        logger = logging.getLogger("lightning.pytorch")
+        with self._lock:
+            self._n_uses += 1
+            if self._n_uses == 1:
+                self._before.enter_context(warnings.catch_warnings())
+                self._before.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.WARNING)
+            for noise in _NOISE:
+                warnings.filterwarnings("ignore", f".*{noise.replace('(', '[(]').replace(')', '[)]')}.*")
+
+    def restore(self) -> None:
+        with self._lock:
+            self._n_uses -= 1
+            if not self._n_uses:
+                self._before.close()
+
+
+_MESSAGES = _Messages()
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Lightning says and warns only of what a user can do something about."""
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    with warnings.catch_warnings():
-        for noise in _NOISE:
-            warnings.filterwarnings("ignore", f".*{noise.replace('(', '[(]').replace(')', '[)]')}.*")
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
+    _MESSAGES.reduce()
+    try:
+        yield
+    finally:
+        _MESSAGES.restore()
 
 
 # %% ../../nbs/trainer/lightning_run.ipynb #8274d62e

@@ -112,7 +112,7 @@ def run_through_a_full_disk(folder: Path) -> tuple[str, list[str], list[Any]]:
 
 def test_run_goes_on_while_the_disk_is_full_and_all_that_was_measured_is_written(tmp_path: Path) -> None:
     status, told, epochs = in_child(run_through_a_full_disk, tmp_path)
-    assert (status, told) == ("completed", ["run-001 can't be written to: File too large. The run goes on."])
+    assert (status, told) == ("completed", ["run-001 can't be written to: File too large. The run continues."])
     assert without_times(load_run(tmp_path).epochs) == epochs and len(epochs) == 3
     notes = [event.data["text"] for event in read_events(tmp_path / "run-001") if event.kind == "note"]
     assert notes == ["a checkpoint was not saved: epoch=2-step=10.ckpt could not be written: File too large."]

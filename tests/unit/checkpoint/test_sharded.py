@@ -152,8 +152,8 @@ def test_missing_part_is_named(tmp_path: Path) -> None:
     path, out = save(tmp_path / "a", n=3), tmp_path / "whole.ckpt"
     files = [path / "rank-0-of-3.safetensors", path / "rank-2-of-3.safetensors"]
     assert refusal(files, out) == "rank-1-of-3.safetensors of a is not among the files."
-    assert refusal([path, tmp_path / "b"], out) == f"One checkpoint can be merged at a time, and given are: {path}, {tmp_path / 'b'}."
-    assert refusal([], out) == "One checkpoint can be merged at a time, and given are: nothing."
+    assert refusal([path, tmp_path / "b"], out) == f"Expected one checkpoint to merge, got {path}, {tmp_path / 'b'}."
+    assert refusal([], out) == "Expected one checkpoint to merge, got nothing."
     (path / "rank-1-of-3.safetensors").unlink()
     assert refusal(path, out) == refusal(files, out) == "rank-1-of-3.safetensors is missing."
     (path / "state.json").unlink()

@@ -55,7 +55,7 @@ def test_devices_are_planned(policy: str, compute: dict[str, Any], plan: str) ->
         (
             "dp",
             {"runtime_ngpus": 4, "plan_ngpus": 2},
-            "pas_policy is 'dp', and compute_config.plan_ngpus 2: it splits no model. Use tp, or plan_ngpus 1.",
+            "pas_policy is 'dp', and compute_config.plan_ngpus 2: it does not split a model. Use tp, or plan_ngpus 1.",
         ),
         (
             "dp",

@@ -250,7 +250,7 @@ def test_devices_and_strategy_are_written_and_read_again(parts: Any, options: An
 
 def test_a_strategy_without_a_word_in_a_configuration_is_told(parts: Any) -> None:
     trainer = make(parts, MultiGPUAddon, device=["cpu", "cpu"], strategy="ddp_find_unused_parameters_true")
-    with pytest.raises(ConfigError, match="compute_config: it has no place for strategy 'ddp_find_unused_parameters_true'"):
+    with pytest.raises(ConfigError, match="compute_config: it can't express the strategy 'ddp_find_unused_parameters_true'"):
         trainer.to_config(max_epochs=1, dataset={"type": "parts.Data", "train_args": {"n": 8}}, dataset_sampler={"type": None})
 
 
@@ -266,14 +266,14 @@ def test_all_that_cant_be_known_is_told_at_once(parts: Any) -> None:
         trainer.to_config("run.yaml")
     assert str(caught.value) == (
         "The configuration has 4 errors.\n"
-        "  1. trainer.type: test_all_that_cant_be_known_is_told_at_once.<locals>.Cell has no name by which it can be imported.\n"
+        "  1. trainer.type: test_all_that_cant_be_known_is_told_at_once.<locals>.Cell can't be imported by name.\n"
         "     It is from test_from_trainer. Put it into a module: nbtrain export my.ipynb.\n"
         "  2. model.args: this Forgetful does not keep what it was made with: dim, hidden.\n"
-        '     Say it: to_config(path, model={"args": {...}}).\n'
-        "  3. optimizer: it drives 2 groups of parameters, and a job gives it all of them in one.\n"
+        '     Give it: to_config(path, model={"args": {...}}).\n'
+        "  3. optimizer: it has 2 groups of parameters, and a job gives it all parameters in one group.\n"
         '     Name a function that makes it from the parameters: to_config(path, optimizer={"type": ...}).\n'
-        "  4. dataset: the loader has no dataset, as a DataLoader has.\n"
-        "     Say it: to_config(path, dataset={...})."
+        "  4. dataset: the loader does not have a dataset, as a DataLoader does.\n"
+        "     Give it: to_config(path, dataset={...})."
     )
     assert not Path("run.yaml").exists()
 
@@ -293,7 +293,7 @@ PROBLEMS: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
         lambda parts: make(parts, model=parts.Doubled(4)),
         {},
         "model: a second Doubled made from what it keeps is different: its parameters or parts differ.\n"
-        '  Say it: to_config(path, model={"args": {...}}).',
+        '  Give it: to_config(path, model={"args": {...}}).',
     ),
     "a field that is none": (lambda parts: make(parts), {"max_epoch": 1}, "There is no field max_epoch.\n  Did you mean 'max_epochs'?"),
     "a function of the step": (
@@ -306,12 +306,12 @@ PROBLEMS: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
         lambda parts: make(parts, power={"api_key": "a1b2c3d4e5f6a7b8"}),
         {},
         "trainer.args.power.api_key is a secret, which no file should hold.\n"
-        '  Say it: to_config(path, trainer={"args": {...}}), and $(NAME) for that of the environment.',
+        '  Give it: to_config(path, trainer={"args": {...}}), and $(NAME) for that of the environment.',
     ),
     "a tensor": (
         lambda parts: make(parts, power=torch.ones(3)),
         {},
-        'trainer.args.power: a Tensor of 3 values is data.\n  Say it: to_config(path, trainer={"args": {...}}).',
+        'trainer.args.power: a Tensor of 3 values is too long for a configuration.\n  Give it: to_config(path, trainer={"args": {...}}).',
     ),
     "evaluation": (
         lambda parts: make(parts, mode="test"),

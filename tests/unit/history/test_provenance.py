@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from nbtrain import ConfigError
 from nbtrain.cli import main
-from nbtrain.history.provenance import describe, diff, git_state, is_secret, read_record, record, show
+from nbtrain.history.provenance import blot_out, describe, diff, git_state, is_secret, read_record, record, show
 from nbtrain.history.source_code import Reached, reach
 
 Write = Callable[..., ModuleType]
@@ -246,6 +246,19 @@ def test_names_that_only_look_like_secrets(name: str) -> None:
 
 
 # -- texts
+def test_another_thread_may_change_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As loggers of other runs do: `os.environ.items()` raises KeyError for a variable that is gone."""
+
+    class Names(str):
+        def __len__(self) -> int:
+            os.environ.pop("LAST_OF_ALL", None)
+            return super().__len__()
+
+    monkeypatch.setenv("LAST_OF_ALL", "a-value")
+    monkeypatch.setattr(os.environ, "decodevalue", Names)
+    assert blot_out("a text") == describe("a text") == "a text"
+
+
 def test_descriptions_are_short_and_without_addresses() -> None:
     net = nn.Linear(4, 2)
     assert describe(torch.optim.Adam(net.parameters(), lr=0.001)) == "Adam(lr=0.001)"

@@ -199,9 +199,9 @@ def test_a_file_without_f_is_told_how_to_be_given(capsys: pytest.CaptureFixture[
     assert main(["fit", "seed.yaml"]) == 2
     assert main(["fit", "-f", "seed.yaml", "more"]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "nbtrain: 'seed.yaml' stands alone.",
+        "nbtrain: 'seed.yaml' is unexpected.",
         "  Give a configuration with -f: -f seed.yaml.",
-        "nbtrain: 'more' stands alone.",
+        "nbtrain: 'more' is unexpected.",
         "  Give a notebook, or -f and a file.",
     ]
 
@@ -525,7 +525,7 @@ def test_the_run_folder_says_why_it_has_no_configuration() -> None:
 
 
 def test_a_word_of_the_command_line_that_stands_alone_is_named() -> None:
-    with pytest.raises(ConfigError, match="^'seed.yaml' stands alone"):
+    with pytest.raises(ConfigError, match="^'seed.yaml' is unexpected"):
         TrainerArgs.from_cli(["seed.yaml"])
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import tracemalloc
+import warnings
 from collections import namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR,
 from torch.utils.data import DataLoader
 
 from nbtrain import ConfigError, Trainer
+from nbtrain.trainer.lightning_run import quiet
 
 
 # -- against a plain loop
@@ -430,3 +433,15 @@ def test_a_torch_without_tests_is_noted_in_the_first_run_only(monkeypatch: pytes
     trainer.run(1, make_loader())
     trainer.run(1, make_loader())
     assert notes == ["nbtrain has no tests with torch 9.9: the public way of a step instead, about 50 µs slower."]
+
+
+def test_two_runs_that_overlap_leave_the_messages_of_lightning_as_they_were() -> None:
+    logger = logging.getLogger("lightning.pytorch")
+    first, second = quiet(), quiet()
+    before = logger.level, list(warnings.filters)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert logger.level == logging.WARNING  # the second run is still on
+    second.__exit__(None, None, None)
+    assert (logger.level, list(warnings.filters)) == before
