@@ -178,6 +178,7 @@ class StateManagerAddon(AddOnBase):
         self.rest = without_weights(self.restored)
 
 
+# %% ../../nbs/addons/state_manager.ipynb #0cd3f022
 def _save_now(addon: StateManagerAddon, trainer: TrainerProtocol, at: Boundary | None) -> Path | None:
     """`save_state` at a boundary of a run, or between two runs."""
     if at is None:
