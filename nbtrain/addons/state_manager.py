@@ -79,8 +79,8 @@ class StateManagerAddon(AddOnBase):
     """Save the state of a run as it trains, and resume it exactly: `run(..., resume="auto")`.
 
     The folder `checkpoints/` in the run folder has a checkpoint for each save, and the links `last` and `best`. Files are written in a
-    background thread; a copy of the state stays in the memory of the CPU. A run that ends, is stopped or is interrupted is saved, too. Raises
-    ConfigError for an invalid option.
+    background thread; a copy of the state stays in the memory of the CPU. A run that ends, is stopped or is interrupted is saved too.
+    Raises ConfigError for an invalid option.
 
     Args:
         save_path: The folder of the run folders. Required.
