@@ -266,9 +266,7 @@ class MultiGPUAddon(Launcher):
 
     def lightning_args(self, trainer: TrainerProtocol) -> dict[str, Any]:
         rank = self._rank(trainer)
-        if rank is None:
-            return {}
-        return _rank_args(self, rank)
+        return {} if rank is None else _rank_args(self, rank)
 
     # -- in this process, while the ranks train
     def launch(

@@ -79,7 +79,8 @@ class StateManagerAddon(AddOnBase):
     """Save the state of a run as it trains, and resume it exactly: `run(..., resume="auto")`.
 
     The folder `checkpoints/` in the run folder has a checkpoint for each save, and the links `last` and `best`. Files are written in a
-    background thread; a copy of the state stays in the memory of the CPU. A run that ends, is stopped or is interrupted is saved, too.
+    background thread; a copy of the state stays in the memory of the CPU. A run that ends, is stopped or is interrupted is saved too.
+    Raises ConfigError for an invalid option.
 
     Args:
         save_path: The folder of the run folders. Required.
@@ -94,8 +95,6 @@ class StateManagerAddon(AddOnBase):
         symlink_best_and_last: Make `best` and `last` symbolic links; False, or a file system without links, makes copies.
         validate_on_save: Validate before each save by steps or epochs, and where a run ends in the middle of an epoch.
         stop_on_save_error: Raise the error of a save that fails, which ends the run. By default it is noted and the run continues.
-
-    Raises ConfigError for an option that is invalid.
     """
 
     save_path: str | Path | None = None
@@ -178,6 +177,7 @@ class StateManagerAddon(AddOnBase):
         self.rest = without_weights(self.restored)
 
 
+# %% ../../nbs/addons/state_manager.ipynb #0cd3f022
 def _save_now(addon: StateManagerAddon, trainer: TrainerProtocol, at: Boundary | None) -> Path | None:
     """`save_state` at a boundary of a run, or between two runs."""
     if at is None:
