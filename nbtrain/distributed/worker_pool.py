@@ -202,7 +202,9 @@ class Pool:
 
 def _environment(n: int) -> dict[str, str]:
     """This process's environment for each of `n` workers: without variables of the notebook, and with a share of the CPU cores."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("JPY_PARENT_PID", "MPLBACKEND")}
+    hidden = ("JPY_PARENT_PID", "MPLBACKEND")
+    # Another thread may remove a variable meanwhile
+    environment = {name: value for name in list(os.environ) if name not in hidden and (value := os.environ.get(name)) is not None}
     n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     environment.setdefault("OMP_NUM_THREADS", str(max(1, n_cores // n)))
     return environment

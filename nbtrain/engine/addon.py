@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, fields
+from functools import wraps
 from itertools import combinations, count
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from typing_extensions import dataclass_transform
 
 from .protocol import EventSink, TrainerProtocol
-from ..errors import AddOnError
+from ..errors import AddOnError, OptionError, nearest
 
 # %% auto #0
 __all__ = ["Phase", "TrainStep", "AddOnBase", "options", "precedes", "ordered"]
@@ -25,6 +26,22 @@ __all__ = ["Phase", "TrainStep", "AddOnBase", "options", "precedes", "ordered"]
 Phase = Literal["train", "valid", "test"]
 TrainStep = Callable[[Any], Mapping[str, Any]]  # a batch on the device -> what `train_step` returned, checked, with its graph
 _definitions = count()
+
+
+def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
+    """The constructor of `addon`, which raises OptionError for an unknown option and names the nearest one."""
+    init = addon.__init__
+
+    @wraps(init)
+    def checked(self: AddOnBase, *args: Any, **given: Any) -> None:
+        known = options(addon)
+        for name in given.keys() - known.keys():
+            raise OptionError(f"{addon.__name__} takes no option {name!r}.", remedy=nearest(name, known))
+        if args:
+            raise OptionError(f"{addon.__name__} takes options by name, got {args[0]!r}.", remedy=f"Known are: {', '.join(known)}.")
+        init(self, **given)
+
+    return checked
 
 
 @dataclass_transform(kw_only_default=True)
@@ -48,7 +65,10 @@ class AddOnBase:
             if callable(getattr(AddOnBase, name, None)):
                 raise AddOnError(f"{cls.__name__} has an option {name!r}, which is a method of every addon.", remedy="Rename the option.")
         cls._definition = next(_definitions)
+        has_constructor = "__init__" in cls.__dict__
         dataclass(kw_only=True)(cls)
+        if not has_constructor:
+            cls.__init__ = _with_known_options(cls)
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         """New callbacks for one use of Lightning: a run, a single batch, an evaluation. Hooks of a batch cost time in each batch."""

@@ -153,7 +153,7 @@ def run_step(trainer: StepsProtocol, name: str, batch: Any, batch_idx: int, devi
 
 def step_place(trainer: StepsProtocol, name: str, batch_idx: int) -> str:
     """Where a step is, for people."""
-    return f"{type(trainer).__name__}.{name}, epoch {trainer.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
+    return f"{trainer.title}.{name}, epoch {trainer.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
 
 
 # %% ../../nbs/engine/step_module.ipynb #dd0cd5f4

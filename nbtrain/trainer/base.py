@@ -134,7 +134,7 @@ class TrainerBase(TrainerArguments):
 
     def _emit(self, event: Event) -> None:
         with self.control.lock:
-            for sink in self.sinks:
+            for sink in tuple(self.sinks):  # another thread may end its run meanwhile, and remove its own
                 sink.update(event)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -35,6 +35,7 @@ from nbtrain import (
     MultiGPUAddon,
     NeptuneLoggerAddon,
     NonFiniteAddon,
+    OptionError,
     PrefetchAddon,
     SchedulerAddon,
     StateManagerAddon,
@@ -90,6 +91,14 @@ def test_two_claims_to_one_option_are_refused_at_class_creation() -> None:
 def test_what_is_no_addon() -> None:
     with pytest.raises(AddOnError, match="is not an addon"):
         Regress.add_on(dict)  # type: ignore[arg-type]
+
+
+def test_instance_with_an_unknown_option_is_refused() -> None:
+    with pytest.raises(OptionError, match="^StateManagerAddon takes no option 'every_n_step'.\n  Did you mean 'every_n_steps'\\?$"):
+        StateManagerAddon(every_n_step=3)  # type: ignore[call-arg]
+    with pytest.raises(OptionError, match="^StateManagerAddon takes options by name, got 'runs'.\n  Known are: save_path, save_format"):
+        StateManagerAddon("runs")  # type: ignore[call-arg]
+    assert "every_n_steps: 'int | None' = None" in str(inspect.signature(StateManagerAddon))
 
 
 def test_composed_class_is_subclassed_again() -> None:
