@@ -57,7 +57,7 @@ def resume_epoch(trainer: TrainerProtocol, module: L.LightningModule, state: Map
         for mode, meter in trainer.train_state.meters.items():
             meter.load_state_dict(of_rank(own)["meters"][mode])
         module.epoch_metrics = dict(own["metrics"]["epoch"])
-        trainer.recorder.take_up(own["finished"])
+        trainer.recorder.resume_epoch(own["finished"])
 
 
 # %% ../../nbs/addons/checkpoint_callback.ipynb #6c4570b5

@@ -17,7 +17,7 @@ from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError, ConfigError
 
 # %% auto #0
-__all__ = ["Average", "put_back", "EMAAddon"]
+__all__ = ["Average", "set_values", "EMAAddon"]
 
 
 # %% ../../nbs/addons/ema.ipynb #2baa0902
@@ -48,10 +48,10 @@ class Average:
         if self.values[0].device != device:
             self.values = [value.to(device) for value in self.values]
 
-    def put_into(self, model: nn.Module) -> list[Tensor]:
+    def swap_into(self, model: nn.Module) -> list[Tensor]:
         """Copy the average into the model. Returns the weights that it had."""
         had = [p.detach().clone() for p in model.parameters()]
-        put_back(model, self.values)
+        set_values(model, self.values)
         return had
 
     def by_name(self, model: nn.Module) -> dict[str, Tensor]:
@@ -61,7 +61,7 @@ class Average:
         return {name: own[id(p)].to(p.dtype) for name, p in state.items() if id(p) in own}
 
 
-def put_back(model: nn.Module, values: list[Tensor]) -> None:
+def set_values(model: nn.Module, values: list[Tensor]) -> None:
     """Write `values` into the model's parameters, which stay the same tensors."""
     with torch.no_grad():
         for parameter, value in zip(model.parameters(), values):
@@ -148,17 +148,17 @@ class EMAAddon(AddOnBase):
         """Copy the average into the model until `take_back`. Returns False if there is none, or if the model has it already."""
         if self._own is not None or self.average.n == 0:
             return False
-        self._own = self.average.put_into(model)
+        self._own = self.average.swap_into(model)
         return True
 
     def take_back(self, model: nn.Module) -> None:
         """Restore the trained weights of the model."""
         assert self._own is not None
-        put_back(model, self._own)
+        set_values(model, self._own)
         self._own = None
 
     def apply_average(self, trainer: TrainerProtocol) -> None:
         """Replace the model's weights by the average, permanently. Raises CheckpointError if there is none yet."""
         if self.average.n == 0:
             raise CheckpointError("There is no average yet.", remedy="Train first.")
-        trainer.control.do(lambda at: put_back(trainer.model, self.average.values))
+        trainer.control.do(lambda at: set_values(trainer.model, self.average.values))

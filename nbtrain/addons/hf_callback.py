@@ -147,7 +147,7 @@ class _Adapter(Stopper):
         for name, value in state_dict["callback"].items():
             setattr(self.callback, name, value)
 
-    def tell(self, event: str, pl_trainer: L.Trainer, module: L.LightningModule, **more: Any) -> None:
+    def notify(self, event: str, pl_trainer: L.Trainer, module: L.LightningModule, **more: Any) -> None:
         """Call the callback's method `event`, and do what its control requests."""
         model = module.model if isinstance(module, StepModule) else module
         parts = {"model": model, "processing_class": None, "optimizer": pl_trainer.optimizers[0], "lr_scheduler": None}
@@ -167,7 +167,7 @@ class _Adapter(Stopper):
     def _log(self, pl_trainer: L.Trainer, module: L.LightningModule, logs: dict[str, float]) -> None:
         logs = {**logs, "epoch": self.state.epoch}
         self.state.log_history.append({**logs, "step": self.state.global_step})
-        self.tell("on_log", pl_trainer, module, logs=logs)
+        self.notify("on_log", pl_trainer, module, logs=logs)
 
     def _note_best(self, metrics: Mapping[str, float]) -> None:
         """Update the best metric, after the callback has seen the metrics, as transformers does."""
@@ -199,20 +199,20 @@ class HFCallback(_Adapter):
         state.is_world_process_zero, state.is_local_process_zero = pl_trainer.is_global_zero, pl_trainer.local_rank == 0
         self.control.should_training_stop = self._in_window = False
         if is_whole_epoch(pl_module):
-            self.tell("on_train_begin", pl_trainer, pl_module)
+            self.notify("on_train_begin", pl_trainer, pl_module)
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_whole_epoch(pl_module):
-            self.tell("on_epoch_begin", pl_trainer, pl_module)
+            self.notify("on_epoch_begin", pl_trainer, pl_module)
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         if not self._in_window and is_whole_epoch(pl_module):
             self.control.should_log = False
-            self.tell("on_step_begin", pl_trainer, pl_module)
+            self.notify("on_step_begin", pl_trainer, pl_module)
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         if is_whole_epoch(pl_module):
-            self.tell("on_pre_optimizer_step", pl_trainer, pl_module)
+            self.notify("on_pre_optimizer_step", pl_trainer, pl_module)
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not is_whole_epoch(pl_module):
@@ -221,13 +221,13 @@ class HFCallback(_Adapter):
             self._loss = self._loss + outputs["loss"].detach()
         self._in_window = pl_trainer.global_step == self.state.global_step
         if self._in_window:
-            self.tell("on_substep_end", pl_trainer, pl_module)
+            self.notify("on_substep_end", pl_trainer, pl_module)
             return
         self._n_updates += 1
         self.state.global_step = pl_trainer.global_step
         self.state.epoch = pl_trainer.current_epoch + (batch_idx + 1) / pl_trainer.num_training_batches
-        self.tell("on_optimizer_step", pl_trainer, pl_module)
-        self.tell("on_step_end", pl_trainer, pl_module)
+        self.notify("on_optimizer_step", pl_trainer, pl_module)
+        self.notify("on_step_end", pl_trainer, pl_module)
         if self.control.should_log or self.state.global_step % self.state.logging_steps == 0:
             self._log_loss(pl_trainer, pl_module)
         self._stop_if_requested(pl_trainer)
@@ -243,19 +243,19 @@ class HFCallback(_Adapter):
         found = pl_trainer.callback_metrics
         metrics = {_eval_name(name): float(value) for name, value in found.items() if name.startswith("val_")}
         self._log(pl_trainer, pl_module, metrics)
-        self.tell("on_evaluate", pl_trainer, pl_module, metrics=metrics)
+        self.notify("on_evaluate", pl_trainer, pl_module, metrics=metrics)
         self._note_best(metrics)
         self._stop_if_requested(pl_trainer)
 
     def on_save_checkpoint(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.tell("on_save", pl_trainer, pl_module)
+        self.notify("on_save", pl_trainer, pl_module)
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_whole_epoch(pl_module):
             self.state.epoch = pl_trainer.current_epoch + 1
-            self.tell("on_epoch_end", pl_trainer, pl_module)
+            self.notify("on_epoch_end", pl_trainer, pl_module)
             self._stop_if_requested(pl_trainer)
 
     def on_train_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_whole_epoch(pl_module):
-            self.tell("on_train_end", pl_trainer, pl_module)
+            self.notify("on_train_end", pl_trainer, pl_module)

@@ -38,7 +38,7 @@ class _ValidateFirst(L.Callback):
             pl_trainer.validating = True
             pl_trainer.fit_loop.epoch_loop.val_loop.run()
             pl_trainer.training = True
-        self.trainer.recorder.tell_validation(pl_module.epoch_metrics)
+        self.trainer.recorder.emit_validation(pl_module.epoch_metrics)
 
 
 # %% ../../nbs/addons/limits.ipynb #b56e4f13

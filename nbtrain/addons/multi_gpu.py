@@ -27,7 +27,7 @@ from ..distributed.launcher import Launcher
 from ..distributed.memory_estimate import device_memory, plan_devices
 from ..distributed.parallelism import Parallelize, resolve_parallelism
 from ..distributed.rank import InWorld, RankCallback
-from ..distributed.replica import drive_copy, put_back, run_copy, take_state, tell_again
+from ..distributed.replica import drive_copy, forward_event, restore_trainer, run_copy, take_state
 from ..distributed.worker import Rank, Terminated, dumps
 from ..distributed.worker_pool import Launch, Pool
 from ..distributed.worker_rank import InWorker, WorkerEnvironment
@@ -72,9 +72,9 @@ class _Job:
         with warnings.catch_warnings():
             for noise in _NOISE:
                 warnings.filterwarnings("ignore", noise)
-            return drive_copy(in_rank, self.drive, self.loaders, partial(self._tell_state, in_rank))
+            return drive_copy(in_rank, self.drive, self.loaders, partial(self._emit_state, in_rank))
 
-    def _tell_state(self, in_rank: InWorker) -> None:
+    def _emit_state(self, in_rank: InWorker) -> None:
         if in_rank.rank.number and not in_rank.parallelism.splits:
             return
         state = take_state(self.trainer, self.loaders)
@@ -301,7 +301,7 @@ def _follow(launch: Launch, trainer: TrainerProtocol, loaders: tuple[Any, Any]) 
             control.stop(signal.SIGINT)
             status, reason = launch.wait(listener)[0]
     finally:
-        put_back(trainer, loaders, listener.state, before)
+        restore_trainer(trainer, loaders, listener.state, before)
     if listener.terminated is not None:
         raise WorkerError(
             f"Rank {listener.terminated} received SIGTERM, and all ranks have stopped after the same batch.",
@@ -320,7 +320,7 @@ class _Listener:
 
     def __call__(self, rank: int, message: Any) -> None:
         if isinstance(message, Event):
-            tell_again(self.trainer, message)
+            forward_event(self.trainer, message)
         elif isinstance(message, _Returned):
             self.state = message.state
         elif isinstance(message, Terminated):

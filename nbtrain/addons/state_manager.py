@@ -148,7 +148,7 @@ class StateManagerAddon(AddOnBase):
         Waits until the file is written. In a step or a callback, and while worker processes train, it returns None and the save follows
         after the batch. Raises CheckpointError if the checkpoint can't be written.
         """
-        if trainer.control.ask_elsewhere("save_state"):
+        if trainer.control.request_elsewhere("save_state"):
             return None
         return trainer.control.do(lambda at: _save_now(self, trainer, at), whole=True)
 

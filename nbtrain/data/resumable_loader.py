@@ -21,7 +21,7 @@ from ..errors import CheckpointError, ConfigError
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["loader_place", "put_loader", "ResumableLoader", "borrowed"]
+__all__ = ["loader_place", "restore_loader", "ResumableLoader", "borrowed"]
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #9c56be43
@@ -39,7 +39,7 @@ def loader_place(loader: Any) -> dict[str, Any]:
     return {"own": own, "generators": [generator.get_state() for generator in _generators(loader)]}
 
 
-def put_loader(loader: Any, place: dict[str, Any]) -> None:
+def restore_loader(loader: Any, place: dict[str, Any]) -> None:
     """Restore the place that `loader_place` returned, for the next pass of `loader`."""
     if place["own"] is not None and isinstance(loader, StatefulLoader):
         loader.load_state_dict(place["own"])
@@ -117,7 +117,7 @@ class ResumableLoader(LoaderWrapper):
         return loader_place(self.loader)
 
     def _put(self, place: dict[str, Any]) -> None:
-        put_loader(self.loader, place)
+        restore_loader(self.loader, place)
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #a87590fd

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..data.resumable_loader import loader_place, put_loader
+from ..data.resumable_loader import loader_place, restore_loader
 from .launcher import Launcher
 from .parallelism import whole
 from .rank import InWorld, RankCallback
@@ -34,7 +34,7 @@ from ..events import Event, Status
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["launcher_of", "world_of", "take_state", "put_state", "put_back", "tell_again", "drive_copy", "run_copy"]
+__all__ = ["launcher_of", "world_of", "take_state", "load_replica_state", "restore_trainer", "forward_event", "drive_copy", "run_copy"]
 
 
 # %% ../../nbs/distributed/replica.ipynb #7d985afb
@@ -63,7 +63,7 @@ def take_state(trainer: TrainerProtocol, loaders: Iterable[Any]) -> dict[str, An
     }
 
 
-def put_state(trainer: TrainerProtocol, loaders: Iterable[Any], state: Mapping[str, Any]) -> None:
+def load_replica_state(trainer: TrainerProtocol, loaders: Iterable[Any], state: Mapping[str, Any]) -> None:
     """Restore `trainer` and `loaders` from `state`, in place."""
     for name, part in _stateful(trainer).items():
         part.load_state_dict(state["stateful"][name])
@@ -77,7 +77,7 @@ def put_state(trainer: TrainerProtocol, loaders: Iterable[Any], state: Mapping[s
     for row, path in zip(trainer.train_state.history.epochs, state["paths"]):
         row.path = path
     for loader, place in zip(loaders, state["places"]):
-        put_loader(loader, place)
+        restore_loader(loader, place)
     set_random_state(state["random"])
 
 
@@ -120,10 +120,10 @@ def _gathered(addon: AddOnBase) -> dict[str, Any]:
 
 
 # %% ../../nbs/distributed/replica.ipynb #5a042dd3
-def put_back(trainer: TrainerProtocol, loaders: tuple[Any, Any], state: bytes | None, before: Counts) -> None:
+def restore_trainer(trainer: TrainerProtocol, loaders: tuple[Any, Any], state: bytes | None, before: Counts) -> None:
     """Load the `state` of a replica into `trainer`; without one, restore the counts and the history from `before` the run."""
     if state is not None:
-        put_state(trainer, loaders, loads(state))
+        load_replica_state(trainer, loaders, loads(state))
         return
     vars(trainer.train_state.counts).update(vars(before))
     trainer.train_state.history.drop_after(before.step, before.epoch)
@@ -131,7 +131,7 @@ def put_back(trainer: TrainerProtocol, loaders: tuple[Any, Any], state: bytes | 
 
 
 # %% ../../nbs/distributed/replica.ipynb #9f86ca57
-def tell_again(trainer: TrainerProtocol, event: Event) -> None:
+def forward_event(trainer: TrainerProtocol, event: Event) -> None:
     """Emit an event of a replica of `trainer` again, here."""
     if event.kind == "state":
         trainer.control.follow(event.data["state"])
@@ -166,14 +166,14 @@ def run_copy(trainer: TrainerProtocol, drive: Callable[..., tuple[Status, str]],
         return drive_copy(rank, drive, own, lambda: states.append(dumps(take_state(copy, own))))
     finally:
         trainer.control.signum, trainer.control.together = copy.control.signum, None
-        put_back(trainer, loaders, states[-1] if states else None, before)
+        restore_trainer(trainer, loaders, states[-1] if states else None, before)
 
 
 def _begin_in_world(copy: TrainerProtocol, trainer: TrainerProtocol) -> InWorld:
     """Make `copy` a rank that forwards its events to `trainer` and receives the requests to it."""
     launcher: Any = launcher_of(copy)
     rank = launcher.in_rank = InWorld(copy, launcher.world, launcher.parallelism)
-    begin_copy(copy, trainer.device, copy.recorder.change, partial(tell_again, trainer))
+    begin_copy(copy, trainer.device, copy.recorder.change, partial(forward_event, trainer))
     trainer.control.together, trainer.control.elsewhere = copy.control.stop, _refuse_alone
     with torch.no_grad():
         for tensor in (*copy.model.parameters(), *copy.model.buffers()):

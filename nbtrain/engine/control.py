@@ -37,20 +37,20 @@ class RunState:
 
     def __init__(self) -> None:
         self.name: State = "idle"
-        self.asked = False  # is there a request for the run? Read in each batch
+        self.requested = False  # is there a request for the run? Read in each batch
         self.changed = threading.Condition()
         self._listener: Callable[[State], None] = lambda state: None
         self._is_late = False  # the listener does not know the state yet
 
     def begin(self, listener: Callable[[State], None]) -> None:
-        self.name, self.asked, self._listener, self._is_late = "running", False, listener, False
+        self.name, self.requested, self._listener, self._is_late = "running", False, listener, False
 
     def end(self) -> None:
         with self.changed:
             self.name = "idle"
             self.changed.notify_all()
 
-    def ask(self, state: State, send: Callable[[Any], None] | None = None, *, late: bool = False) -> None:
+    def request(self, state: State, send: Callable[[Any], None] | None = None, *, late: bool = False) -> None:
         """Change to `state`, where it can be requested now, and `send` it to a run in other processes.
 
         `late`: the listener is notified when the run attends to it.
@@ -59,7 +59,7 @@ class RunState:
             if self.name not in _ASKED_IN[state]:
                 return
             notifies = self.name != "paused" and not late  # a paused run notifies itself that it continues
-            self.name, self.asked, self._is_late = state, True, late
+            self.name, self.requested, self._is_late = state, True, late
             self.changed.notify_all()
             if send is not None:
                 send((state,))
@@ -155,7 +155,7 @@ class Requests:
             now = self._run_state.name == "idle" or (inside and fits)
             if not now:
                 self._waiting.append(request)
-                self._run_state.asked = True
+                self._run_state.requested = True
                 self._changed.notify_all()
         if now:
             request.run(self.at if inside else None)
@@ -231,7 +231,7 @@ def _attend(run_state: RunState, requests: Requests, at: Boundary) -> None:
     finally:
         requests.at = None
     with run_state.changed:
-        run_state.asked = len(requests) > 0 or run_state.name in ("pausing", "stopping")
+        run_state.requested = len(requests) > 0 or run_state.name in ("pausing", "stopping")
     if run_state.name == "stopping" and at.may_leave:
         if at.phase == "train":
             _notify_leaving(at.pl_trainer)
@@ -269,18 +269,18 @@ class Control:
         return self.run_state.name
 
     @property
-    def asked(self) -> bool:
-        return self.run_state.asked
+    def requested(self) -> bool:
+        return self.run_state.requested
 
     def pause(self) -> None:
         """Request that the run waits at the end of its batch."""
         if self.together is not None:
             raise ConfigError("One rank of several can't be paused.", remedy="stop() ends the run on all of them.")
-        self.run_state.ask("pausing", self.elsewhere)
+        self.run_state.request("pausing", self.elsewhere)
 
     def proceed(self) -> None:
         """Let a paused run continue."""
-        self.run_state.ask("running", self.elsewhere)
+        self.run_state.request("running", self.elsewhere)
 
     def stop(self, signum: int | None = None) -> None:
         """Request the end of the run after its batch, or after its open accumulation window. `signum`: the signal that requests it."""
@@ -293,7 +293,7 @@ class Control:
     def stop_here(self, signum: int | None = None) -> None:
         """`stop` for this process: of several ranks, each one calls it after the same batch."""
         self.signum = signum
-        self.run_state.ask("stopping", self.elsewhere, late=signum is not None)
+        self.run_state.request("stopping", self.elsewhere, late=signum is not None)
 
     @property
     def is_stopping(self) -> bool:
@@ -338,7 +338,7 @@ class Control:
         """A run in other processes is paused, or continues."""
         self.run_state.follow(state)
 
-    def ask_elsewhere(self, name: str, **options: Any) -> bool:
+    def request_elsewhere(self, name: str, **options: Any) -> bool:
         """Let a run in other processes call a method of its trainer, after the same batch in all of them. False where the run is here."""
         if self.elsewhere is None or self.state == "idle":
             return False

@@ -83,7 +83,7 @@ class _EvaluationPass(LeanPass):
             loop._seen_batches_per_dataloader[0] += 1
         if self.signals.received_sigterm and not self.progress.is_last_batch:
             raise SIGTERMException
-        if self.run_state.asked:
+        if self.run_state.requested:
             loop.attend()
 
 
@@ -113,7 +113,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
         with explain_full_memory(self):
             super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
-        if self.control.asked:
+        if self.control.requested:
             self.attend()
 
     def attend(self) -> None:

@@ -30,7 +30,7 @@ __all__ = [
     "unknown_version",
     "why_not_lean",
     "Hook",
-    "heard",
+    "overridden_hook",
     "LeanPass",
     "is_on_device",
     "only_iterator",
@@ -109,7 +109,7 @@ class Hook:
         return self.of_module(*args) if self.of_module is not None else None
 
 
-def heard(pl_trainer: L.Trainer, hooks: tuple[str, ...]) -> str:
+def overridden_hook(pl_trainer: L.Trainer, hooks: tuple[str, ...]) -> str:
     """The first of `hooks` that a callback or the module overrides; an empty text where there is none."""
     return next((name for name in hooks if Hook(name, pl_trainer).used), "")
 

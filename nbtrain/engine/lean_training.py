@@ -72,13 +72,13 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)
-        if self.control.asked:
+        if self.control.requested:
             self.attend()
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
         super().on_advance_end(data_fetcher)
         self.validate_next = False
-        if self.control.asked:
+        if self.control.requested:
             self.attend()
 
     def attend(self) -> None:
@@ -234,7 +234,7 @@ class _BetweenBatches:
             loop._batches_that_stepped += 1
             if self.has_loggers and loop._batches_that_stepped % self.log_every == 0:
                 self._log()
-        if self.run_state.asked:
+        if self.run_state.requested:
             loop.attend()
             return self.is_over()
         return False

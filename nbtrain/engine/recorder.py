@@ -163,7 +163,7 @@ class Recorder:
         self.emit_now("end", {"status": status, "reason": reason})
         self._notes.close()
 
-    def tell_validation(self, metrics: Mapping[str, float]) -> None:
+    def emit_validation(self, metrics: Mapping[str, float]) -> None:
         """The metrics of a validation that belongs to no epoch."""
         self.emit_now("test", {"row": {"step": self.trainer.train_state.counts.step, **metrics}})
 
@@ -189,7 +189,7 @@ class Recorder:
         vars(self.trainer.train_state.counts).update(epoch=progress.epoch, step=progress.step, update=progress.update)
         self.pass_place.batch = progress.batch
 
-    def take_up(self, batch: int) -> None:
+    def resume_epoch(self, batch: int) -> None:
         """This pass is resumed after `batch` finished batches."""
         self.pass_place.batch = batch
 

@@ -68,9 +68,9 @@ def _command(files: Sequence[str], point: Point, folder: Path) -> list[str]:
 
 
 def run_sweep(
-    files: Sequence[str], overrides: Sequence[Override], folder: str | Path, jobs: int = 1, tell: Callable[[str], None] = print
+    files: Sequence[str], overrides: Sequence[Override], folder: str | Path, jobs: int = 1, report: Callable[[str], None] = print
 ) -> dict[str, int]:
-    """Run the grid, `jobs` of its points at a time, and `tell` how each ended. Returns their exit codes by name.
+    """Run the grid, `jobs` of its points at a time, and `report` how each ended. Returns their exit codes by name.
 
     Each has its run folder in a folder of its name below `folder`, with what it printed in `output.txt`. Raises ConfigError before any
     of them is started, where the configuration of one can't work.
@@ -87,7 +87,7 @@ def run_sweep(
         place.mkdir(parents=True, exist_ok=True)
         with (place / "output.txt").open("w") as output:
             code = subprocess.run(_command(files, point, Path(folder)), stdout=output, stderr=subprocess.STDOUT).returncode
-        tell(f"{point.name}: " + ("done" if code == 0 else f"failed with exit code {code}, see {place / 'output.txt'}"))
+        report(f"{point.name}: " + ("done" if code == 0 else f"failed with exit code {code}, see {place / 'output.txt'}"))
         return code
 
     with ThreadPoolExecutor(jobs) as pool:

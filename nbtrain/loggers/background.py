@@ -93,7 +93,7 @@ class RetryQueue:
                 self.n_lost += 1 + len(self._calls)
                 return
             else:
-                self._put_back(call, wait_s)
+                self._requeue(call, wait_s)
                 wait_s = min(2 * wait_s, _MAX_WAIT_S)
 
     def _next(self) -> Callable[[], Any] | None:
@@ -101,7 +101,7 @@ class RetryQueue:
             self._changed.wait_for(lambda: self._calls or self.is_closed)
             return self._calls.popleft() if self._calls else None
 
-    def _put_back(self, call: Callable[[], Any], wait_s: float) -> None:
+    def _requeue(self, call: Callable[[], Any], wait_s: float) -> None:
         """Put `call` back and wait; once the queue is closed only as long as at first."""
         was_closed = self.is_closed
         with self._changed:

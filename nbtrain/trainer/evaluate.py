@@ -26,7 +26,7 @@ from ..errors import StepError
 from ..rng import keep_random
 from .arguments import check_optimizer
 from .base import TrainerBase
-from .lightning_run import driving, go_on
+from .lightning_run import continue_counts, driving
 from .run import Run
 
 # %% auto #0
@@ -45,7 +45,7 @@ def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
         if trainer.mode == "test":
             pl_trainer.test(module, BatchList([batch]), verbose=False)
         else:
-            go_on(pl_trainer, trainer.train_state.counts)
+            continue_counts(pl_trainer, trainer.train_state.counts)
             pl_trainer.fit(module, BatchList([batch]))
     return module.output
 
@@ -57,7 +57,7 @@ def validate(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, float]:
         pl_trainer = L.Trainer(**_unlogged(trainer.lightning_args()))
         use_lean_loops(pl_trainer, lean=trainer.lean_loops)
         pl_trainer.validate(module, trainer.read_loader(as_loader(loader), training=False), verbose=False)
-        trainer.recorder.tell_validation(module.epoch_metrics)
+        trainer.recorder.emit_validation(module.epoch_metrics)
     return module.epoch_metrics
 
 

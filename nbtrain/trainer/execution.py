@@ -22,7 +22,7 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError
 from ..events import Status
 from .interrupts import signals_stop
-from .lightning_run import driving, go_on
+from .lightning_run import continue_counts, driving
 from .outcome import name_place
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Execution:
 
     def _fit(self, pl_trainer: L.Trainer, module: StepModule) -> None:
         trainer, valid = self.trainer, None
-        go_on(pl_trainer, trainer.train_state.counts)
+        continue_counts(pl_trainer, trainer.train_state.counts)
         if isinstance(module, LoaderModule):
             pl_trainer.fit(module)
             return

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["quiet", "go_on", "driving"]
+__all__ = ["quiet", "continue_counts", "driving"]
 
 # %% ../../nbs/trainer/lightning_run.ipynb #d7bdc365
 _NOISE = (
@@ -74,7 +74,7 @@ def quiet() -> Iterator[None]:
 
 
 # %% ../../nbs/trainer/lightning_run.ipynb #8274d62e
-def go_on(pl_trainer: L.Trainer, counts: Counts) -> None:
+def continue_counts(pl_trainer: L.Trainer, counts: Counts) -> None:
     """Let a new Lightning trainer continue from `counts`, as if it had run the epochs before."""
     loop = pl_trainer.fit_loop
     for progress in (loop.epoch_progress.current, loop.epoch_progress.total):

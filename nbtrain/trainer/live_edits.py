@@ -164,7 +164,7 @@ class TrainerControls(TrainerBase):
 
     def set(self, **options: Any) -> None:
         """Change options of the optimizer between two batches: `set(lr=1e-4)`. The schedule is scaled with the learning rate."""
-        if not self.control.ask_elsewhere("set", **options):
+        if not self.control.request_elsewhere("set", **options):
             set_options(self, options)
 
     def validate_now(self) -> dict[str, float] | None:
@@ -172,7 +172,7 @@ class TrainerControls(TrainerBase):
 
         Called in a step or in a callback it validates after the batch, and returns None.
         """
-        return None if self.control.ask_elsewhere("validate_now") else validate_now(self)
+        return None if self.control.request_elsewhere("validate_now") else validate_now(self)
 
     def show(self) -> None:
         """Show the newest run once more, here: live while it is on."""

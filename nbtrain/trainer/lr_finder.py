@@ -30,7 +30,7 @@ from ..optim.schedulers import set_group_lr
 from .arguments import check_optimizer, check_run
 from .lightning_run import driving, quiet
 from .base import TrainerBase
-from .summary import put_back, unchanged
+from .summary import restore_attributes, unchanged
 from ..views.html import image_html
 from ..views.plots import blank, png
 
@@ -126,9 +126,9 @@ def _optimizer_unchanged(optimizer: Optimizer) -> Iterator[None]:
     try:
         yield
     finally:
-        put_back(vars(optimizer), attributes)
+        restore_attributes(vars(optimizer), attributes)
         for group, values in zip(optimizer.param_groups, groups):
-            put_back(group, values)
+            restore_attributes(group, values)
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def _trainer_unchanged(trainer: TrainerBase) -> Iterator[None]:
         try:
             yield
         finally:
-            put_back(vars(trainer), attributes)
+            restore_attributes(vars(trainer), attributes)
 
 
 # %% ../../nbs/trainer/lr_finder.ipynb #b4596945

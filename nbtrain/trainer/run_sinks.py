@@ -34,7 +34,7 @@ def view_controls(trainer: TrainerBase, *, validates: bool) -> Controls:
 
 
 def _submit(trainer: TrainerBase, name: str) -> None:
-    if not trainer.control.ask_elsewhere(name):
+    if not trainer.control.request_elsewhere(name):
         trainer.control.leave(lambda at: _noted(trainer, getattr(trainer, name)), whole=True)
 
 

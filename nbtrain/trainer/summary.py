@@ -22,7 +22,7 @@ from ..views.html import table_html
 from ..views.text import format_count, format_value, table_text
 
 # %% auto #0
-__all__ = ["unchanged", "put_back", "check_steps", "Summary", "summarize"]
+__all__ = ["unchanged", "restore_attributes", "check_steps", "Summary", "summarize"]
 
 
 # %% ../../nbs/trainer/summary.ipynb #a86854c9
@@ -39,8 +39,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             for part, attributes, buffers in parts:  # a module may have set another tensor in a buffer's place
-                put_back(vars(part), attributes)
-                put_back(part._buffers, buffers)
+                restore_attributes(vars(part), attributes)
+                restore_attributes(part._buffers, buffers)
             with torch.no_grad():
                 for tensor, value in values:
                     tensor.copy_(value)
@@ -48,7 +48,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
                 parameter.grad = gradient
 
 
-def put_back(attributes: dict[str, Any], kept: Mapping[str, Any]) -> None:
+def restore_attributes(attributes: dict[str, Any], kept: Mapping[str, Any]) -> None:
     """Make a dict what it was, in place; never empty in between, where Ctrl-C might strike."""
     attributes.update(kept)
     for name in attributes.keys() - kept.keys():

@@ -415,7 +415,7 @@ def test_the_error_of_a_hook_reaches_whoever_has_asked_too() -> None:
             if not threads:
                 threads.append(threading.Thread(target=ask, args=(trainer,)))
                 threads[0].start()
-                while not trainer.control.asked:
+                while not trainer.control.requested:
                     threads[0].join(0.001)
 
     trainer.lightning["callbacks"] = [Asks()]

@@ -12,7 +12,7 @@ from samples import Regress, make_loader, make_trainer, make_valid
 
 from nbtrain import MultiGPUAddon, StateManagerAddon
 from nbtrain.addons.multi_gpu import _pool
-from nbtrain.distributed.replica import put_state, take_state
+from nbtrain.distributed.replica import load_replica_state, take_state
 from nbtrain.distributed.worker import dumps, loads
 from nbtrain.engine.train_state import TrainState
 from nbtrain.history.history import History
@@ -88,7 +88,7 @@ def test_new_piece_comes_back_from_a_replica() -> None:
     replica = loads(dumps(trainer))
     replica.run(1, make_loader())
     state = trainer.train_state
-    put_state(trainer, [], loads(dumps(take_state(replica, []))))
+    load_replica_state(trainer, [], loads(dumps(take_state(replica, []))))
     assert coffees(trainer) == (5, 5) and trainer.train_state is state
 
 
