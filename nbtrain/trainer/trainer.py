@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 # Not deeper in the stack: Python 3.11 allocates memory for frames in pieces, and SciPy's import then takes 0.3 s longer at the end of one
-import lightning  # noqa: F401
+import lightning as L  # noqa: F401
 from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
