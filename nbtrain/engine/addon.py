@@ -34,8 +34,8 @@ def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
 
     @wraps(init)
     def checked(self: AddOnBase, *args: Any, **given: Any) -> None:
-        known = options(addon)
-        for name in given.keys() - known.keys():
+        known = [field.name for field in fields(addon)]  # pyright: ignore[reportArgumentType]
+        for name in given.keys() - set(known):
             raise OptionError(f"{addon.__name__} takes no option {name!r}.", remedy=nearest(name, known))
         if args:
             raise OptionError(f"{addon.__name__} takes options by name, got {args[0]!r}.", remedy=f"Known are: {', '.join(known)}.")
