@@ -24,7 +24,7 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).resolve().parent.parent
 _NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 _METRIC = re.compile(rf"\b((?:train|val|test)_\w+|loss|accuracy|acc|f1|perplexity)['\"]?[:=]?\s+({_NUMBER})\b")
-_VARYING = re.compile(r"(_per_s|_time_s|_wait|_gb)$")  # of the machine and the moment
+_VARYING = re.compile(r"(_per_s|time_s|_wait_share|_gb)$")  # of the machine and the moment
 _RELATIVE, _ABSOLUTE = 0.05, 0.02  # another processor rounds otherwise, and training amplifies it
 
 
