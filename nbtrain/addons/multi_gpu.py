@@ -96,21 +96,22 @@ def _all_devices(device: Devices) -> list[torch.device]:
 
 # %% ../../nbs/addons/multi_gpu.ipynb #8d74134e
 def _address(addon: MultiGPUAddon) -> tuple[str, int]:
-    """Host and port where the ranks meet; port 0 is a free one. Raises ConfigError for anything but tcp://HOST:PORT."""
-    port = os.environ.get("MASTER_PORT")
-    default = f"tcp://{os.environ.get('MASTER_ADDR', 'localhost')}:{port}" if port else "tcp://127.0.0.1:0"
-    found = re.fullmatch(r"tcp://([^:/]+|\[.+\]):(\d{1,5})", addon.init_method or default)
+    """Host and port where the ranks meet; port 0 is a free one. Raises ConfigError for an `init_method` other than tcp://HOST:PORT."""
+    if addon.init_method is None:
+        port = os.environ.get("MASTER_PORT")
+        if port and not port.isdecimal():
+            raise ConfigError(f"MASTER_PORT={port!r} must be a port number.", remedy="Unset it: then a free port is found.")
+        return (os.environ.get("MASTER_ADDR", "localhost"), int(port)) if port else ("127.0.0.1", 0)
+    found = re.fullmatch(r"tcp://([^:/]+|\[.+\]):(\d{1,5})", addon.init_method)
     if found is None:
-        name = "init_method" if addon.init_method is not None else "MASTER_PORT"
-        raise ConfigError(
-            f"{name}: expected tcp://HOST:PORT, got {addon.init_method or default!r}.",
-            remedy='Give "tcp://localhost:12355", or leave it out: then a free port is found.',
-        )
+        remedy = 'Give "tcp://localhost:12355", or leave it out: then a free port is found.'
+        raise ConfigError(f"init_method: expected tcp://HOST:PORT, got {addon.init_method!r}.", remedy=remedy)
     return found[1].strip("[]"), int(found[2])
 
 
 def _check(addon: MultiGPUAddon) -> None:
-    _address(addon)
+    if addon.init_method is not None:
+        _address(addon)
     if addon.num_nodes not in (1, addon.world.n_machines):
         raise ConfigError(
             f"num_nodes={addon.num_nodes!r}, but the number of machines is {addon.world.n_machines}.",
