@@ -92,7 +92,7 @@ def test_search_finds_a_name_offline(site: Path, browser: Any) -> None:
     page.on("request", lambda request: asked.append(request.url))
     page.goto(f"{(site / 'search.html').as_uri()}?q=StateManagerAddon")
     for found in ("api/addons.state_manager.html", "docs/resume.html"):  # results come one by one
-        page.wait_for_selector(f"#search-results li a[href^='{found}']", timeout=30_000)
+        page.wait_for_selector(f"#search-results li a[href^='{found}']", timeout=600_000)
     assert all(url.startswith(("file:", "data:")) for url in asked)
 
 

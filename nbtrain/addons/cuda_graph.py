@@ -140,7 +140,7 @@ def why_not_graphed(pl_trainer: L.Trainer, graphs: Graphs | None) -> str:
     reasons = {
         f"gradients of {pl_trainer.accumulate_grad_batches} batches are accumulated": pl_trainer.accumulate_grad_batches > 1,
         f"{', '.join(wrapping)} wraps the training step": bool(wrapping),
-        f"a callback or the module overrides {overridden_hook(pl_trainer, _INNER_HOOKS)}": bool(overridden_hook(pl_trainer, _INNER_HOOKS)),
+        f"a callback or the module overrides {(hook := overridden_hook(pl_trainer, _INNER_HOOKS))}": bool(hook),
         f"{type(optimizer).__name__} is not capturable (make it with capturable=True)": not _is_capturable(optimizer),
         f"{type(optimizer).__name__} has hooks": bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks),
     }

@@ -30,6 +30,7 @@ from torch.distributed import DistNetworkError, TCPStore  # pyright: ignore[repo
 
 from .worker import Failure, Rank, Task, dumps, loads
 from ..errors import WorkerError, add_note
+from ..history.provenance import environment_variables
 from ..history.source_code import reach
 from ..history.source_file import cells
 
@@ -203,8 +204,7 @@ class Pool:
 def _environment(n: int) -> dict[str, str]:
     """This process's environment for each of `n` workers: without variables of the notebook, and with a share of the CPU cores."""
     hidden = ("JPY_PARENT_PID", "MPLBACKEND")
-    # Another thread may remove a variable meanwhile
-    environment = {name: value for name in list(os.environ) if name not in hidden and (value := os.environ.get(name)) is not None}
+    environment = {name: value for name, value in environment_variables().items() if name not in hidden}
     n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     environment.setdefault("OMP_NUM_THREADS", str(max(1, n_cores // n)))
     return environment

@@ -20,12 +20,17 @@ from .protocol import EventSink, TrainerProtocol
 from ..errors import AddOnError, OptionError, nearest
 
 # %% auto #0
-__all__ = ["Phase", "TrainStep", "AddOnBase", "options", "precedes", "ordered"]
+__all__ = ["Phase", "TrainStep", "options", "AddOnBase", "precedes", "ordered"]
 
 # %% ../../nbs/engine/addon.ipynb #a958d0ac
 Phase = Literal["train", "valid", "test"]
 TrainStep = Callable[[Any], Mapping[str, Any]]  # a batch on the device -> what `train_step` returned, checked, with its graph
 _definitions = count()
+
+
+def options(addon: type[AddOnBase]) -> dict[str, Field[Any]]:
+    """The options of an addon class by name."""
+    return {field.name: field for field in fields(addon)} if addon is not AddOnBase else {}  # pyright: ignore[reportArgumentType]
 
 
 def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
@@ -34,7 +39,7 @@ def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
 
     @wraps(init)
     def checked(self: AddOnBase, *args: Any, **given: Any) -> None:
-        known = [field.name for field in fields(addon)]  # pyright: ignore[reportArgumentType]
+        known = list(options(addon))
         for name in given.keys() - set(known):
             raise OptionError(f"{addon.__name__} takes no option {name!r}.", remedy=nearest(name, known))
         if args:
@@ -117,11 +122,6 @@ class AddOnBase:
 
 
 # %% ../../nbs/engine/addon.ipynb #c3bca42e
-def options(addon: type[AddOnBase]) -> dict[str, Field[Any]]:
-    """The options of an addon class by name."""
-    return {field.name: field for field in fields(addon)} if addon is not AddOnBase else {}  # pyright: ignore[reportArgumentType]
-
-
 def _claimant(addon: type[AddOnBase], option: str) -> type:
     """The class that brought `option` into `addon`."""
     return next(kind for kind in reversed(addon.__mro__) if option in kind.__dict__.get("__annotations__", {}))

@@ -35,7 +35,18 @@ from .user_code import is_kind, mro, name_of, own, state
 from ..views.text import Board, format_value, record_text, summary_line
 
 # %% auto #0
-__all__ = ["is_secret", "is_from_environment", "blot_out", "describe", "git_state", "record", "read_record", "show", "diff"]
+__all__ = [
+    "is_secret",
+    "environment_variables",
+    "is_from_environment",
+    "blot_out",
+    "describe",
+    "git_state",
+    "record",
+    "read_record",
+    "show",
+    "diff",
+]
 
 # %% ../../nbs/history/provenance.ipynb #abc14f8c
 _SECRET_NAME = r"(?:api_?key|key|token|tkn|secret|password|passwd|pwd|credentials?)"
@@ -49,19 +60,19 @@ def is_secret(name: str) -> bool:
     return re.search(rf"(?:^|[_\W]){_SECRET_NAME}(?:$|[_\W])", words, re.IGNORECASE) is not None
 
 
-def _environment() -> dict[str, str]:
+def environment_variables() -> dict[str, str]:
     """The environment variables. `os.environ.items()` would raise KeyError where another thread removes one meanwhile."""
     return {name: value for name in list(os.environ) if (value := os.environ.get(name)) is not None}
 
 
 def is_from_environment(value: Any) -> bool:
     """Does `value` equal an environment variable? Values of fewer than 4 characters say nothing, and never do."""
-    return type(value) in (str, int, float) and len(str(value)) >= 4 and str(value) in _environment().values()
+    return type(value) in (str, int, float) and len(str(value)) >= 4 and str(value) in environment_variables().values()
 
 
 def blot_out(text: str) -> str:
     """`text` without secrets."""
-    for name, value in _environment().items():
+    for name, value in environment_variables().items():
         if len(value) >= 6 and is_secret(name):
             text = text.replace(value, _HIDDEN)
     # A literal with a digit and without a blank is a key; "[PAD]" or a sentence is not
@@ -181,7 +192,7 @@ def _git(folder: Path, arguments: list[str], out: Any) -> bool:
             stdout=out,
             stderr=subprocess.DEVNULL,
             timeout=_GIT_TIMEOUT_S,
-            env=_environment() | {"GIT_OPTIONAL_LOCKS": "0"},
+            env=environment_variables() | {"GIT_OPTIONAL_LOCKS": "0"},
         )
     except (OSError, subprocess.SubprocessError):
         return False

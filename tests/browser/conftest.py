@@ -88,12 +88,12 @@ class Lab:
     def __init__(self, page: Any, url: str) -> None:
         self.page, self.url = page, url
         page.goto(f"{url}/lab?token=token")
-        page.wait_for_selector("#jp-main-dock-panel", timeout=90_000)
+        page.wait_for_selector("#jp-main-dock-panel", timeout=600_000)
 
     def open(self, name: str) -> None:
         self.page.goto(f"{self.url}/lab/tree/{name}?reset")
-        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
-        self.page.wait_for_function(_IDLE, timeout=90_000)
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=600_000)
+        self.page.wait_for_function(_IDLE, timeout=600_000)
 
     def command(self, name: str, *, wait: bool = False, **arguments: str) -> None:
         code = "([name, a, wait]) => { const done = jupyterapp.commands.execute(name, a); return wait ? done.then(() => null) : null }"
@@ -104,7 +104,7 @@ class Lab:
 
     def wait_no_buttons(self) -> None:
         """The widgets close after the record's last update."""
-        self.page.wait_for_function(_NO_BUTTONS, timeout=30_000)
+        self.page.wait_for_function(_NO_BUTTONS, timeout=600_000)
 
 
 @pytest.fixture

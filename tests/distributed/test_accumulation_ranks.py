@@ -34,7 +34,7 @@ def test_window_of_two_ranks_is_one_big_batch() -> None:
         for rank in range(2)
     ]
     try:
-        outputs = [rank.communicate(timeout=180)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

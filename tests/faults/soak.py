@@ -106,7 +106,7 @@ class Kernel:
     def do(self, code: str, expression: str = "None") -> Any:
         """Execute `code`, and return what `expression` is then. Raises RuntimeError with the kernel's traceback."""
         asked = {"value": f"__import__('json').dumps({expression})"}
-        reply = self._client.execute_interactive(code, user_expressions=asked, timeout=300, output_hook=lambda message: None)
+        reply = self._client.execute_interactive(code, user_expressions=asked, timeout=600, output_hook=lambda message: None)
         content = reply["content"]
         told = content if content["status"] != "ok" else content["user_expressions"]["value"]
         if told["status"] != "ok":
@@ -134,7 +134,7 @@ class Kernel:
     def restart(self, *, kill: bool) -> None:
         """As the button of Jupyter does, which lets the kernel end; or as a full machine does."""
         self._manager.restart_kernel(now=kill)
-        self._client.wait_for_ready(timeout=120)
+        self._client.wait_for_ready(timeout=600)
         self.begin()
 
     def end(self) -> dict[str, Any]:

@@ -200,7 +200,7 @@ def test_error_of_a_rank_is_raised_here_with_its_frames(pool: Pool) -> None:
         launch(pool, Failing("raise"))
     told = str(raised.value.__cause__)
     assert told.startswith("Rank 1 raised LookupError: nothing there\n") and told.endswith('raise LookupError("nothing there")')
-    assert "worker.py" not in told and time.monotonic() - began < 20
+    assert "worker.py" not in told and time.monotonic() - began < 200
 
 
 def test_error_that_no_pickle_holds_is_told(pool: Pool) -> None:

@@ -206,7 +206,7 @@ def test_raising_step_has_its_rank_place_and_frames_and_loses_nothing() -> None:
     assert 'raise LookupError("no third step")' in str(raised.value.__cause__)
     notes = "\n".join(raised.value.__notes__)
     assert "train_step, epoch 1, batch 3: the batch is list of 2" in notes and "nbtrain: raised in rank 1" in notes
-    assert time.monotonic() - began < 20 and trainer.result.status == "failed"
+    assert time.monotonic() - began < 200 and trainer.result.status == "failed"
     assert trainer.counts.update == 2 and difference(trainer.model, make_net()) > 0  # two steps were done, and are not lost
 
 

@@ -25,7 +25,7 @@ def execute(warm_kernel: Any) -> Callable[..., Any]:
 
     def run(*cells: str) -> Any:
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        Watched(notebook, warm_kernel(), timeout=120, store_widget_state=False, allow_errors=True).execute(cleanup_kc=True)
+        Watched(notebook, warm_kernel(), timeout=600, store_widget_state=False, allow_errors=True).execute(cleanup_kc=True)
         return notebook
 
     return run

@@ -33,7 +33,7 @@ def check(notebook: Any) -> None:
 
 def test_a_notebook_that_is_executed_for_nobody_has_the_record_alone() -> None:
     notebook = written(SETUP, "result = trainer.run(2, loader, loader)")
-    NotebookClient(notebook, timeout=120).execute()  # with the options that nbconvert --execute has
+    NotebookClient(notebook, timeout=600).execute()  # with the options that nbconvert --execute has
     check(notebook)
 
 
@@ -43,7 +43,7 @@ def test_papermill_writes_the_record_and_its_parameters_reach_the_run(tmp_path: 
     notebook.cells[0].metadata.tags = ["parameters"]
     nbformat.write(notebook, tmp_path / "in.ipynb")
     command = [sys.executable, "-m", "papermill", "--no-progress-bar", "in.ipynb", "out.ipynb", "-p", "n_epoch", "2"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=180)
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=600)
     check(nbformat.read(tmp_path / "out.ipynb", as_version=4))
 
 

@@ -73,12 +73,12 @@ class Kernel:
     def run(self, code: str, *, stop_on_error: bool = True) -> list[dict[str, Any]]:
         """Execute a cell. Returns its messages, those that came later by another thread apart."""
         messages: list[dict[str, Any]] = []
-        self.client.execute_interactive(code, timeout=90, output_hook=messages.append, stop_on_error=stop_on_error)
+        self.client.execute_interactive(code, timeout=600, output_hook=messages.append, stop_on_error=stop_on_error)
         return [message for message in messages if message["msg_type"] != "status"]
 
     def value(self, expression: str) -> Any:
         """What `repr` gives for `expression`, evaluated."""
-        reply = self.client.execute_interactive("", user_expressions={"it": expression}, timeout=90, output_hook=lambda message: None)
+        reply = self.client.execute_interactive("", user_expressions={"it": expression}, timeout=600, output_hook=lambda message: None)
         answer = reply["content"]["user_expressions"]["it"]
         assert answer["status"] == "ok", "\n".join(answer.get("traceback", []))
         return eval(answer["data"]["text/plain"])  # noqa: S307  # it is the literal that the test has asked for
@@ -120,7 +120,7 @@ def test_cells_that_are_queued_behind_a_paused_one_do_not_run(kernel: Kernel) ->
     second = kernel.client.execute("ran = True")
     replies = {}
     while len(replies) < 2:
-        reply = kernel.client.get_shell_msg(timeout=60)
+        reply = kernel.client.get_shell_msg(timeout=600)
         replies[reply["parent_header"]["msg_id"]] = reply["content"]["status"]
     assert replies[first] == "error" and replies[second] in ("aborted", "error")
     time.sleep(0.2)  # the kernel lets a moment pass in which it aborts what comes
@@ -184,11 +184,11 @@ def test_what_the_steps_print_lands_under_the_cell_that_began_the_run(kernel: Ke
     while not any(
         m["msg_type"] == "status" and m["parent_header"]["msg_id"] == second and m["content"]["execution_state"] == "idle" for m in messages
     ):
-        messages.append(kernel.client.get_iopub_msg(timeout=60))
+        messages.append(kernel.client.get_iopub_msg(timeout=600))
     prints = [m for m in messages if m["msg_type"] == "stream" and "from the step" in m["content"]["text"]]
     assert prints and {m["parent_header"]["msg_id"] for m in prints} == {first}
     for _ in range(2):
-        kernel.client.get_shell_msg(timeout=60)
+        kernel.client.get_shell_msg(timeout=600)
     kernel.run("handle.wait()")
 
 
@@ -295,7 +295,7 @@ def test_a_killed_kernel_leaves_the_record_up_to_its_last_update() -> None:
     killed += "trainer = make(Killed)\ntrainer.seconds = 0.055"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in (SETUP, killed, "trainer.run(9, make_loader())")])
     with pytest.raises(DeadKernelError):
-        NotebookClient(notebook, timeout=90, store_widget_state=False).execute()
+        NotebookClient(notebook, timeout=600, store_widget_state=False).execute()
     record = notebook.cells[2].outputs[0]
     nbformat.validate(notebook)
     assert record.data["text/html"].count('scope="row"') == 3 and "▶ running · epoch 4/9 · " in record.data["text/html"]

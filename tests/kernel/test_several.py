@@ -174,7 +174,7 @@ def test_killed_kernel_takes_its_workers_along() -> None:
     endless += ".run(10**6, DataLoader(DummyDataset(100), 8))"
     client.execute(EXAMPLE + endless)
     while not pids:
-        content = client.get_iopub_msg(timeout=60)["content"]
+        content = client.get_iopub_msg(timeout=600)["content"]
         pids = [int(line.split()[1]) for line in content.get("text", "").splitlines() if line.startswith("pid ")]
     worker = os.pidfd_open(pids[0])
     os.kill(manager.provisioner.pid, signal.SIGKILL)  # type: ignore[union-attr]

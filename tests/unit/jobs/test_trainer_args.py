@@ -222,10 +222,10 @@ def test_torchrun_starts_it_as_a_module(folder: Path, use_zero: bool) -> None:
         "--max_train_steps=2",
     ]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "nbtrain"]
-    subprocess.run([*torchrun, "fit", *words], check=True, timeout=300)
+    subprocess.run([*torchrun, "fit", *words], check=True, timeout=600)
     (state,) = (folder / "checkpoints/run-001/checkpoints").glob("epoch=0-step=2*")
     assert len(list(state.glob("rank-*.safetensors"))) == (2 if use_zero else 0)
-    said = subprocess.run([*torchrun, "validate", *words], check=True, timeout=300, stdout=subprocess.PIPE, text=True).stdout
+    said = subprocess.run([*torchrun, "validate", *words], check=True, timeout=600, stdout=subprocess.PIPE, text=True).stdout
     assert said.count("weights: epoch=0-step=2") == said.count("loss: ") == 1
 
 
