@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test test-fast coverage faults soak bench bench-peers examples lab docs readme names notebooks format check dist clean
+.PHONY: demo test test-fast coverage faults compare soak bench bench-peers examples lab docs readme names notebooks format check dist clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
@@ -34,6 +34,10 @@ faults: .venv/installed-dev
 # A million steps with pauses, saves, stops, restarts and kills at random beside a million without; docs/soak.md is written
 soak: .venv/installed-dev
 	$(BIN)/python tests/faults/soak.py
+
+# 1,000 configurations of Lightning's Trainer drawn at random, on its own loops and on the lean ones
+compare: .venv/installed-dev
+	PYTHONPATH=tests $(BIN)/python tests/random_configurations.py 1000
 
 # The claims of speed, with the peers that are installed; docs/benchmarks.md is written
 bench: .venv/installed-dev

@@ -1,0 +1,88 @@
+"""What a run of Lightning's Trainer does, written down: each hook with what it could see, and each call of a logger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger
+from samples import make_loader
+from torch.utils.data import IterableDataset
+
+HOOKS = [
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+    "on_validation_start",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+    "on_validation_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_save_checkpoint",
+    "on_exception",
+    "on_test_batch_start",
+    "on_test_batch_end",
+]
+
+
+class Trace(Callback):
+    """Writes down each hook, with what a user could see in it."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def note(self, *what: Any) -> None:
+        self.seen.append(what)
+
+
+def _traced(hook: str) -> Callable[..., None]:
+    def write(self: Trace, trainer: L.Trainer, module: L.LightningModule, *args: Any, **kwargs: Any) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        output = args[0] if hook.endswith("batch_end") else None
+        shown = (
+            {name: float(value) for name, value in output.items() if isinstance(value, torch.Tensor)} if isinstance(output, dict) else None
+        )
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        progress = [vars(part).copy() for part in (loop.batch_progress.total, loop.batch_progress.current)]
+        place = (trainer.global_step, trainer.current_epoch, loop.batch_idx, trainer.is_last_batch, loop._batches_that_stepped)
+        self.note(hook, place, module._current_fx_name, shown, metrics, progress)
+
+    write.__name__ = hook
+    return write
+
+
+for name in HOOKS:
+    setattr(Trace, name, _traced(name))
+
+
+class Memory(CSVLogger):
+    """A logger that writes into the trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(".")
+        self.trace = trace
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.trace.note("log", step, {name: float(value) for name, value in metrics.items()})
+
+    def save(self) -> None:
+        self.trace.note("save")
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+class Stream(IterableDataset[Any]):
+    """Five batches, and no length."""
+
+    def __iter__(self) -> Any:
+        yield from make_loader(own_generator=True)
