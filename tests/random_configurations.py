@@ -3,9 +3,10 @@
     python tests/random_configurations.py 1000            # `make compare`: half an hour; the seeds 0 to 999
     python tests/random_configurations.py 1 --seed 417    # one of them again, with its settings and the first difference
 
-Drawn are the module (what its step takes and returns, what it logs, its hooks), the net, optimizer and schedule, loaders, callbacks, and the
-Trainer's limits, intervals, accumulation and precision. Compared are the trace of the hooks with what each could see, what loggers get, the
-loops' counters, metrics, weights, optimizer states, rates, checkpoints, random numbers, errors, and a second run from a checkpoint of the first.
+Drawn are the module (what its step takes and returns, what it logs, its hooks), the net, optimizer and schedule, loaders, callbacks, and
+the Trainer's limits, intervals, accumulation and precision. Compared are the trace of the hooks with what each could see, what loggers get,
+the loops' counters, metrics, weights, optimizer states, rates, checkpoints, random numbers, errors, and a second run from a checkpoint of
+the first.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
     Callback,
     EarlyStopping,
     EMAWeightAveraging,
