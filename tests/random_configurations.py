@@ -203,7 +203,7 @@ class Wrapped(Callback):
         def noted(*args: Any) -> None:
             trace.note("wrapped", args[-1])
 
-        self.on_train_batch_start = noted
+        self.__dict__["on_train_batch_start"] = noted
 
 
 class Late(Callback):
@@ -235,7 +235,7 @@ class Skips(Callback):
     """Ends its epoch before one batch."""
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> Any:
-        pl_module.skip_from = 3  # pyright: ignore[reportAttributeAccessIssue]
+        pl_module.__dict__["skip_from"] = 3
 
 
 CALLBACKS: dict[str, Callable[[Trace, Path, int], Any]] = {
@@ -275,17 +275,20 @@ class Sub(torch.Tensor):
 class Drawn(L.LightningModule):
     """A module as the settings say. `trace` gets what it sees."""
 
+    trace: Trace
+
     def __init__(self, settings: dict[str, Any], trace: Trace) -> None:
         super().__init__()
         self.settings, self.net, self.mean, self.seen = settings, _net(settings["net"]), MeanMetric(), MeanMetric()
         self.skip_from: int | None = settings["skip_from"]
         object.__setattr__(self, "trace", trace)
-        if settings["signature"] == "batch":
-            self.training_step = lambda batch: self._train(batch, 0)
-        elif settings["signature"] == "args":
-            self.training_step = lambda *args: self._train(args[0], args[1])
-        elif settings["signature"] == "keywords":
-            self.training_step = lambda batch, **kw: self._train(batch, kw.get("batch_idx", 0))
+        signatures: dict[str, Any] = {
+            "batch": lambda batch: self._train(batch, 0),
+            "args": lambda *args: self._train(args[0], args[1]),
+            "keywords": lambda batch, **kw: self._train(batch, kw.get("batch_idx", 0)),
+        }
+        if settings["signature"] in signatures:
+            self.__dict__["training_step"] = signatures[settings["signature"]]
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self._train(batch, batch_idx)
