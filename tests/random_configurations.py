@@ -517,9 +517,8 @@ def run(settings: dict[str, Any], folder: Path, lean: bool) -> tuple[dict[str, A
     return seen, aside
 
 
-def difference(seed: int) -> tuple[str, str, str]:
-    """Where the two differ first (empty: nowhere), why the lean loop stood aside, and the error that both raised."""
-    settings = draw(seed)
+def difference(settings: dict[str, Any]) -> tuple[str, str, str]:
+    """Where the two differ first (empty: nowhere), why the lean loop stood aside, and the error that Lightning raised."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         stock, _ = run(settings, Path(folder) / "stock", lean=False)
@@ -542,6 +541,49 @@ def _first_difference(stock: Any, lean: Any) -> str:
     return f"Lightning {str(stock)[:400]}\n      lean {str(lean)[:400]}"
 
 
+USUAL: dict[str, Any] = {
+    "module": _draw_module(random.Random(0))
+    | {"hooks": False, "net": "dropout", "returns": "loss", "signature": "index", "skip_from": None, "logs": [], "optimizer": "SGD"}
+    | {"validation_logs_steps": False, "validation_returns": False, "schedule": None},
+    "loader": "shuffled",
+    "valid": 1,
+    "callbacks": {},
+    "logger": False,
+    "trainer": {"max_epochs": 2},
+    "more_epochs": 0,
+}
+
+
+def _simpler(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for part, value in settings.items():
+        if not isinstance(value, dict):
+            yield settings | {part: USUAL[part]}
+            continue
+        for name in value:
+            rest = {other: item for other, item in value.items() if other != name}
+            yield settings | {part: rest | ({name: USUAL[part][name]} if name in USUAL[part] else {})}
+
+
+def shrink(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with as much as possible as usual, that still make a difference."""
+    for simpler in _simpler(settings):
+        if simpler != settings and difference(simpler)[0]:
+            return shrink(simpler)
+    return settings
+
+
+def unusual(settings: dict[str, Any]) -> dict[str, Any]:
+    """What is not as usual in `settings`."""
+    found: dict[str, Any] = {}
+    for part, value in settings.items():
+        usual = USUAL[part]
+        if isinstance(value, dict):
+            value, usual = {name: item for name, item in value.items() if name not in usual or item != usual[name]}, {}
+        if value != usual:
+            found[part] = value
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("n", type=int, nargs="?", default=1000)
@@ -552,11 +594,15 @@ def main() -> int:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     found, asides, errors = 0, Counter[str](), Counter[str]()
     for seed in range(args.seed, args.seed + args.n):
-        text, aside, error = difference(seed)
+        settings = draw(seed)
+        text, aside, error = difference(settings)
         asides[aside] += 1
         errors[error[:90]] += 1
+        if text:
+            settings = shrink(settings)
+            text, aside, error = difference(settings)
         if text or args.n == 1:
-            print(f"seed {seed}: {draw(seed)}\n  stood aside: {aside!r}; raised: {error!r}\n  {text or 'no difference'}", flush=True)
+            print(f"seed {seed}: {unusual(settings)}\n  not lean: {aside!r}; raised: {error!r}\n  {text or 'no difference'}", flush=True)
         found += bool(text)
     print(f"{args.n} configurations, {found} differ. Lean: {asides.pop('', 0)}; not: {dict(asides)}. Raised on both: {dict(errors)}")
     return 1 if found else 0
