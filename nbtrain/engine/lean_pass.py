@@ -17,7 +17,6 @@ from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, P
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle, _Sequential
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from ..data.batch import is_out_of_memory, out_of_memory
@@ -52,10 +51,10 @@ def unknown_version() -> str:
 
 def _overridden(module: L.LightningModule, hooks: tuple[str, ...]) -> str:
     """The first of `hooks` that `module` overrides; a StepModule's way to the device is known."""
-    found = [hook for hook in hooks if is_overridden(hook, module)]
-    if isinstance(module, StepModule) and type(module).transfer_batch_to_device is StepModule.transfer_batch_to_device:
-        found = [hook for hook in found if hook != "transfer_batch_to_device"]
-    return found[0] if found else ""
+    known = (L.LightningModule, StepModule) if isinstance(module, StepModule) else (L.LightningModule,)
+    # An attribute that was made with functools.wraps counts, too: Lightning's is_overridden takes it for what it wraps
+    own = {hook: getattr(getattr(module, hook), "__func__", None) for hook in hooks}
+    return next((hook for hook, function in own.items() if all(function is not getattr(kind, hook) for kind in known)), "")
 
 
 def why_not_lean(pl_trainer: L.Trainer, *, training: bool = True) -> str:

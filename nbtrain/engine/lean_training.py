@@ -144,8 +144,9 @@ class _TrainingPass(LeanPass):
                 self.advance(next(self.batches)[0])
                 gradients.release()  # before a validation, which needs the memory
                 is_over = between.settle(is_open=self.is_open)
-        except StopIteration:
-            pass
+        except StopIteration:  # before the end that was known: the batch before was the last one
+            if self.logs_anything():
+                self.connector.on_batch_end()
         finally:
             gradients.release()
 
