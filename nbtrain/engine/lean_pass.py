@@ -18,8 +18,10 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle, _Sequential
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from ..data.batch import is_out_of_memory, out_of_memory
+from ..data.loader import LoaderWrapper
 from .precision import CastPrecision
 from .step_module import StepModule
 
@@ -35,6 +37,7 @@ __all__ = [
     "only_iterator",
     "direct_fetcher",
     "exhaust",
+    "ends_at_length",
     "explain_full_memory",
 ]
 
@@ -226,10 +229,24 @@ def direct_fetcher(fetcher: _DataFetcher) -> Any:
 
 
 def exhaust(fetcher: _DataFetcher) -> None:
-    """After the last batch, call `next` once more: a plain loop does, and a RandomSampler with its own generator draws from it then."""
+    """After the last batch, call `next` once more: a plain loop does, and a RandomSampler with its own generator draws from it then.
+
+    Not of a loader that may go on after its length: the batch would be lost.
+    """
     batches = only_iterator(fetcher)
-    if batches is not None and fetcher.fetched == sized_len(fetcher.combined_loader.flattened[0]):
+    loader = fetcher.combined_loader.flattened[0]
+    if batches is not None and fetcher.fetched == sized_len(loader) and ends_at_length(loader):
         next(batches, None)
+
+
+def ends_at_length(loader: Any) -> bool:
+    """Is it a DataLoader, in whatever nbtrain has put around it, that reads torch's own samplers and nothing else?"""
+    while isinstance(loader, LoaderWrapper):
+        loader = loader.loader
+    if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__ or isinstance(loader.dataset, IterableDataset):
+        return False
+    samplers = (loader.batch_sampler, loader.sampler) if loader.batch_sampler is not None else (loader.sampler,)
+    return all(type(sampler).__module__.startswith("torch.utils.data.") for sampler in samplers)
 
 
 # %% ../../nbs/engine/lean_pass.ipynb #7aa6c72a
