@@ -301,7 +301,7 @@ def test_client_that_is_not_reached_is_one_that_takes_every_call() -> None:
 def test_short_step_counts_for_a_schedule_that_was_there_before() -> None:
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=0.1)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    find_step(optimizer)()
+    find_step(optimizer)(lambda: None)
     schedule.step()  # a warning where it knows of no step
     assert optimizer.param_groups[0]["lr"] == 0.05
 

@@ -29,6 +29,7 @@ class _Step(L.Callback):
         self.trainer, self.addon, self.scheduler, self.on_batch = trainer, addon, scheduler, on_batch
         self._schedule: Schedule | None = None
         self._update = 0
+        self._is_replaced = False
         self._saved: dict[str, Any] | None = None  # the scheduler's state from a checkpoint
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -82,8 +83,17 @@ class _Step(L.Callback):
         self._saved = state_dict.get("scheduler")
         self.addon.factor = state_dict["factor"]
 
+    def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Lightning's own schedules are only there where a callback has brought one, which then replaces this one."""
+        if (replaced := bool(pl_trainer.lr_scheduler_configs)) and not self._is_replaced:
+            name = type(pl_trainer.lr_scheduler_configs[0].scheduler).__name__
+            self.trainer.recorder.note(f"A callback drives the learning rate with {name} from here on; scheduler= no longer steps.")
+        self._is_replaced = replaced
+
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self._schedule is not None
+        if self._is_replaced:
+            return
         if self._schedule.interval == "batch":
             self._schedule.step()
         elif self._schedule.interval == "update" and pl_trainer.global_step != self._update:
@@ -92,7 +102,7 @@ class _Step(L.Callback):
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert self._schedule is not None
-        if self._schedule.interval == "epoch" and is_whole_epoch(pl_module):
+        if self._schedule.interval == "epoch" and is_whole_epoch(pl_module) and not self._is_replaced:
             self._schedule.step(_monitored(self.trainer.train_state.history.monitor, pl_module))
 
 

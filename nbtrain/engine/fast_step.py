@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,17 @@ from torch.optim import LBFGS, Optimizer
 from torch.overrides import has_torch_function_unary
 
 # %% auto #0
-__all__ = ["KNOWN_TORCH", "is_profiling", "unknown_torch", "find_backward", "backward", "steps_alone", "find_step", "find_zero_grad"]
+__all__ = [
+    "KNOWN_TORCH",
+    "is_profiling",
+    "Closure",
+    "unknown_torch",
+    "find_backward",
+    "backward",
+    "steps_alone",
+    "find_step",
+    "find_zero_grad",
+]
 
 # %% ../../nbs/engine/fast_step.ipynb #c25sc006
 KNOWN_TORCH = ("2.13",)
@@ -71,17 +82,37 @@ def steps_alone(optimizer: Optimizer) -> bool:
 
 
 # %% ../../nbs/engine/fast_step.ipynb #6bd6d56f
-def find_step(optimizer: Optimizer) -> Callable[[], Any]:
-    """The step of an optimizer that `steps_alone`: its `step`, without the label for torch's profiler where none runs."""
+Closure = Callable[[], Any]
+
+
+def _step_around(optimizer: Optimizer, closure: Closure) -> None:
+    """The optimizer's own step, which calls `closure` for the gradients: also where the whole step is under `torch.no_grad`."""
+
+    def with_gradients() -> Any:
+        with torch.enable_grad():
+            return closure()
+
+    optimizer.step(closure=with_gradients)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def find_step(optimizer: Optimizer) -> Callable[[Closure], None]:
+    """An optimizer's step, given the closure that computes the gradients.
+
+    One that `steps_alone` comes after the closure, without the label for torch's profiler where none runs. What is registered before
+    its step or replaces it later gets the closure from then on.
+    """
     own, labelled = vars(optimizer).get("step"), type(optimizer).step
-    if unknown_torch() or not (_is_torchs(labelled) and hasattr(labelled, "hooked")):
-        return lambda: optimizer.step()  # pyright: ignore[reportCallIssue]
+    if not (steps_alone(optimizer) and _is_torchs(labelled) and hasattr(labelled, "hooked")):
+        return partial(_step_around, optimizer)
     inner = labelled.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
     before_all, after_all = _hooks_of_all()
 
-    def step() -> None:
-        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks or before_all or after_all
-        if hooks or is_profiling() or vars(optimizer).get("step") is not own:
+    def step(closure: Closure) -> None:
+        if optimizer._optimizer_step_pre_hooks or before_all or vars(optimizer).get("step") is not own:
+            _step_around(optimizer, closure)
+            return
+        closure()
+        if optimizer._optimizer_step_post_hooks or after_all or is_profiling():
             optimizer.step()  # pyright: ignore[reportCallIssue]
             return
         if own is not None:
@@ -98,7 +129,7 @@ def find_zero_grad(optimizer: Optimizer) -> Callable[[], Any]:
         return optimizer.zero_grad
 
     def zero_grad() -> None:
-        if is_profiling():
+        if is_profiling() or "zero_grad" in vars(optimizer):
             optimizer.zero_grad()
             return
         for group in optimizer.param_groups:

@@ -5,12 +5,12 @@
 # %% ../../nbs/engine/lean_evaluation.ipynb #110ed459
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from .callback import Leaving
 from .control import Boundary, Control
@@ -30,7 +30,7 @@ class _EvaluationPass(LeanPass):
         super().__init__(loop.trainer, loop._results, loop.batch_progress, (self.start, self.end))
         self.loop, self.fetcher, self.run_state = loop, direct_fetcher(fetcher), loop.control.run_state
         self.step_name = f"{stage}_step"
-        self.takes_index = len(inspect.signature(getattr(self.module, self.step_name)).parameters) > 1
+        self.takes_index = is_param_in_hook_signature(getattr(self.module, self.step_name), "batch_idx", min_args=2)
         self.step = getattr(self.pl_trainer.strategy if self.is_wrapped else self.module, self.step_name)
         self.is_check = loop.trainer.sanity_checking
 

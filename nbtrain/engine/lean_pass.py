@@ -17,10 +17,11 @@ from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, P
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle, _Sequential
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from ..data.batch import is_out_of_memory, out_of_memory
+from ..data.loader import LoaderWrapper
 from .precision import CastPrecision
 from .step_module import StepModule
 
@@ -36,6 +37,7 @@ __all__ = [
     "only_iterator",
     "direct_fetcher",
     "exhaust",
+    "ends_at_length",
     "explain_full_memory",
 ]
 
@@ -52,10 +54,10 @@ def unknown_version() -> str:
 
 def _overridden(module: L.LightningModule, hooks: tuple[str, ...]) -> str:
     """The first of `hooks` that `module` overrides; a StepModule's way to the device is known."""
-    found = [hook for hook in hooks if is_overridden(hook, module)]
-    if isinstance(module, StepModule) and type(module).transfer_batch_to_device is StepModule.transfer_batch_to_device:
-        found = [hook for hook in found if hook != "transfer_batch_to_device"]
-    return found[0] if found else ""
+    known = (L.LightningModule, StepModule) if isinstance(module, StepModule) else (L.LightningModule,)
+    # An attribute that was made with functools.wraps counts, too: Lightning's is_overridden takes it for what it wraps
+    own = {hook: getattr(getattr(module, hook), "__func__", None) for hook in hooks}
+    return next((hook for hook, function in own.items() if all(function is not getattr(kind, hook) for kind in known)), "")
 
 
 def why_not_lean(pl_trainer: L.Trainer, *, training: bool = True) -> str:
@@ -227,10 +229,24 @@ def direct_fetcher(fetcher: _DataFetcher) -> Any:
 
 
 def exhaust(fetcher: _DataFetcher) -> None:
-    """After the last batch, call `next` once more: a plain loop does, and a RandomSampler with its own generator draws from it then."""
+    """After the last batch, call `next` once more: a plain loop does, and a RandomSampler with its own generator draws from it then.
+
+    Not of a loader that may go on after its length: the batch would be lost.
+    """
     batches = only_iterator(fetcher)
-    if batches is not None and fetcher.fetched == sized_len(fetcher.combined_loader.flattened[0]):
+    loader = fetcher.combined_loader.flattened[0]
+    if batches is not None and fetcher.fetched == sized_len(loader) and ends_at_length(loader):
         next(batches, None)
+
+
+def ends_at_length(loader: Any) -> bool:
+    """Is it a DataLoader, in whatever nbtrain has put around it, that reads torch's own samplers and nothing else?"""
+    while isinstance(loader, LoaderWrapper):
+        loader = loader.loader
+    if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__ or isinstance(loader.dataset, IterableDataset):
+        return False
+    samplers = (loader.batch_sampler, loader.sampler) if loader.batch_sampler is not None else (loader.sampler,)
+    return all(type(sampler).__module__.startswith("torch.utils.data.") for sampler in samplers)
 
 
 # %% ../../nbs/engine/lean_pass.ipynb #7aa6c72a

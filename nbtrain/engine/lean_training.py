@@ -63,7 +63,16 @@ class LeanEpochLoop(_TrainingEpochLoop):
     @property
     def done(self) -> bool:
         """Lightning's, but an open window is finished: a stop inside it would lose its gradients."""
-        return super().done and not self._should_accumulate()
+        return super().done and (self._skips_updates or not self._should_accumulate())
+
+    @property
+    def _skips_updates(self) -> bool:
+        """Is this a pass for the statistics of batch norm, which StochasticWeightAveraging adds at the end?"""
+        return self.automatic_optimization._skip_backward
+
+    def _should_accumulate(self) -> bool:
+        """Lightning's, but a pass without updates has none: on its last batch Lightning steps, with the gradients of the epoch before."""
+        return self._skips_updates or super()._should_accumulate()
 
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
         if self.trainer.should_stop and self._should_accumulate():
@@ -104,6 +113,8 @@ class LeanEpochLoop(_TrainingEpochLoop):
             return "turned off"
         if self.restarting:
             return "an epoch that Lightning restarts"
+        if self._skips_updates:
+            return "a pass without updates"
         if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
             return "a training_step that takes dataloader_iter"
         return why_not_lean(self.trainer)
@@ -144,8 +155,9 @@ class _TrainingPass(LeanPass):
                 self.advance(next(self.batches)[0])
                 gradients.release()  # before a validation, which needs the memory
                 is_over = between.settle(is_open=self.is_open)
-        except StopIteration:
-            pass
+        except StopIteration:  # before the end that was known: the batch before was the last one
+            if self.logs_anything():
+                self.connector.on_batch_end()
         finally:
             gradients.release()
 

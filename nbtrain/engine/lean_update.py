@@ -5,18 +5,19 @@
 # %% ../../nbs/engine/lean_update.ipynb #7504fb36
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .fast_step import find_backward, find_step, find_zero_grad, steps_alone
+from .fast_step import find_backward, find_step, find_zero_grad
 from .lean_pass import Hook, LeanPass
+from ..errors import ConfigError
 
 # %% auto #0
 __all__ = ["WholeStep", "ZeroGrad", "Gradients", "LeanUpdate"]
@@ -63,15 +64,18 @@ class Gradients:
     def __init__(self, lean: LeanPass, zero_grad: ZeroGrad) -> None:
         self.hooks, self.names, self.context, self.zero_grad = lean.hooks, lean.names, lean.context, zero_grad
         self.backward = find_backward()
-        self.takes_index = len(inspect.signature(lean.module.training_step).parameters) > 1
+        self.takes_index = is_param_in_hook_signature(lean.module.training_step, "batch_idx", min_args=2)
         self.step = lean.pl_trainer.strategy.training_step if lean.is_wrapped else lean.module.training_step
         self.index, self.n_accumulated = 0, 1  # of the batch in its epoch; batches of a window
+        self.n_calls = 0  # of `compute` for this batch
         self.release()
 
     def release(self) -> None:
         self.batch = self.loss = self.detached = self.output = None
+        self.n_calls = 0
 
     def compute(self) -> None:
+        self.n_calls += 1
         self.names["_current_fx_name"] = "training_step"
         if self.context is None:
             self.output = self.step(self.batch, self.index) if self.takes_index else self.step(self.batch)
@@ -105,7 +109,7 @@ class Gradients:
         if self.loss is None:
             return None if self.batch is None else {}
         loss = self.loss.detach() if self.detached is None else self.detached  # a whole step has no graph
-        return {"loss": loss} if type(self.output) is Tensor else {**self.output, "loss": loss}
+        return {"loss": loss} if isinstance(self.output, Tensor) else {**self.output, "loss": loss}
 
 
 # %% ../../nbs/engine/lean_update.ipynb #8ba4a419
@@ -122,7 +126,7 @@ class LeanUpdate:
         self.total, self.current = progress.step.total, progress.step.current
         self.zero_grad = ZeroGrad(optimizer, progress.zero_grad, lean.hooks)
         self.gradients = Gradients(lean, self.zero_grad)
-        self.step_alone = find_step(optimizer) if steps_alone(optimizer) else None
+        self.optimizer_step = find_step(optimizer)
         self.whole_step = None if lean.is_wrapped else whole_step
 
     def run(self, batch: Any, index: int, n_accumulated: int, *, is_open: bool) -> None:
@@ -146,14 +150,21 @@ class LeanUpdate:
 
     def step(self) -> None:
         """Forward, backward and the optimizer's step."""
-        if self.step_alone is None:
-            self.optimizer.step(closure=self.closure)  # pyright: ignore[reportCallIssue, reportArgumentType]
-        else:
-            self.closure()
-            self.step_alone()
+        self.optimizer_step(self.closure)
+        if not self.gradients.n_calls:
+            raise ConfigError(
+                f"{type(self.optimizer).__name__}.step has not called its closure, which computes the loss and the gradients.",
+                remedy="Begin its step(self, closure) with: loss = closure().",
+            )
 
     def closure(self) -> Tensor | None:
         """What the optimizer calls for its gradients. Returns the loss."""
+        if self.gradients.n_calls and self.gradients.n_accumulated > 1:
+            raise ConfigError(
+                f"{type(self.optimizer).__name__} calls its closure several times an update, and the batches before in a window of "
+                f"{self.gradients.n_accumulated} are gone.",
+                remedy="Train without accumulated gradients, on larger batches.",
+            )
         self.gradients.compute()
         hook = self.hooks["on_before_optimizer_step"]
         if hook is not None:

@@ -188,7 +188,7 @@ def test_an_unknown_torch_goes_its_own_way(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(fast_step, "KNOWN_TORCH", ("1.13",))
     assert find_backward() is Tensor.backward
     optimizer = torch.optim.SGD([weights()], lr=0.1)
-    assert labels(find_step(optimizer)) == ["Optimizer.step#SGD.step"]
+    assert labels(find_step(optimizer), no_closure) == ["Optimizer.step#SGD.step"]
     assert not steps_alone(optimizer) and find_zero_grad(optimizer) == optimizer.zero_grad
 
 
@@ -212,11 +212,15 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def labels(function: Callable[[], Any]) -> list[str]:
+def no_closure() -> None:
+    """The gradients are there already."""
+
+
+def labels(function: Callable[..., Any], *args: Any) -> list[str]:
     """What `function` writes for torch's profiler."""
     profile: Any
     with torch.autograd.profiler.profile() as profile:
-        function()
+        function(*args)
     return [event.name for event in profile.function_events if event.name.startswith("Optimizer.")]
 
 
@@ -236,7 +240,7 @@ def test_steps_are_those_of_torch(name: str, scheduled: bool) -> None:
             warnings.simplefilter("error")  # such as that of a scheduler which missed the optimizer's step
             for i in range(5):
                 model(torch.arange(6.0).reshape(2, 3) - i).square().sum().backward()
-                step()
+                step(no_closure)
                 if schedule is not None:
                     schedule.step()
                 zero_grad()
@@ -255,10 +259,10 @@ def make_adam() -> torch.optim.Optimizer:
 def test_a_step_writes_its_label_where_somebody_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = make_adam()
     step, zero_grad = find_step(optimizer), find_zero_grad(optimizer)
-    assert labels(step) == ["Optimizer.step#Adam.step"]
+    assert labels(step, no_closure) == ["Optimizer.step#Adam.step"]
     assert labels(zero_grad) == ["Optimizer.zero_grad#Adam.zero_grad"]
     monkeypatch.setattr(fast_step, "is_profiling", lambda: False)  # now it thinks that nobody does
-    assert labels(step) == labels(zero_grad) == []
+    assert labels(step, no_closure) == labels(zero_grad) == []
 
 
 HOOKS: dict[str, Callable[..., Any]] = {
@@ -273,11 +277,11 @@ HOOKS: dict[str, Callable[..., Any]] = {
 def test_hooks_that_come_later_are_called(register: Callable[..., Any]) -> None:
     optimizer, calls = make_adam(), []
     step = find_step(optimizer)
-    step()
+    step(no_closure)
     handle = register(optimizer, lambda *args: calls.append(1))
-    step()
+    step(no_closure)
     handle.remove()
-    step()
+    step(no_closure)
     assert calls == [1]
 
 
@@ -287,7 +291,7 @@ def test_a_scheduler_that_comes_later_sees_the_steps() -> None:
     schedule = ExponentialLR(optimizer, 0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        step()
+        step(no_closure)
         schedule.step()
     assert optimizer.param_groups[0]["lr"] == 0.05
 
@@ -312,7 +316,7 @@ def test_only_torchs_own_unchanged_step_goes_without_a_closure() -> None:
 def test_a_step_replaced_for_all_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer, calls = make_adam(), []
     monkeypatch.setattr(torch.optim.Adam, "step", counting(torch.optim.Adam.step, calls))
-    find_step(optimizer)()
+    find_step(optimizer)(no_closure)
     assert calls == [1]
 
 

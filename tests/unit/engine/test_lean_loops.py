@@ -5,6 +5,7 @@ Run with Lightning 2.6.6, and by `test_the_comparison_holds_on_the_lowest_lightn
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,44 @@ class Sometimes(Module):
 class NoIndex(Module):
     def training_step(self, batch: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return super().training_step(batch, 0)
+
+
+class AnyArguments(Module):
+    def training_step(self, *args: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        batch, batch_idx = args
+        self.log("index", float(batch_idx))
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, *args: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().validation_step(*args)
+
+
+class AnyKeywords(Module):
+    def training_step(self, batch: Any, **options: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().training_step(batch, 0)
+
+    def validation_step(self, batch: Any, **options: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().validation_step(batch, 0)
+
+
+class Decorated(Module):
+    @functools.wraps(Module.training_step)
+    def training_step(self, *args: Any) -> Any:
+        return super().training_step(*args)
+
+
+class Subclassed(Module):
+    """A step whose loss is a Tensor subclass: with `keyed` in a dict."""
+
+    keyed = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx).as_subclass(Loss)
+        return {"loss": loss, "n": len(batch[0])} if self.keyed else loss
+
+
+class Loss(torch.Tensor):
+    pass
 
 
 class EndsEarly(Module):
@@ -165,6 +204,76 @@ def _plateau(module: Module) -> Any:
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": ReduceLROnPlateau(optimizer, patience=0, threshold=10.0), "monitor": "v"}}
 
 
+class NoGrad(torch.optim.Optimizer):
+    """An optimizer of others: its whole step is under no_grad, and it has no `lr`."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"rate": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= group["rate"] * parameter.grad
+        return loss
+
+
+class Later(Callback):
+    """Changes the optimizer or the module in the middle of the first epoch, and once more at its end."""
+
+    def __init__(self, change: Callable[[Trace, Any, L.LightningModule], None], where: str = "on_train_batch_end", at: int = 3) -> None:
+        self.change, self.at = change, at
+        setattr(self, where, self.look)
+
+    def look(self, trainer: L.Trainer, module: Any, *args: Any) -> None:
+        if trainer.global_step == self.at:
+            self.change(module.trace, trainer.optimizers[0], module)
+
+
+def _norm(module: Any) -> float | None:
+    gradient = module.net[0].weight.grad
+    return None if gradient is None else float(gradient.norm())
+
+
+def _register(name: str) -> Callable[..., None]:
+    def register(trace: Trace, optimizer: Any, module: Any) -> None:
+        getattr(optimizer, name)(lambda *_: trace.note(name, _norm(module)))
+
+    return register
+
+
+def _replace(name: str) -> Callable[..., None]:
+    """Replaces a method of the optimizer by one that wraps it."""
+
+    def replace(trace: Trace, optimizer: Any, module: Any) -> None:
+        method = getattr(optimizer, name)
+
+        def own(*args: Any, **options: Any) -> Any:
+            trace.note("own", name, _norm(module))
+            return method(*args, **options)
+
+        setattr(optimizer, name, own)
+
+    return replace
+
+
+def _wrap(name: str) -> Callable[..., None]:
+    """Sets a hook of the module as an attribute, as libraries do that instrument one: with functools.wraps."""
+
+    def wrap(trace: Trace, optimizer: Any, module: Any) -> None:
+        method = getattr(module, name)
+
+        @functools.wraps(method)
+        def own(*args: Any, **options: Any) -> Any:
+            trace.note("own", name)
+            return method(*args, **options)
+
+        setattr(module, name, own)
+
+    return wrap
+
+
 class StopAt(Callback):
     def __init__(self, step: int) -> None:
         self.step = step
@@ -188,6 +297,16 @@ class Latecomer(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == 3:
             trainer.callbacks.append(self.late)
+
+
+class TooLong:
+    """A loader with more batches in its length than it gives."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __iter__(self) -> Any:
+        yield from make_loader(own_generator=True)
 
 
 class Batches:
@@ -240,7 +359,7 @@ def run(
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
         "logged": {name: float(value) for name, value in trainer.logged_metrics.items()},
         "bar": {name: float(value) for name, value in trainer.progress_bar_metrics.items()},
-        "lr": [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups],
+        "lr": [group.get("lr") for optimizer in trainer.optimizers for group in optimizer.param_groups],
         "random": torch.rand(3).tolist(),
         "steps": trainer.global_step,
         "error": error,
@@ -328,6 +447,38 @@ CASES: dict[str, dict[str, Any]] = {
     "fast_dev_run": {"fast_dev_run": 3, "aside": "fast_dev_run"},
     "validation by time": {"val_check_interval": {"hours": 1}, "aside": "validation by time"},
     "a test": {"test": True, "module": Logs},
+    "self.log, and a loader that ends before its length": {"module": Logs, "loader": TooLong, "logger": True},
+    "self.log, and a limit that is not reached": {
+        "module": Logs,
+        "loader": lambda: torch.utils.data.DataLoader(Stream(), batch_size=None),
+        "limit_train_batches": 9,
+    },
+    "self.log, and -1": {"module": type("LogsUntil", (Logs, EndsEarly), {})},
+    "steps with *args": {"module": AnyArguments},
+    "steps with **options": {"module": AnyKeywords},
+    "a step with a decorator": {"module": Decorated},
+    "a Tensor subclass": {"module": Subclassed},
+    "a Tensor subclass in a dict": {"module": type("Keyed", (Subclassed,), {"keyed": True})},
+    "an optimizer under no_grad": {"module": optimizing(lambda self: NoGrad(self.parameters()))},
+    **{
+        f"{name} in mid-epoch": {"callbacks": [functools.partial(Later, _register(name))]}
+        for name in ("register_step_pre_hook", "register_step_post_hook")
+    },
+    **{f"{name} replaced in mid-epoch": {"callbacks": [functools.partial(Later, _replace(name))]} for name in ("step", "zero_grad")},
+    **{
+        f"{name} as an attribute": {"callbacks": [functools.partial(Later, _wrap(name), "on_fit_start", 0)], "aside": aside}
+        for name, aside in {
+            "optimizer_step": "optimizer_step of the module",
+            "optimizer_zero_grad": "optimizer_zero_grad of the module",
+            "configure_gradient_clipping": "configure_gradient_clipping of the module",
+            "backward": "backward of the module",
+            "on_after_batch_transfer": "on_after_batch_transfer of the module",
+            "transfer_batch_to_device": "transfer_batch_to_device of the module",
+            "on_train_batch_end": "",
+            "on_before_zero_grad": "",
+            "on_validation_batch_start": "",
+        }.items()
+    },
 }
 
 

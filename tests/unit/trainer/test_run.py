@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import math
 import tracemalloc
 import warnings
 from collections import namedtuple
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +19,11 @@ import lightning as L
 import pytest
 import torch
 from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, plain_loop, same_weights, without_times
+from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from nbtrain import ConfigError, Trainer
+from nbtrain import ConfigError, StateManagerAddon, Trainer
 from nbtrain.trainer.lightning_run import quiet
 
 
@@ -322,6 +326,92 @@ def test_batches_of_every_shape(make: Any, read: Any) -> None:
     expected.run(1, plain)
     assert same_weights(trainer.model, expected.model)
     assert trainer.history.last["train_mae"] == expected.history.last["train_mae"]
+
+
+class Endless:
+    """Batches of the numbers 0, 1, 2, … in one stream, which continues in the next pass; its length is that of an epoch."""
+
+    def __init__(self, n: int | None) -> None:
+        self.n, self.given = n, itertools.count()
+
+    def __len__(self) -> int:
+        if self.n is None:
+            raise TypeError("no length")
+        return self.n
+
+    def __iter__(self) -> Iterator[Any]:
+        return (torch.full((2, 1), float(i)) for i in self.given)
+
+
+class EndlessDataset(IterableDataset[Any]):
+    def __init__(self, n: int | None) -> None:
+        self.batches = Endless(n)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+class EndlessLoader(DataLoader[Any]):
+    """A DataLoader that begins again by itself."""
+
+    def __init__(self, n: int | None) -> None:
+        super().__init__(TensorDataset(torch.zeros(n or 1)), 1)
+        self.batches = Endless(n)
+
+    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return iter(self.batches)
+
+
+class EndlessSampler(Endless):
+    def __iter__(self) -> Iterator[Any]:
+        return ([i] for i in self.given)
+
+
+class Numbers(Dataset[Any]):
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([float(index)])
+
+    def __len__(self) -> int:
+        return 1000
+
+
+ENDLESS: dict[str, Callable[[int | None], Any]] = {
+    "a class": Endless,
+    "a dataset": lambda n: DataLoader(EndlessDataset(n), batch_size=None),
+    "a DataLoader's subclass": EndlessLoader,
+    "a batch sampler": lambda n: DataLoader(Numbers(), batch_sampler=EndlessSampler(n)),  # pyright: ignore[reportArgumentType]
+}
+
+
+@pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")
+@pytest.mark.parametrize("valid", [False, True])
+@pytest.mark.parametrize("addons", [(), (StateManagerAddon,)])
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("limit", [None, 4, 3])
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_no_batch_is_read_that_no_step_gets(
+    kind: str, limit: int | None, lean: bool, addons: tuple[Any, ...], valid: bool, tmp_path: Path
+) -> None:
+    seen: list[float] = []
+    validated: list[float] = []
+
+    class Line(Trainer):
+        def train_step(self, batch: Any) -> Any:
+            (seen if self.mode == "train" else validated).append(batch.flatten()[0].item())
+            return {"loss": self.model(batch).square().mean()}
+
+        test_step = train_step
+
+    limits = {} if limit is None else {"limit_train_batches": limit, "limit_val_batches": limit}
+    options = {"save_path": tmp_path} if addons else {}
+    trainer = make_trainer(Line.add_on(*addons), model=nn.Linear(1, 1), lightning=limits, **options)
+    trainer.lean_loops = lean
+    trainer.run(3, ENDLESS[kind](4), ENDLESS[kind](4) if valid else None)
+    n = 3 * (limit or 4)
+    assert seen == list(range(n)) and validated == (list(range(n)) if valid else [])
 
 
 def test_loader_without_a_length() -> None:

@@ -304,6 +304,80 @@ def test_stochastic_weight_averaging() -> None:
     assert not same_weights(trainer.model, plain.model) and trainer.history.last["lr"] < 1e-2
 
 
+class Watch(L.Callback):
+    """Notes the weights that each epoch begins with, and the learning rate that each update used."""
+
+    def __init__(self) -> None:
+        self.weights: list[list[torch.Tensor]] = []
+        self.rates: list[float] = []
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.weights.append([parameter.detach().clone() for parameter in pl_module.parameters()])
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer) -> None:
+        self.rates.append(optimizer.param_groups[0]["lr"])
+
+
+def make_normed() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+
+
+@pytest.mark.parametrize("n_accumulated", [1, 2])
+@pytest.mark.parametrize("lean", [False, True])
+def test_weight_averaging_with_batch_norm_ends_with_the_averages(lean: bool, n_accumulated: int) -> None:
+    watch, swa = Watch(), C.StochasticWeightAveraging(5e-2, swa_epoch_start=2, annealing_epochs=1)
+    model, loader = make_normed(), make_loader(shuffle=False)
+    trainer = make_trainer(model=model, lightning={"callbacks": [watch, swa], "accumulate_grad_batches": n_accumulated})
+    trainer.lean_loops = lean
+    trainer.run(3, loader, make_valid())
+    averages = [torch.stack(values).mean(0) for values in zip(*watch.weights[1:3])]
+    assert all(torch.allclose(p, average, rtol=1e-6) for p, average in zip(model.parameters(), averages))
+    inputs = [model[0](x) for x, _ in loader]
+    assert torch.allclose(model[1].running_mean, torch.stack([x.mean(0) for x in inputs]).mean(0), atol=1e-6)
+    assert torch.allclose(model[1].running_var, torch.stack([x.var(0) for x in inputs]).mean(0), rtol=1e-5)
+    assert trainer.counts.update == len(watch.rates) == 3 * -(-len(loader) // n_accumulated)
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own run
+@pytest.mark.parametrize("form", ["instance", "factory", "function"])
+def test_weight_averaging_takes_the_learning_rate_over_as_in_lightning(form: str) -> None:
+    class Plain(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = make_model()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return torch.nn.functional.mse_loss(self.model(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.Adam(self.parameters(), 1e-2)
+            interval = "epoch" if form == "instance" else "step"
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": halving(optimizer), "interval": interval}}
+
+    def halving(optimizer: Any) -> Any:
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    def callbacks() -> list[Any]:
+        return [Watch(), C.StochasticWeightAveraging(5e-2, swa_epoch_start=2, annealing_epochs=1)]
+
+    plain, ours = callbacks(), callbacks()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    module = Plain()
+    L.Trainer(max_epochs=3, accelerator="cpu", callbacks=plain, **quiet).fit(module, make_loader(own_generator=True))
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    scheduler = {
+        "instance": lambda: halving(optimizer),
+        "factory": lambda: lambda o, plan: halving(o),
+        "function": lambda: lambda step: 1e-2 * 0.5**step,
+    }
+    trainer = make_trainer(model=model, optimizer=optimizer, scheduler=scheduler[form](), lightning={"callbacks": ours})
+    trainer.run(3, make_loader(own_generator=True))
+    assert ours[0].rates == plain[0].rates and ours[0].rates[10:] == [5e-2] * 5
+    assert same_weights(model, module.model)
+
+
 def test_model_summary_profiler_and_lambda(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     seen: list[int] = []
     watch = C.LambdaCallback(on_train_batch_end=lambda t, m, outputs, batch, i: seen.append(i))
