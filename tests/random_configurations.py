@@ -518,11 +518,16 @@ def run(settings: dict[str, Any], folder: Path, lean: bool) -> tuple[dict[str, A
 
 
 def difference(settings: dict[str, Any]) -> tuple[str, str, str]:
-    """Where the two differ first (empty: nowhere), why the lean loop stood aside, and the error that Lightning raised."""
+    """Where the two differ first (empty: nowhere), why the lean loop stood aside, and the error that Lightning raised.
+
+    What nbtrain refuses, because Lightning computes something else than what was asked for, is not compared.
+    """
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         stock, _ = run(settings, Path(folder) / "stock", lean=False)
         lean, aside = run(settings, Path(folder) / "lean", lean=True)
+    if lean["error"].startswith("ConfigError: "):
+        return "", lean["error"].partition("\n")[0], stock["error"]
     for part, value in stock.items():
         if (other := lean.get(part)) != value:
             return f"{part}: {_first_difference(value, other)}", aside, stock["error"]
