@@ -155,9 +155,11 @@ class _TrainingPass(LeanPass):
                 self.advance(next(self.batches)[0])
                 gradients.release()  # before a validation, which needs the memory
                 is_over = between.settle(is_open=self.is_open)
-        except StopIteration:  # before the end that was known: the batch before was the last one
+        except BaseException as error:  # StopIteration: the loader ended before the end that was known
             if self.logs_anything():
                 self.connector.on_batch_end()
+            if not isinstance(error, StopIteration):
+                raise
         finally:
             gradients.release()
 
