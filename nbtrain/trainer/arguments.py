@@ -92,7 +92,7 @@ def check_run(mode: str, n_epoch: int, loader: Iterable[Any], valid_loader: Iter
 
 
 def check_optimizer(optimizer: Optimizer | None, model: nn.Module) -> None:
-    """Raise ConfigError where training has no optimizer, or one of another model."""
+    """Raise ConfigError where training has no optimizer, one of another model, or one whose step takes no closure."""
     if optimizer is None:
         raise ConfigError("Training needs an optimizer.", remedy="Make the trainer with optimizer=..., for example torch.optim.Adam.")
     known = {id(p) for p in model.parameters()}
@@ -100,4 +100,10 @@ def check_optimizer(optimizer: Optimizer | None, model: nn.Module) -> None:
         raise ConfigError(
             f"The optimizer drives none of the parameters of {type(model).__name__}.",
             remedy="Make it from the parameters of the very model that the trainer has (running the model's cell again makes a new one).",
+        )
+    parameters = inspect.signature(optimizer.step).parameters
+    if "closure" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        raise ConfigError(
+            f"{type(optimizer).__name__}.step takes no closure, which computes the loss and the gradients.",
+            remedy="Write step(self, closure=None), and begin it with: loss = None if closure is None else closure().",
         )
