@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 from torch.optim import Optimizer
 
@@ -19,7 +20,7 @@ from ..errors import ConfigError, OptionError, nearest
 from ..events import MonitorMode, known_mode
 
 # %% auto #0
-__all__ = ["check_lightning", "check_mode", "resolve_monitor", "make_optimizer", "check_run", "check_optimizer"]
+__all__ = ["check_lightning", "accumulates", "check_mode", "resolve_monitor", "make_optimizer", "check_run", "check_optimizer"]
 
 # %% ../../nbs/trainer/arguments.ipynb #2b2256f9
 _OURS = {
@@ -43,6 +44,14 @@ def check_lightning(arguments: Mapping[str, Any]) -> dict[str, Any]:
         if name not in known:
             raise OptionError(f"lightning.Trainer has no argument {name!r}.", remedy=nearest(name, known - _OURS.keys()))
     return dict(arguments)
+
+
+def accumulates(arguments: Mapping[str, Any]) -> bool:
+    """Does `lightning={...}` let several batches make one update?"""
+    callbacks = arguments.get("callbacks") or []
+    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
+    return changes or arguments.get("accumulate_grad_batches", 1) != 1
 
 
 # %% ../../nbs/trainer/arguments.ipynb #a3aae1f1
