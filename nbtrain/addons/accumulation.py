@@ -21,6 +21,7 @@ from .micro_batch import MicroBatchAddon
 from .window_length import samples_per_batch, tokens_per_batch, window_of_samples, window_of_tokens
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Notifier, active_callbacks, notifier
+from ..engine.lean_training import LeanEpochLoop
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError, nearest
@@ -173,13 +174,19 @@ class _Accumulate(L.Callback):
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         schedule = self.addon.accumulate
         if isinstance(schedule, Mapping) and self.window.n_batches == 0:
-            n_batches = _at(schedule, pl_trainer.global_step)
-            if n_batches != pl_trainer.accumulate_grad_batches:
-                pl_trainer.accumulate_grad_batches = n_batches
-                pl_trainer.optimizers[0].zero_grad()  # Lightning does at multiples of the window only
+            self._begin_window(pl_trainer, _at(schedule, pl_trainer.global_step), batch_idx)
         self._samples = batch_size(batch)
         if not self.unit:
             self.unit = int(pl_trainer.strategy.broadcast(self._samples))
+
+    def _begin_window(self, pl_trainer: L.Trainer, n_batches: int, batch_idx: int) -> None:
+        """A window of `n_batches` begins with this batch."""
+        loop = pl_trainer.fit_loop.epoch_loop
+        if isinstance(loop, LeanEpochLoop):
+            loop.window_start = batch_idx
+        elif n_batches != pl_trainer.accumulate_grad_batches:
+            pl_trainer.optimizers[0].zero_grad()  # Lightning does at multiples of the window only
+        pl_trainer.accumulate_grad_batches = n_batches
 
     # -- the gradient
     def listen(self, output: Mapping[str, Any]) -> None:

@@ -233,7 +233,8 @@ class HFCallback(_Adapter):
         self._stop_if_requested(pl_trainer)
 
     def _log_loss(self, pl_trainer: L.Trainer, module: L.LightningModule) -> None:
-        logs = {"loss": float(self._loss) / self._n_updates, "learning_rate": float(pl_trainer.optimizers[0].param_groups[0]["lr"])}
+        group = pl_trainer.optimizers[0].param_groups[0]
+        logs = {"loss": float(self._loss) / self._n_updates} | ({"learning_rate": float(group["lr"])} if "lr" in group else {})
         self._loss, self._n_updates = 0.0, 0
         self._log(pl_trainer, module, logs)
 

@@ -22,6 +22,7 @@ from .gradient_stats import GradientStatsAddon
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Callback, active_callbacks, call_hook, listeners, notes, notifier
 from ..engine.hooks import HOOKS, check_names
+from ..engine.lean_training import LeanEpochLoop
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, add_note, first_line, nearest
@@ -174,7 +175,9 @@ class _At:
     @property
     def is_first(self) -> bool:
         """Is it the first batch of a window, where Lightning zeroes gradients?"""
-        return self.pl_trainer.fit_loop.epoch_loop.batch_idx % self.pl_trainer.accumulate_grad_batches == 0
+        loop = self.pl_trainer.fit_loop.epoch_loop
+        start = loop.window_start if isinstance(loop, LeanEpochLoop) else 0
+        return (loop.batch_idx - start) % self.pl_trainer.accumulate_grad_batches == 0
 
     @property
     def is_last(self) -> bool:

@@ -129,7 +129,7 @@ class _Monitor(L.Callback):
         values: dict[str, float | Tensor] = {**self.window.rates()}
         groups = self.trainer.optimizer.param_groups
         if len(groups) > 1:  # the rate of the first group is in each row anyway
-            values |= {f"lr_{i}": float(group["lr"]) for i, group in enumerate(groups, start=1)}
+            values |= {f"lr_{i}": float(group["lr"]) for i, group in enumerate(groups, start=1) if "lr" in group}
         if not any(isinstance(addon, GradientClipAddon) and addon.gradient_clip for addon in self.trainer.active_addons):
             values["grad_norm"] = get_total_norm([p.grad for group in groups for p in group["params"] if p.grad is not None])
         for name, value in {**values, **memory(self.trainer.device)}.items():

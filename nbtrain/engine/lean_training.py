@@ -5,11 +5,14 @@
 # %% ../../nbs/engine/lean_training.ipynb #eb9e518b
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
+from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from torch.optim import Optimizer
 
 from .control import Boundary, Control
 from .lean_pass import LeanPass, direct_fetcher, exhaust, explain_full_memory, why_not_lean
@@ -21,23 +24,35 @@ __all__ = ["LeanEpochLoop", "validates_anyway"]
 
 
 # %% ../../nbs/engine/lean_training.ipynb #5de3a17c
+class _Optimization(_AutomaticOptimization):
+    """Lightning's, which zeroes the gradients where a window of the loop begins."""
+
+    def _make_zero_grad_fn(self, batch_idx: int, optimizer: Optimizer) -> Callable[[], None] | None:
+        return super()._make_zero_grad_fn(batch_idx - self.trainer.fit_loop.epoch_loop.window_start, optimizer)
+
+
 class LeanEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop; a lean one where `why_not_lean` has no objection.
 
     `stood_aside` says why the newest epoch ran on Lightning's own: empty where it was lean, None before the first. `control`: the
-    requests to the run. `start_at`: how many batches of the first epoch are finished already. `validate_next`:
-    validate after this batch, once. `whole_step`: see `WholeStep`; read when an epoch begins.
+    requests to the run. `start_at`: how many batches of the first epoch are finished already. `window_start`: the first batch of a window of
+    accumulated gradients, from which on windows are counted. `validate_next`: validate after this batch, once. `whole_step`: see `WholeStep`; read when an epoch begins.
     """
 
     lean = True
     control = Control()  # of no run
-    start_at = 0
+    start_at = window_start = 0
     validate_next = False
     stood_aside: str | None = None
     whole_step: WholeStep | None = None
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.automatic_optimization = _Optimization(self.trainer)
+
     def reset(self) -> None:
         super().reset()
+        self.window_start = self.start_at
         if self.start_at:
             for unit in vars(self.batch_progress.current):  # ready, started, processed, completed
                 setattr(self.batch_progress.current, unit, self.start_at)
@@ -73,6 +88,9 @@ class LeanEpochLoop(_TrainingEpochLoop):
     def _should_accumulate(self) -> bool:
         """Lightning's, but a pass without updates has none: on its last batch Lightning steps, with the gradients of the epoch before."""
         return self._skips_updates or super()._should_accumulate()
+
+    def _accumulated_batches_reached(self) -> bool:
+        return (self.batch_progress.current.ready - self.window_start) % self.trainer.accumulate_grad_batches == 0
 
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
         if self.trainer.should_stop and self._should_accumulate():

@@ -67,6 +67,7 @@ class Gradients:
         self.takes_index = is_param_in_hook_signature(lean.module.training_step, "batch_idx", min_args=2)
         self.step = lean.pl_trainer.strategy.training_step if lean.is_wrapped else lean.module.training_step
         self.index, self.n_accumulated = 0, 1  # of the batch in its epoch; batches of a window
+        self.n_added = 0  # batches whose gradients are there since the last update
         self.n_calls = 0  # of `compute` for this batch
         self.release()
 
@@ -83,7 +84,7 @@ class Gradients:
             with self.context.train_step_context():
                 self.output = self.step(self.batch, self.index) if self.takes_index else self.step(self.batch)
         self.loss = loss = self.find_loss()
-        if self.index % self.n_accumulated == 0:
+        if not self.n_added:
             self.zero_grad.run()
         if loss is None:
             self.detached = None
@@ -136,6 +137,7 @@ class LeanUpdate:
         if is_open:
             with _block_parallel_sync_behavior(self.lean.pl_trainer.strategy) if self.lean.is_wrapped else nullcontext():
                 gradients.compute()
+            gradients.n_added += 1
             return
         total, current = self.total, self.current
         total.ready += 1
@@ -145,6 +147,7 @@ class LeanUpdate:
         elif (output := self.whole_step(batch, self.step)) is not None:
             gradients.output, gradients.loss = output, output["loss"]
             self.zero_grad.count()
+        gradients.n_added = 0
         total.completed += 1
         current.completed += 1
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ..data.batch import to_device
 from ..errors import StepError
@@ -33,6 +34,8 @@ def snapshot(value: Scalar) -> Scalar:
         return value
     if value.is_cpu and type(value) is Tensor:
         return value.item()  # waits for no device, and is faster than a copy
+    if isinstance(value, DTensor):
+        value = value.detach().full_tensor()  # a rank may hold only its summand
     may_be_held = value.is_leaf or value._is_view()
     fresh = value.detach() if value.requires_grad else value  # detach costs 2 µs
     value = fresh.clone() if may_be_held else fresh
@@ -153,12 +156,20 @@ class Meter:
         self._keys = None
 
     def amend(self, name: str, value: Scalar) -> None:
-        """Add a scalar that belongs to the newest batch, such as its gradient norm. Batches without it are not in its mean."""
+        """Add a scalar that belongs to the newest batch, such as its gradient norm. Batches without it are not in its mean.
+
+        A batch has one value of a name: its first.
+        """
         if rows := self._pending.rows:
-            self._pending.extras.setdefault(name, []).append((len(rows) - 1, snapshot(value)))
+            entries = self._pending.extras.setdefault(name, [])
+            if not entries or entries[-1][0] < len(rows) - 1:
+                entries.append((len(rows) - 1, snapshot(value)))
             return
         block, samples = self._flushed[-1]  # the log was read in mid-batch, which flushed it
-        block.setdefault(name, [math.nan] * len(samples))[-1] = float(value)
+        column = block.setdefault(name, [math.nan] * len(samples))
+        if not math.isnan(column[-1]):
+            return
+        column[-1] = float(value)
         self._count(name, [float(value)], samples[-1:])
 
     def flush(self) -> None:

@@ -237,7 +237,7 @@ class RecorderCallback(L.Callback):
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         recorder = self.recorder
         recorder.trainer.train_state.counts.update = self._updates.completed  # what trainer.global_step finds in 2 µs
-        lr = self._optimizer.param_groups[0]["lr"]
+        lr = self._optimizer.param_groups[0].get("lr")  # optimizers of others may have none
         recorder.lr = lr.clone() if isinstance(lr, Tensor) else lr
         self._count()
 
@@ -262,7 +262,8 @@ class RecorderCallback(L.Callback):
         recorder, counts = self.recorder, self.recorder.trainer.train_state.counts
         recorder.flush()
         counts.epoch += pl_module.whole_epoch
-        self._leave("epoch", pl_trainer, pl_module, {"epoch": counts.epoch, "step": counts.step}, {"lr": recorder.rate()})
+        rate = {} if (lr := recorder.rate()) is None else {"lr": lr}
+        self._leave("epoch", pl_trainer, pl_module, {"epoch": counts.epoch, "step": counts.step}, rate)
 
     def on_test_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._enter("test", sum(pl_trainer.num_test_batches))

@@ -171,7 +171,20 @@ class RecordingModule(PassModule):
         super().__init__(trainer, addons, whole_epoch=whole_epoch)
         self.output: dict[str, Any] = {}  # of the newest batch, where it is a single one
         self._losses: list[Tensor] = []  # of the newest batch, where it has several steps
+        self._batches: Any = None  # Lightning's count of them
+        self._recorded: tuple[int, str] | None = None  # the newest batch and the turn whose output was counted
         self._known_metrics = _KnownMetrics()
+
+    def on_train_epoch_start(self) -> None:
+        super().on_train_epoch_start()
+        self._batches, self._recorded = self.trainer.fit_loop.epoch_loop.batch_progress.total, None
+
+    def is_repeated(self) -> bool:
+        """Was this batch counted already? LBFGS and SAM call their closure several times; a row is that of the first, before the update."""
+        turn, before = self.owner.turn, self._recorded
+        here = self._batches.ready, "" if turn is None else turn.name
+        self.__dict__["_recorded"] = here  # through nn.Module it costs 1 µs
+        return here == before
 
     def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
         """Count what a step has returned for `batch`, in the pass of `mode` that is on."""
@@ -230,6 +243,8 @@ class StepModule(RecordingModule):
         else:
             place = partial(step_place, self.owner, "train_step", batch_idx)
             output = check_output(self._wrapped_step(batch), "train_step, as addons wrap it,", place, self._device)
+        if self.is_repeated():
+            return output
         if self.owner.turn is None:
             self.add_output("train", output, batch)
         else:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import
 __all__ = [
     "Scheduler",
     "LearningRate",
+    "check_has_lr",
     "set_lr",
     "set_group_lr",
     "scale_lr",
@@ -50,6 +51,14 @@ __all__ = [
 
 # %% ../../nbs/optim/schedulers.ipynb #b702dbaf
 Scheduler = LRScheduler | ReduceLROnPlateau | Callable[..., Any]
+
+
+def check_has_lr(optimizer: Optimizer) -> None:
+    """Raise ConfigError for an optimizer of others whose groups have no learning rate by this name."""
+    group = optimizer.param_groups[0]
+    if "lr" not in group:
+        names = ", ".join(name for name in group if name != "params") or "no options"
+        raise ConfigError(f"{type(optimizer).__name__} has no option 'lr': its groups have {names}.", remedy="Name its learning rate 'lr'.")
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
@@ -153,6 +162,7 @@ def resolve_schedule(scheduler: Scheduler, optimizer: Optimizer, plan: Plan, *, 
             f"scheduler={scheduler!r} is not a schedule.",
             remedy="Give a torch scheduler, a factory (optimizer, plan), or a function step -> lr.",
         )
+    check_has_lr(optimizer)
     if n_given == 2:
         return Schedule(scheduler(optimizer, plan), "update")
     return Schedule(FunctionSchedule(optimizer, scheduler, update), "update")

@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 from torch.optim import Optimizer
 
@@ -19,7 +20,7 @@ from ..errors import ConfigError, OptionError, nearest
 from ..events import MonitorMode, known_mode
 
 # %% auto #0
-__all__ = ["check_lightning", "check_mode", "resolve_monitor", "make_optimizer", "check_run", "check_optimizer"]
+__all__ = ["check_lightning", "accumulates", "check_mode", "resolve_monitor", "make_optimizer", "check_run", "check_optimizer"]
 
 # %% ../../nbs/trainer/arguments.ipynb #2b2256f9
 _OURS = {
@@ -43,6 +44,14 @@ def check_lightning(arguments: Mapping[str, Any]) -> dict[str, Any]:
         if name not in known:
             raise OptionError(f"lightning.Trainer has no argument {name!r}.", remedy=nearest(name, known - _OURS.keys()))
     return dict(arguments)
+
+
+def accumulates(arguments: Mapping[str, Any]) -> bool:
+    """Does `lightning={...}` let several batches make one update?"""
+    callbacks = arguments.get("callbacks") or []
+    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
+    return changes or arguments.get("accumulate_grad_batches", 1) != 1
 
 
 # %% ../../nbs/trainer/arguments.ipynb #a3aae1f1
@@ -92,7 +101,7 @@ def check_run(mode: str, n_epoch: int, loader: Iterable[Any], valid_loader: Iter
 
 
 def check_optimizer(optimizer: Optimizer | None, model: nn.Module) -> None:
-    """Raise ConfigError where training has no optimizer, or one of another model."""
+    """Raise ConfigError where training has no optimizer, one of another model, or one whose step takes no closure."""
     if optimizer is None:
         raise ConfigError("Training needs an optimizer.", remedy="Make the trainer with optimizer=..., for example torch.optim.Adam.")
     known = {id(p) for p in model.parameters()}
@@ -100,4 +109,10 @@ def check_optimizer(optimizer: Optimizer | None, model: nn.Module) -> None:
         raise ConfigError(
             f"The optimizer drives none of the parameters of {type(model).__name__}.",
             remedy="Make it from the parameters of the very model that the trainer has (running the model's cell again makes a new one).",
+        )
+    parameters = inspect.signature(optimizer.step).parameters
+    if "closure" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        raise ConfigError(
+            f"{type(optimizer).__name__}.step takes no closure, which computes the loss and the gradients.",
+            remedy="Write step(self, closure=None), and begin it with: loss = None if closure is None else closure().",
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 from weakref import WeakSet
 
 from .. import addons as shipped
+from ..addons.accumulation import AccumulationAddon
 from ..addons.compile import CompileAddon
 from ..addons.gradient_clip import GradientClipAddon
 from ..addons.hooks import HooksAddon
@@ -111,13 +112,19 @@ def _owner(option: str) -> str | None:
     )
 
 
-def make_addons(kind: type[Any], given: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[type[AddOnBase], AddOnBase]:
-    """The addons of a class with their options. `shared` are options that the trainer itself takes for its shorthands."""
-    shorthands = [
+def make_addons(
+    kind: type[Any], given: Mapping[str, Any], shared: Mapping[str, Any], *, accumulates: bool = False
+) -> dict[type[AddOnBase], AddOnBase]:
+    """The addons of a class with their options. `shared` are options that the trainer itself takes for its shorthands.
+
+    `accumulates`: Lightning was told to accumulate gradients, which needs AccumulationAddon for a right last window.
+    """
+    shorthands: list[type[AddOnBase]] = [
         addon
         for addon, option in ((GradientClipAddon, "gradient_clip"), (SchedulerAddon, "scheduler"), (CompileAddon, "compile"))
         if shared.get(option) not in (None, False)
     ]
+    shorthands += [AccumulationAddon] if accumulates else []
     usual = [addon for addon in (*shorthands, NonFiniteAddon, HooksAddon) if not any(issubclass(own, addon) for own in kind.addons)]
     kinds = ordered((*kind.addons, *usual), apart=kind.addon_instances)
     return {

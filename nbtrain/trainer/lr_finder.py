@@ -26,7 +26,7 @@ from ..engine.lean_loops import use_lean_loops
 from ..engine.precision import precision_args
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError
-from ..optim.schedulers import set_group_lr
+from ..optim.schedulers import check_has_lr, set_group_lr
 from .arguments import check_optimizer, check_run
 from .lightning_run import driving, quiet
 from .base import TrainerBase
@@ -269,4 +269,6 @@ def _check(trainer: TrainerBase, loader: Iterable[Any], start: float, end: float
     if type(n_batches) is not int or n_batches < 10:
         raise ConfigError(f"n_batches={n_batches!r} are too few to see a curve.", remedy="Give an integer from 10; 100 is usual.")
     check_run("train", 1, loader, None)
+    if trainer.optimizer is not None:
+        check_has_lr(trainer.optimizer)
     check_optimizer(trainer.optimizer, trainer.model)

@@ -35,7 +35,7 @@ from ..events import MonitorMode
 from ..history.history import RunResult
 from ..optim.schedulers import Scheduler
 from .addon_options import AddonOptions
-from .arguments import check_lightning, check_run, make_optimizer, resolve_monitor
+from .arguments import accumulates, check_lightning, check_run, make_optimizer, resolve_monitor
 from .base import TrainerBase
 from .compose import check_addon_options, constructor_parameters, make_addons, with_instances, written_class
 from .evaluate import TrainerEvaluation
@@ -315,7 +315,8 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         self.monitor = monitor
         self.monitor_mode = resolve_monitor(monitor, monitor_mode)
         self.lightning = check_lightning(lightning or {})
-        self._addons = make_addons(type(self), addon_options, {name: given[name] for name in _SHARED if given[name] is not None})
+        shared = {name: given[name] for name in _SHARED if given[name] is not None}
+        self._addons = make_addons(type(self), addon_options, shared, accumulates=accumulates(self.lightning))
         self[HooksAddon].gather(self)  # for its errors
         self._begin_state()
         self.own_names = frozenset(vars(self)) | {"own_names"}

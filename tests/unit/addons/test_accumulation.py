@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from samples import Regress, make_loader, make_trainer, make_valid, same_weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -118,16 +119,23 @@ def test_full_windows_of_equal_batches_are_lightnings_to_the_bit() -> None:
     plain = make_trainer(
         Square, model=make_linear(), lightning={"accumulate_grad_batches": 2}, optimizer=lambda p: torch.optim.SGD(p, 1e-3, 0.9)
     )
+    del plain._addons[AccumulationAddon]  # Lightning alone
     for trainer in (ours, plain):
         trainer.run(2, make_batches(4, 4, 4, 4))
     assert same_weights(ours.model, plain.model)
 
 
-def test_lightnings_own_argument_is_put_right_too() -> None:
-    batches = make_batches(4, 4, 4)
-    trainer = make(Square, lightning={"accumulate_grad_batches": 2})
-    trainer.run(1, batches)
-    assert_equal(trainer.model, by_hand(Square, [batches[:2], batches[2:]]))
+@pytest.mark.parametrize("given", ["argument", "callback"])
+@pytest.mark.parametrize("lean", [False, True])
+def test_lightnings_own_way_is_right_in_the_last_window_too(lean: bool, given: str) -> None:
+    batches = make_batches(4, 4, 4, 2, 4)
+    options = {"argument": {"accumulate_grad_batches": 2}, "callback": {"callbacks": [GradientAccumulationScheduler({0: 2})]}}
+    for kind in (Square.add_on(AccumulationAddon), Square):
+        optimizer = lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9)  # noqa: E731
+        trainer = make_trainer(kind, model=make_linear(), optimizer=optimizer, lightning=options[given])
+        trainer.lean_loops = lean
+        trainer.run(1, batches)
+        assert_equal(trainer.model, by_hand(Square, [batches[:2], batches[2:4], batches[4:]]))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "per-token-mean"])
@@ -154,14 +162,43 @@ def test_window_without_tokens_changes_nothing() -> None:
     assert same_weights(trainer.model, make_linear())
 
 
-def test_window_grows_with_the_updates() -> None:
-    batches = make_batches(*[2] * 11)
-    trainer = make(Square, accumulate={0: 1, 2: 3, 4: 2})
-    trainer.run(1, batches)
-    # One batch each; then up to a multiple of three; then up to a multiple of two
-    windows = [batches[0:1], batches[1:2], batches[2:3], batches[3:6], batches[6:8], batches[8:10], batches[10:11]]
+GROWS = {0: 1, 2: 3, 4: 2}
+
+
+@pytest.mark.parametrize("schedule", [GROWS, {0: 2, 2: 4}, {0: 3, 1: 2}], ids=str)
+@pytest.mark.parametrize("lean", [False, True])
+def test_window_grows_with_the_updates(lean: bool, schedule: dict[int, int]) -> None:
+    batches, seen = make_batches(*[2] * 11), list[int]()
+    trainer = make(Square, accumulate=schedule, hooks={"on_train_step_start": lambda *args: seen.append(trainer.counts.step)})
+    trainer.lean_loops = lean
+    trainer.run(2, batches)
+    windows: list[list[Any]] = []
+    starts: list[int] = []
+    for epoch in range(2):
+        left = list(batches)
+        while left:
+            n = schedule[max(update for update in schedule if update <= len(windows))]
+            starts.append(11 * epoch + 11 - len(left))
+            windows.append(left[:n])
+            left = left[n:]
     assert_equal(trainer.model, by_hand(Square, windows))
-    assert trainer.counts.update == len(windows)
+    assert trainer.counts.update == len(windows) and seen == starts
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_run_resumed_after_the_window_has_grown_is_an_unbroken_one(lean: bool, tmp_path: Path) -> None:
+    def run(folder: Path, n_updates: int | None = None) -> Any:
+        limits = {"lightning": {"max_steps": n_updates}} if n_updates else {}
+        trainer = make(Square, StateManagerAddon, accumulate=GROWS, save_path=folder, **limits)
+        trainer.lean_loops = lean
+        trainer.run(2, make_batches(*[2] * 11), resume="auto")
+        return trainer
+
+    whole = run(tmp_path / "whole")
+    for n_updates in (1, 2, 3, 4, 5, 7, 8):
+        run(tmp_path / str(n_updates), n_updates)
+        resumed = run(tmp_path / str(n_updates))
+        assert same_weights(resumed.model, whole.model) and resumed.counts == whole.counts
 
 
 def test_validation_within_a_window_changes_nothing() -> None:

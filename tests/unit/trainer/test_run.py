@@ -18,8 +18,11 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+import torch.distributed as dist
 from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, plain_loop, same_weights, without_times
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -422,6 +425,34 @@ def test_loader_without_a_length() -> None:
     trainer = make_trainer()
     trainer.run(2, Stream())
     assert trainer.counts.step == 10 and len(trainer.history) == 2
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("placement", [Replicate(), Partial()])
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_distributed_loss_is_recorded_as_its_number(lean: bool, placement: Any, mesh: Any) -> None:
+    class Distributed(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            output = super().train_step(batch)
+            return {"loss": DTensor.from_local(output["loss"], mesh, [placement]), "mae": output["mae"]}
+
+        def test_step(self, batch: Any) -> dict[str, Any]:
+            output = super().train_step(batch)
+            return {"loss": DTensor.from_local(output["loss"], mesh, [placement]), "mae": output["mae"]}
+
+    trainers = [make_trainer(kind) for kind in (Distributed, Regress)]
+    for trainer in trainers:
+        trainer.lean_loops = lean
+        torch.manual_seed(3)
+        trainer.run(2, make_loader(own_generator=True), make_valid())
+    assert same_weights(trainers[0].model, trainers[1].model)
+    assert without_times(trainers[0].history.epochs) == without_times(trainers[1].history.epochs)
 
 
 # -- best weights

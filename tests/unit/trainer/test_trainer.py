@@ -15,6 +15,8 @@ from samples import Regress, make_data, make_loader, make_model, make_trainer, m
 from torch.nn.functional import mse_loss
 
 from nbtrain import CheckpointError, ConfigError, StepError, Trainer
+from nbtrain.engine.lean_loops import use_lean_loops
+from nbtrain.engine.step_module import StepModule
 
 
 def rng() -> list[Any]:
@@ -391,6 +393,52 @@ def test_model_checkpoint_saves_the_best(tmp_path: Path) -> None:
     trainer = make_trainer(lightning={"callbacks": [checkpoint]})
     trainer.run(3, make_loader(), make_valid())
     assert checkpoint.best_model_path.endswith(f"epoch={trainer.history.best['epoch'] - 1}.ckpt")
+
+
+class Five:
+    """A loader of five batches that says that it has nine."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __iter__(self) -> Any:
+        yield from make_loader()
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize("end", ["too large a length", "a limit that is not reached", "-1"])
+@pytest.mark.parametrize("lean", [False, True])
+def test_model_checkpoint_finds_the_step_metrics_of_an_epoch_that_ends_early(lean: bool, end: str, tmp_path: Path) -> None:
+    class Logs(Regress):
+        def train_step(self, batch: Any) -> Any:
+            self.log("u", float(self.counts.step), on_step=True, on_epoch=True)
+            return super().train_step(batch)
+
+    class Seen(L.Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            seen.append(float(trainer.callback_metrics["u_step"]))
+
+    class Ended(StepModule):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if batch_idx == 5 else None
+
+    seen: list[float] = []
+    saver = C.ModelCheckpoint(tmp_path, monitor="u_step", save_top_k=-1, filename="{u_step:.0f}")
+    limits = {"limit_train_batches": 9} if end.startswith("a limit") else {}
+    trainer = make_trainer(Logs, lightning={"callbacks": [saver, Seen()], **limits})
+    trainer.lean_loops = lean
+    if end == "-1":
+        pl_trainer = L.Trainer(max_epochs=2, **trainer.lightning_args())
+        use_lean_loops(pl_trainer, lean=lean)
+        pl_trainer.fit(Ended(trainer), make_loader(200))
+    else:
+        trainer.run(2, Five() if end.startswith("too") else iter_only(make_loader()))
+    assert seen == [4.0, 9.0] and {path.stem for path in tmp_path.glob("*.ckpt")} == {"u_step=4", "u_step=9"}
+
+
+def iter_only(loader: Any) -> Any:
+    """`loader` without its length."""
+    return type("Stream", (), {"__iter__": lambda self: iter(loader)})()
 
 
 def test_batch_size_finder_finds_and_the_run_uses_it() -> None:
