@@ -296,6 +296,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         **addon_options: Unpack[AddonOptions],
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "addon_options", "keep_source")} | addon_options
+        of_user = frozenset(vars(self))  # set before this constructor was called
         check_addon_options(type(self), addon_options)
         given = with_instances(type(self), given, _SHARED)
         device, scheduler, save_path = given["device"], given["scheduler"], given["save_path"]
@@ -318,7 +319,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         self._addons = make_addons(type(self), addon_options, {name: given[name] for name in _SHARED if given[name] is not None})
         self[HooksAddon].gather(self)  # for its errors
         self._begin_state()
-        self.own_names = frozenset(vars(self)) | {"own_names"}
+        self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user
 
     @classmethod
     def load_from_checkpoint(cls: type[AnyTrainer], path: str | Path, **arguments: Any) -> AnyTrainer:
