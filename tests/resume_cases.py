@@ -159,7 +159,12 @@ class Observed(Net):
         from torch.ao.quantization import FakeQuantize, MovingAveragePerChannelMinMaxObserver
 
         self.fake = FakeQuantize(
-            observer=MovingAveragePerChannelMinMaxObserver, quant_min=0, quant_max=255, dtype=torch.quint8, qscheme=torch.per_channel_affine, ch_axis=1
+            observer=MovingAveragePerChannelMinMaxObserver,
+            quant_min=0,
+            quant_max=255,
+            dtype=torch.quint8,
+            qscheme=torch.per_channel_affine,
+            ch_axis=1,
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -197,7 +202,9 @@ class Recurrent(Net):
         self.lstm, self.carried = nn.LSTM(16, 16, batch_first=True), None
 
     def forward(self, x: Tensor) -> Tensor:
-        start = None if self.carried is None else tuple(t.detach().mean(1, keepdim=True).expand(-1, 1, -1).contiguous() for t in self.carried)
+        start = (
+            None if self.carried is None else tuple(t.detach().mean(1, keepdim=True).expand(-1, 1, -1).contiguous() for t in self.carried)
+        )
         h, carried = self.lstm(self.hidden(x).unsqueeze(0), start)
         if self.training:
             self.carried = carried
@@ -241,7 +248,12 @@ class Wide(torch.optim.Optimizer):
     def _update(self, p: Tensor, lr: float) -> None:
         state = self.state[p]
         if not state:
-            state.update(mean=torch.zeros_like(p, dtype=torch.float32), n=torch.zeros((), dtype=torch.int64), kind="wide", parts=[torch.zeros(2).double()])
+            state.update(
+                mean=torch.zeros_like(p, dtype=torch.float32),
+                n=torch.zeros((), dtype=torch.int64),
+                kind="wide",
+                parts=[torch.zeros(2).double()],
+            )
         state["n"] += 1
         state["parts"][0] += 1 / 3
         state["mean"].lerp_(p.grad.float(), 0.1)
@@ -276,7 +288,9 @@ SCHEDULES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "a cosine": lambda optimizer: {"scheduler": CosineAnnealingLR(optimizer, 3)},
     "a plateau": lambda optimizer: {"scheduler": ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)},
     "a factory": lambda optimizer: {"scheduler": lambda optimizer, plan: LambdaLR(optimizer, lambda i: 1 / (1 + i / plan.total_steps))},
-    "one cycle": lambda optimizer: {"scheduler": lambda optimizer, plan: OneCycleLR(optimizer, 0.02, total_steps=plan.total_steps + 1, cycle_momentum=False)},
+    "one cycle": lambda optimizer: {
+        "scheduler": lambda optimizer, plan: OneCycleLR(optimizer, 0.02, total_steps=plan.total_steps + 1, cycle_momentum=False)
+    },
     "a function": lambda optimizer: {"scheduler": lambda step: 0.02 * 0.95**step},
 }
 
@@ -488,13 +502,20 @@ def fits(case: Case) -> bool:
     needs_length = case.schedule in ("a factory", "one cycle") or case.setting == "validation within the epoch"
     one_dtype = case.setting not in ("half precision", "double precision") or case.model in ("plain", "batch norm and dropout", "counters")
     unchanged = case.setting != "frozen for an epoch" or case.schedule != "a plateau"
-    return not (needs_length and case.loader in WITHOUT_LENGTH) and one_dtype and unchanged and not (case.setting == "validation within the epoch" and case.valid == "none")
+    return (
+        not (needs_length and case.loader in WITHOUT_LENGTH)
+        and one_dtype
+        and unchanged
+        and not (case.setting == "validation within the epoch" and case.valid == "none")
+    )
 
 
 def outcome(trainer: Any) -> dict[str, Any]:
     """Everything that must be equal, as text: a NaN equals a NaN."""
     history = trainer.history
-    own = {name: value for name, value in vars(trainer).items() if name not in trainer.own_names and name not in ("errors", "tally", "noise")}
+    own = {
+        name: value for name, value in vars(trainer).items() if name not in trainer.own_names and name not in ("errors", "tally", "noise")
+    }
     return {
         "weights": exact(trainer.model.state_dict()),
         "buffers": exact(dict(trainer.model.named_buffers())),

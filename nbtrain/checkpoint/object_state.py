@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .weights import load_weights
 from ..history.user_code import is_user
 from ..optim.optimizer_state import load_optimizer
 
 # %% auto #0
-__all__ = ["Unsaved", "is_generator", "pack", "Unpacker", "attributes", "pack_module", "load_buffers", "fingerprint"]
+__all__ = ["Unsaved", "is_generator", "pack", "Unpacker", "attributes", "pack_module", "fingerprint"]
 
 # %% ../../nbs/checkpoint/object_state.ipynb #ebe7b277
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.Size)
@@ -195,10 +196,7 @@ class Unpacker:
 
     def unpack_module(self, module: nn.Module, packed: Mapping[str, Any]) -> None:
         """Restore what `pack_module` returned."""
-        load_buffers(module, packed["state_dict"])
-        module.load_state_dict(
-            {name: value for name, value in packed["state_dict"].items() if not name.endswith("_extra_state")}, strict=False
-        )
+        load_weights(module, packed["state_dict"], strict=False)
         self.unpack_attributes(module, packed["attributes"])
 
     def unpack_attributes(self, module: nn.Module, packed: Mapping[str, Mapping[str, Any]]) -> None:
@@ -248,15 +246,6 @@ class _Union:
 
     def __contains__(self, item: object) -> bool:
         return any(item in container for container in self.containers)
-
-
-def load_buffers(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Make each buffer that has another shape in `state` that large: one that grows is longer than in a new model."""
-    for path, part in module.named_modules():
-        for name, buffer in part._buffers.items():
-            saved = state.get(f"{path}.{name}" if path else name)
-            if isinstance(saved, Tensor) and isinstance(buffer, Tensor) and saved.shape != buffer.shape:
-                part._buffers[name] = buffer.new_empty(saved.shape)
 
 
 # %% ../../nbs/checkpoint/object_state.ipynb #910e55c9

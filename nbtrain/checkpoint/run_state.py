@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import lightning as L
+from torch import Tensor
 
 from .attribute_state import AttributeState
 from .files import read_checkpoint
@@ -273,7 +274,8 @@ def restore(trainer: Restorable, path: Path) -> dict[str, Any]:
     own = checked(trainer, state, path)
     _restore_weights(trainer, state, path)
     metrics = {mode: own["metrics"][mode] for mode in trainer.train_state.metrics}
-    trainer.train_state.load_state_dict({name: value for name, value in own.items() if name != "meters"} | {"metrics": metrics})
+    pieces = {"phase": 1, **own, "metrics": metrics}
+    trainer.train_state.load_state_dict({name: value for name, value in pieces.items() if name != "meters"})
     trainer.train_state.run -= 1  # the next run to begin is the one that was saved
     trainer.resumed, trainer.continues_run = True, False
     if path.parent.name == FOLDER:
@@ -292,7 +294,8 @@ def _restore_best(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path
         return
     file = path.with_name(Path(state["nbtrain"]["best"]).name)
     try:
-        trainer.train_state.best_weights = weights_of(state if file == path else read_checkpoint(file))
+        found = weights_of(state if file == path else read_checkpoint(file))
+        trainer.train_state.best_weights = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         best.path = file
     except CheckpointError as error:
         trainer.recorder.note(f"the best weights are lost: {first_line(error)}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,11 @@ def broken(case: Case, folder: Path) -> dict[str, Any]:
     for n, breaks in enumerate((*case.breaks, 0)):
         saved = any(folder.glob("run-*/checkpoints/epoch=*"))
         trainer = case.make(folder, seed=7 + n if saved else 1, callbacks=[Breaks(breaks)] if breaks else [])
-        with suppress(Broken):
+        try:
             case.run(trainer, resume="auto")
+            break
+        except Broken:
+            continue
     return outcome(trainer)
 
 
