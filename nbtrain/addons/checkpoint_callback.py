@@ -16,7 +16,8 @@ from lightning.pytorch.trainer import call
 from .state_saver import StateSaver
 from ..checkpoint.run_state import of_rank
 from ..checkpoint.store import clean_folders
-from ..engine.callback import Leaving
+from ..engine.callback import Leaving, PassKeeper, active_callbacks
+from ..engine.logged import load_logged
 from ..engine.lean_training import LeanEpochLoop, validates_anyway
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
@@ -54,8 +55,12 @@ def resume_epoch(trainer: TrainerProtocol, module: L.LightningModule, state: Map
     own = state["nbtrain"]
     if own["finished"] is not None:
         assert isinstance(module, StepModule)
+        alone = of_rank(own)
         for mode, meter in trainer.train_state.meters.items():
-            meter.load_state_dict(of_rank(own)["meters"][mode])
+            meter.load_state_dict(alone["meters"][mode])
+        for callback in active_callbacks(trainer, PassKeeper):
+            if type(callback).__name__ in (alone.get("gathered") or {}):
+                callback.load_pass_state(alone["gathered"][type(callback).__name__])
         module.epoch_metrics = dict(own["metrics"]["epoch"])
         trainer.recorder.resume_epoch(own["finished"])
 
@@ -99,11 +104,20 @@ class StateKeeper(Checkpoint, Leaving):
         self.saver.open(pl_trainer)
         if pl_trainer.is_global_zero:
             clean_folders(self.addon.folder(self.trainer), self.addon.saves_to)
+        self.addon.note_inexact(self.trainer, self.addon.attributes.begin(self.trainer))
         if self.addon.restored is not None:
             resume_callbacks(pl_trainer, self.addon.restored)
+            own = self.addon.restored["nbtrain"]
+            if (alone := of_rank(own)) is not own:  # another rank than the first
+                self.addon.load_attributes(self.trainer, alone)
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step_seen = pl_trainer.global_step
+
+    def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        own = self.addon.restored["nbtrain"] if self.addon.restored is not None else {}
+        if own.get("finished") is not None and of_rank(own).get("logged") is not None:
+            load_logged(pl_trainer, of_rank(own)["logged"])
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         state, self.addon.restored = self.addon.restored, None

@@ -19,10 +19,11 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from ..checkpoint.atomic import written
+from ..checkpoint.object_state import Unpacker, pack_module
 from ..distributed.parallelism import gather
 from ..distributed.rank import RankCallback, find_rank
 from ..engine.addon import AddOnBase, Phase
-from ..engine.callback import active_callbacks
+from ..engine.callback import PassKeeper, active_callbacks
 from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError, StepError, add_note
 from ..optim.schedulers import n_required
@@ -113,6 +114,15 @@ class _Gathered:
         if self.functions:
             self.pairs.append((label.cpu(), output.cpu()))
 
+    def state(self) -> dict[str, Any]:
+        return {"clones": {name: pack_module(clone) for name, clone in self.clones.items()}, "pairs": list(self.pairs)}
+
+    def load_state(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Continue with what `state` returned."""
+        for name, clone in self.clones.items():
+            Unpacker(device).unpack_module(clone, state["clones"][name])
+        self.pairs = list(state["pairs"])
+
     def compute(self) -> dict[str, float]:
         found: dict[str, float] = {}
         for name, clone in self.clones.items():
@@ -165,11 +175,19 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
 
 
 # %% ../../nbs/addons/metrics.ipynb #1f84540f
-class _Measure(L.Callback):
+class _Measure(PassKeeper):
     def __init__(self, addon: MetricsAddon, measures: Mapping[str, Measure]) -> None:
         self.addon, self.measures = addon, measures
         self._passes: dict[str, dict[int | None, _Gathered]] = {"train": {}, "valid": {}, "test": {}}
         self._rank: RankCallback | None = None
+        self._resumed: dict[str, Any] | None = None  # of the open pass, until its next batch
+
+    def pass_state(self) -> dict[str, Any] | None:
+        open_pass = self._passes["train"].get(None)
+        return open_pass.state() if open_pass is not None else None
+
+    def load_pass_state(self, state: dict[str, Any] | None) -> None:
+        self._resumed = state
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._rank = find_rank(pl_trainer)
@@ -211,6 +229,9 @@ class _Measure(L.Callback):
             if loader not in self._passes[phase]:
                 device = cast(torch.device, module.device)
                 self._passes[phase][loader] = _Gathered(self.measures, self.addon.ignore_index, device, readers)
+                if phase == "train" and self._resumed is not None:
+                    self._passes[phase][loader].load_state(self._resumed, device)
+                    self._resumed = None
             if self._rank is None or self._rank.counts:
                 self._passes[phase][loader].add(label, output)
 

@@ -31,6 +31,7 @@ class _Step(L.Callback):
         self._update = 0
         self._is_replaced = False
         self._saved: dict[str, Any] | None = None  # the scheduler's state from a checkpoint
+        self._begin: dict[str, int] = {}  # the first update of the run, and the window at that time
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._update = pl_trainer.global_step
@@ -62,25 +63,27 @@ class _Step(L.Callback):
 
     def _plan(self, pl_trainer: L.Trainer) -> Plan:
         """The length of the run; a resumed run counts as a whole, so that its schedule is that of an uninterrupted one."""
-        n_batches, accumulate = pl_trainer.num_training_batches, pl_trainer.accumulate_grad_batches
-        first_epoch, first_update = pl_trainer.current_epoch, pl_trainer.global_step
+        n_batches, first_epoch, begin = pl_trainer.num_training_batches, pl_trainer.current_epoch, self._begin
+        now = {"update": pl_trainer.global_step, "accumulate": pl_trainer.accumulate_grad_batches}
         if self.trainer.continues_run:
             first_epoch = self.trainer.train_state.first_epoch
-            first_update = first_epoch * math.ceil(n_batches / accumulate) if n_batches != math.inf else 0
+            in_a_row = first_epoch * math.ceil(n_batches / now["accumulate"]) if n_batches != math.inf else 0
+            now = begin or now | {"update": in_a_row}  # an older checkpoint does not have it
+        self._begin = now
         return Plan(
             n_epochs=(pl_trainer.max_epochs or 0) - first_epoch,
             batches_per_epoch=int(n_batches) if n_batches != math.inf else None,
-            accumulate=accumulate,
-            max_steps=max(pl_trainer.max_steps - first_update, 0) if pl_trainer.max_steps >= 0 else None,
+            accumulate=now["accumulate"],
+            max_steps=max(pl_trainer.max_steps - now["update"], 0) if pl_trainer.max_steps >= 0 else None,
         )
 
     def state_dict(self) -> dict[str, Any]:
         scheduler = self._schedule.scheduler if self._schedule is not None else None
-        state = {"factor": self.addon.factor}
+        state = {"factor": self.addon.factor, "begin": self._begin}
         return state | {"scheduler": scheduler.state_dict()} if scheduler is not None and hasattr(scheduler, "state_dict") else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._saved = state_dict.get("scheduler")
+        self._saved, self._begin = state_dict.get("scheduler"), state_dict.get("begin", {})
         self.addon.factor = state_dict["factor"]
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

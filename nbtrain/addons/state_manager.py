@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset
 from .accumulation import AccumulationAddon
 from .checkpoint_callback import StateKeeper, save_between
 from .state_saver import write_state
+from ..checkpoint.attribute_state import AttributeState
 from ..checkpoint.files import SaveFormat, Writer
 from ..checkpoint.run_state import Restorable, from_outside, of_rank, own_part, restore, without_weights
 from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder
@@ -119,6 +120,7 @@ class StateManagerAddon(AddOnBase):
         self.store = CheckpointStore(self.keep_last_n, self.save_best, self.save_last, self.symlink_best_and_last)
         self.restored: dict[str, Any] | None = None  # a checkpoint, until the next run has reached its first batch
         self.open_loader: ResumableLoader | None = None
+        self.attributes = AttributeState()
         self.rest: dict[str, Any] = {}  # Lightning's part of the newest checkpoint, without weights
 
     def __getstate__(self) -> dict[str, Any]:
@@ -173,8 +175,20 @@ class StateManagerAddon(AddOnBase):
         """Restore the trainer from the checkpoint at `path`; callbacks and loader follow in the next run."""
         path = path.resolve() if path.is_symlink() else path  # `last` will point to another one soon
         _check_seen(trainer, path)
+        self.note_inexact(trainer, self.attributes.begin(trainer))
         self.restored = restore(trainer, path)
         self.rest = without_weights(self.restored)
+        self.load_attributes(trainer, self.restored["nbtrain"])
+
+    def load_attributes(self, trainer: TrainerProtocol, own: Mapping[str, Any]) -> None:
+        """Restore the attributes of model and trainer from nbtrain's part of a checkpoint, or from that of a rank in it."""
+        missing = self.attributes.load_state_dict(trainer, own["attributes"]) if own.get("attributes") is not None else ""
+        self.note_inexact(trainer, f"{missing} is made after the run has begun" if missing else "")
+
+    def note_inexact(self, trainer: TrainerProtocol, what: str) -> None:
+        """Note in the record of the run that it can't be resumed exactly, and why; nothing for an empty text."""
+        if what:
+            trainer.recorder.note(f"Resume is not exact here: {what}, and is not saved. Give it state_dict and load_state_dict.")
 
 
 # %% ../../nbs/addons/state_manager.ipynb #0cd3f022
@@ -183,7 +197,7 @@ def _save_now(addon: StateManagerAddon, trainer: TrainerProtocol, at: Boundary |
     if at is None:
         state = from_outside(trainer, addon.rest)
         addon.folder(trainer)
-        state["nbtrain"] = own_part(trainer, None, None, random_state(), addon.open_loader)
+        state["nbtrain"] = own_part(trainer, None, None, random_state(), addon.open_loader, addon.attributes)
         writer = Writer()
         path = write_state(addon, trainer, state, writer, [])
     else:

@@ -51,6 +51,8 @@ def write_state(
     best = history.best.path if addon.save_best and history.best is not None else None
     best = best if best is not None and best.parent == path.parent else None
     state["nbtrain"]["best"] = best.name if best is not None else None
+    if best is None and trainer.train_state.best_weights is not None:  # no file has them
+        state["nbtrain"]["best_weights"] = trainer.train_state.best_weights
     keep_weights(state, kept_weights(trainer))
 
     def settle(path: Path) -> None:
@@ -99,7 +101,7 @@ class StateSaver:
         counts = self.trainer.train_state.counts
         self.trainer.recorder.flush()  # what is in the saved history is in the events too, once
         self._saved = counts.epoch, counts.update
-        own = own_part(self.trainer, module, finished, random, self.addon.open_loader)
+        own = own_part(self.trainer, module, finished, random, self.addon.open_loader, self.addon.attributes)
         state = self._dump(pl_trainer)
         if pl_trainer.is_global_zero:
             return self._write(pl_trainer, state | {"nbtrain": own})

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import lightning as L
+from torch import Tensor
 
+from .attribute_state import AttributeState
 from .files import read_checkpoint
 from .store import FOLDER
 from .weights import Weights, load_weights
@@ -19,15 +21,20 @@ from ..data.resumable_loader import ResumableLoader
 from ..distributed.parallelism import gather
 from ..distributed.replica import launcher_of, world_of
 from ..distributed.world import reader_number
+from ..engine.callback import PassKeeper, active_callbacks
+from ..engine.logged import logged_state
+from ..engine.precision import convert_model
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..engine.train_state import Counts
 from ..errors import CheckpointError, first_line
 from ..history.history import History
+from ..optim.optimizer_state import load_optimizer
 
 # %% auto #0
 __all__ = [
     "own_part",
+    "gathered",
     "n_readers",
     "of_rank",
     "without_weights",
@@ -46,6 +53,7 @@ _VERSION = 1  # of nbtrain's part
 _TRAINING = "training_state_dict"  # the weights that training continues with, where `state_dict` has others
 
 
+_ALONE = ("random", "attributes", "meters", "gathered", "logged")  # in mid-epoch each rank has its own
 _PARTS: dict[str, type | tuple[type, ...]] = {
     "model": str,
     "world_size": int,
@@ -63,29 +71,41 @@ _PARTS: dict[str, type | tuple[type, ...]] = {
 
 
 def own_part(
-    trainer: TrainerProtocol, module: StepModule | None, finished: int | None, random: dict[str, Any], loader: ResumableLoader | None
+    trainer: TrainerProtocol,
+    module: StepModule | None,
+    finished: int | None,
+    random: dict[str, Any],
+    loader: ResumableLoader | None,
+    attributes: AttributeState,
 ) -> dict[str, Any]:
     """nbtrain's part of a state: `finished` is the number of batches done in the open epoch, None between epochs.
 
     In mid-epoch all ranks must call it, and get what each of them has alone.
     """
-    state = trainer.train_state.state_dict(without=("best_weights",))  # a checkpoint names the file that has them
+    state = trainer.train_state.state_dict(without=("best_weights",))  # mostly a checkpoint names the file that has them
     meters = state.pop("meters")
-    alone = {"random": random, "meters": meters} if finished is not None else {}
+    parts: dict[str, Any] = {"random": random, "attributes": attributes.state_dict(trainer)}
+    if finished is not None and module is not None:
+        parts |= {"meters": meters, "gathered": gathered(trainer), "logged": logged_state(module.trainer)}
     return {
         **state,
         "version": _VERSION,
         "model": type(trainer.model).__name__,
         "world_size": n_readers(trainer),
         "finished": finished,
-        "random": random,
+        **dict.fromkeys(_ALONE),
+        **parts,
         "loader": loader.state_dict(finished) if loader is not None else None,
-        "meters": alone.get("meters"),
-        "others": _of_readers(alone, trainer)[1:] if alone else [],  # the random numbers and meters of the ranks past the first
+        "others": _of_readers(parts, trainer)[1:] if finished is not None else [],  # these parts of the ranks past the first
         "metrics": state["metrics"] | {"epoch": module.epoch_metrics if module is not None else {}},
         "loss": _loss(trainer, module, finished),
         "best": None,  # the name of the best one's file, which is set where this one is written
     }
+
+
+def gathered(trainer: TrainerProtocol) -> dict[str, Any]:
+    """What callbacks have gathered of the open training pass, by the name of their class."""
+    return {type(callback).__name__: callback.pass_state() for callback in active_callbacks(trainer, PassKeeper)}
 
 
 def _of_readers(value: Any, trainer: TrainerProtocol) -> list[Any]:
@@ -109,7 +129,7 @@ def n_readers(trainer: TrainerProtocol) -> int:
 
 
 def of_rank(own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The random numbers and the meters that a state has for this rank. Between two epochs those of all ranks are one."""
+    """The parts that a state has for this rank alone. Between two epochs those of all ranks are one."""
     number = reader_number(own["world_size"]) if own["finished"] is not None else 0
     return own["others"][number - 1] if number else own
 
@@ -218,7 +238,9 @@ def _check_types(state: Mapping[str, Any], own: Mapping[str, Any], path: Path) -
 def _restore_weights(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> None:
     """Restore weights and optimizer. Raises CheckpointError where they are those of another model or optimizer."""
     training = _TRAINING in state and trainer.mode == "train"
-    load_weights(trainer.model, weights_of(state, _TRAINING if training else "state_dict"))
+    weights = weights_of(state, _TRAINING if training else "state_dict")
+    convert_model(trainer.model, trainer.precision)  # else 64-bit weights would be rounded here
+    load_weights(trainer.model, weights)
     if training:
         load_kept_weights(trainer, weights_of(state))
     if trainer.optimizer is None:
@@ -226,7 +248,8 @@ def _restore_weights(trainer: TrainerProtocol, state: Mapping[str, Any], path: P
     if not state["optimizer_states"]:
         raise CheckpointError(f"{path.name} holds no optimizer.", where=str(path), remedy='It can be loaded in mode "test".')
     try:
-        trainer.optimizer.load_state_dict(state["optimizer_states"][0])
+        other = {id(p) for name, p in trainer.model.named_parameters() if name in weights and weights[name].dtype != p.dtype}
+        load_optimizer(trainer.optimizer, state["optimizer_states"][0], cast=other)
     except (ValueError, KeyError) as error:
         raise CheckpointError(
             f"{path.name} was saved with another optimizer than {type(trainer.optimizer).__name__} on these parameters: {error}.",
@@ -251,7 +274,8 @@ def restore(trainer: Restorable, path: Path) -> dict[str, Any]:
     own = checked(trainer, state, path)
     _restore_weights(trainer, state, path)
     metrics = {mode: own["metrics"][mode] for mode in trainer.train_state.metrics}
-    trainer.train_state.load_state_dict({name: value for name, value in own.items() if name != "meters"} | {"metrics": metrics})
+    pieces = {"phase": 1, **own, "metrics": metrics}
+    trainer.train_state.load_state_dict({name: value for name, value in pieces.items() if name != "meters"})
     trainer.train_state.run -= 1  # the next run to begin is the one that was saved
     trainer.resumed, trainer.continues_run = True, False
     if path.parent.name == FOLDER:
@@ -264,13 +288,14 @@ def restore(trainer: Restorable, path: Path) -> dict[str, Any]:
 
 
 def _restore_best(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> None:
-    """Restore the weights of the best epoch from the checkpoint beside `path` that has them."""
-    best, trainer.train_state.best_weights = trainer.train_state.history.best, None
+    """Restore the weights of the best epoch: from the checkpoint beside `path` that has them, or from this one."""
+    best, trainer.train_state.best_weights = trainer.train_state.history.best, state["nbtrain"].get("best_weights")
     if state["nbtrain"]["best"] is None or best is None:
         return
     file = path.with_name(Path(state["nbtrain"]["best"]).name)
     try:
-        trainer.train_state.best_weights = weights_of(state if file == path else read_checkpoint(file))
+        found = weights_of(state if file == path else read_checkpoint(file))
+        trainer.train_state.best_weights = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         best.path = file
     except CheckpointError as error:
         trainer.recorder.note(f"the best weights are lost: {first_line(error)}")

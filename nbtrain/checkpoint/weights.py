@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -83,19 +85,53 @@ def _read_safetensors(path: Path) -> Weights:
 
 
 # %% ../../nbs/checkpoint/weights.ipynb #25826310
-def load_weights(model: nn.Module, weights: Weights, strict: bool = True) -> None:
-    """Load `weights` into the model. Raises CheckpointError that names what does not fit; without `strict` only for a wrong shape."""
+def load_weights(model: nn.Module, weights: Mapping[str, Any], strict: bool = True) -> None:
+    """Load `weights` into the model. Raises CheckpointError that names what does not fit; without `strict` only for a wrong shape.
+
+    As in torch, a module with a way of its own to load decides what fits it. A buffer gets the shape that was saved. Extra states that are
+    no tensors may be missing, because a file of weights can't have them.
+    """
     state = model.state_dict()
-    wrong = [
-        f"{n} is {tuple(v.shape)}, not {tuple(state[n].shape)}" for n, v in weights.items() if n in state and v.shape != state[n].shape
-    ]
-    missing = [f"{n} is missing" for n in state if n not in weights]
-    unknown = [f"{n} is unknown" for n in weights if n not in state]
-    if (strict and (missing or unknown)) or wrong:
-        differences = [*wrong, *missing, *unknown]
-        more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
-        raise CheckpointError(
-            f"These are weights of another model than {type(model).__name__}: {', '.join(differences[:5])}{more}.",
-            remedy="Make the model as it was when they were saved, or take what fits with strict=False." if not wrong else "",
-        )
-    model.load_state_dict(weights, strict=strict)
+    names = {id(part): f"{path}." if path else "" for path, part in model.named_modules()}
+    free = tuple(names[id(part)] for part in model.modules() if _loads_itself(part))
+    buffers = {f"{names[id(part)]}{name}" for part in model.modules() for name in part._buffers}
+    fixed = {n: v for n, v in weights.items() if n in state and n not in buffers and isinstance(v, Tensor) and isinstance(state[n], Tensor)}
+    wrong = [f"{n} is {tuple(v.shape)}, not {tuple(state[n].shape)}" for n, v in fixed.items() if v.shape != state[n].shape]
+    missing = [n for n, v in state.items() if n not in weights and isinstance(v, Tensor)]
+    unknown = [n for n in weights if n not in state]
+    absent = [f"{n} is {what}" for kind, what in ((missing, "missing"), (unknown, "unknown")) for n in kind if not n.startswith(free)]
+    if (strict and absent) or wrong:
+        raise _other_model(model, [*wrong, *absent], remedy=not wrong)
+    _fit_buffers(model, weights)
+    found = OrderedDict(weights)
+    found._metadata = getattr(state, "_metadata", None)  # pyright: ignore[reportAttributeAccessIssue]  # the versions of the modules
+    try:
+        result = model.load_state_dict(found, strict=False)
+    except RuntimeError as error:
+        raise _other_model(model, [str(error)]) from error
+    left = [n for n in result.missing_keys if isinstance(state.get(n), Tensor)]
+    if strict and (left or result.unexpected_keys):
+        raise _other_model(model, [*(f"{n} is missing" for n in left), *(f"{n} is unknown" for n in result.unexpected_keys)])
+
+
+def _loads_itself(module: nn.Module) -> bool:
+    """Does the module change what is loaded, as observers do, or a hook of it?"""
+    load = type(module)._load_from_state_dict
+    return not load.__module__.startswith("torch.nn.modules.") or bool(module._load_state_dict_pre_hooks)
+
+
+def _fit_buffers(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Make each buffer as large as its saved value: one that grows is larger than in a new model."""
+    for path, part in model.named_modules():
+        for name, buffer in part._buffers.items():
+            saved = weights.get(f"{path}.{name}" if path else name)
+            if isinstance(saved, Tensor) and isinstance(buffer, Tensor) and saved.shape != buffer.shape:
+                part._buffers[name] = buffer.new_empty(saved.shape)
+
+
+def _other_model(model: nn.Module, differences: Sequence[str], *, remedy: bool = True) -> CheckpointError:
+    more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
+    return CheckpointError(
+        f"These are weights of another model than {type(model).__name__}: {', '.join(differences[:5])}{more}.",
+        remedy="Make the model as it was when they were saved, or take what fits with strict=False." if remedy else "",
+    )

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ..data.resumable_loader import loader_place, restore_loader
 from .launcher import Launcher
@@ -27,10 +28,12 @@ from .worker_pool import pack
 from .worker_rank import begin_copy
 from .world import World
 from ..engine.addon import AddOnBase, options
+from ..engine.precision import convert_model
 from ..engine.protocol import TrainerProtocol
 from ..engine.train_state import Counts
 from ..errors import ConfigError
 from ..events import Event, Status
+from ..optim.optimizer_state import load_optimizer
 from ..rng import random_state, set_random_state
 
 # %% auto #0
@@ -65,8 +68,10 @@ def take_state(trainer: TrainerProtocol, loaders: Iterable[Any]) -> dict[str, An
 
 def load_replica_state(trainer: TrainerProtocol, loaders: Iterable[Any], state: Mapping[str, Any]) -> None:
     """Restore `trainer` and `loaders` from `state`, in place."""
+    convert_model(trainer.model, trainer.precision)  # as the replica was: else 64-bit weights would be rounded here
     for name, part in _stateful(trainer).items():
-        part.load_state_dict(state["stateful"][name])
+        saved = state["stateful"][name]
+        load_optimizer(part, saved) if isinstance(part, Optimizer) else part.load_state_dict(saved)
     for name, buffer in trainer.model.named_buffers():
         buffer.copy_(state["buffers"][name])
     vars(trainer).update(state["values"])

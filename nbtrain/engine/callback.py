@@ -33,6 +33,7 @@ __all__ = [
     "notifier",
     "notify",
     "Stopper",
+    "PassKeeper",
     "Leaving",
 ]
 
@@ -174,6 +175,17 @@ class Stopper(L.Callback):
 
 
 # %% ../../nbs/engine/callback.ipynb #a42189a9
+class PassKeeper(L.Callback):
+    """A callback that gathers something over a training pass, which a checkpoint in mid-epoch has to have; each rank has its own."""
+
+    def pass_state(self) -> Any:
+        """What was gathered of the open training pass, as plain data and tensors."""
+        return None
+
+    def load_pass_state(self, state: Any) -> None:
+        """Continue with what `pass_state` returned; called at the first batch of a resumed pass, after `on_train_epoch_start`."""
+
+
 class Leaving(L.Callback):
     """A callback that is called when a run is left before its end."""
 

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, Precision
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from ..errors import ConfigError, nearest
 
 # %% auto #0
-__all__ = ["resolve_precision", "precision_args", "CastPrecision"]
+__all__ = ["resolve_precision", "precision_args", "CastPrecision", "convert_model"]
 
 # %% ../../nbs/engine/precision.ipynb #7e2614e6
 _NAMES = {
@@ -132,3 +132,15 @@ def _dtype(part: str, given: Any) -> torch.dtype | None:
     if given not in _DTYPES:
         raise ConfigError(f"precision: {part}={given!r} is not a dtype.", remedy=nearest(str(given), _DTYPES))
     return _DTYPES[given]
+
+
+# %% ../../nbs/engine/precision.ipynb #29980d8c
+_TRUE = {"16-true": torch.float16, "bf16-true": torch.bfloat16, "64-true": torch.float64}
+
+
+def convert_model(model: nn.Module, precision: str | Precision | None) -> None:
+    """Give `model` the dtypes that it trains with, as a run of this precision does. The parameters stay the same objects."""
+    if isinstance(precision, (CastPrecision, HalfPrecision, DoublePrecision)):
+        precision.convert_module(model)
+    elif precision in _TRUE:
+        model.to(_TRUE[precision])

@@ -40,6 +40,7 @@ class TrainerProtocol(Protocol):
     model: nn.Module
     optimizer: Optimizer | None
     device: torch.device
+    precision: Any  # as `resolve_precision` returned it
     train_state: TrainState  # what it has reached and measured
     control: Control  # the requests to a run
     recorder: Recorder  # where its events come from

@@ -42,6 +42,7 @@ class TrainState:
     def __init__(self, history: History) -> None:
         self.run = 0  # runs that have begun
         self.first_epoch = 0  # finished epochs when the newest run began
+        self.phase = 0  # training runs that have begun; one that is resumed counts once
         self.counts = Counts()
         self.history = history
         self.meters: dict[Mode, Meter] = {"train": Meter(), "test": Meter()}

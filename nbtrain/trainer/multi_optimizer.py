@@ -24,6 +24,7 @@ from ..engine.protocol import Turn
 from ..engine.step_module import check_output, named
 from ..engine.train_state import Mode
 from ..errors import ConfigError, nearest
+from ..optim.optimizer_state import load_optimizer
 from ..optim.schedulers import Scheduler, n_required
 from .addon_options import TrainerOptions
 from .lr_finder import RangeTest
@@ -108,7 +109,7 @@ class JointOptimizer(Optimizer):
         if state_dict.keys() != self.optimizers.keys():
             raise ValueError(f"they were {', '.join(state_dict)} and are {', '.join(self.optimizers)}")
         for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state_dict[name])
+            load_optimizer(optimizer, state_dict[name])
         self._gather()
 
 

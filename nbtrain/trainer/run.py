@@ -105,6 +105,7 @@ class Run:
         goal = state.counts.epoch + (self.n_epoch if trainer.mode == "train" else 0)
         if not trainer.continues_run:
             state.first_epoch = state.counts.epoch
+            state.phase += trainer.mode == "train"
         trainer.recorder.start(goal, header(trainer, self.arguments, self.loader, self.valid_loader))
         correct_model(trainer)
         if state.run == 1:
@@ -118,6 +119,8 @@ class Run:
         try:
             with workers_ignore_interrupts(self.loader, self.valid_loader), self.outcome.records_errors():
                 status, reason = self._execute()
+            if status in ("completed", "stopped") and self.trainer.mode == "train":
+                self.trainer.finished_phase = self.trainer.train_state.phase
             return self.outcome.finish(status, reason)
         finally:
             self.trainer.resumed = self.trainer.continues_run = False

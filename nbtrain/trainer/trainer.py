@@ -155,21 +155,33 @@ class TrainerInspection(TrainerBase):
 
 # %% ../../nbs/trainer/trainer.ipynb #9cd4531d
 def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path) -> int:
-    """Restore the saved run that `resume` means. Returns how many epochs are left of the `n_epoch` that it was to have."""
+    """Restore the saved run that `resume` means. Returns how many epochs are left of the `n_epoch` that it was to have.
+
+    The first run of a trainer is its first phase, the next one the second. A phase that others have followed is finished.
+    """
     refuse_while_on(trainer.control, trainer.recorder.place)
     if trainer.mode == "test":
         raise ConfigError("In mode 'test' there is no run to resume.", remedy="Load the state with load_state(path).")
     manager: StateManagerAddon = trainer[StateManagerAddon]
+    state, number = trainer.train_state, trainer.finished_phase + 1
+    by_order = resume in ("auto", "last")
+    if by_order and number > state.phase > 0:
+        return n_epoch  # this object has made all phases itself
     path = manager.find(trainer, resume)
     if path is None:
         trainer.recorder.note(f"resume={resume!r}: nothing was saved in {str(trainer.save_path)!r} yet, so this is a fresh run.")
         return n_epoch
     manager.restore(trainer, path)
-    state = trainer.train_state
-    left = max(state.first_epoch + n_epoch - state.counts.epoch, 0) if state.counts.update < _max_steps(trainer) else 0
-    trainer.resumed = trainer.continues_run = left > 0
+    number = number if by_order else state.phase
+    begun = 0 < number <= state.phase
+    left = 0 if number < state.phase else n_epoch - (state.counts.epoch - state.first_epoch if begun else 0)
+    left = max(left, 0) if state.counts.update < _max_steps(trainer) else 0
+    trainer.resumed, trainer.continues_run = left > 0, left > 0 and begun
     if left:
         trainer.recorder.note(f"resumed from {path.name}")
+    else:
+        trainer.finished_phase = number
+    state.run += not trainer.continues_run  # no run of the saved number follows
     return left
 
 
@@ -222,7 +234,8 @@ class TrainerRuns(TrainerBase):
 
         `resume` (with StateManagerAddon) restores a saved run and continues it: "auto" from the newest checkpoint that is whole, "last" or
         "best", or the path of a checkpoint. `n_epoch` then counts from where that run began, so that the same line starts it, resumes it
-        after a crash, and does nothing once it is finished. Where nothing was saved yet, all but a path begin a fresh run.
+        after a crash, and in a new process does nothing once it is finished. Several such lines of one trainer are phases that follow each
+        other, each with its own `n_epoch`. Where nothing was saved yet, all but a path begin a fresh run.
 
         Raises ConfigError before anything has happened, StepError for what a step returned, CheckpointError for a state that can't be
         restored, and whatever a step raises.
@@ -296,6 +309,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         **addon_options: Unpack[AddonOptions],
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "addon_options", "keep_source")} | addon_options
+        of_user = frozenset(vars(self))  # set before this constructor was called
         check_addon_options(type(self), addon_options)
         given = with_instances(type(self), given, _SHARED)
         device, scheduler, save_path = given["device"], given["scheduler"], given["save_path"]
@@ -319,7 +333,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         self._addons = make_addons(type(self), addon_options, shared, accumulates=accumulates(self.lightning))
         self[HooksAddon].gather(self)  # for its errors
         self._begin_state()
-        self.own_names = frozenset(vars(self)) | {"own_names"}
+        self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user
 
     @classmethod
     def load_from_checkpoint(cls: type[AnyTrainer], path: str | Path, **arguments: Any) -> AnyTrainer:
