@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from numbers import Real
 from pathlib import Path
@@ -19,6 +21,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from ..checkpoint.atomic import written
+from ..data.task_loader import Task
 from ..distributed.parallelism import gather
 from ..distributed.rank import RankCallback, find_rank
 from ..engine.addon import AddOnBase, Phase
@@ -51,7 +54,7 @@ def _name(measure: Measure) -> str:
 
 
 def _by_name(metrics: Any) -> dict[str, Measure]:
-    """`metrics=` as a dict by name. Raises ConfigError for a value that is not a metric, and for two metrics with one name."""
+    """One or several metrics as a dict by name. Raises ConfigError for a value that is not a metric, and for two metrics with one name."""
     named: list[tuple[str, Any]]
     if isinstance(metrics, Mapping):
         named = list(metrics.items())
@@ -65,6 +68,14 @@ def _by_name(metrics: Any) -> dict[str, Measure]:
         if sum(name == other for other, _ in named) > 1:
             raise ConfigError(f"Two metrics are named {name!r}.", remedy='Give a dict: metrics={"one": ..., "two": ...}.')
     return dict(named)
+
+
+def _by_task(metrics: Any) -> dict[str | None, dict[str, Measure]]:
+    """`metrics=` by the name of the task that they are for; those for all samples, of whatever task, under None."""
+    several = (Mapping, list, tuple)
+    if isinstance(metrics, Mapping) and any(isinstance(part, several) for part in metrics.values()):
+        return {task: _by_name(part) for task, part in metrics.items()}
+    return {None: _by_name(metrics)}
 
 
 # %% ../../nbs/addons/metrics.ipynb #d93efe78
@@ -99,7 +110,7 @@ class _Gathered:
     """Labels and outputs of one pass over one loader, or the metrics that are updated with them."""
 
     def __init__(self, measures: Mapping[str, Measure], ignore_index: int | None, device: torch.device, readers: Any) -> None:
-        self.measures, self.ignore_index, self.readers = measures, ignore_index, readers
+        self.ignore_index, self.readers, self.is_empty = ignore_index, readers, True
         self.clones = {n: _clone(m, device, readers) for n, m in measures.items() if isinstance(m, (Metric, MetricCollection))}
         self.functions = {n: m for n, m in measures.items() if n not in self.clones}
         self.pairs: list[tuple[Tensor, Tensor]] = []
@@ -107,27 +118,29 @@ class _Gathered:
     def add(self, label: Tensor, output: Tensor) -> None:
         if self.clones:
             label_here, output_here = without_ignored(label, output, self.ignore_index)
-            if len(label_here) or label_here.ndim == 0:
+            if label_here.numel():
+                self.is_empty = False
                 for clone in self.clones.values():
                     clone.update(output_here, label_here)
         if self.functions:
             self.pairs.append((label.cpu(), output.cpu()))
 
-    def compute(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for name, clone in self.clones.items():
-            found |= _numbers(name, clone.compute())
+    def compute(self) -> dict[str, dict[str, float] | None]:
+        """The values of each metric by name; None for a metric if no rank has a label that counts."""
+        found: dict[str, dict[str, float] | None] = dict.fromkeys([*self.clones, *self.functions])
+        if self.clones and not all(gather(self.is_empty, self.readers)):
+            with warnings.catch_warnings():  # of a clone that only other ranks have updated
+                warnings.filterwarnings("ignore", "The ``compute`` method of metric")
+                found |= {name: _numbers(name, clone.compute()) for name, clone in self.clones.items()}
         if self.functions:
-            found |= self._call(_over_processes(self.pairs, self.readers))
+            pairs = _over_processes(self.pairs, self.readers)
+            kept = [without_ignored(label, output, self.ignore_index) for label, output in pairs]
+            if any(label.numel() for label, _ in kept):
+                found |= self._call(pairs, kept)
         return found
 
-    def _call(self, pairs: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
-        kept = [without_ignored(label, output, self.ignore_index) for label, output in pairs]
-        if sum(label.numel() for label, _ in kept) == 0:
-            raise StepError(
-                f"All labels of this pass are {self.ignore_index}.", remedy="Leave 'label' out of what test_step returns without labels."
-            )
-        found: dict[str, float] = {}
+    def _call(self, pairs: list[tuple[Tensor, Tensor]], kept: list[tuple[Tensor, Tensor]]) -> dict[str, dict[str, float]]:
+        found: dict[str, dict[str, float]] = {}
         for name, function in self.functions.items():
             n = n_required(function)
             labels, outputs = (_joined(parts) for parts in zip(*(kept if n == 2 else pairs)))
@@ -136,7 +149,7 @@ class _Gathered:
             except Exception as error:
                 add_note(error, f"MetricsAddon: {name} was called with labels {labels.shape} and outputs {outputs.shape}")
                 raise
-            found |= _numbers(name, value)
+            found[name] = _numbers(name, value)
         return found
 
 
@@ -165,10 +178,14 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
 
 
 # %% ../../nbs/addons/metrics.ipynb #1f84540f
+_Group = int | str | None  # samples that are measured together: of a loader, of a task, or all
+
+
 class _Measure(L.Callback):
-    def __init__(self, addon: MetricsAddon, measures: Mapping[str, Measure]) -> None:
-        self.addon, self.measures = addon, measures
-        self._passes: dict[str, dict[int | None, _Gathered]] = {"train": {}, "valid": {}, "test": {}}
+    def __init__(self, trainer: TrainerProtocol, addon: MetricsAddon) -> None:
+        self.trainer, self.addon = trainer, addon
+        self._passes: dict[str, dict[_Group, _Gathered]] = {"train": {}, "valid": {}, "test": {}}
+        self._noted: set[str] = set()
         self._rank: RankCallback | None = None
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -185,20 +202,24 @@ class _Measure(L.Callback):
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.addon.metrics_in_training:
-            self._add("train", pl_module, outputs, (None,))
+            self._add("train", pl_module, outputs, batch)
 
     def on_validation_batch_end(
         self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         if not pl_trainer.sanity_checking:
-            self._add("valid", pl_module, outputs, (None, dataloader_idx) if len(pl_trainer.num_val_batches) > 1 else (None,))
+            self._add("valid", pl_module, outputs, batch, dataloader_idx if len(pl_trainer.num_val_batches) > 1 else None)
 
     def on_test_batch_end(
         self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._add("test", pl_module, outputs, (None, dataloader_idx) if len(pl_trainer.num_test_batches) > 1 else (None,))
+        self._add("test", pl_module, outputs, batch, dataloader_idx if len(pl_trainer.num_test_batches) > 1 else None)
 
-    def _add(self, phase: str, module: L.LightningModule, outputs: Any, loaders: Iterable[int | None]) -> None:
+    def _add(self, phase: str, module: L.LightningModule, outputs: Any, batch: Any, loader: int | None = None) -> None:
+        groups: list[_Group] = [None, loader, batch.name if isinstance(batch, Task) else None]
+        groups = [group for group in dict.fromkeys(groups) if self._measures(group)]
+        if not groups:
+            return
         missing = [name for name in ("label", "output") if not isinstance(outputs, Mapping) or not isinstance(outputs.get(name), Tensor)]
         if missing:
             step = "train_step" if phase == "train" else "test_step"
@@ -206,19 +227,48 @@ class _Measure(L.Callback):
                 f"{step} returned no tensor {missing[0]!r}, which metrics= needs.", remedy='Add it: return {"output": ..., "label": ...}.'
             )
         label, output = outputs["label"].detach(), outputs["output"].detach()
-        readers = self._rank.readers if self._rank is not None else None
-        for loader in loaders:
-            if loader not in self._passes[phase]:
-                device = cast(torch.device, module.device)
-                self._passes[phase][loader] = _Gathered(self.measures, self.addon.ignore_index, device, readers)
+        for group in groups:
+            if group not in self._passes[phase]:
+                self._passes[phase][group] = self._gathered(group, cast(torch.device, module.device))
             if self._rank is None or self._rank.counts:
-                self._passes[phase][loader].add(label, output)
+                self._passes[phase][group].add(label, output)
+
+    def _gathered(self, group: _Group, device: torch.device) -> _Gathered:
+        return _Gathered(self._measures(group), self.addon.ignore_index, device, self._readers)
+
+    @property
+    def _readers(self) -> Any:
+        return self._rank.readers if self._rank is not None else None
+
+    def _measures(self, group: _Group) -> Mapping[str, Measure]:
+        """The metrics of a group: of a task its own, or those that are for all."""
+        measures = self.addon.measures
+        return measures.get(group if isinstance(group, str) else None) or measures.get(None, {})
 
     def compute(self, phase: Phase) -> dict[str, float]:
-        """The metrics of a finished pass: of all its loaders together, and with several loaders of each."""
+        """The metrics of a finished pass: of all its samples together, with several loaders of each, and of each task."""
         gathered, self._passes[phase] = self._passes[phase], {}
-        found = {loader: one.compute() for loader, one in gathered.items()}
-        return {name if loader is None else f"{name}_{loader}": value for loader, one in found.items() for name, value in one.items()}
+        found: dict[str, float] = {}
+        missing: list[str] = []
+        for group in dict.fromkeys(group for own in gather(list(gathered), self._readers) for group in own):
+            here = gathered.get(group) or self._gathered(group, self.trainer.device)  # a rank may have no batch of a task
+            for name, values in here.compute().items():
+                if values is not None:
+                    self.addon.keys[name] = tuple(values)
+                end = "" if group is None else f"_{group}"
+                named = {f"{key}{end}": math.nan if values is None else values[key] for key in self.addon.keys.get(name, (name,))}
+                missing += named if values is None else ()
+                found |= named
+        self._note_missing(phase, missing)
+        return found
+
+    def _note_missing(self, phase: Phase, names: list[str]) -> None:
+        """Say once a run which metrics of a pass can't be computed."""
+        if names and phase not in self._noted:
+            self._noted.add(phase)
+            pass_ = {"train": "training", "valid": "validation", "test": "test"}[phase]
+            what = f"A {pass_} pass has only labels of {self.addon.ignore_index}"
+            self.trainer.recorder.note(f"{what}, so these metrics are nan: {', '.join(names)}.")
 
 
 # %% ../../nbs/addons/metrics.ipynb #2091e078
@@ -227,14 +277,16 @@ class MetricsAddon(AddOnBase):
 
     Args:
         metrics: One or several: a function `fn(y_true, y_pred)` of NumPy arrays that returns a number or a dict of numbers, a
-            `compute_metrics(eval_pred)` as for Hugging Face's trainer, or a torchmetrics object; or a dict of them by name.
+            `compute_metrics(eval_pred)` as for Hugging Face's trainer, or a torchmetrics object; or a dict of them by name. For the
+            batches of a TaskLoader a dict by task, each with one or several.
         metrics_in_training: Compute them for training passes too, as `train_<name>`.
         ignore_index: Integer labels of this value are left out. With torchmetrics on a GPU this waits for the device in each batch;
             None turns it off.
 
-    With several loaders in a pass the metrics are those of all samples together, and `<name>_0`, `<name>_1`, … those of each loader.
+    With several loaders in a pass the metrics are those of all samples together, and `<name>_0`, `<name>_1`, … those of each loader; with
+    a TaskLoader `<name>_<task>` are those of each task. If all labels of a pass are ignored, its metrics are nan, and a note says so.
     Functions need labels and outputs of a whole pass in the memory of the CPU. Raises ConfigError for an invalid `metrics`, and in a run
-    StepError if a step returns no tensor `label` or `output`, if all labels of a pass are ignored, and if a metric is not a number.
+    StepError if a step returns no tensor `label` or `output`, and if a metric is not a number.
     """
 
     metrics: Any = ()
@@ -244,10 +296,11 @@ class MetricsAddon(AddOnBase):
     commands = ("save_metrics",)
 
     def __post_init__(self) -> None:
-        self.measures = _by_name(self.metrics)
+        self.measures = _by_task(self.metrics)
+        self.keys: dict[str, tuple[str, ...]] = {}  # the names of the values that a metric has returned
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
-        return [_Measure(self, self.measures)] if self.measures else []
+        return [_Measure(trainer, self)] if any(self.measures.values()) else []
 
     def pass_metrics(self, trainer: TrainerProtocol, phase: Phase) -> dict[str, float]:
         return {name: value for callback in active_callbacks(trainer, _Measure) for name, value in callback.compute(phase).items()}
