@@ -26,13 +26,15 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     `stood_aside` says why the newest epoch ran on Lightning's own: empty where it was lean, None before the first. `control`: the
     requests to the run. `start_at`: how many batches of the first epoch are finished already. `validate_next`:
-    validate after this batch, once. `whole_step`: see `WholeStep`; read when an epoch begins.
+    validate after this batch, once. `validate_epochs`: validate at the end of each so many epochs, whatever else is due.
+    `whole_step`: see `WholeStep`; read when an epoch begins.
     """
 
     lean = True
     control = Control()  # of no run
     start_at = 0
     validate_next = False
+    validate_epochs: int | None = None
     stood_aside: str | None = None
     whole_step: WholeStep | None = None
 
@@ -68,7 +70,13 @@ class LeanEpochLoop(_TrainingEpochLoop):
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
         if self.trainer.should_stop and self._should_accumulate():
             return validates_anyway(self.trainer)
-        return (self.validate_next and self.trainer.enable_validation) or super()._should_check_val_fx(data_fetcher)
+        if self.trainer.enable_validation and (self.validate_next or self._ends_epoch_to_validate()):
+            return True
+        return super()._should_check_val_fx(data_fetcher)
+
+    def _ends_epoch_to_validate(self) -> bool:
+        every = self.validate_epochs
+        return every is not None and self._num_ready_batches_reached() and (self.trainer.current_epoch + 1) % every == 0
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)
