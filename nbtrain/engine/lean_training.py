@@ -26,8 +26,8 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     `stood_aside` says why the newest epoch ran on Lightning's own: empty where it was lean, None before the first. `control`: the
     requests to the run. `start_at`: how many batches of the first epoch are finished already. `validate_next`:
-    validate after this batch, once. `validate_epochs`: validate at the end of each so many epochs, whatever else is due.
-    `whole_step`: see `WholeStep`; read when an epoch begins.
+    validate after this batch, once. `validate_epochs`: validate at the end of each so many epochs, too. `whole_step`: see
+    `WholeStep`; read when an epoch begins.
     """
 
     lean = True
@@ -70,13 +70,9 @@ class LeanEpochLoop(_TrainingEpochLoop):
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
         if self.trainer.should_stop and self._should_accumulate():
             return validates_anyway(self.trainer)
-        if self.trainer.enable_validation and (self.validate_next or self._ends_epoch_to_validate()):
-            return True
-        return super()._should_check_val_fx(data_fetcher)
-
-    def _ends_epoch_to_validate(self) -> bool:
-        every = self.validate_epochs
-        return every is not None and self._num_ready_batches_reached() and (self.trainer.current_epoch + 1) % every == 0
+        n = self.validate_epochs if self._num_ready_batches_reached() else None
+        is_due = self.validate_next or (n is not None and (self.trainer.current_epoch + 1) % n == 0)
+        return (is_due and self.trainer.enable_validation) or super()._should_check_val_fx(data_fetcher)
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)
