@@ -520,8 +520,8 @@ def run(settings: dict[str, Any], folder: Path, lean: bool) -> tuple[dict[str, A
 def difference(settings: dict[str, Any]) -> tuple[str, str, str]:
     """Where the two differ first (empty: nowhere), why the lean loop stood aside, and the error that Lightning raised.
 
-    What nbtrain refuses, because Lightning computes something else than what was asked for, is not compared. Nor are the tables of metrics after
-    an error: with the lean loop they hold what the failed batch had logged, with Lightning's what the batch before had.
+    What nbtrain refuses, because Lightning computes something else than what was asked for, is not compared. Nor are the tables of metrics
+    after an error: with the lean loop they hold what the failed batch had logged, with Lightning's what the batch before had.
     """
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -13,12 +13,13 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from .hooks import HooksAddon
 from ..engine.addon import AddOnBase
+from ..engine.lean_training import LeanEpochLoop
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["LimitsAddon"]
+__all__ = ["ValidateEpochs", "LimitsAddon"]
 
 
 # %% ../../nbs/addons/limits.ipynb #61838431
@@ -41,6 +42,22 @@ class _ValidateFirst(L.Callback):
         self.trainer.recorder.emit_validation(pl_module.epoch_metrics)
 
 
+class ValidateEpochs(L.Callback):
+    """Validates at the end of every `n_epochs`-th epoch, beside the validations by steps. Lightning has one interval only."""
+
+    def __init__(self, n_epochs: int) -> None:
+        self.n_epochs = n_epochs
+
+    def on_fit_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        loop = pl_trainer.fit_loop.epoch_loop
+        if not isinstance(loop, LeanEpochLoop):
+            raise ConfigError(
+                "Your own lightning.Trainer can't validate by steps and by epochs.",
+                remedy="Leave out one of val_every_n_steps and val_every_n_epochs, or use the trainer's run().",
+            )
+        loop.validate_epochs = self.n_epochs
+
+
 # %% ../../nbs/addons/limits.ipynb #b56e4f13
 class LimitsAddon(AddOnBase):
     """Limit a run and its epochs, and choose when it validates.
@@ -51,10 +68,10 @@ class LimitsAddon(AddOnBase):
         steps_per_epoch: Batches per epoch; each epoch starts the loader again.
         max_val_steps: Batches per validation.
         val_every_n_steps: Training batches between two validations, counted over the epochs, instead of one after each epoch.
-        val_every_n_epochs: Epochs between two validations.
+        val_every_n_epochs: Epochs between two validations; with `val_every_n_steps` there are those after steps too.
         val_first: Validate before the first training step too. The result is in `history.tests`.
 
-    Raises ConfigError for a limit that is not a positive integer, and for both intervals of validation at once.
+    Raises ConfigError for a limit that is not a positive integer.
     """
 
     max_steps: int | None = None
@@ -72,11 +89,12 @@ class LimitsAddon(AddOnBase):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{name}={value!r} must be a positive integer.", remedy="Give 1, 2, 3, … or leave it out.")
-        if self.val_every_n_steps is not None and self.val_every_n_epochs is not None:
-            raise ConfigError("val_every_n_steps and val_every_n_epochs are both given.", remedy="Give one of them.")
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
-        return [_ValidateFirst(trainer)] if self.val_first else []
+        found: list[L.Callback] = [_ValidateFirst(trainer)] if self.val_first else []
+        if self.val_every_n_steps is not None and self.val_every_n_epochs is not None:
+            found.append(ValidateEpochs(self.val_every_n_epochs))
+        return found
 
     def lightning_args(self, trainer: TrainerProtocol) -> dict[str, Any]:
         limits = {

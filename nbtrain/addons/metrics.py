@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from numbers import Real
 from pathlib import Path
@@ -20,6 +22,7 @@ from torchmetrics import Metric, MetricCollection
 
 from ..checkpoint.atomic import written
 from ..checkpoint.object_state import Unpacker, pack_module
+from ..data.task_loader import Task
 from ..distributed.parallelism import gather
 from ..distributed.rank import RankCallback, find_rank
 from ..engine.addon import AddOnBase, Phase
@@ -52,7 +55,7 @@ def _name(measure: Measure) -> str:
 
 
 def _by_name(metrics: Any) -> dict[str, Measure]:
-    """`metrics=` as a dict by name. Raises ConfigError for a value that is not a metric, and for two metrics with one name."""
+    """One or several metrics as a dict by name. Raises ConfigError for a value that is not a metric, and for two metrics with one name."""
     named: list[tuple[str, Any]]
     if isinstance(metrics, Mapping):
         named = list(metrics.items())
@@ -66,6 +69,14 @@ def _by_name(metrics: Any) -> dict[str, Measure]:
         if sum(name == other for other, _ in named) > 1:
             raise ConfigError(f"Two metrics are named {name!r}.", remedy='Give a dict: metrics={"one": ..., "two": ...}.')
     return dict(named)
+
+
+def _by_task(metrics: Any) -> dict[str | None, dict[str, Measure]]:
+    """`metrics=` by the name of the task that they are for; those for all samples, of whatever task, under None."""
+    several = (Mapping, list, tuple)
+    if isinstance(metrics, Mapping) and any(isinstance(part, several) for part in metrics.values()):
+        return {task: _by_name(part) for task, part in metrics.items()}
+    return {None: _by_name(metrics)}
 
 
 # %% ../../nbs/addons/metrics.ipynb #d93efe78
@@ -100,7 +111,7 @@ class _Gathered:
     """Labels and outputs of one pass over one loader, or the metrics that are updated with them."""
 
     def __init__(self, measures: Mapping[str, Measure], ignore_index: int | None, device: torch.device, readers: Any) -> None:
-        self.measures, self.ignore_index, self.readers = measures, ignore_index, readers
+        self.ignore_index, self.readers, self.is_empty = ignore_index, readers, True
         self.clones = {n: _clone(m, device, readers) for n, m in measures.items() if isinstance(m, (Metric, MetricCollection))}
         self.functions = {n: m for n, m in measures.items() if n not in self.clones}
         self.pairs: list[tuple[Tensor, Tensor]] = []
@@ -108,36 +119,39 @@ class _Gathered:
     def add(self, label: Tensor, output: Tensor) -> None:
         if self.clones:
             label_here, output_here = without_ignored(label, output, self.ignore_index)
-            if len(label_here) or label_here.ndim == 0:
+            if label_here.numel():
+                self.is_empty = False
                 for clone in self.clones.values():
                     clone.update(output_here, label_here)
         if self.functions:
             self.pairs.append((label.cpu(), output.cpu()))
 
     def state(self) -> dict[str, Any]:
-        return {"clones": {name: pack_module(clone) for name, clone in self.clones.items()}, "pairs": list(self.pairs)}
+        clones = {name: pack_module(clone) for name, clone in self.clones.items()}
+        return {"clones": clones, "pairs": list(self.pairs), "is_empty": self.is_empty}
 
     def load_state(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Continue with what `state` returned."""
         for name, clone in self.clones.items():
             Unpacker(device).unpack_module(clone, state["clones"][name])
-        self.pairs = list(state["pairs"])
+        self.pairs, self.is_empty = list(state["pairs"]), state["is_empty"]
 
-    def compute(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for name, clone in self.clones.items():
-            found |= _numbers(name, clone.compute())
+    def compute(self) -> dict[str, dict[str, float] | None]:
+        """The values of each metric by name; None for a metric if no rank has a label that counts."""
+        found: dict[str, dict[str, float] | None] = dict.fromkeys([*self.clones, *self.functions])
+        if self.clones and not all(gather(self.is_empty, self.readers)):
+            with warnings.catch_warnings():  # of a clone that only other ranks have updated
+                warnings.filterwarnings("ignore", "The ``compute`` method of metric")
+                found |= {name: _numbers(name, clone.compute()) for name, clone in self.clones.items()}
         if self.functions:
-            found |= self._call(_over_processes(self.pairs, self.readers))
+            pairs = _over_processes(self.pairs, self.readers)
+            kept = [without_ignored(label, output, self.ignore_index) for label, output in pairs]
+            if any(label.numel() for label, _ in kept):
+                found |= self._call(pairs, kept)
         return found
 
-    def _call(self, pairs: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
-        kept = [without_ignored(label, output, self.ignore_index) for label, output in pairs]
-        if sum(label.numel() for label, _ in kept) == 0:
-            raise StepError(
-                f"All labels of this pass are {self.ignore_index}.", remedy="Leave 'label' out of what test_step returns without labels."
-            )
-        found: dict[str, float] = {}
+    def _call(self, pairs: list[tuple[Tensor, Tensor]], kept: list[tuple[Tensor, Tensor]]) -> dict[str, dict[str, float]]:
+        found: dict[str, dict[str, float]] = {}
         for name, function in self.functions.items():
             n = n_required(function)
             labels, outputs = (_joined(parts) for parts in zip(*(kept if n == 2 else pairs)))
@@ -146,7 +160,7 @@ class _Gathered:
             except Exception as error:
                 add_note(error, f"MetricsAddon: {name} was called with labels {labels.shape} and outputs {outputs.shape}")
                 raise
-            found |= _numbers(name, value)
+            found[name] = _numbers(name, value)
         return found
 
 
@@ -175,19 +189,28 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
 
 
 # %% ../../nbs/addons/metrics.ipynb #1f84540f
+_Group = int | str | None  # samples that are measured together: of a loader, of a task, or all
+
+
 class _Measure(PassKeeper):
-    def __init__(self, addon: MetricsAddon, measures: Mapping[str, Measure]) -> None:
-        self.addon, self.measures = addon, measures
-        self._passes: dict[str, dict[int | None, _Gathered]] = {"train": {}, "valid": {}, "test": {}}
+    def __init__(self, trainer: TrainerProtocol, addon: MetricsAddon) -> None:
+        self.trainer, self.addon = trainer, addon
+        self._passes: dict[str, dict[_Group, _Gathered]] = {"train": {}, "valid": {}, "test": {}}
+        self._noted: set[str] = set()
         self._rank: RankCallback | None = None
-        self._resumed: dict[str, Any] | None = None  # of the open pass, until its next batch
+        self._resumed: list[Any] = []  # of the open pass, until its next batch
 
-    def pass_state(self) -> dict[str, Any] | None:
-        open_pass = self._passes["train"].get(None)
-        return open_pass.state() if open_pass is not None else None
+    def pass_state(self) -> list[Any]:
+        return [[group, gathered.state()] for group, gathered in self._passes["train"].items()]
 
-    def load_pass_state(self, state: dict[str, Any] | None) -> None:
-        self._resumed = state
+    def load_pass_state(self, state: Any) -> None:
+        self._resumed = state or []
+
+    def _continue_pass(self, device: torch.device) -> None:
+        for group, state in self._resumed:
+            self._passes["train"][group] = self._gathered(group, device)
+            self._passes["train"][group].load_state(state, device)
+        self._resumed = []
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._rank = find_rank(pl_trainer)
@@ -203,20 +226,24 @@ class _Measure(PassKeeper):
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.addon.metrics_in_training:
-            self._add("train", pl_module, outputs, (None,))
+            self._add("train", pl_module, outputs, batch)
 
     def on_validation_batch_end(
         self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         if not pl_trainer.sanity_checking:
-            self._add("valid", pl_module, outputs, (None, dataloader_idx) if len(pl_trainer.num_val_batches) > 1 else (None,))
+            self._add("valid", pl_module, outputs, batch, dataloader_idx if len(pl_trainer.num_val_batches) > 1 else None)
 
     def on_test_batch_end(
         self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._add("test", pl_module, outputs, (None, dataloader_idx) if len(pl_trainer.num_test_batches) > 1 else (None,))
+        self._add("test", pl_module, outputs, batch, dataloader_idx if len(pl_trainer.num_test_batches) > 1 else None)
 
-    def _add(self, phase: str, module: L.LightningModule, outputs: Any, loaders: Iterable[int | None]) -> None:
+    def _add(self, phase: str, module: L.LightningModule, outputs: Any, batch: Any, loader: int | None = None) -> None:
+        groups: list[_Group] = [None, loader, batch.name if isinstance(batch, Task) else None]
+        groups = [group for group in dict.fromkeys(groups) if self._measures(group)]
+        if not groups:
+            return
         missing = [name for name in ("label", "output") if not isinstance(outputs, Mapping) or not isinstance(outputs.get(name), Tensor)]
         if missing:
             step = "train_step" if phase == "train" else "test_step"
@@ -224,22 +251,50 @@ class _Measure(PassKeeper):
                 f"{step} returned no tensor {missing[0]!r}, which metrics= needs.", remedy='Add it: return {"output": ..., "label": ...}.'
             )
         label, output = outputs["label"].detach(), outputs["output"].detach()
-        readers = self._rank.readers if self._rank is not None else None
-        for loader in loaders:
-            if loader not in self._passes[phase]:
-                device = cast(torch.device, module.device)
-                self._passes[phase][loader] = _Gathered(self.measures, self.addon.ignore_index, device, readers)
-                if phase == "train" and self._resumed is not None:
-                    self._passes[phase][loader].load_state(self._resumed, device)
-                    self._resumed = None
+        if phase == "train":
+            self._continue_pass(cast(torch.device, module.device))
+        for group in groups:
+            if group not in self._passes[phase]:
+                self._passes[phase][group] = self._gathered(group, cast(torch.device, module.device))
             if self._rank is None or self._rank.counts:
-                self._passes[phase][loader].add(label, output)
+                self._passes[phase][group].add(label, output)
+
+    def _gathered(self, group: _Group, device: torch.device) -> _Gathered:
+        return _Gathered(self._measures(group), self.addon.ignore_index, device, self._readers)
+
+    @property
+    def _readers(self) -> Any:
+        return self._rank.readers if self._rank is not None else None
+
+    def _measures(self, group: _Group) -> Mapping[str, Measure]:
+        """The metrics of a group: of a task its own, or those that are for all."""
+        measures = self.addon.measures
+        return measures.get(group if isinstance(group, str) else None) or measures.get(None, {})
 
     def compute(self, phase: Phase) -> dict[str, float]:
-        """The metrics of a finished pass: of all its loaders together, and with several loaders of each."""
+        """The metrics of a finished pass: of all its samples together, with several loaders of each, and of each task."""
         gathered, self._passes[phase] = self._passes[phase], {}
-        found = {loader: one.compute() for loader, one in gathered.items()}
-        return {name if loader is None else f"{name}_{loader}": value for loader, one in found.items() for name, value in one.items()}
+        found: dict[str, float] = {}
+        missing: list[str] = []
+        for group in dict.fromkeys(group for own in gather(list(gathered), self._readers) for group in own):
+            here = gathered.get(group) or self._gathered(group, self.trainer.device)  # a rank may have no batch of a task
+            for name, values in here.compute().items():
+                if values is not None:
+                    self.addon.keys[name] = tuple(values)
+                end = "" if group is None else f"_{group}"
+                named = {f"{key}{end}": math.nan if values is None else values[key] for key in self.addon.keys.get(name, (name,))}
+                missing += named if values is None else ()
+                found |= named
+        self._note_missing(phase, missing)
+        return found
+
+    def _note_missing(self, phase: Phase, names: list[str]) -> None:
+        """Say once a run which metrics of a pass can't be computed."""
+        if names and phase not in self._noted:
+            self._noted.add(phase)
+            pass_ = {"train": "training", "valid": "validation", "test": "test"}[phase]
+            what = f"A {pass_} pass has only labels of {self.addon.ignore_index}"
+            self.trainer.recorder.note(f"{what}, so these metrics are nan: {', '.join(names)}.")
 
 
 # %% ../../nbs/addons/metrics.ipynb #2091e078
@@ -248,14 +303,16 @@ class MetricsAddon(AddOnBase):
 
     Args:
         metrics: One or several: a function `fn(y_true, y_pred)` of NumPy arrays that returns a number or a dict of numbers, a
-            `compute_metrics(eval_pred)` as for Hugging Face's trainer, or a torchmetrics object; or a dict of them by name.
+            `compute_metrics(eval_pred)` as for Hugging Face's trainer, or a torchmetrics object; or a dict of them by name. For the
+            batches of a TaskLoader a dict by task, each with one or several.
         metrics_in_training: Compute them for training passes too, as `train_<name>`.
         ignore_index: Integer labels of this value are left out. With torchmetrics on a GPU this waits for the device in each batch;
             None turns it off.
 
-    With several loaders in a pass the metrics are those of all samples together, and `<name>_0`, `<name>_1`, … those of each loader.
+    With several loaders in a pass the metrics are those of all samples together, and `<name>_0`, `<name>_1`, … those of each loader; with
+    a TaskLoader `<name>_<task>` are those of each task. If all labels of a pass are ignored, its metrics are nan, and a note says so.
     Functions need labels and outputs of a whole pass in the memory of the CPU. Raises ConfigError for an invalid `metrics`, and in a run
-    StepError if a step returns no tensor `label` or `output`, if all labels of a pass are ignored, and if a metric is not a number.
+    StepError if a step returns no tensor `label` or `output`, and if a metric is not a number.
     """
 
     metrics: Any = ()
@@ -265,10 +322,11 @@ class MetricsAddon(AddOnBase):
     commands = ("save_metrics",)
 
     def __post_init__(self) -> None:
-        self.measures = _by_name(self.metrics)
+        self.measures = _by_task(self.metrics)
+        self.keys: dict[str, tuple[str, ...]] = {}  # the names of the values that a metric has returned
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
-        return [_Measure(self, self.measures)] if self.measures else []
+        return [_Measure(trainer, self)] if any(self.measures.values()) else []
 
     def pass_metrics(self, trainer: TrainerProtocol, phase: Phase) -> dict[str, float]:
         return {name: value for callback in active_callbacks(trainer, _Measure) for name, value in callback.compute(phase).items()}

@@ -15,7 +15,7 @@ from .schema import Settings
 from ..errors import nearest
 
 # %% auto #0
-__all__ = ["NEVER", "ComputePlan", "plan_compute", "accumulation", "limits", "n_epochs"]
+__all__ = ["NEVER", "ComputePlan", "plan_compute", "accumulation", "device_batches", "limits", "n_epochs"]
 
 # %% ../../nbs/config/compute_plan.ipynb #794156eb
 _STRATEGIES = {  # for one copy on each device, with ZeRO, and for a copy on several
@@ -29,11 +29,15 @@ _PIPELINES = ("pp", "hybrid")
 
 @dataclass(frozen=True)
 class ComputePlan:
-    """`n_devices` that read `n_copies` batches at a time, one for each copy of the model; `options` are those of the MultiGPUAddon."""
+    """`n_devices` that read `n_copies` batches at a time, one for each copy of the model; `options` are those of the MultiGPUAddon.
+
+    The batch of a copy is divided among `n_sharing` devices.
+    """
 
     n_devices: int
     n_copies: int
     options: Mapping[str, Any] = field(default_factory=dict)
+    n_sharing: int = 1
 
     @property
     def strategy(self) -> str:
@@ -44,7 +48,8 @@ class ComputePlan:
             return "1 device"
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
         batches = "1 batch" if self.n_copies == 1 else f"{self.n_copies} batches"
-        return f"{self.n_devices} devices, {batches} at a time, {options}"
+        shared = f", each divided among {self.n_sharing} devices" if self.n_sharing > 1 else ""
+        return f"{self.n_devices} devices, {batches} at a time{shared}, {options}"
 
 
 def plan_compute(settings: Settings, n_available: int, problems: Problems) -> ComputePlan:
@@ -74,7 +79,8 @@ def plan_compute(settings: Settings, n_available: int, problems: Problems) -> Co
     if n == 1:
         return ComputePlan(1, 1)
     strategy = strategies[2] if shards > 1 else strategies[1 if compute.use_zero else 0]
-    return ComputePlan(n, n if strategy == "auto" else max(n // shards, 1), {"strategy": strategy, **_sizes(strategy, settings, problems)})
+    options = {"strategy": strategy, **_sizes(strategy, settings, problems)}
+    return ComputePlan(n, max(n // shards, 1), options, shards if strategy == "auto" else 1)
 
 
 def _sizes(strategy: str, settings: Settings, problems: Problems) -> dict[str, int]:
@@ -111,6 +117,21 @@ def accumulation(settings: Settings, n_copies: int, problems: Problems) -> int:
             remedy=f"Give {whole // (micro * n_copies) * micro * n_copies or micro * n_copies}.",
         )
     return max(whole // (micro * n_copies), 1)
+
+
+def device_batches(settings: Settings, plan: ComputePlan, problems: Problems) -> tuple[int, int]:
+    """The samples of a batch on one device, and how many of these batches make an update. What can't be is added to `problems`."""
+    micro, n_sharing = settings.micro_batch_size, plan.n_sharing
+    window = accumulation(settings, plan.n_copies, problems)
+    share, rest = divmod(micro * window, n_sharing)
+    if rest:
+        problems.add(
+            f"micro_batch_size {micro} × grad_accumulation_steps {window} = {micro * window} samples of one copy of the model, "
+            f"and they must be a multiple of compute_config.plan_ngpus {n_sharing}, which share them.",
+            remedy=f"Give a micro_batch_size that is a multiple of {n_sharing}, or plan_ngpus 1.",
+        )
+    size = math.gcd(max(share, 1), micro)
+    return size, max(share // size, 1)
 
 
 # %% ../../nbs/config/compute_plan.ipynb #e9def03e

@@ -278,6 +278,12 @@ def _micro_batch_size(read: Reader, trainer: RecordedTrainer) -> Any:
     return getattr(trainer.ran.loader, "batch_size", None) if trainer.ran is not None else None
 
 
+def _grad_accumulation_steps(read: Reader, trainer: RecordedTrainer) -> Any:
+    """As many as there are devices where they share the batches of one copy of the model: each of them reads a whole one here."""
+    compute = _compute_config(read, trainer) if _pas_policy(read, trainer) == "autodist" else None
+    return compute["plan_ngpus"] if compute is not None else None
+
+
 # %% ../../nbs/config/from_trainer.ipynb #8e8d5bd7
 def _checkpoint(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
     if StateManagerAddon not in type(trainer).addons:
@@ -367,6 +373,7 @@ _SECTIONS: dict[str, Callable[[Reader, RecordedTrainer, dict[str, Any]], Any]] =
 _FIELDS: dict[str, Callable[[Reader, RecordedTrainer], Any]] = {  # these are found or given as a whole
     "dataset_sampler": _dataset_sampler,
     "micro_batch_size": _micro_batch_size,
+    "grad_accumulation_steps": _grad_accumulation_steps,
     "max_epochs": _max_epochs,
     "precision": _precision,
     "seed": lambda read, trainer: trainer.seed,

@@ -51,6 +51,8 @@ class TaskLoader:
     Raises ConfigError for names that differ, weights that aren't positive, and a missing length.
     """
 
+    batch_sampler = None  # Lightning asks a validation loader with a sampler for it
+
     def __init__(
         self, loaders: Mapping[str, Iterable[Any]], weights: Mapping[str, float] | None = None, n_batches: int | None = None
     ) -> None:

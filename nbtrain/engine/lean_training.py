@@ -36,13 +36,15 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     `stood_aside` says why the newest epoch ran on Lightning's own: empty where it was lean, None before the first. `control`: the
     requests to the run. `start_at`: how many batches of the first epoch are finished already. `window_start`: the first batch of a window of
-    accumulated gradients, from which on windows are counted. `validate_next`: validate after this batch, once. `whole_step`: see `WholeStep`; read when an epoch begins.
+    accumulated gradients, from which on windows are counted. `validate_next`: validate after this batch, once. `validate_epochs`: validate
+    at the end of each so many epochs, too. `whole_step`: see `WholeStep`; read when an epoch begins.
     """
 
     lean = True
     control = Control()  # of no run
     start_at = window_start = 0
     validate_next = False
+    validate_epochs: int | None = None
     stood_aside: str | None = None
     whole_step: WholeStep | None = None
 
@@ -95,7 +97,9 @@ class LeanEpochLoop(_TrainingEpochLoop):
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
         if self.trainer.should_stop and self._should_accumulate():
             return validates_anyway(self.trainer)
-        return (self.validate_next and self.trainer.enable_validation) or super()._should_check_val_fx(data_fetcher)
+        n = self.validate_epochs if self._num_ready_batches_reached() else None
+        is_due = self.validate_next or (n is not None and (self.trainer.current_epoch + 1) % n == 0)
+        return (is_due and self.trainer.enable_validation) or super()._should_check_val_fx(data_fetcher)
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)

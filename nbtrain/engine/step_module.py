@@ -17,6 +17,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..data.task_loader import Task
 from ..data.batch import batch_size, describe, to_device
 from .addon import AddOnBase, TrainStep
 from .meter import Scalar
@@ -187,8 +188,12 @@ class RecordingModule(PassModule):
         return here == before
 
     def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
-        """Count what a step has returned for `batch`, in the pass of `mode` that is on."""
-        self.owner.train_state.meters[mode].add(output, batch_size(batch))
+        """Count what a step has returned for `batch`, in the pass of `mode` that is on; for a task also under its name."""
+        meter = self.owner.train_state.meters[mode]
+        meter.add(output, batch_size(batch))
+        if type(batch) is Task and self.owner.turn is None:
+            for name, value in named(output, batch.name).items():
+                meter.amend(name, value)
         if not self.whole_epoch:
             self.output = apply_to_collection(dict(output), Tensor, Tensor.detach)
 

@@ -16,11 +16,12 @@ from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import IterableDataset
 
 from ..addons.accumulation import AccumulationAddon
+from ..addons.limits import ValidateEpochs
 from ..addons.multi_gpu import MultiGPUAddon
 from ..addons.state_manager import StateManagerAddon
 from ..checkpoint.weights import load_weights, read_weights
 from ..compat.config_fields import AUTOMATIC
-from ..config.compute_plan import accumulation, limits, n_epochs, plan_compute
+from ..config.compute_plan import device_batches, limits, n_epochs, plan_compute
 from ..config.document import At, Document, Problems
 from ..config.instantiate import Maker, load_name
 from ..config.schema import DatasetSamplerConfig, PartConfig, Settings
@@ -117,7 +118,7 @@ def _scheduler(settings: Settings, maker: Maker, optimizer: Any) -> Any:
 
 
 # %% ../../nbs/jobs/build.ipynb #7fdda280
-def _loader(settings: Settings, maker: Maker, stage: str) -> Any:
+def _loader(settings: Settings, maker: Maker, stage: str, batch_size: int) -> Any:
     """The loader of "train", "val" or "test"; None where the dataset has no arguments for it."""
     data = getattr(settings.dataset, f"{stage}_args")
     if not data and stage != "train":
@@ -131,7 +132,7 @@ def _loader(settings: Settings, maker: Maker, stage: str) -> Any:
         arguments["sampler"] = load_name(settings.dataset_sampler.type)(dataset=dataset, num_replicas=1, rank=0, **order)
     elif settings.dataset_sampler not in (DatasetSamplerConfig(), DatasetSamplerConfig(type=None)):
         raise ConfigError(f"{type(dataset).__name__} is iterable, and takes no dataset_sampler.", remedy="Leave dataset_sampler out.")
-    return load_name(settings.dataloader.type)(dataset=dataset, batch_size=settings.micro_batch_size, **arguments)
+    return load_name(settings.dataloader.type)(dataset=dataset, batch_size=batch_size, **arguments)
 
 
 def _stage_args(maker: Maker, section: Any, name: str, stage: str) -> dict[str, Any]:
@@ -258,12 +259,16 @@ def build(settings: Settings, document: Document, callbacks: Iterable[L.Callback
         function(settings) if inspect.signature(function).parameters else function()
     maker = Maker(document, settings)
     model, optimizer = _model_and_optimizer(settings, maker)
-    n_copies = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems()).n_copies
-    accumulate = accumulation(settings, n_copies, Problems())
-    loaders = {stage: _loader(settings, maker, stage) for stage in STAGES}
+    plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems())
+    batch_size, accumulate = device_batches(settings, plan, Problems())
+    loaders = {stage: _loader(settings, maker, stage, batch_size) for stage in STAGES}
     n_batches = sized_len(loaders["train"])
-    n_epoch = n_epochs(settings, math.ceil(n_batches / n_copies) if n_batches is not None else None, accumulate)
-    trainer = _trainer(settings, maker, model, optimizer, list(callbacks), limits(settings, accumulate))
+    n_readers = plan.n_copies * plan.n_sharing
+    n_epoch = n_epochs(settings, math.ceil(n_batches / n_readers) if n_batches is not None else None, accumulate)
+    callbacks = list(callbacks)
+    if settings.val_every_n_train_steps is not None and settings.val_every_n_epochs is not None:
+        callbacks.append(ValidateEpochs(settings.val_every_n_epochs))
+    trainer = _trainer(settings, maker, model, optimizer, callbacks, limits(settings, accumulate))
     resume = settings.checkpoint.resume_from
     return Job(trainer, n_epoch, loaders["train"], loaders["val"], loaders["test"], resume, notes(settings))
 

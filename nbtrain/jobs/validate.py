@@ -14,7 +14,7 @@ import torch
 
 from ..addons.hooks import HooksAddon
 from ..compat.config_fields import AUTOMATIC, ignored_fields, unsupported
-from ..config.compute_plan import accumulation, plan_compute
+from ..config.compute_plan import ComputePlan, device_batches, plan_compute
 from ..config.document import At, Document, Problems, dotted
 from ..config.instantiate import check_call, check_name, check_value, load_checked
 from ..config.schema import PartConfig, Settings
@@ -92,7 +92,7 @@ def n_available(device_type: str) -> int:
     return torch.cuda.device_count() if device_type == "cuda" else os.cpu_count() or 1
 
 
-def _check_compute(settings: Settings, document: Document, problems: Problems) -> int:
+def _check_compute(settings: Settings, document: Document, problems: Problems) -> ComputePlan:
     found, world = Problems(), find_world()
     for what, remedy in unsupported(settings):
         found.add(what, remedy=remedy)
@@ -102,19 +102,19 @@ def _check_compute(settings: Settings, document: Document, problems: Problems) -
         problems.add(problem.what, document.place(tuple(name.split("."))), problem.remedy)
     where = document.place(("compute_config", "runtime_ngpus"))
     if found.found:
-        return plan.n_copies
+        return plan
     if plan.n_devices not in (1, world.size) and world.environment is not None or plan.n_devices < world.size:
         what = f"compute_config.runtime_ngpus is {plan.n_devices}, and {world.size} processes were started."
         problems.add(what, where, f"Give --compute_config.runtime_ngpus {world.size}, or start as many.")
     elif plan.strategy == "tp" and not {"tensor_plan", "parallelize"} & settings.trainer.args.keys():
         remedy = "Give trainer.args.tensor_plan, such as {layers.*: colwise}, or trainer.args.parallelize."
         problems.add("pas_policy is 'tp', and nothing says how layers are split.", document.place(("pas_policy",)), remedy)
-    return plan.n_copies
+    return plan
 
 
-def _check_batches(settings: Settings, n_copies: int, document: Document, problems: Problems) -> None:
+def _check_batches(settings: Settings, plan: ComputePlan, document: Document, problems: Problems) -> None:
     found = Problems()
-    accumulation(settings, n_copies, found)
+    device_batches(settings, plan, found)
     for problem in found.found:
         problems.add(problem.what, document.place(("global_batch_size",)), problem.remedy)
 
@@ -195,8 +195,8 @@ def check_settings(settings: Settings, document: Document, problems: Problems) -
     """Add to `problems` all that is wrong with `settings`, as far as it can be seen without data."""
     if settings.init_module is not None:
         load_checked(settings.init_module, ("init_module",), document, problems)
-    copies = _check_compute(settings, document, problems)
-    _check_batches(settings, copies, document, problems)
+    plan = _check_compute(settings, document, problems)
+    _check_batches(settings, plan, document, problems)
     _check_limits(settings, document, problems)
     _check_reduction(settings, document, problems)
     check_value(settings.vars, ("vars",), document, problems)

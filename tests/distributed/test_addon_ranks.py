@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MetricCollection, SumMetric
 from torchmetrics.regression import MeanSquaredError, SpearmanCorrCoef
 
-from nbtrain import AccumulationAddon, LoggersAddon, MetricsAddon, MultiGPUAddon, NonFiniteAddon, WandBLoggerAddon
+from nbtrain import AccumulationAddon, LoggersAddon, MetricsAddon, MultiGPUAddon, NonFiniteAddon, TaskLoader, WandBLoggerAddon
 
 STRATEGIES = {
     "ddp": {"strategy": "ddp"},
@@ -77,6 +77,27 @@ def test_windows_and_metrics_are_those_of_one_process(strategy: str, kind: Any, 
     for row, other in zip(one.history.epochs, two.history.epochs):
         assert [row[name] for name in names] == pytest.approx([other[name] for name in names], rel=1e-4)
     assert two.history.last["train_seen"] == 70 and two.history.last["val_seen"] == two.history.last["val_samples"] == 13
+
+
+class Named(Regress):
+    """Validates on the batches of a TaskLoader."""
+
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        return super().test_step(batch.batch)
+
+
+def test_metrics_of_tasks_are_those_of_one_process_where_a_rank_has_no_batch_of_one() -> None:
+    """Batches a, a, a, b in rounds of two: one rank has no batch of b."""
+    metrics = {"a": squared, "b": [MeanSquaredError(), squared]}
+    one, two = (make(Named, n, "ddp", (MetricsAddon,), metrics=metrics) for n in (1, 2))
+    for trainer in one, two:
+        loaders = {name: DataLoader(make_data(n, seed=n), 8) for name, n in (("a", 24), ("b", 8))}
+        trainer.optimizer.param_groups[0]["lr"] = 0.0
+        trainer.run(1, DataLoader(make_data(16), 8), TaskLoader(loaders))
+    names = ["val_loss", "val_loss_a", "val_loss_b", "val_squared_a", "val_squared_b", "val_mean_squared_error_b", "val_samples_b"]
+    rows = one.history.last, two.history.last
+    assert [rows[1][name] for name in names] == pytest.approx([rows[0][name] for name in names], rel=1e-5)
+    assert rows[1]["val_samples_a"] == 24 and rows[1]["val_samples_b"] == 8
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])

@@ -372,6 +372,26 @@ def test_two_devices_from_a_configuration_are_one_with_twice_the_batch(
     assert difference(one.trainer.model, two.trainer.model) < 1e-6
 
 
+def test_devices_that_share_a_copy_of_the_model_share_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    common = {
+        "model": {"type": "nbtrain.examples.mlp.MLP", "args": {"dim": 8, "nlayers": 2}},
+        "optimizer": {"type": "torch.optim.Adam", "args": {"lr": 0.01}},
+        "dataset": {"type": "nbtrain.examples.mlp.SimpleDataset", "train_args": {"dim": 8, "size": 16}},
+        "trainer": {"type": "nbtrain.ModelTrainer", "args": {"device": "cpu"}},
+        "max_epochs": 1,
+        "seed": 0,
+        "enable_progress_bar": False,
+        "checkpoint": {"no_save": True},
+        "micro_batch_size": 2,
+    }
+    one = TrainerArgs.from_dict(common).build()
+    two = TrainerArgs.from_dict(common | {"compute_config": {"runtime_ngpus": 2, "plan_ngpus": 2}}).build()
+    assert one.run().status == two.run().status == "completed"
+    assert one.trainer.counts.update == two.trainer.counts.update == 8  # 2 samples an update, of 16
+    assert difference(one.trainer.model, two.trainer.model) < 1e-6
+
+
 def test_notebook_is_run_on_two_devices_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.chdir(tmp_path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
@@ -145,6 +147,42 @@ def test_validation_comes_every_so_many_batches_over_the_epochs() -> None:
     assert ["val_loss" in row for row in trainer.history.epochs] == [False, True, True]  # after 7 and 14 of 15
 
 
+class Validations(L.Callback):
+    """After which updates there was a validation."""
+
+    def __init__(self) -> None:
+        self.updates: list[int] = []
+
+    def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.updates.append(pl_trainer.global_step)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("sized", [True, False])
+@pytest.mark.parametrize(("steps", "epochs"), [(2, 1), (3, 2), (5, 1), (7, 2), (20, 3), (1, 1), (4, 5)])
+def test_validations_by_steps_and_by_epochs_work_together(lean: bool, sized: bool, steps: int, epochs: int) -> None:
+    seen = Validations()
+    trainer = make_trainer(Limited, val_every_n_steps=steps, val_every_n_epochs=epochs, lightning={"callbacks": [seen]})
+    trainer.lean_loops = lean
+    loader = make_loader() if sized else Unsized()
+    trainer.run(4, loader, make_valid())  # five batches an epoch
+    due = {step for step in range(1, 21) if step % steps == 0 or step % (5 * epochs) == 0}
+    assert seen.updates == sorted(due)
+    assert [row["epoch"] for row in trainer.history.epochs if "val_loss" in row] == sorted({math.ceil(step / 5) for step in due})
+
+
+class Unsized:
+    def __iter__(self) -> Any:
+        return iter(list(make_loader()))
+
+
+def test_both_intervals_under_your_own_lightning_trainer_are_refused() -> None:
+    trainer = make_trainer(Limited, val_every_n_steps=2, val_every_n_epochs=1)
+    own = L.Trainer(max_epochs=1, **trainer.lightning_args())
+    with pytest.raises(ConfigError, match="can't validate by steps and by epochs"):
+        own.fit(trainer.as_lightning_module(), make_loader(), make_valid())
+
+
 def test_epoch_without_a_validation_has_no_number_of_an_earlier_one() -> None:
     trainer = make_trainer(Limited, val_every_n_epochs=2)
     trainer.run(4, make_loader(), make_valid())
@@ -176,7 +214,7 @@ def test_schedule_knows_the_limit_of_steps() -> None:
     assert Plan(3, None, max_steps=9).total_steps == 9
 
 
-@pytest.mark.parametrize("options", [{"max_steps": 0}, {"max_val_steps": 0.5}, {"val_every_n_steps": 5, "val_every_n_epochs": 1}])
+@pytest.mark.parametrize("options", [{"max_steps": 0}, {"max_val_steps": 0.5}, {"val_every_n_steps": 0, "val_every_n_epochs": 1}])
 def test_impossible_limits_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         make_trainer(Limited, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import pytest
 import torch
 from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
 from torchmetrics.regression import MeanSquaredError
 
-from nbtrain import MetricsAddon, Trainer
+from nbtrain import MetricsAddon, TaskLoader, Trainer
 from nbtrain.addons.metrics import EvalPrediction, without_ignored
 from nbtrain.errors import ConfigError, StepError
 
@@ -110,9 +111,115 @@ def test_labels_that_are_no_integers_are_never_ignored() -> None:
     assert without_ignored(label, output)[0] is label
 
 
-def test_pass_without_any_label_is_refused() -> None:
-    with pytest.raises(StepError, match="All labels of this pass are -100"):
-        evaluate([(torch.eye(3), torch.full((3,), -100))], metrics=accuracy)
+KINDS: dict[str, Any] = {
+    "function": (accuracy, {"accuracy"}),
+    "dict": ({"own": accuracy}, {"own"}),
+    "torchmetrics": (MulticlassAccuracy(3), {"accuracy"}),
+    "collection": (MetricCollection([MulticlassAccuracy(3), MulticlassF1Score(3)]), {"MulticlassAccuracy", "MulticlassF1Score"}),
+    "compute_metrics": (compute_metrics, {"hf_accuracy"}),
+}
+UNLABELLED = [(torch.eye(3), torch.full((3,), -100))]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pass_without_any_label_has_nan_and_a_note(kind: str, tmp_path: Path) -> None:
+    metrics, names = KINDS[kind]
+    trainer = Measured(torch.nn.Identity(), "cpu", "test", log_bar=False, metrics=metrics)
+    labelled = trainer.evaluate(make_batches(4, 2))
+    unlabelled = trainer.evaluate(UNLABELLED)
+    assert labelled.keys() == unlabelled.keys() == names | {"loss"}
+    assert all(math.isnan(unlabelled[name]) != math.isnan(labelled[name]) for name in names)
+
+
+def test_a_metric_that_was_never_computed_is_nan_under_its_own_name() -> None:
+    assert {name: str(value) for name, value in evaluate(UNLABELLED, metrics=compute_metrics).items()} == {"compute_metrics": "nan"}
+
+
+def test_a_validation_without_labels_does_not_end_the_run_and_is_said_once(tmp_path: Path) -> None:
+    batches = make_batches(8, 8)
+    model = torch.nn.Linear(3, 3)
+    options = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "log_bar": False, "save_path": tmp_path}
+    metrics = [accuracy, MulticlassF1Score(3, average="micro")]
+    trainer = Measured(model, "cpu", monitor="val_f1_score", metrics=metrics, **options)
+    assert trainer.run(2, batches, UNLABELLED).status == "completed"
+    assert [str(row["val_accuracy"]) + str(row["val_f1_score"]) for row in trainer.history.epochs] == ["nannan"] * 2
+    events = [json.loads(line) for line in (trainer.run_dir / "events.jsonl").read_text().splitlines()]  # pyright: ignore[reportOptionalOperand]
+    assert [event["data"]["text"] for event in events if event["kind"] == "note"] == [
+        "A validation pass has only labels of -100, so these metrics are nan: f1_score, accuracy."
+    ]
+    trainer.run(1, batches, batches)
+    assert trainer.history.best == trainer.history.last
+
+
+def test_one_loader_of_several_without_labels() -> None:
+    inputs, labels = torch.randn(20, 3), torch.full((20,), -100)
+    loaders = [DataLoader(TensorDataset(inputs, torch.arange(20) % 3), 8), DataLoader(TensorDataset(inputs, labels), 8)]
+    model = torch.nn.Linear(3, 3)
+    metrics = [accuracy, compute_metrics]
+    trainer = Measured(model, "cpu", optimizer=torch.optim.SGD(model.parameters(), lr=0.1), log_bar=False, metrics=metrics)
+    trainer.run(1, make_batches(4, 2), loaders)
+    row = {name.removeprefix("val_"): value for name, value in trainer.history.last.metrics.items()}
+    assert row["accuracy"] == row["accuracy_0"] and not math.isnan(row["accuracy"])
+    assert math.isnan(row["accuracy_1"]) and math.isnan(row["hf_accuracy_1"]) and "compute_metrics_1" not in row
+
+
+# -- tasks
+class Tasks(Trainer):
+    """Task "kind" is a classification, task "size" a regression."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        x, y = batch.batch
+        output = self.model(x)
+        loss = cross_entropy(output, y) if batch.name == "kind" else (output[:, 0] - y).square().mean()
+        return {"loss": loss, "output": output if batch.name == "kind" else output[:, 0], "label": y}
+
+    test_step = train_step
+
+
+def tasks() -> TaskLoader:
+    size = [(logits, logits.sum(1)) for logits, _ in make_batches(3, 4, 5)]
+    return TaskLoader({"kind": make_batches(6, 2), "size": size})
+
+
+def mae(y_true: Any, y_pred: Any) -> float:
+    return float(abs(y_true - y_pred).mean())
+
+
+@pytest.mark.parametrize("squared", [MeanSquaredError(), lambda t, p: {"mean_squared_error": float(((t - p) ** 2).mean())}])
+def test_each_task_has_its_metrics_by_its_name(squared: Any) -> None:
+    kind, size = make_batches(6, 2), [(logits[:, 0], logits.sum(1)) for logits, _ in make_batches(3, 4, 5)]
+    metrics = {"kind": accuracy, "size": [mae, squared]}
+    found = evaluate(tasks(), Tasks.add_on(MetricsAddon), metrics=metrics)
+    outputs, labels = (torch.cat(parts) for parts in zip(*size))
+    assert {name: value for name, value in found.items() if "loss" not in name} == {
+        "accuracy_kind": evaluate(kind, metrics=accuracy)["accuracy"],
+        "mae_size": pytest.approx(float((outputs - labels).abs().mean())),
+        "mean_squared_error_size": pytest.approx(float((outputs - labels).square().mean())),
+    }
+
+
+def test_metrics_for_all_tasks_are_of_all_and_of_each() -> None:
+    loader = TaskLoader({"a": make_batches(6, 2), "b": make_batches(5)})
+    trainer = type("Named", (Classify,), {"test_step": lambda self, batch: Classify.train_step(self, batch.batch)}).add_on(MetricsAddon)
+    found = evaluate(loader, trainer, metrics=accuracy)
+    of = {name: evaluate(batches, metrics=accuracy)["accuracy"] for name, batches in loader.loaders.items()}
+    both = evaluate([*make_batches(6, 2), *make_batches(5)], metrics=accuracy)["accuracy"]
+    assert {name: value for name, value in found.items() if "loss" not in name} == {
+        "accuracy": both,
+        "accuracy_a": of["a"],
+        "accuracy_b": of["b"],
+    }
+
+
+def test_scalars_of_a_step_are_those_of_all_tasks_and_of_each(tmp_path: Path) -> None:
+    trainer = Tasks(torch.nn.Linear(3, 3), "cpu", optimizer=lambda p: torch.optim.SGD(p, lr=0.0), log_bar=False)
+    trainer.run(1, tasks(), tasks())
+    for row in [trainer.history.last]:
+        for phase in ("train", "val"):
+            kind, size = row[f"{phase}_loss_kind"], row[f"{phase}_loss_size"]
+            assert row[f"{phase}_loss"] == pytest.approx((8 * kind + 12 * size) / 20)
+    assert len(trainer.log_train["loss_kind"]) == 2 and len(trainer.log_train["loss_size"]) == 3
 
 
 def test_validation_within_an_epoch_does_not_mix_with_training() -> None:

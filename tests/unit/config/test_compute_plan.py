@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nbtrain.config.compute_plan import NEVER, accumulation, limits, n_epochs, plan_compute
+from nbtrain.config.compute_plan import NEVER, accumulation, device_batches, limits, n_epochs, plan_compute
 from nbtrain.config.document import Problems
 from nbtrain.config.schema import ComputeConfig, Settings
 
@@ -21,7 +21,11 @@ def told(problems: Problems) -> list[str]:
         ("autodist", {}, "1 device"),
         ("autodist", {"runtime_ngpus": 4}, "4 devices, 4 batches at a time, strategy='ddp'"),
         ("autodist", {"runtime_ngpus": 4, "use_zero": True}, "4 devices, 4 batches at a time, strategy='fsdp2'"),
-        ("autodist", {"runtime_ngpus": 4, "plan_ngpus": 2}, "4 devices, 4 batches at a time, strategy='auto'"),
+        (
+            "autodist",
+            {"runtime_ngpus": 4, "plan_ngpus": 2},
+            "4 devices, 2 batches at a time, each divided among 2 devices, strategy='auto'",
+        ),
         ("dp", {"runtime_ngpus": 2}, "2 devices, 2 batches at a time, strategy='ddp'"),
         ("data", {"runtime_ngpus": 2, "use_zero": True}, "2 devices, 2 batches at a time, strategy='fsdp2'"),
         ("dp", {"runtime_ngpus": 4, "use_zero": True, "zero_ngroups": 2}, "4 devices, 4 batches at a time, strategy='fsdp2', shard_size=2"),
@@ -94,6 +98,25 @@ def test_windows_of_two_copies(micro: int, steps: int | None, whole: int | None,
     settings = Settings(micro_batch_size=micro, grad_accumulation_steps=steps, global_batch_size=whole)
     assert accumulation(settings, 2, problems) == found
     assert told(problems) == ([text] if text else [])
+
+
+@pytest.mark.parametrize("policy", ["autodist", "tp", "dp"])
+@pytest.mark.parametrize(("n", "shards"), [(2, 2), (4, 2), (4, 4), (8, 1), (1, 1)])
+@pytest.mark.parametrize("micro", [1, 2, 4, 6])
+@pytest.mark.parametrize("steps", [None, 1, 2, 3, 8])
+def test_an_update_has_as_many_samples_as_nnscalers(policy: str, n: int, shards: int, micro: int, steps: int | None) -> None:
+    compute = ComputeConfig(runtime_ngpus=n, plan_ngpus=shards)
+    settings, problems = Settings(compute, pas_policy=policy, micro_batch_size=micro, grad_accumulation_steps=steps), Problems()
+    plan = plan_compute(settings, 8, problems)
+    size, window = device_batches(settings, plan, problems)
+    n_readers = n // shards if plan.strategy == "tp" else n  # of different batches
+    if policy == "dp" and shards > 1:
+        assert "it does not split a model" in told(problems)[0]
+    elif micro * (steps or 1) % shards and policy == "autodist":
+        assert "which share them" in told(problems)[0]
+    else:
+        assert not problems.found and size <= micro
+        assert n_readers * size * window == micro * (n // shards) * (steps or 1)
 
 
 def test_one_copy_is_called_so() -> None:

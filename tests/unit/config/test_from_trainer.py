@@ -242,8 +242,10 @@ def test_devices_and_strategy_are_written_and_read_again(parts: Any, options: An
     trainer.to_config("run.yaml", max_epochs=1, micro_batch_size=4, **said)
     written = yaml.safe_load(Path("run.yaml").read_text())
     assert written["compute_config"] == compute and written.get("pas_policy") == policy
-    again = TrainerArgs.from_yaml("run.yaml").build().trainer
+    job = TrainerArgs.from_yaml("run.yaml").build()
+    again = job.trainer
     was, now = trainer[MultiGPUAddon], again[MultiGPUAddon]
+    assert job.loader.batch_size == 4 and "accumulate_grad_batches" not in again.lightning  # pyright: ignore[reportAttributeAccessIssue]
     assert now.devices == was.devices and now.parallelism == was.parallelism
     assert (now.strategy, now.memory_gb) == (was.strategy, was.memory_gb)
 

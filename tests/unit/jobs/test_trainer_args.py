@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from samples import SEED, same_weights, without_times
@@ -492,6 +493,29 @@ def test_validation_has_at_most_so_many_steps() -> None:
     job = TrainerArgs.from_cli([*FAST, "--max_val_steps=1", "--max_train_steps=2"]).build()
     job.run()
     assert len(job.trainer.history.steps["valid"]["val_loss"]) == 4  # of 5 batches as many as an update has
+
+
+class Validations(L.Callback):
+    """After which updates there was a validation."""
+
+    def __init__(self) -> None:
+        self.updates: list[int] = []
+
+    def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.updates.append(pl_trainer.global_step)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "updates"), [("1", [2, 4, 5, 6, 8, 10]), ("2", [2, 4, 6, 8, 10]), ("null", [2, 4, 6, 8, 10]), (None, [2, 4, 5, 6, 8, 10])]
+)
+def test_validations_by_steps_and_by_epochs_are_nnscalers(epochs: str | None, updates: list[int]) -> None:
+    """Five updates an epoch; as in nnScaler, the default is to validate after each epoch."""
+    given = [f"--val_every_n_epochs={epochs}"] if epochs is not None else []
+    lengths = ["--dataset.train_args.size=40", "--max_train_steps=10", "--max_epochs=2", "--val_every_n_train_steps=2"]
+    job, seen = TrainerArgs.from_cli([*FAST, *lengths, *given]).build(), Validations()
+    job.trainer.lightning["callbacks"].append(seen)
+    job.run()
+    assert seen.updates == updates
 
 
 def test_without_a_sampler_the_loader_shuffles() -> None:
