@@ -95,6 +95,10 @@ class LeanEvaluationLoop(_EvaluationLoop):
     control = Control()
     stood_aside: str | None = None
 
+    def setup_data(self) -> None:
+        if self._data_source.is_defined():  # a BatchSizeFinder calls it without validation, too
+            super().setup_data()
+
     def on_run_start(self) -> None:
         super().on_run_start()
         fetcher, self.stood_aside = self._data_fetcher, self._objection()

@@ -252,12 +252,12 @@ def ends_at_length(loader: Any) -> bool:
 # %% ../../nbs/engine/lean_pass.ipynb #7aa6c72a
 @contextmanager
 def explain_full_memory(loop: Any) -> Iterator[None]:
-    """Raises OutOfMemory where a batch was too large for the device."""
+    """Raises OutOfMemory where a batch was too large for the device; for a BatchSizeFinder, which looks for it, the error as it is."""
     try:
         yield
     except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
         pl_trainer = loop.trainer
+        if not is_out_of_memory(error) or not pl_trainer.callbacks:  # a trial of the finder has none
+            raise
         place = f"epoch {pl_trainer.current_epoch + 1}, batch {loop.batch_progress.current.ready}"
         raise out_of_memory(error, loop._results.batch, pl_trainer.strategy.root_device, place) from error

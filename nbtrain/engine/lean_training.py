@@ -35,9 +35,9 @@ class LeanEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop; a lean one where `why_not_lean` has no objection.
 
     `stood_aside` says why the newest epoch ran on Lightning's own: empty where it was lean, None before the first. `control`: the
-    requests to the run. `start_at`: how many batches of the first epoch are finished already. `window_start`: the first batch of a window of
-    accumulated gradients, from which on windows are counted. `validate_next`: validate after this batch, once. `validate_epochs`: validate
-    at the end of each so many epochs, too. `whole_step`: see `WholeStep`; read when an epoch begins.
+    requests to the run. `start_at`: how many batches of the first epoch are finished already. `window_start`: the first batch of a window
+    of accumulated gradients, from which on windows are counted. `validate_next`: validate after this batch, once. `validate_epochs`:
+    validate at the end of each so many epochs, too. `whole_step`: see `WholeStep`; read when an epoch begins.
     """
 
     lean = True

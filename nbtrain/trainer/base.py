@@ -5,6 +5,7 @@
 # %% ../../nbs/trainer/base.ipynb #0e58cb9a
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -96,20 +97,29 @@ class TrainerArguments(TrainerSteps):
     given: dict[str, Any]  # all of them as they were given
     own_names: frozenset[str]  # attributes that were not added by a user's class or steps
     lean_loops = True  # False: all epochs run on Lightning's own loops
+    control = Control()  # of no run, until the trainer is made
     own_thread = True  # False: a run in a notebook keeps the main thread, and can't be paused
 
     @property
     def mode(self) -> Mode:
-        """What `run` does: "train", or "test" to evaluate."""
+        """What `run` does: "train", or "test" to evaluate. It can't be changed while a run is on."""
         return self._mode
 
     @mode.setter
     def mode(self, mode: Mode) -> None:
+        if threading.current_thread() is not self.control.thread:  # its own passes switch it
+            self._refuse_new_mode()
         self._mode = check_mode(mode)
 
     def toggle(self, mode: Mode | None = None) -> None:
-        """Switch to `mode`, or to the other one."""
+        """Switch to `mode`, or to the other one. Raises ConfigError while a run is on."""
+        self._refuse_new_mode()
         self.mode = mode if mode is not None else ("test" if self.mode == "train" else "train")
+
+    def _refuse_new_mode(self) -> None:
+        if self.control.state != "idle":
+            what = f"The mode can't be changed while a run is {self.control.state.replace('running', 'on')}."
+            raise ConfigError(what, remedy="Wait for its end or stop() it; evaluate(loader) measures between two of its batches.")
 
 
 # %% ../../nbs/trainer/base.ipynb #80acdc97

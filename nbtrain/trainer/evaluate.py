@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, StochasticWeightAveraging, Timer
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -40,7 +41,7 @@ def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
     if trainer.mode == "train":
         check_optimizer(trainer.optimizer, trainer.model)
     with driving(trainer, StepModule(trainer, whole_epoch=False)) as module:
-        pl_trainer = L.Trainer(max_epochs=trainer.train_state.counts.epoch + 1, **_unlogged(trainer.lightning_args()))
+        pl_trainer = L.Trainer(max_epochs=trainer.train_state.counts.epoch + 1, **_unlimited(_unlogged(trainer.lightning_args())))
         use_lean_loops(pl_trainer, lean=trainer.lean_loops)
         if trainer.mode == "test":
             pl_trainer.test(module, BatchList([batch]), verbose=False)
@@ -61,9 +62,24 @@ def validate(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, float]:
     return module.epoch_metrics
 
 
+_FINDERS = (BatchSizeFinder, LearningRateFinder)  # make trials before a run
+_OF_RUNS = (EarlyStopping, StochasticWeightAveraging, Timer)  # count epochs, or the time since the first
+_LIMITS = ("min_epochs", "min_steps", "max_steps", "max_time", "limit_train_batches", "limit_val_batches", "limit_test_batches")
+_LIMITS += ("overfit_batches", "fast_dev_run", "val_check_interval", "check_val_every_n_epoch")
+
+
 def _unlogged(arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments for a use of Lightning that is not a run: loggers get nothing of it, and callbacks that need one find one."""
-    return {**arguments, "logger": DummyLogger() if arguments["logger"] else False}
+    return _without(arguments, _FINDERS) | {"logger": DummyLogger() if arguments["logger"] else False}
+
+
+def _unlimited(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for a single batch, which no limit of a run or of its epochs concerns."""
+    return {name: value for name, value in _without(arguments, _OF_RUNS).items() if name not in _LIMITS}
+
+
+def _without(arguments: dict[str, Any], kinds: tuple[type[L.Callback], ...]) -> dict[str, Any]:
+    return {**arguments, "callbacks": [callback for callback in arguments["callbacks"] if not isinstance(callback, kinds)]}
 
 
 # %% ../../nbs/trainer/evaluate.ipynb #6123c25e

@@ -182,11 +182,14 @@ class TrainerControls(TrainerBase):
             print(repr(self.train_state.history))
 
     def free(self) -> None:
-        """Release the batch and the gradients that a failed run's traceback holds; `%debug` works no more."""
+        """Release the batch and the gradients that a failed run's traceback holds; `%debug` works no more.
+
+        While a run is on, its gradients stay: its next update needs them.
+        """
         if self.handle is not None:
             self.handle.free()
         free_last_error()
-        if self.optimizer is not None:
+        if self.optimizer is not None and self.control.state == "idle":
             self.optimizer.zero_grad()
 
     def _need_run(self) -> None:

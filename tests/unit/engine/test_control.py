@@ -304,6 +304,56 @@ def test_a_second_run_is_refused_while_one_is_on() -> None:
     assert trainer.stop().status == "stopped"
 
 
+def elsewhere(call: Any) -> None:
+    """`call` in another thread, as a cell calls it while a run is in the background."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("options", [{}, {"lightning": {"accumulate_grad_batches": 3}}], ids=["every batch", "windows"])
+@pytest.mark.parametrize("hook", ["on_after_backward", "on_before_optimizer_step", "on_train_batch_end"])
+def test_free_leaves_the_gradients_of_a_run_that_is_on(hook: str, options: dict[str, Any]) -> None:
+    expected = make_trainer(**options)
+    expected.run(2, make_loader())
+    trainer = make_trainer(**options)
+    trainer.lightning = trainer.lightning | {"callbacks": [LambdaCallback(**{hook: lambda *args: elsewhere(trainer.free)})]}
+    trainer.run(2, make_loader())
+    assert same(trainer, expected)
+    trainer.free()
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("place", ["running", "paused", "in a step", "in a validation"])
+def test_the_mode_is_not_changed_while_a_run_is_on(place: str) -> None:
+    refused: list[str] = []
+
+    def change(own_thread: bool = False) -> None:
+        calls = {"toggle": lambda: trainer.toggle(), "to test": lambda: trainer.toggle("test")}
+        for call in calls.values() if own_thread else [*calls.values(), lambda: setattr(trainer, "mode", "test")]:
+            with pytest.raises(ConfigError) as error:
+                call()
+            refused.append(str(error.value).splitlines()[0])
+
+    trainer: Any = None
+    if place == "paused":
+        trainer = asking(2, lambda trainer: trainer.pause())
+        with pytest.raises(RunPaused):
+            start(trainer, 2, make_loader()).wait()
+        change()
+        trainer.resume()
+        expected = "The mode can't be changed while a run is paused."
+    else:
+        looks = {"running": "on_train_batch_end", "in a step": "on_train_batch_start", "in a validation": "on_validation_batch_end"}
+        look = lambda *args: change(own_thread=True) if place == "in a step" else elsewhere(change)  # noqa: E731
+        trainer = make_trainer(lightning={"callbacks": [LambdaCallback(**{looks[place]: look})]})
+        trainer.run(2, make_loader(), make_valid())
+        expected = "The mode can't be changed while a run is on."
+    assert set(refused) == {expected} and trainer.mode == "train" and trainer.counts.epoch == 2
+    trainer.toggle()
+    assert trainer.mode == "test"
+
+
 def test_validate_now_is_as_a_validation_of_the_run_and_draws_nothing_from_it() -> None:
     never = make_trainer()
     never.run(2, make_loader(), make_valid())

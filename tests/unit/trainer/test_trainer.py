@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lightning.pytorch import callbacks as C
 from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, plain_loop, same_weights
 from torch.nn.functional import mse_loss
 
-from nbtrain import CheckpointError, ConfigError, StepError, Trainer
+from nbtrain import CheckpointError, ConfigError, LimitsAddon, StepError, Trainer
 from nbtrain.engine.lean_loops import use_lean_loops
 from nbtrain.engine.step_module import StepModule
 
@@ -66,6 +67,43 @@ def test_run_batch_goes_on_between_runs_without_a_trace_in_the_epochs() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.005 and len(trainer.history) == 1
     assert all(torch.equal(best[name], value) for name, value in trainer.best_weights.items())
     assert trainer.run(1, make_loader()).last["epoch"] == 2
+
+
+LIMITS: dict[str, dict[str, Any]] = {
+    "val_check_interval": {"val_check_interval": 3},
+    "a share of the batches": {"limit_train_batches": 0.5, "limit_test_batches": 0.2},
+    "no batch": {"limit_train_batches": 0, "limit_test_batches": 0},
+    "overfit_batches": {"overfit_batches": 0.01},
+    "max_steps, reached": {"max_steps": 5},
+    "max_time, over": {"max_time": timedelta(0)},
+    "fast_dev_run": {"fast_dev_run": 3},
+    "min_steps": {"min_steps": 20},
+    "accumulation": {"accumulate_grad_batches": 4},
+    "Timer, over": {"callbacks": [C.Timer(timedelta(0))]},
+    "EarlyStopping": {"callbacks": [C.EarlyStopping("train_loss")]},
+    "BatchSizeFinder": {"callbacks": [C.BatchSizeFinder()]},
+    "LearningRateFinder": {"callbacks": [C.LearningRateFinder()]},
+    "StochasticWeightAveraging": {"callbacks": [C.StochasticWeightAveraging(0.1, 1)]},
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_single_batch_runs_whatever_limits_a_run(name: str) -> None:
+    batch = next(iter(make_loader(shuffle=False)))
+    limited, free = make_trainer(model=make_normed(), lightning=LIMITS[name]), make_trainer(model=make_normed())
+    for trainer in (limited, free):
+        trainer.train_state.counts.update = 5
+        assert trainer.run_batch(batch).keys() == {"loss", "mae", "output", "label"}
+    assert same_weights(limited.model, free.model) and limited.counts == free.counts
+    for trainer in (limited, free):
+        trainer.toggle("test")
+    assert torch.equal(limited.run_batch(batch)["loss"], free.run_batch(batch)["loss"])
+
+
+def test_a_single_batch_runs_after_the_last_step_of_limits() -> None:
+    trainer = make_trainer(Regress.add_on(LimitsAddon), max_steps=3, steps_per_epoch=2, val_every_n_steps=2)
+    trainer.run(2, make_loader(), make_valid())
+    assert trainer.counts.update == 3 and trainer.run_batch(next(iter(make_loader())))["loss"] > 0 and trainer.counts.update == 4
 
 
 def test_run_batch_in_test_mode_trains_nothing() -> None:
@@ -454,6 +492,31 @@ def test_batch_size_finder_finds_and_the_run_uses_it() -> None:
     trainer.run(2, make_loader(), make_valid())
     assert finder.optimal_batch_size == 8 and sizes[-12:-3] == [8] * 8 + [6]
     assert len(trainer.history) == 2 and trainer.counts.step == 2 * (9 + 3)
+
+
+@pytest.mark.parametrize("mode", ["power", "binsearch"])
+@pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.parametrize("lean", [False, True])
+def test_batch_size_finder_stops_where_the_memory_is_full(lean: bool, validates: bool, mode: str) -> None:
+    class Small(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            if len(batch[0]) > 20:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+            sizes.append(len(batch[0]))
+            return super().train_step(batch)
+
+        def test_step(self, batch: Any) -> dict[str, Any]:
+            return Regress.train_step(self, batch)
+
+    sizes: list[int] = []
+    finder = C.BatchSizeFinder(mode, steps_per_trial=1, init_val=4, margin=0.0)
+    trainer = make_trainer(Small, lightning={"callbacks": [finder]})
+    trainer.lean_loops = lean
+    trainer.run(1, make_loader(), make_valid() if validates else None)
+    best = {"power": 16, "binsearch": 20}[mode]
+    n = -(-70 // best)
+    assert finder.optimal_batch_size == best and sizes[-n:] == [best] * (n - 1) + [70 - best * (n - 1)]
+    assert trainer.counts.update == n
 
 
 def test_gradient_accumulation_scheduler() -> None:
