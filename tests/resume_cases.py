@@ -472,7 +472,13 @@ class Case:
         addons, options = SETTINGS[self.setting]()
         lean = options.pop("lean", True)
         lightning = {**options.pop("lightning", {}), "callbacks": callbacks}
-        options = {"save_path": folder, "every_n_steps": self.every, "keep_source": False, "log_bar": False} | options
+        options = {
+            "save_path": folder,
+            "every_n_steps": self.every,
+            "keep_source": False,
+            "log_bar": False,
+            "nonfinite": "ignore",
+        } | options
         kind = STEPS[self.steps].add_on(StateManagerAddon, *addons)
         trainer: Any = kind(model, "cpu", optimizer=optimizer, lightning=lightning, **SCHEDULES[self.schedule](optimizer), **options)
         trainer.lean_loops = lean

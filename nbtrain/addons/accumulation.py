@@ -242,7 +242,7 @@ class _Accumulate(L.Callback):
         return {"unit": self.unit}  # a resumed run may begin with a short batch, and would round in another way
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.unit = state_dict["unit"]
+        self.unit = state_dict["unit"] if self.trainer.continues_run else 0
 
 
 # %% ../../nbs/addons/accumulation.ipynb #51e5e74d

@@ -5,6 +5,7 @@
 # %% ../../nbs/addons/early_stopping.ipynb #cb9b8e98
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
@@ -60,14 +61,15 @@ class _EarlyStop(Stopper):
         self.stop_if(pl_trainer, self.n_waited >= addon.patience, reason)
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "fit" and self.addon.restore_best and self.trainer.train_state.best_weights is not None:
-            load_weights(self.trainer.model, self.trainer.train_state.best_weights)
+        if stage == "fit":
+            self.addon.end(self.trainer)
 
     def state_dict(self) -> dict[str, Any]:
         return {"n_waited": self.n_waited, "best_value": self.addon.best_value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.n_waited, self.addon.best_value = state_dict["n_waited"], state_dict["best_value"]
+        self.addon.best_value = state_dict["best_value"]
+        self.n_waited = state_dict["n_waited"] if self.trainer.continues_run else 0
 
 
 # %% ../../nbs/addons/early_stopping.ipynb #8f48ac1d
@@ -99,3 +101,12 @@ class EarlyStoppingAddon(AddOnBase):
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_EarlyStop(self, trainer)]
+
+    def end(self, trainer: TrainerProtocol) -> None:
+        """What is done at the end of every run."""
+        if self.restore_best and trainer.train_state.best_weights is not None:
+            load_weights(trainer.model, trainer.train_state.best_weights)
+
+    def has_ended(self, state: Mapping[str, Any]) -> bool:
+        """Had a run waited long enough when the checkpoint `state` was saved?"""
+        return state.get("callbacks", {}).get(_EarlyStop.__qualname__, {}).get("n_waited", 0) >= self.patience

@@ -28,7 +28,7 @@ from ..engine.addon import AddOnBase
 from ..engine.control import Boundary, refuse_while_on
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError, ConfigError, nearest
-from ..rng import random_state
+from ..rng import random_state, set_random_state
 
 # %% auto #0
 __all__ = ["SaveType", "StateManagerAddon"]
@@ -71,7 +71,8 @@ def _resumable(trainer: TrainerProtocol, loader: Any, restored: Mapping[str, Any
         )
     found = ResumableLoader(loader)
     if restored is not None and restored["nbtrain"]["loader"] is not None:
-        found.load_state_dict(restored["nbtrain"]["loader"], of_rank(restored["nbtrain"])["random"])
+        random = of_rank(restored["nbtrain"])["random"]
+        found.load_state_dict(restored["nbtrain"]["loader"], random if random is not None else random_state())
     return found
 
 
@@ -184,6 +185,14 @@ class StateManagerAddon(AddOnBase):
         """Restore the attributes of model and trainer from nbtrain's part of a checkpoint, or from that of a rank in it."""
         missing = self.attributes.load_state_dict(trainer, own["attributes"]) if own.get("attributes") is not None else ""
         self.note_inexact(trainer, f"{missing} is made after the run has begun" if missing else "")
+
+    def end_before(self) -> None:
+        """The restored run is finished: random numbers continue from here on as after its end, and not only in the next run."""
+        assert self.restored is not None
+        own = self.restored["nbtrain"]
+        if own["finished"] is None and own["random"] is not None:
+            set_random_state(own["random"])
+            own["random"] = None
 
     def note_inexact(self, trainer: TrainerProtocol, what: str) -> None:
         """Note in the record of the run that it can't be resumed exactly, and why; nothing for an empty text."""

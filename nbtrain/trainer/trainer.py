@@ -5,7 +5,6 @@
 # %% ../../nbs/trainer/trainer.ipynb #69eeeb26
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing_extensions import Unpack
 
 from ..addons.gradient_clip import GradientClipAddon
 from ..addons.hooks import Hooks, HooksAddon
-from ..addons.limits import LimitsAddon
 from ..addons.non_finite import NonFinite
 from ..addons.state_manager import StateManagerAddon
 from ..checkpoint.sharded import merge_checkpoint
@@ -43,6 +41,7 @@ from .gallery import Draw, Gallery, first_samples, worst_samples
 from .live_edits import TrainerControls
 from .lr_finder import RangeTest, find_lr, update_args
 from .outcome import RunOutcome
+from .phases import epochs_left
 from .progress import TrainerProgress
 from .run import Run
 from .run_handle import RunHandle
@@ -51,7 +50,7 @@ from ..views.html import table_html
 from ..views.text import best_words, format_count
 
 # %% auto #0
-__all__ = ["AnyTrainer", "TrainerWeights", "TrainerInspection", "epochs_left", "TrainerRuns", "Trainer"]
+__all__ = ["AnyTrainer", "TrainerWeights", "TrainerInspection", "TrainerRuns", "Trainer"]
 
 
 # %% ../../nbs/trainer/trainer.ipynb #daa6da77
@@ -154,44 +153,6 @@ class TrainerInspection(TrainerBase):
 
 
 # %% ../../nbs/trainer/trainer.ipynb #9cd4531d
-def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path) -> int:
-    """Restore the saved run that `resume` means. Returns how many epochs are left of the `n_epoch` that it was to have.
-
-    The first run of a trainer is its first phase, the next one the second. A phase that others have followed is finished.
-    """
-    refuse_while_on(trainer.control, trainer.recorder.place)
-    if trainer.mode == "test":
-        raise ConfigError("In mode 'test' there is no run to resume.", remedy="Load the state with load_state(path).")
-    manager: StateManagerAddon = trainer[StateManagerAddon]
-    state, number = trainer.train_state, trainer.finished_phase + 1
-    by_order = resume in ("auto", "last")
-    if by_order and number > state.phase > 0:
-        return n_epoch  # this object has made all phases itself
-    path = manager.find(trainer, resume)
-    if path is None:
-        trainer.recorder.note(f"resume={resume!r}: nothing was saved in {str(trainer.save_path)!r} yet, so this is a fresh run.")
-        return n_epoch
-    manager.restore(trainer, path)
-    number = number if by_order else state.phase
-    begun = 0 < number <= state.phase
-    left = 0 if number < state.phase else n_epoch - (state.counts.epoch - state.first_epoch if begun else 0)
-    left = max(left, 0) if state.counts.update < _max_steps(trainer) else 0
-    trainer.resumed, trainer.continues_run = left > 0, left > 0 and begun
-    if left:
-        trainer.recorder.note(f"resumed from {path.name}")
-    else:
-        trainer.finished_phase = number
-    state.run += not trainer.continues_run  # no run of the saved number follows
-    return left
-
-
-def _max_steps(trainer: TrainerBase) -> float:
-    """How many updates the runs may make."""
-    limits = next((addon.max_steps for addon in trainer.active_addons if isinstance(addon, LimitsAddon)), None)
-    given = trainer.lightning.get("max_steps", limits)
-    return math.inf if given is None or given < 0 else given
-
-
 class TrainerRuns(TrainerBase):
     """Runs of a trainer."""
 
