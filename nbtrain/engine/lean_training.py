@@ -61,17 +61,19 @@ class LeanEpochLoop(_TrainingEpochLoop):
             self.start_at = 0
 
     def run(self, data_fetcher: _DataFetcher) -> None:
-        self.stood_aside = self._objection(data_fetcher)
+        self.stood_aside, is_rest = self._objection(data_fetcher), self.restarting
         with explain_full_memory(self):
             if self.stood_aside:
                 super().run(data_fetcher)
             else:
                 self._run_lean(data_fetcher)
-        exhaust(data_fetcher)
+        if not is_rest:  # of an epoch that Lightning restarts: it reads the loader from its beginning, and not to its end
+            exhaust(data_fetcher)
 
     def _run_lean(self, data_fetcher: _DataFetcher) -> None:
         self.reset()
         self.on_run_start(data_fetcher)
+        self.val_loop.restarting = False  # as in Lightning's `advance`: else the next validation would be the rest of an old one
         try:
             _TrainingPass(self, data_fetcher).run()
         finally:
