@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -492,17 +493,19 @@ def test_both_loops_do_the_same(name: str, tmp_path: Path) -> None:
         assert lean[part] == value, part
 
 
+@pytest.mark.parametrize("step", [5, 6, 7])  # at the end of an epoch, before its validation; in mid-epoch
 @pytest.mark.parametrize("saved_lean", [False, True])
 @pytest.mark.parametrize("resumed_lean", [False, True])
-def test_a_checkpoint_of_either_loop_resumes_on_either(saved_lean: bool, resumed_lean: bool, tmp_path: Path) -> None:
+def test_a_checkpoint_of_either_loop_resumes_on_either(saved_lean: bool, resumed_lean: bool, step: int, tmp_path: Path) -> None:
     def saver(folder: Path) -> Any:
-        return lambda: ModelCheckpoint(dirpath=folder, every_n_train_steps=7, save_top_k=-1, filename="{step}")
+        return lambda: ModelCheckpoint(dirpath=folder, every_n_train_steps=step, save_top_k=-1, filename="{step}")
 
+    loader = partial(make_loader, own_generator=True)
     found = []
     for folder, save, resume in ((tmp_path / "a", False, False), (tmp_path / "b", saved_lean, resumed_lean)):
-        run(save, folder, callbacks=[saver(folder)], enable_checkpointing=True, max_epochs=2)
-        state = torch.load(folder / "step=7.ckpt", weights_only=False)
-        resumed, _ = run(resume, folder, ckpt_path=folder / "step=7.ckpt")
+        run(save, folder, loader=loader, callbacks=[saver(folder)], enable_checkpointing=True, max_epochs=2)
+        state = torch.load(folder / f"{step=}.ckpt", weights_only=False)
+        resumed, _ = run(resume, folder, loader=loader, ckpt_path=folder / f"{step=}.ckpt")
         weights = {name: value.tolist() for name, value in state["state_dict"].items()}
         found.append((str(state["loops"]), state["global_step"], weights, resumed))
     assert found[0] == found[1]
