@@ -334,14 +334,19 @@ def run(
         args["logger"] = Memory(trace)
     net = module(trace)
     torch.manual_seed(3)
-    settings: dict[str, Any] = {"max_epochs": 3, "accelerator": "cpu", "logger": False, "enable_checkpointing": False} | args
+    settings: dict[str, Any] = {
+        "max_epochs": 3,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "num_sanity_val_steps": 1,
+    } | args
     test, path = settings.pop("test", False), settings.pop("ckpt_path", None)
     trainer = L.Trainer(
         callbacks=[trace, *own],
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        num_sanity_val_steps=1,
         **settings,
     )
     epoch_loop = use_lean_loops(trainer) if lean else None
@@ -505,7 +510,7 @@ def test_a_checkpoint_of_either_loop_resumes_on_either(saved_lean: bool, resumed
     for folder, save, resume in ((tmp_path / "a", False, False), (tmp_path / "b", saved_lean, resumed_lean)):
         run(save, folder, loader=loader, callbacks=[saver(folder)], enable_checkpointing=True, max_epochs=2)
         state = torch.load(folder / f"{step=}.ckpt", weights_only=False)
-        resumed, _ = run(resume, folder, loader=loader, ckpt_path=folder / f"{step=}.ckpt")
+        resumed, _ = run(resume, folder, loader=loader, ckpt_path=folder / f"{step=}.ckpt", num_sanity_val_steps=0)
         weights = {name: value.tolist() for name, value in state["state_dict"].items()}
         found.append((str(state["loops"]), state["global_step"], weights, resumed))
     assert found[0] == found[1]
