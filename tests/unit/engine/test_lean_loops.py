@@ -498,7 +498,7 @@ def test_both_loops_do_the_same(name: str, tmp_path: Path) -> None:
         assert lean[part] == value, part
 
 
-@pytest.mark.parametrize("step", [5, 6, 7, 10])  # at the end of an epoch, before its validation; in mid-epoch
+@pytest.mark.parametrize("step", [5, 6, 7])  # at the end of an epoch, before its validation; in mid-epoch
 @pytest.mark.parametrize("saved_lean", [False, True])
 @pytest.mark.parametrize("resumed_lean", [False, True])
 def test_a_checkpoint_of_either_loop_resumes_on_either(saved_lean: bool, resumed_lean: bool, step: int, tmp_path: Path) -> None:

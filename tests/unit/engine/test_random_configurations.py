@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from random_configurations import CALLBACKS, LOADERS, OPTIMIZERS, SCHEDULES, difference, draw
+from random_configurations import CALLBACKS, LOADERS, OPTIMIZERS, SCHEDULES, USUAL, difference, draw
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_random_configuration_runs_alike_on_both_loops(seed: int) -> None:
     different, _, _ = difference(draw(seed))
     assert different == "", f"seed {seed}"
+
+
+def test_a_validation_after_a_restored_epoch_is_whole() -> None:
+    saves = {"best by a step's value": 7, "logs": 0}  # after the last batch of the epoch, before its validation
+    settings = USUAL | {"loader": "by hand", "callbacks": saves, "more_epochs": 1}
+    assert difference(settings | {"trainer": {"max_epochs": 1, "val_check_interval": 4}})[0] == ""
 
 
 def test_a_thousand_seeds_hold_every_kind() -> None:
