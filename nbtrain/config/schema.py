@@ -17,6 +17,7 @@ from ..errors import nearest
 # %% auto #0
 __all__ = [
     "Name",
+    "Dtype",
     "Precision",
     "Kind",
     "described",
@@ -152,7 +153,9 @@ class PartConfig:
 
 
 # %% ../../nbs/config/schema.ipynb #4cbb1be7
-Precision = Literal["fp32", "fp16", "bf16", "none"]
+Dtype = Literal["fp32", "fp16", "bf16", "none"]
+# They mean what they mean in Python: fp16 and bf16 are mixed
+Precision = Literal["fp32", "fp16", "bf16", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "none"]
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,9 @@ class Settings:
     log: list[PartConfig] = described("loggers; TensorBoardLogger, WandbLogger and CSVLogger need no longer name", [])
     addons: list[PartConfig] = described("addons of nbtrain with their options", [])
     hook: dict[str, Any] | None = described("a hook's type and args, or functions by the name of their moment")
-    precision: Precision | dict[Literal["param", "buffer", "input"], Precision] | None = described("fp32, fp16, bf16 or none")
+    precision: Precision | dict[Literal["param", "buffer", "input"], Dtype] | None = described(
+        "fp16, bf16: mixed; 16-true, bf16-true: weights too; or a dtype (fp32, fp16, bf16, none) for each of param, buffer and input"
+    )
     micro_batch_size: int = described("samples of a batch on one device", 1, least=1)
     global_batch_size: int | None = described(
         "samples of an update (default: micro_batch_size × copies × grad_accumulation_steps)", least=1

@@ -28,7 +28,9 @@ class _Optimization(_AutomaticOptimization):
     """Lightning's, which zeroes the gradients where a window of the loop begins."""
 
     def _make_zero_grad_fn(self, batch_idx: int, optimizer: Optimizer) -> Callable[[], None] | None:
-        return super()._make_zero_grad_fn(batch_idx - self.trainer.fit_loop.epoch_loop.window_start, optimizer)
+        loop = self.trainer.fit_loop.epoch_loop
+        assert isinstance(loop, LeanEpochLoop)
+        return super()._make_zero_grad_fn(batch_idx - loop.window_start, optimizer)
 
 
 class LeanEpochLoop(_TrainingEpochLoop):

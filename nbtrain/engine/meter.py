@@ -35,7 +35,7 @@ def snapshot(value: Scalar) -> Scalar:
     if value.is_cpu and type(value) is Tensor:
         return value.item()  # waits for no device, and is faster than a copy
     if isinstance(value, DTensor):
-        value = value.detach().full_tensor()  # a rank may hold only its summand
+        return snapshot(value.full_tensor())  # a rank may hold only its summand
     may_be_held = value.is_leaf or value._is_view()
     fresh = value.detach() if value.requires_grad else value  # detach costs 2 µs
     value = fresh.clone() if may_be_held else fresh

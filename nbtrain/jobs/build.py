@@ -31,7 +31,7 @@ from ..distributed.world import find_world
 from ..engine.addon import AddOnBase
 from ..errors import CheckpointError, ConfigError, first_line
 from ..history.history import RunResult
-from .validate import LOGGERS, STAGES, check_part, device_type, hook_part, n_available, notes, one_precision
+from .validate import LOGGERS, STAGES, check_part, device_type, hook_part, n_available, notes
 from ..rng import seed_all
 from ..trainer.model_trainer import ModelTrainer
 from ..trainer.trainer import Trainer
@@ -168,15 +168,6 @@ def _reducing(settings: Settings, lengths: dict[str, Any]) -> dict[str, Any] | N
     return given if given or "accumulate_grad_batches" in lengths else None
 
 
-_PRECISIONS = {"fp32": "32-true", "fp16": "16-true", "bf16": "bf16-true", "none": None}
-
-
-def _precision(precision: Any) -> Any:
-    """What Trainer takes for one precision of all tensors, or for dtypes of parameters, buffers and inputs."""
-    one = one_precision(precision) if isinstance(precision, dict) else precision
-    return _PRECISIONS[one] if one is not None else precision
-
-
 def _hooks(settings: Settings, maker: Maker) -> Any:
     """The TrainHook, or the functions by name; those that are null are left out."""
     hook = settings.hook
@@ -230,8 +221,8 @@ def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callb
     kind: type[Trainer] = load_name(settings.trainer.type) if settings.trainer.type is not None else ModelTrainer
     addons, given = _addons(settings, maker, lengths)
     lightning = _lightning(settings, maker, callbacks)
-    if settings.precision is not None:
-        given["precision"] = _precision(settings.precision)
+    if settings.precision not in (None, "none"):
+        given["precision"] = settings.precision
     if (hooks := _hooks(settings, maker)) is not None:
         given["hooks"] = hooks
     given |= maker.arguments(settings.trainer.args, ("trainer", "args"))

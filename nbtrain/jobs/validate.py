@@ -25,7 +25,7 @@ from ..trainer.arguments import check_lightning
 from ..trainer.trainer import Trainer
 
 # %% auto #0
-__all__ = ["LOGGERS", "STAGES", "check_part", "hook_part", "device_type", "n_available", "one_precision", "check_settings", "notes"]
+__all__ = ["LOGGERS", "STAGES", "check_part", "hook_part", "device_type", "n_available", "check_settings", "notes"]
 
 # %% ../../nbs/jobs/validate.ipynb #f2b16286
 LOGGERS = "lightning.pytorch.loggers"
@@ -145,12 +145,6 @@ def _check_reduction(settings: Settings, document: Document, problems: Problems)
         problems.add("per-token-mean needs optimizer.aggregate_outputs_fn.", where, "Name a function that returns the number of tokens.")
     elif optimizer.aggregate_outputs_fn is not None:
         check_name(optimizer.aggregate_outputs_fn, ("optimizer", "aggregate_outputs_fn"), document, problems)
-
-
-def one_precision(precision: dict[Any, Any]) -> str | None:
-    """The one precision of parameters, buffers and inputs, if there is one."""
-    found = {precision.get(name, "none") for name in ("param", "buffer", "input")}
-    return found.pop() if len(found) == 1 else None
 
 
 # %% ../../nbs/jobs/validate.ipynb #47b9c191

@@ -232,7 +232,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         scheduler_step_on_batch: A scheduler instance steps per batch instead.
         gradient_clip: The largest global gradient norm; 0 for no clipping.
         compile: Compile the model with `torch.compile`: True, a mode such as "max-autotune", or a dict of its keywords.
-        precision: "fp32", "bf16", "fp16" or another name of these, what Lightning calls a precision, "auto" for the best of the device,
+        precision: "fp32", "bf16" or "fp16" (both mixed), what Lightning calls a precision ("bf16-true"), "auto" for the best of the device,
             a list of which the first is taken that the device can do, or a dict of dtypes for "param", "buffer" and "input".
         hooks: Functions by the names of their moments, `{"after_optimizer_step": fn}`, or TrainHooks.
         nonfinite: What to do about a training loss that is not finite: "raise" soon, "stop", "skip" its update, or "ignore".

@@ -14,7 +14,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch import nn
 
@@ -481,7 +481,10 @@ def test_accumulation_that_begins_in_mid_run_is_not_replayed() -> None:
         return trainer
 
     def options() -> dict[str, Any]:
-        return {"lightning": {"callbacks": [GradientAccumulationScheduler({2: 2})]}}
+        return {"lightning": {"callbacks": [LambdaCallback(on_train_epoch_start=begin)]}}
+
+    def begin(pl_trainer: Any, module: Any) -> None:
+        pl_trainer.accumulate_grad_batches = 2 if pl_trainer.current_epoch >= 2 else 1
 
     ours, calls, notes = graphed(**options())
     assert same_weights(trained(ours).model, trained(plain(**options())).model)

@@ -23,6 +23,15 @@ def test_names_of_one_precision_are_one(given: Any) -> None:
     assert [resolve_precision(name, CPU) for name in ("fp32", 32, "32", "float32", "auto", 64, None)] == ["32-true"] * 5 + ["64-true", None]
 
 
+def test_weights_have_16_bits_only_where_that_is_spelled_out() -> None:
+    for given, dtype in {"bf16": torch.float32, "bf16-mixed": torch.float32, "bf16-true": torch.bfloat16}.items():
+        trainer = make_trainer(model=make_model(), precision=given)
+        seen: list[torch.dtype] = []
+        trainer.model.register_forward_hook(lambda module, args, output, seen=seen: seen.append(next(module.parameters()).dtype))
+        trainer.run_batch(next(iter(make_loader())))
+        assert seen == [dtype]
+
+
 @pytest.mark.parametrize(("capability", "best"), [((9, 0), "bf16-mixed"), ((7, 5), "16-mixed")])
 def test_auto_and_lists_ask_the_device(capability: tuple[int, int], best: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)

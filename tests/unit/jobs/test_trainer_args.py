@@ -10,19 +10,21 @@ import sys
 from dataclasses import is_dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import lightning as L
 import pytest
 import torch
-from samples import SEED, same_weights, without_times
+from samples import SEED, make_trainer, same_weights, without_times
 from torch.optim import Adam
 from torch.utils.data import DataLoader, DistributedSampler
 
 from nbtrain import ConfigError, ModelTrainer, StateManagerAddon, TrainerArgs, load_run
 from nbtrain.checkpoint.files import read_checkpoint
 from nbtrain.cli import main
-from nbtrain.config.schema import Settings, describe_fields, shown_fields
+from nbtrain.config.instantiate import literal
+from nbtrain.config.schema import Precision, Settings, describe_fields, shown_fields
+from nbtrain.engine import precision
 from nbtrain.examples.mlp import MLP, SimpleDataset
 from nbtrain.rng import seed_all
 
@@ -247,7 +249,7 @@ def test_help_lists_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert "  --checkpoint.save_type sharded|deduped|merged = 'sharded'" in lines
     assert set(describe_fields()) <= set(lines) and "  --compute_config.use_zero BOOL = false" in lines
-    assert "  --precision fp32|fp16|bf16|none or DICT" in lines
+    assert "  --precision fp32|fp16|bf16|16-mixed|bf16-mixed|16-true|bf16-true|none or DICT" in lines
     ignored = " ".join(lines)
     assert all(f"--{name}" in ignored for name in shown_fields(Settings) if not is_dataclass(getattr(Settings(), name)))
 
@@ -442,10 +444,17 @@ def test_a_trainer_of_ones_own_and_addons_have_their_options(folder: Path) -> No
     assert (job.trainer.title, job.trainer.monitor) == ("Own", "train_loss")
 
 
-def test_clipping_and_precision_reach_the_trainer() -> None:
-    precision = "{'param': 'bf16', 'buffer': 'bf16', 'input': 'bf16'}"
-    job = TrainerArgs.from_cli([*FAST, "--optimizer.clip_gnorm=0.5", "--precision", precision]).build()
-    assert (job.trainer.given["gradient_clip"], job.trainer.precision) == (0.5, "bf16-true")
+def test_clipping_reaches_the_trainer() -> None:
+    assert TrainerArgs.from_cli([*FAST, "--optimizer.clip_gnorm=0.5"]).build().trainer.given["gradient_clip"] == 0.5
+
+
+@pytest.mark.parametrize("name", [*get_args(Precision), "{'param': 'bf16', 'buffer': 'bf16', 'input': 'bf16'}"])
+def test_a_precision_in_a_file_means_what_it_means_in_python(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_why_not", lambda name, device: "")  # fp16 on the CPU
+    found = TrainerArgs.from_cli([*FAST, "--precision", name]).build().trainer.precision
+    given = None if name == "none" else literal(name)
+    in_python = make_trainer(precision=given).precision
+    assert (found.dtypes if isinstance(given, dict) else found) == (in_python.dtypes if isinstance(given, dict) else in_python)
 
 
 def test_parameters_buffers_and_inputs_have_dtypes_of_their_own() -> None:

@@ -402,7 +402,7 @@ def test_weight_averaging_takes_the_learning_rate_over_as_in_lightning(form: str
         return [Watch(), C.StochasticWeightAveraging(5e-2, swa_epoch_start=2, annealing_epochs=1)]
 
     plain, ours = callbacks(), callbacks()
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     module = Plain()
     L.Trainer(max_epochs=3, accelerator="cpu", callbacks=plain, **quiet).fit(module, make_loader(own_generator=True))
     model = make_model()
