@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from samples import make_data, make_loader, make_valid, without_times
+from samples import Breaks, Broken, make_data, make_loader, make_valid, without_times
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
@@ -544,3 +544,24 @@ def exact(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): exact(item) for key, item in value.items()}
     return [exact(item) for item in value] if isinstance(value, (list, tuple)) else repr(value)
+
+
+def differences(case: Case, folder: Path) -> list[str]:
+    """Run the case twice, once broken off. Returns the parts that differ in the end."""
+    whole = case.make(folder / "whole", seed=1, callbacks=[])
+    case.run(whole)
+    expected, found = outcome(whole), broken(case, folder / "broken")
+    return [part for part in expected if found[part] != expected[part]]
+
+
+def broken(case: Case, folder: Path) -> dict[str, Any]:
+    """Run to the end in several trainers. Each begins with other random numbers, unless nothing was saved before it."""
+    for n, breaks in enumerate((*case.breaks, 0)):
+        saved = any(folder.glob("run-*/checkpoints/epoch=*"))
+        trainer = case.make(folder, seed=7 + n if saved else 1, callbacks=[Breaks(breaks)] if breaks else [])
+        try:
+            case.run(trainer, resume="auto")
+            break
+        except Broken:
+            continue
+    return outcome(trainer)
