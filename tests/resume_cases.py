@@ -256,6 +256,7 @@ class Wide(torch.optim.Optimizer):
             )
         state["n"] += 1
         state["parts"][0] += 1 / 3
+        assert p.grad is not None
         state["mean"].lerp_(p.grad.float(), 0.1)
         p.add_(-(lr + 1e-4 * float(state["n"]) + 1e-4 * float(state["parts"][0].sum()) + 1e-3 * (state["kind"] == "wide")) * state["mean"])
 
@@ -482,7 +483,9 @@ class Case:
         kind = STEPS[self.steps].add_on(StateManagerAddon, *addons)
         trainer: Any = kind(model, "cpu", optimizer=optimizer, lightning=lightning, **SCHEDULES[self.schedule](optimizer), **options)
         trainer.lean_loops = lean
-        torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
         return trainer
 
     def run(self, trainer: Any, n_epoch: int = 3, **options: Any) -> Any:
@@ -556,12 +559,15 @@ def differences(case: Case, folder: Path) -> list[str]:
 
 def broken(case: Case, folder: Path) -> dict[str, Any]:
     """Run to the end in several trainers. Each begins with other random numbers, unless nothing was saved before it."""
-    for n, breaks in enumerate((*case.breaks, 0)):
+    for n, breaks in enumerate(case.breaks):
         saved = any(folder.glob("run-*/checkpoints/epoch=*"))
-        trainer = case.make(folder, seed=7 + n if saved else 1, callbacks=[Breaks(breaks)] if breaks else [])
+        trainer = case.make(folder, seed=7 + n if saved else 1, callbacks=[Breaks(breaks)])
         try:
             case.run(trainer, resume="auto")
-            break
+            return outcome(trainer)
         except Broken:
             continue
+    saved = any(folder.glob("run-*/checkpoints/epoch=*"))
+    trainer = case.make(folder, seed=99 if saved else 1, callbacks=[])
+    case.run(trainer, resume="auto")
     return outcome(trainer)

@@ -1,4 +1,4 @@
-"""What a resumed run has beside its weights: optimizer states, attributes, generators, open metrics, phases; and what is said where it can't.
+"""What a resumed run has beside its weights: optimizer states, attributes, generators, open metrics, phases.
 
 Runs drawn at random from the same kinds are in tests/faults/test_draws.py.
 """
@@ -95,7 +95,7 @@ def test_a_generator_that_a_new_process_has_not_made_yet_is_said(tmp_path: Path)
 def test_a_setting_that_was_changed_by_hand_is_not_changed_back(tmp_path: Path) -> None:
     with pytest.raises(Broken):
         make_trainer(Saving, save_path=tmp_path, every_n_steps=1, lightning={"callbacks": [Breaks(3)]}).run(1, make_loader())
-    model = make_model()
+    model: Any = make_model()
     model[2].p = 0.1  # was 0.3, and has not changed in the run
     again = make_trainer(Saving, save_path=tmp_path, model=model)
     again.load_state()
@@ -125,6 +125,26 @@ def test_a_module_finds_its_version_in_what_it_loads() -> None:
     load_weights(Versioned(2, 1), dict(Versioned(2, 1).state_dict()))
 
 
+class Renaming(nn.Linear):
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
+        state[f"{prefix}weight"] = state.pop(f"{prefix}kernel")
+        super()._load_from_state_dict(state, prefix, *args)
+
+
+@pytest.mark.parametrize("by_hook", [True, False])
+def test_a_module_that_renames_what_it_loads_decides_what_fits(by_hook: bool) -> None:
+    def rename(module: nn.Module, state: Any, prefix: str, *args: Any) -> None:
+        state[f"{prefix}weight"] = state.pop(f"{prefix}kernel")
+
+    model = nn.Sequential(nn.Linear(2, 1) if by_hook else Renaming(2, 1))
+    if by_hook:
+        model[0].register_load_state_dict_pre_hook(rename)
+    load_weights(model, {"0.kernel": torch.full((1, 2), 3.0), "0.bias": torch.zeros(1)})
+    assert model[0].weight.tolist() == [[3.0, 3.0]]
+    with pytest.raises(CheckpointError, match="another model than Sequential: 0.other is unknown"):
+        load_weights(model, {"0.kernel": torch.zeros(1, 2), "0.bias": torch.zeros(1), "0.other": torch.zeros(1)})
+
+
 def test_states_of_a_parameter_whose_dtype_was_changed_are_cast_with_it() -> None:
     def made(dtype: torch.dtype) -> Any:
         weight = nn.Parameter(torch.ones(2, dtype=dtype))
@@ -141,7 +161,9 @@ def test_states_of_a_parameter_whose_dtype_was_changed_are_cast_with_it() -> Non
 # -- phases
 def notebook(folder: Path, lines: tuple[int, ...], resume: str | None = "auto", **options: Any) -> Any:
     trainer = make_trainer(options.pop("kind", Saving), save_path=folder, **options)
-    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
     for n_epoch in lines:
         trainer.run(n_epoch, make_loader(), make_valid(), resume=resume)
     return trainer
