@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from samples import make_data, make_loader, make_valid, without_times
+from samples import Breaks, Broken, make_data, make_loader, make_valid, without_times
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
@@ -256,6 +256,7 @@ class Wide(torch.optim.Optimizer):
             )
         state["n"] += 1
         state["parts"][0] += 1 / 3
+        assert p.grad is not None
         state["mean"].lerp_(p.grad.float(), 0.1)
         p.add_(-(lr + 1e-4 * float(state["n"]) + 1e-4 * float(state["parts"][0].sum()) + 1e-3 * (state["kind"] == "wide")) * state["mean"])
 
@@ -482,7 +483,9 @@ class Case:
         kind = STEPS[self.steps].add_on(StateManagerAddon, *addons)
         trainer: Any = kind(model, "cpu", optimizer=optimizer, lightning=lightning, **SCHEDULES[self.schedule](optimizer), **options)
         trainer.lean_loops = lean
-        torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
         return trainer
 
     def run(self, trainer: Any, n_epoch: int = 3, **options: Any) -> Any:
@@ -544,3 +547,27 @@ def exact(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): exact(item) for key, item in value.items()}
     return [exact(item) for item in value] if isinstance(value, (list, tuple)) else repr(value)
+
+
+def differences(case: Case, folder: Path) -> list[str]:
+    """Run the case twice, once broken off. Returns the parts that differ in the end."""
+    whole = case.make(folder / "whole", seed=1, callbacks=[])
+    case.run(whole)
+    expected, found = outcome(whole), broken(case, folder / "broken")
+    return [part for part in expected if found[part] != expected[part]]
+
+
+def broken(case: Case, folder: Path) -> dict[str, Any]:
+    """Run to the end in several trainers. Each begins with other random numbers, unless nothing was saved before it."""
+    for n, breaks in enumerate(case.breaks):
+        saved = any(folder.glob("run-*/checkpoints/epoch=*"))
+        trainer = case.make(folder, seed=7 + n if saved else 1, callbacks=[Breaks(breaks)])
+        try:
+            case.run(trainer, resume="auto")
+            return outcome(trainer)
+        except Broken:
+            continue
+    saved = any(folder.glob("run-*/checkpoints/epoch=*"))
+    trainer = case.make(folder, seed=99 if saved else 1, callbacks=[])
+    case.run(trainer, resume="auto")
+    return outcome(trainer)

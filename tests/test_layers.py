@@ -22,8 +22,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "optim": ("events", "views"),
     "engine": ("events", "rng", "data", "history"),
     "loggers": ("events", "data", "engine"),
-    "distributed": ("events", "rng", "data", "engine", "history"),
-    "checkpoint": ("data", "engine", "distributed", "history"),
+    "distributed": ("events", "rng", "data", "optim", "engine", "history"),
+    "checkpoint": ("data", "optim", "engine", "distributed", "history"),
     "addons": ("compat", "events", "rng", "views", "history", "data", "optim", "engine", "loggers", "distributed", "checkpoint"),
     "config": ("compat", "rng", "optim", "history", "engine", "addons"),
 }

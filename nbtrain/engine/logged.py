@@ -33,7 +33,8 @@ def logged_state(pl_trainer: L.Trainer) -> list[dict[str, Any]]:
 
 def load_logged(pl_trainer: L.Trainer, state: list[Mapping[str, Any]]) -> None:
     """Continue with what `logged_state` returned; to be called between the start of the epoch and its first batch."""
-    results, device = pl_trainer.fit_loop.epoch_loop._results, pl_trainer.strategy.root_device
+    results: Any = pl_trainer.fit_loop.epoch_loop._results
+    device = pl_trainer.strategy.root_device
     for one in state:
         options = {**one["options"], "sync_dist_fn": pl_trainer.strategy.reduce, "batch_size": 1}
         results.log(one["fx"], one["name"], torch.zeros((), device=device), **options)

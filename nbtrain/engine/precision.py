@@ -142,5 +142,5 @@ def convert_model(model: nn.Module, precision: str | Precision | None) -> None:
     """Give `model` the dtypes that it trains with, as a run of this precision does. The parameters stay the same objects."""
     if isinstance(precision, (CastPrecision, HalfPrecision, DoublePrecision)):
         precision.convert_module(model)
-    elif precision in _TRUE:
+    elif isinstance(precision, str) and precision in _TRUE:
         model.to(_TRUE[precision])

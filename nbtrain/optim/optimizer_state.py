@@ -42,5 +42,6 @@ def _as_saved(saved: Any, loaded: Any) -> Any:
         loaded.update({name: _as_saved(value, loaded[name]) for name, value in saved.items()})
         return loaded
     if type(saved) in (list, tuple) and type(loaded) is type(saved) and len(saved) == len(loaded):
-        return type(saved)(map(_as_saved, saved, loaded))
+        items = list(map(_as_saved, saved, loaded))
+        return items if type(saved) is list else tuple(items)
     return saved if isinstance(saved, str) else loaded  # torch takes a text for a list, and loads how that prints

@@ -19,13 +19,11 @@ from typing_extensions import Unpack
 from ..addons.gradient_clip import GradientClipAddon
 from ..addons.hooks import Hooks, HooksAddon
 from ..addons.non_finite import NonFinite
-from ..addons.state_manager import StateManagerAddon
 from ..checkpoint.sharded import merge_checkpoint
 from ..checkpoint.weights import load_weights, read_weights, save_weights
 from ..config.from_trainer import configuration_text
 from ..distributed.devices import Device, device_args, resolve_device
 from ..distributed.launcher import Launcher
-from ..engine.control import refuse_while_on
 from ..engine.precision import resolve_precision
 from ..engine.train_state import Mode
 from ..errors import CheckpointError, ConfigError

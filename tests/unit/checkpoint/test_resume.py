@@ -1,0 +1,219 @@
+"""What a resumed run has beside its weights: optimizer states, attributes, generators, open metrics, phases.
+
+Runs drawn at random from the same kinds are in tests/faults/test_draws.py.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from resume_cases import MODELS, OPTIMIZERS, SETTINGS, STEPS, Case, differences, outcome
+from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid
+from torch import nn
+
+from nbtrain import CheckpointError, EarlyStoppingAddon, StateManagerAddon
+from nbtrain.checkpoint.weights import load_weights
+from nbtrain.optim.optimizer_state import load_optimizer
+
+Saving = Regress.add_on(StateManagerAddon)
+
+
+def kinds() -> dict[str, Case]:
+    """Each kind once, beside plain ones."""
+    found = {f"model: {name}": Case(model=name) for name in MODELS}
+    found |= {f"bf16 weights and {name}": Case(model="bf16 weights", optimizer=name) for name in OPTIMIZERS}
+    found |= {f"steps: {name}": Case(steps=name) for name in STEPS}
+    found |= {f"setting: {name}": Case(setting=name, valid="in order") for name in SETTINGS}
+    return found | {"a dictionary and a factory": Case(setting="accumulation by a dictionary", schedule="one cycle", breaks=(11,))}
+
+
+@pytest.mark.parametrize("name", kinds())
+def test_a_run_broken_off_in_mid_epoch_is_resumed_exactly(name: str, tmp_path: Path) -> None:
+    warnings.simplefilter("ignore")
+    assert differences(kinds()[name], tmp_path) == []
+
+
+# -- what can't be saved is said
+class Opaque(nn.Module):
+    """Each attribute of these has no plain form, but the last ones, which never change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.source, self.sparse = nn.Linear(8, 1), iter(range(9)), torch.eye(2).to_sparse()
+        self.function, self.kind, self.width = torch.relu, nn.Linear, 3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def notes(trainer: Any) -> list[str]:
+    lines = map(json.loads, (trainer.run_dir / "events.jsonl").read_text().splitlines())
+    return [line["data"]["text"] for line in lines if line["kind"] == "note"]
+
+
+def test_what_can_not_be_saved_is_said_in_one_line_when_the_run_begins(tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, model=Opaque(), keep_source=False)
+    trainer.run(1, make_loader())
+    trainer.run(1, make_loader())
+    (note,) = notes(trainer)
+    assert note == (
+        "Resume is not exact here: Opaque.source is a range_iterator; Opaque.sparse is a Tensor, and is not saved. "
+        "Give it state_dict and load_state_dict."
+    )
+
+
+def test_nothing_is_said_of_a_plain_model(tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, keep_source=False)
+    trainer.run(1, make_loader())
+    assert notes(trainer) == []
+
+
+class Lazy(Regress):
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        if not hasattr(self, "noise"):
+            self.noise = torch.Generator().manual_seed(1)
+        return super().train_step(batch)
+
+
+def test_a_generator_that_a_new_process_has_not_made_yet_is_said(tmp_path: Path) -> None:
+    kind = Lazy.add_on(StateManagerAddon)
+    with pytest.raises(Broken):
+        make_trainer(kind, save_path=tmp_path, every_n_steps=1, lightning={"callbacks": [Breaks(3)]}).run(1, make_loader())
+    again = make_trainer(kind, save_path=tmp_path, keep_source=False)
+    again.run(1, make_loader(), resume="auto")
+    assert any(note.startswith("Resume is not exact here: Lazy.noise is made after the run has begun") for note in notes(again))
+
+
+def test_a_setting_that_was_changed_by_hand_is_not_changed_back(tmp_path: Path) -> None:
+    with pytest.raises(Broken):
+        make_trainer(Saving, save_path=tmp_path, every_n_steps=1, lightning={"callbacks": [Breaks(3)]}).run(1, make_loader())
+    model: Any = make_model()
+    model[2].p = 0.1  # was 0.3, and has not changed in the run
+    again = make_trainer(Saving, save_path=tmp_path, model=model)
+    again.load_state()
+    assert model[2].p == 0.1
+
+
+# -- weights that fit, and that do not
+def test_a_parameter_of_another_shape_is_refused_and_nothing_is_changed() -> None:
+    model, other = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"weights of another model than Sequential: 0.weight is \(4, 2\), not \(3, 2\)"):
+        load_weights(model, dict(other.state_dict()))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Versioned(nn.Linear):
+    """Refuses weights without the version of its format, as some models of torchvision do."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *args: Any) -> None:
+        assert metadata.get("version") == 2
+        super()._load_from_state_dict(state, prefix, metadata, *args)
+
+
+def test_a_module_finds_its_version_in_what_it_loads() -> None:
+    load_weights(Versioned(2, 1), dict(Versioned(2, 1).state_dict()))
+
+
+class Renaming(nn.Linear):
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
+        state[f"{prefix}weight"] = state.pop(f"{prefix}kernel")
+        super()._load_from_state_dict(state, prefix, *args)
+
+
+@pytest.mark.parametrize("by_hook", [True, False])
+def test_a_module_that_renames_what_it_loads_decides_what_fits(by_hook: bool) -> None:
+    def rename(module: nn.Module, state: Any, prefix: str, *args: Any) -> None:
+        state[f"{prefix}weight"] = state.pop(f"{prefix}kernel")
+
+    model = nn.Sequential(nn.Linear(2, 1) if by_hook else Renaming(2, 1))
+    if by_hook:
+        model[0].register_load_state_dict_pre_hook(rename)
+    load_weights(model, {"0.kernel": torch.full((1, 2), 3.0), "0.bias": torch.zeros(1)})
+    assert model[0].weight.tolist() == [[3.0, 3.0]]
+    with pytest.raises(CheckpointError, match="another model than Sequential: 0.other is unknown"):
+        load_weights(model, {"0.kernel": torch.zeros(1, 2), "0.bias": torch.zeros(1), "0.other": torch.zeros(1)})
+
+
+def test_states_of_a_parameter_whose_dtype_was_changed_are_cast_with_it() -> None:
+    def made(dtype: torch.dtype) -> Any:
+        weight = nn.Parameter(torch.ones(2, dtype=dtype))
+        optimizer = torch.optim.Adam([weight])
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        return weight, optimizer
+
+    weight, optimizer = made(torch.bfloat16)
+    load_optimizer(optimizer, made(torch.float32)[1].state_dict(), cast={id(weight)})
+    assert optimizer.state[weight]["exp_avg"].dtype == torch.bfloat16
+
+
+# -- phases
+def notebook(folder: Path, lines: tuple[int, ...], resume: str | None = "auto", **options: Any) -> Any:
+    trainer = make_trainer(options.pop("kind", Saving), save_path=folder, **options)
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    for n_epoch in lines:
+        trainer.run(n_epoch, make_loader(), make_valid(), resume=resume)
+    return trainer
+
+
+@pytest.mark.parametrize("lines", [(3,), (3, 2), (2, 3), (1, 1, 2)])
+def test_a_notebook_of_phases_executed_again_changes_nothing(lines: tuple[int, ...], tmp_path: Path) -> None:
+    expected = outcome(first := notebook(tmp_path, lines))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    again = notebook(tmp_path, lines)
+    assert first.counts.epoch == sum(lines) and again.result.reason == "finished before"
+    assert outcome(again) == expected
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("breaks", [3, 12, 18, 27])
+def test_phases_that_are_broken_off_anywhere_end_as_if_nothing_had_happened(breaks: int, tmp_path: Path) -> None:
+    expected = outcome(notebook(tmp_path / "plain", (2, 1, 3), resume=None))
+    with pytest.raises(Broken):
+        notebook(tmp_path / "broken", (2, 1, 3), every_n_steps=1, lightning={"callbacks": [Breaks(breaks)]})
+    assert outcome(notebook(tmp_path / "broken", (2, 1, 3), every_n_steps=1)) == expected
+
+
+def test_a_line_after_a_run_without_resume_is_not_trained_once_more(tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path)
+    one.run(3, make_loader(), resume="auto")
+    one.run(2, make_loader())
+    two = make_trainer(Saving, save_path=tmp_path)
+    assert two.run(3, make_loader(), resume="auto").reason == "finished before" and two.counts.epoch == 5
+
+
+# -- early stopping
+@pytest.mark.parametrize("restore_best", [True, False])
+def test_a_run_that_early_stopping_has_ended_is_finished(restore_best: bool, tmp_path: Path) -> None:
+    options = {"kind": Regress.add_on(StateManagerAddon, EarlyStoppingAddon), "patience": 1, "delta": 0.5, "restore_best": restore_best}
+    first = notebook(tmp_path, (20,), **options)
+    expected = outcome(first)
+    again = notebook(tmp_path, (20,), **options)
+    assert first.result.status == "stopped" and again.result.reason == "finished before" and outcome(again) == expected
+
+
+def test_a_run_that_lightnings_early_stopping_has_ended_is_finished(tmp_path: Path) -> None:
+    def made() -> Any:
+        return notebook(tmp_path, (20,), lightning={"callbacks": [EarlyStopping("val_loss", patience=1, min_delta=0.5)]})
+
+    first, again = made(), made()
+    assert again.result.reason == "finished before" and again.counts == first.counts
+
+
+def test_more_patience_continues_a_run_that_was_ended(tmp_path: Path) -> None:
+    options = {"kind": Regress.add_on(StateManagerAddon, EarlyStoppingAddon), "delta": 0.5}
+    first = notebook(tmp_path, (20,), patience=1, **options)
+    assert notebook(tmp_path, (20,), patience=3, **options).counts.epoch > first.counts.epoch
