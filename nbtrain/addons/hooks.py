@@ -31,7 +31,7 @@ from ..errors import ConfigError, add_note, first_line, nearest
 __all__ = ["Hooks", "HooksAddon"]
 
 # %% ../../nbs/addons/hooks.ipynb #33085c81
-Hooks = TrainHook | Mapping[str, Callable[..., Any]]
+Hooks = TrainHook | Mapping[str, Callable[..., Any]] | object  # of any class, with methods that are named as hooks are
 
 
 @dataclass(frozen=True)
@@ -70,19 +70,28 @@ def _bind(name: str, function: Any, label: str) -> _Bound:
 
 
 def _bound(given: Any, *, strict: bool) -> list[tuple[str, _Bound]]:
-    """The hooks of a TrainHook or a mapping, by name."""
-    if isinstance(given, TrainHook):
-        check_names(type(given), HOOK_NAMES, TrainHook, strict=strict)
+    """The hooks of an object with methods by their names, or of a mapping, by name."""
+    if _has_hooks(given):
+        check_names(type(given), HOOK_NAMES, TrainHook if isinstance(given, TrainHook) else object, strict=strict)
         found = {name: getattr(given, name, None) for name in HOOK_NAMES}
         kind = type(given).__name__
         return [(name, _bind(name, method, f"{kind}.{name}")) for name, method in found.items() if method is not None]
     if not isinstance(given, Mapping):
-        what = f"hooks={given!r} is neither a TrainHook nor a mapping of functions."
-        raise ConfigError(what, remedy='Give {"after_optimizer_step": function}, or an object whose class inherits from nbtrain.TrainHook.')
+        what = f"hooks={given!r} is neither an object with hooks nor a mapping of functions."
+        remedy = 'Give {"after_optimizer_step": function}, or an object with methods of these names.'
+        raise ConfigError(what, remedy='Give it as lightning={"callbacks": [...]}.' if isinstance(given, L.Callback) else remedy)
     for name in given:
         if name not in HOOK_NAMES:
             raise ConfigError(f"There is no hook {name!r}.", remedy=nearest(str(name), HOOK_NAMES))
     return [(name, _bind(name, function, f"{name} ({_name(function)})")) for name, function in given.items()]
+
+
+def _has_hooks(given: Any) -> bool:
+    """Is it a TrainHook, or an instance of any other class with methods that are named as hooks are?"""
+    if isinstance(given, TrainHook):
+        return True
+    names = () if isinstance(given, (type, Mapping, L.Callback)) else dir(type(given))
+    return any(name.startswith(("on_", "before_", "after_")) and callable(getattr(type(given), name)) for name in names)
 
 
 def _name(function: Any) -> str:
@@ -306,7 +315,8 @@ class HooksAddon(AddOnBase):
 
     Args:
         hooks: A dict of functions by the name of the hook, such as `{"after_optimizer_step": fn}`; an object whose class inherits
-            from TrainHook; or a list of these. A model, an optimizer and a scheduler that are TrainHooks are called before them.
+            from TrainHook, or of a class without a base with methods of these names; or a list of these. A model, an optimizer and a
+            scheduler that are TrainHooks are called before them.
 
     Every trainer has this addon. A function is called with nbtrain's trainer and as many of the hook's arguments as it takes. An exception
     in a hook ends the run. on_train_end and on_finalize are called at the end of every run, also after an error. Raises ConfigError for a

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, stdev
 
 from ..config.overrides import Override
 from ..errors import ConfigError
@@ -94,14 +95,46 @@ def run_sweep(
         return dict(zip(names, pool.map(start, points)))
 
 
+@dataclass(frozen=True)
+class _Best:
+    """The best epoch of one run of a sweep."""
+
+    name: str
+    epoch: int
+    metrics: dict[str, float]
+    score: float  # lower is better
+
+    @property
+    def setting(self) -> str:
+        """The name without the seed."""
+        return ",".join(part for part in self.name.split(",") if not part.startswith("seed=")) or "all"
+
+
+def _best(name: str, folder: Path) -> _Best | None:
+    runs = list(run_folders(folder))
+    history = load_run(runs[0]) if runs else None
+    if history is None or history.best is None:
+        return None
+    monitor = history.monitor if history.monitor in history.best else "train_loss"
+    metrics = {key: value for key, value in history.best.metrics.items() if key in ("train_loss", "val_loss", monitor)}
+    sign = -1 if history.monitor_mode == "max" and monitor == history.monitor else 1
+    return _Best(name, history.best["epoch"], metrics, sign * history.best[monitor])
+
+
 def compare_sweep(names: Sequence[str], folder: str | Path) -> str:
-    """A table of the best epoch of each run, the best run first; runs without one are left out."""
-    rows = []
-    for name in names:
-        runs = list(run_folders(Path(folder) / name))
-        history = load_run(runs[0]) if runs else None
-        if history is not None and history.best is not None:
-            metrics = [f"{key} {value:.6g}" for key, value in history.best.metrics.items() if key in ("train_loss", "val_loss")]
-            score = history.best.get("val_loss", history.best.get("train_loss", float("inf")))
-            rows.append((score, f"{name:<{max(map(len, names))}}  epoch {history.best['epoch']}  {'  '.join(metrics)}"))
-    return "\n".join(text for _, text in sorted(rows))
+    """A table of the best epoch of each run, the best run first; runs without one are left out.
+
+    Below it, the means and standard deviations over the runs that differ in the seed alone.
+    """
+    found = sorted(filter(None, (_best(name, Path(folder) / name) for name in names)), key=lambda best: best.score)
+    width = max(map(len, names), default=0)
+    lines = [f"{b.name:<{width}}  epoch {b.epoch}  {'  '.join(f'{k} {v:.6g}' for k, v in b.metrics.items())}" for b in found]
+    settings: dict[str, list[_Best]] = {}
+    for best in found:
+        settings.setdefault(best.setting, []).append(best)
+    several = [group for group in settings.values() if len(group) > 1]
+    for group in sorted(several, key=lambda group: mean(best.score for best in group)):
+        columns = {key: [best.metrics[key] for best in group if key in best.metrics] for key in group[0].metrics}
+        spreads = [f"{key} {mean(values):.6g} ± {stdev(values):.2g}" for key, values in columns.items() if len(values) > 1]
+        lines.append(f"{group[0].setting:<{width}}  {len(group)} seeds  {'  '.join(spreads)}")
+    return "\n".join(lines)

@@ -9,6 +9,7 @@ import atexit
 import logging
 import math
 import random
+import sys
 import threading
 import time
 from collections import deque
@@ -131,13 +132,14 @@ class RetryQueue:
 
 # %% ../../nbs/loggers/background.ipynb #5b36e5fd
 Connect = Callable[[Callable[[str], None]], Logger]
+_EXIT_S, _POLL_S = 120.0, 0.5  # how long the end of the process waits for what a run has left behind, and how often it looks
 
 
 class _Sender:
     """The thread of a logger in one run: it connects, delivers and closes."""
 
-    def __init__(self, label: str, connect: Connect, retry_s: float, random_state: Any) -> None:
-        self.label, self.connect = label, connect
+    def __init__(self, label: str, connect: Connect, retry_s: float, random_state: Any, on_connected: Callable[[], None]) -> None:
+        self.label, self.connect, self.on_connected = label, connect, on_connected
         self.random_state = random_state  # Python's, from before: neptune's client draws names from it
         self.logger: Any = None  # a Logger, once it is connected
         self.notes: deque[str] = deque()
@@ -147,6 +149,7 @@ class _Sender:
         self.began_s = time.monotonic()
         self.waited_s: float | None = None  # by the run, until the logger was connected; None before
         self.closed_s = math.inf
+        self._guarding, self._is_guarded, self._is_waited_for = threading.Lock(), False, False
         self._status = "success"
         self.thread = threading.Thread(target=self._work, name=f"nbtrain-{label}", daemon=True)
 
@@ -170,11 +173,48 @@ class _Sender:
         """Wait for the end of the thread until `patience_s` after `close`."""
         self.thread.join(max(self.closed_s + patience_s - time.monotonic(), 0.0))
 
+    @property
+    def is_late(self) -> bool:
+        """Is it still connecting for the first time, or not done after the run?"""
+        return self.thread.is_alive() and (self.calls.is_closed or (self.logger is None and self.calls.error is None))
+
+    def guard(self) -> None:
+        """Keep the process from ending while this is late. Its end waits for threads first, and then calls the exit handlers of clients."""
+        with self._guarding:
+            starts, self._is_guarded = threading.main_thread().is_alive() and not self._is_guarded, True
+        if starts:
+            threading.Thread(target=self._guard, name=f"nbtrain-{self.label}-end").start()
+
+    def _guard(self) -> None:
+        while self._keeps_guard():
+            self.thread.join(_POLL_S)
+        if self.is_late:
+            self.finish()
+
+    def _keeps_guard(self) -> bool:
+        with self._guarding:
+            self._is_guarded = self.is_late and threading.main_thread().is_alive()
+            return self._is_guarded
+
+    def finish(self) -> None:
+        """The process ends: wait while this is late, and say what is lost."""
+        if not self._is_waited_for:
+            print(f"nbtrain: waiting for {self.label}, which has not received all of a run: {_EXIT_S:g} s at most.", file=sys.stderr)
+        self._is_waited_for = True
+        end_s = time.monotonic() + _EXIT_S
+        while self.is_late and time.monotonic() < end_s:
+            self.thread.join(min(_POLL_S, _EXIT_S))
+        lost = f"{self.label} was not done within {_EXIT_S:g} s; what it misses is in the run's own history only."
+        if (outcome := lost if self.is_late else None if self.thread.is_alive() else self.outcome(0.0)) is not None:
+            print(f"nbtrain: {outcome}", file=sys.stderr)
+
     def outcome(self, wait_s: float) -> str | None:
         """What people should know at the end; None if everything arrived at once."""
         error, n_lost = self.calls.error, self.calls.n_lost
         if self.thread.is_alive():
-            return f"{self.label} was not done within {wait_s:g} s; it continues in the background until this process ends."
+            return (
+                f"{self.label} was not done within {wait_s:g} s; it continues in the background, and the end of this process waits for it."
+            )
         if self.logger is None:
             return f"{self.label} was never reached ({_words(error or TimeoutError())}); it has nothing of this run."
         if n_lost:
@@ -183,8 +223,10 @@ class _Sender:
 
     def _connect(self) -> None:
         logger: Any = self.connect(self.notes.append)
-        _ = logger.experiment  # this is when most clients connect
+        _experiment(logger)  # this is when most clients connect
         self.logger = logger
+        if not self.calls.is_closed:
+            self.on_connected()
 
     def _work(self) -> None:
         self.calls.deliver()
@@ -196,6 +238,11 @@ class _Sender:
 
     def _note_error(self, error: Exception) -> None:
         self.notes.append(f"{self.label} failed ({_words(error)}); what it misses is kept and tried again.")
+
+
+def _experiment(logger: Any) -> Any:
+    """The client's object, if this logger has one: Lightning asks for none."""
+    return logger.experiment if hasattr(type(logger), "experiment") else None
 
 
 def _words(error: Exception) -> str:
@@ -222,10 +269,10 @@ class _Connection:
         """The Logger that is connected, or None."""
         return self.sender.logger if self.sender is not None else None
 
-    def open(self, together: Iterable[_Connection]) -> bool:
-        """Connect all that are `together`, and wait for this one. False if it is open already. Raises NbtrainError from `connect`."""
+    def open(self, together: Iterable[_Connection]) -> None:
+        """Connect all that are `together`, and wait for this one, unless it is open. Raises NbtrainError from `connect`."""
         if self.sender is not None and self.sender.waited_s is not None:
-            return False
+            return
         random_state = random.getstate()
         for connection in together:
             connection._start(random_state)
@@ -237,8 +284,9 @@ class _Connection:
             raise sender.calls.error
         if not is_settled:
             self.note(f"{self.label} did not answer within {self._patience_s:g} s; the run continues, and what it misses is kept.")
+            sender.guard()
+        self._register()
         self._show_notes(sender)
-        return True
 
     def put(self, call: Callable[[Any], Any]) -> None:
         if (sender := self.sender) is not None:
@@ -249,6 +297,7 @@ class _Connection:
         """Close all that are `together` and wait for this one, `wait_s` at most, less what `open` has waited in vain."""
         if (sender := self.sender) is None:
             return
+        atexit.unregister(self.finish)
         sender.close(status)
         for connection in together:  # the others close while this one is waited for
             if connection.sender is not None:
@@ -260,12 +309,27 @@ class _Connection:
         self._show_notes(sender)
         if (outcome := sender.outcome(self.wait_s)) is not None:
             self.note(outcome)
+        if sender.is_late:
+            sender.guard()
 
     def _start(self, random_state: Any) -> _Sender:
         if self.sender is None:
-            self.sender = _Sender(self.label, lambda note: self.connect(self._once(note)), self.retry_s, random_state)
+            connect: Connect = lambda note: self.connect(self._once(note))  # noqa: E731
+            self.sender = _Sender(self.label, connect, self.retry_s, random_state, self._register)
             self.sender.thread.start()
         return self.sender
+
+    def _register(self) -> None:
+        """Finish when the process ends; handlers are called in reverse, so that this comes before the one of a client that is connected."""
+        atexit.unregister(self.finish)
+        atexit.register(self.finish)
+
+    def finish(self) -> None:
+        """The process ends while a run is on."""
+        sender = self.sender
+        self.close("failed", [])
+        if sender is not None and sender.is_late:
+            sender.finish()
 
     def _once(self, note: Callable[[str], None]) -> Callable[[str], None]:
         def note_once(text: str) -> None:
@@ -304,9 +368,8 @@ class Delivery(Logger):
     @rank_zero_experiment
     def experiment(self) -> Any:
         """The client's object for this run; while it is not connected, an object that ignores every call."""
-        if self._connection.open([delivery._connection for delivery in self.together]):
-            atexit.register(self.finalize, "failed")  # after the client's own handler, so that this one is called before it
-        return self._connection.logger.experiment if self._connection.logger is not None else _DummyExperiment()
+        self._connection.open([delivery._connection for delivery in self.together])
+        return _experiment(self._connection.logger) if self._connection.logger is not None else _DummyExperiment()
 
     def put(self, call: Callable[[Any], Any]) -> None:
         """Have `call(logger)` made in the thread, with the logger that `connect` returned. Does nothing outside of a run."""
@@ -342,7 +405,6 @@ class Delivery(Logger):
     @rank_zero_only
     def finalize(self, status: str) -> None:
         """Deliver what is left and close, in `wait_s` seconds at most. What was not delivered is noted."""
-        atexit.unregister(self.finalize)
         self._connection.close(status, [delivery._connection for delivery in self.together])
 
     @property

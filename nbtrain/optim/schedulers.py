@@ -282,7 +282,7 @@ LearningRate = Callable[[int], float]
 _DECAYS: dict[str, Callable[[float], float]] = {  # of what is left of the run, from 1 at 0 to 0 at 1
     "cosine": lambda r: (1 + math.cos(math.pi * r)) / 2,
     "linear": lambda r: 1 - r,
-    "exponential": lambda r: (math.exp(-3 * r) - math.exp(-3)) / (1 - math.exp(-3)),
+    "exponential": lambda r: math.exp(-3 * r) if r < 1 else 0.0,
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.optim import Optimizer
 
@@ -171,6 +172,11 @@ class TrainerBase(TrainerArguments):
     def world(self) -> World:
         """The processes that torchrun or SLURM has started together, over which the runs are spread."""
         return world_of(self)
+
+    @property
+    def is_main_process(self) -> bool:
+        """Is this the process that writes and reports? Of several that train together it is the one of rank 0."""
+        return (rank_zero_only.rank or 0) == 0  # pyright: ignore[reportFunctionMemberAccess]
 
     @property
     def turn(self) -> Turn | None:

@@ -13,7 +13,6 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, Protocol, overload, runtime_checkable
 
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -353,8 +352,3 @@ class ModelTrainer(DatasetTrainer):
         model = as_pretrained(self.model)
         self.control.do(lambda at: model.save_pretrained(folder))
         return Path(folder)
-
-    @property
-    def is_main_process(self) -> bool:
-        """Is this the process that writes and reports? Of several that train together it is the one of rank 0."""
-        return (rank_zero_only.rank or 0) == 0  # pyright: ignore[reportFunctionMemberAccess]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..checkpoint.weights import Weights
 from ..engine.meter import EpochLog, Meter
+from ..engine.step_module import StepModule
 from ..engine.train_state import Counts, Mode, TrainState
 from ..history.history import History
 from .arguments import check_mode
@@ -42,6 +43,17 @@ class TrainerProgress:
     """What a trainer has reached and measured, by name."""
 
     train_state: TrainState
+    module: StepModule | None
+
+    @property
+    def current_step(self) -> int:
+        """The finished updates over all runs, which are the steps of nnScaler and tlama."""
+        return self.train_state.counts.update
+
+    @property
+    def current_epoch(self) -> int:
+        """The running epoch, from 0, until all its hooks were called; between runs the finished ones."""
+        return self.train_state.counts.epoch if self.module is None else self.module.trainer.current_epoch
 
     @property
     def counts(self) -> Counts:

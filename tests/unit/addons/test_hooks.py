@@ -265,7 +265,7 @@ SLIPS: dict[str, tuple[dict[str, Any], str]] = {
         "The hook on_val_end (<lambda>) has unknown arguments: 'idx'.\n  It is called with trainer, val_loss.",
     ),
     "no function": ({"hooks": {"on_val_end": 3}}, "The hook on_val_end (int) must be a function, got int.\n  Give a function."),
-    "no hooks": ({"hooks": 3}, "hooks=3 is neither a TrainHook nor a mapping of functions.\n"),
+    "no hooks": ({"hooks": 3}, "hooks=3 is neither an object with hooks nor a mapping of functions.\n"),
 }
 
 
@@ -275,6 +275,70 @@ def test_a_slip_is_found_when_the_trainer_is_made(slip: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_trainer(**options)
     assert str(caught.value).startswith(text)
+
+
+class LoggingCallback:  # tlama-core's own example
+    def on_train_start(self, trainer):  # type: ignore[no-untyped-def]
+        print("Training started!")
+
+    def on_step_end(self, trainer, metrics):  # type: ignore[no-untyped-def]
+        if trainer.current_step % 3 == 0:
+            print(f"Step {trainer.current_step}: Loss = {metrics['train_loss']:.4f}")
+
+    def on_epoch_end(self, trainer):  # type: ignore[no-untyped-def]
+        print(f"Epoch {trainer.current_epoch + 1} completed")
+
+    def on_validate_end(self, trainer, metrics):  # type: ignore[no-untyped-def]
+        print(f"Validation loss: {metrics['val_loss']:.4f}")
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_an_object_of_a_class_without_a_base_is_called_by_the_names_of_its_methods(
+    several: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = make_trainer(hooks=[LoggingCallback()] if several else LoggingCallback())
+    trainer.run(2, make_loader(), make_valid())
+    train, rows = trainer.history.steps["train"]["train_loss"], trainer.history.epochs
+    step = {n: f"Step {n}: Loss = {train[n - 1]:.4f}" for n in (3, 6, 9)}
+    valid = [f"Validation loss: {row['val_loss']:.4f}" for row in rows]
+    ends = [f"Epoch {n} completed" for n in (1, 2)]
+    assert capsys.readouterr().out.splitlines() == ["Training started!", step[3], valid[0], ends[0], step[6], step[9], valid[1], ends[1]]
+    assert (trainer.current_step, trainer.current_epoch) == (10, 2)
+
+
+class Slipped:
+    def on_validation_endd(self, trainer: Any) -> None: ...
+
+    def on_step_end(self, trainer: Any) -> None: ...
+
+
+class Plain:
+    def step(self, trainer: Any) -> None: ...
+
+
+class OfHF:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None: ...
+
+
+OBJECTS = {
+    "a slip": (Slipped(), "Slipped has a method 'on_validation_endd', which is not a hook.\n  Did you mean "),
+    "no hook": (Plain(), "hooks=<test_hooks.Plain object at "),
+    "the class": (
+        LoggingCallback,
+        "hooks=<class 'test_hooks.LoggingCallback'> is neither an object with hooks nor a mapping of functions.",
+    ),
+    "arguments": (OfHF(), "The hook OfHF.on_step_end has unknown arguments: 'control'.\n  It is called with trainer, metrics."),
+    "Lightning's": (L.Callback(), "hooks=<lightning.pytorch.callbacks.callback.Callback object at "),
+}
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_an_object_whose_methods_are_no_hooks_is_refused(kind: str) -> None:
+    given, text = OBJECTS[kind]
+    with pytest.raises(ConfigError) as caught:
+        make_trainer(hooks=given)
+    assert str(caught.value).startswith(text)
+    assert kind != "Lightning's" or str(caught.value).endswith('Give it as lightning={"callbacks": [...]}.')
 
 
 def test_a_misspelt_method_of_a_callback_is_found_when_its_class_is_made() -> None:

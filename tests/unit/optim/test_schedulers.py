@@ -122,7 +122,15 @@ def test_what_is_no_chain_is_refused() -> None:
         SchedulerBase(optimizer, 3)  # type: ignore[abstract]
 
 
-@pytest.mark.parametrize("kind", ["cosine", "linear", "exponential"])
+def test_the_exponential_schedule_has_tlamas_values() -> None:
+    """exp(-3 r) of the way, where the document's own has it; the last rate from `max_steps` on."""
+    rate = get_lr_scheduler(1.0, 0.1, 2, 10, "exponential")
+    exact = [0.5, 1.0, *(0.1 + 0.9 * math.exp(-3 * n / 8) for n in range(8)), 0.1, 0.1]
+    assert [rate(step) for step in range(12)] == pytest.approx(exact, abs=1e-15)
+    assert rate(9) == pytest.approx(0.165, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
 def test_function_is_continuous_at_its_seams_and_ends_at_its_last_rate(kind: Any) -> None:
     rate = get_lr_scheduler(0.5, 0.01, 10, 1000, kind)
     rates = [rate(step) for step in range(1100)]
@@ -135,7 +143,7 @@ def test_functions_agree_with_their_formulas() -> None:
     r = 0.25
     cosine, linear, exponential = (get_lr_scheduler(1.0, 0.2, 0, 100, kind)(25) for kind in ("cosine", "linear", "exponential"))
     assert cosine == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi * r)) / 2, abs=1e-15) and linear == pytest.approx(0.8, abs=1e-15)
-    assert exponential == pytest.approx(0.2 + 0.8 * (math.exp(-3 * r) - math.exp(-3)) / (1 - math.exp(-3)), abs=1e-15)
+    assert exponential == pytest.approx(0.2 + 0.8 * math.exp(-3 * r), abs=1e-15)
     assert get_lr_scheduler(1.0, None, 0, 10, final_div_factor=25)(10) == 0.04
 
 

@@ -523,3 +523,10 @@ def test_gradient_accumulation_scheduler() -> None:
     trainer = make_trainer(lightning={"callbacks": [C.GradientAccumulationScheduler({0: 1, 1: 5})]})
     trainer.run(2, make_loader())
     assert trainer.counts.update == 6
+
+
+def test_every_trainer_knows_whether_it_is_the_main_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer()
+    assert trainer.is_main_process
+    monkeypatch.setattr("lightning.fabric.utilities.rank_zero.rank_zero_only.rank", 1)
+    assert not trainer.is_main_process
