@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer import call
 
 from .state_saver import StateSaver
-from ..checkpoint.run_state import of_rank
+from ..checkpoint.run_state import loader_of_rank, of_rank
 from ..checkpoint.store import clean_folders
 from ..engine.callback import Leaving
 from ..engine.lean_training import LeanEpochLoop, validates_anyway
@@ -104,6 +104,11 @@ class StateKeeper(Checkpoint, Leaving):
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step_seen = pl_trainer.global_step
+        valid, state = self.addon.open_valid, self.addon.restored
+        if valid is not None:
+            valid.is_cut = pl_trainer.limit_val_batches != 1.0
+            if state is not None and (place := loader_of_rank(state["nbtrain"], "valid")) is not None:
+                valid.load_state_dict(place)
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         state, self.addon.restored = self.addon.restored, None

@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import lightning as L
-from torch.utils.data import IterableDataset
 
 from .accumulation import AccumulationAddon
 from .checkpoint_callback import StateKeeper, save_between
 from .state_saver import write_state
 from ..checkpoint.files import SaveFormat, Writer
-from ..checkpoint.run_state import Restorable, from_outside, of_rank, own_part, restore, without_weights
+from ..checkpoint.run_state import Restorable, from_outside, loader_of_rank, of_rank, own_part, restore, without_weights
 from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder
-from ..data.loader import StatefulLoader
-from ..data.resumable_loader import ResumableLoader
+from ..data.resumable_loader import ResumableLoader, ValidLoader
 from ..distributed.launcher import Launcher
 from ..distributed.replica import world_of
 from ..engine.addon import AddOnBase
@@ -61,16 +59,10 @@ def _check_seen(trainer: TrainerProtocol, path: Path) -> None:
 
 
 def _resumable(trainer: TrainerProtocol, loader: Any, restored: Mapping[str, Any] | None) -> ResumableLoader:
-    """`loader` with a position that can be saved, at the restored one. Notes what can't be resumed exactly."""
-    if getattr(loader, "persistent_workers", False):
-        trainer.recorder.note("persistent_workers=True: random numbers of the loader's workers can't be resumed exactly.")
-    if isinstance(getattr(loader, "dataset", None), IterableDataset) and not isinstance(loader, StatefulLoader):
-        trainer.recorder.note(
-            "an IterableDataset is resumed exactly only if each pass over it gives the same data, or draws from torch's random numbers."
-        )
+    """`loader` with a position that can be saved, at the restored one."""
     found = ResumableLoader(loader)
-    if restored is not None and restored["nbtrain"]["loader"] is not None:
-        found.load_state_dict(restored["nbtrain"]["loader"], of_rank(restored["nbtrain"])["random"])
+    if restored is not None and (state := loader_of_rank(restored["nbtrain"])) is not None:
+        found.load_state_dict(state, of_rank(restored["nbtrain"])["random"])
     return found
 
 
@@ -119,10 +111,12 @@ class StateManagerAddon(AddOnBase):
         self.store = CheckpointStore(self.keep_last_n, self.save_best, self.save_last, self.symlink_best_and_last)
         self.restored: dict[str, Any] | None = None  # a checkpoint, until the next run has reached its first batch
         self.open_loader: ResumableLoader | None = None
+        self.open_valid: ValidLoader | None = None
+        self._noted: set[str] = set()  # what the record of this run says already
         self.rest: dict[str, Any] = {}  # Lightning's part of the newest checkpoint, without weights
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"open_loader": None, "rest": {}}
+        return vars(self) | {"open_loader": None, "open_valid": None, "rest": {}}
 
     @property
     def saves_to(self) -> str | Path:
@@ -139,8 +133,21 @@ class StateManagerAddon(AddOnBase):
 
     def loader(self, trainer: TrainerProtocol, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         if training:
-            self.open_loader = loader = _resumable(trainer, loader, self.restored)
+            self.open_loader = _resumable(trainer, loader, self.restored)
+            self._noted.clear()
+            self.note_inexact(trainer, self.open_loader.check.reasons)
+            return self.open_loader
+        if trainer.mode == "train":
+            self.open_valid = ValidLoader(loader)
+            self.note_inexact(trainer, self.open_valid.check.reasons)
         return loader
+
+    def note_inexact(self, trainer: TrainerProtocol, reasons: Iterable[str]) -> None:
+        """Note why a resume would not be exact, each reason once in a run."""
+        for reason in reasons:
+            if reason not in self._noted:
+                self._noted.add(reason)
+                trainer.recorder.note(f"Resume is not exact here: {reason}.")
 
     def save_state(self, trainer: TrainerProtocol) -> Path | None:
         """Save the state now, or while a run is on between two of its batches. Returns the path of the checkpoint.
@@ -183,7 +190,7 @@ def _save_now(addon: StateManagerAddon, trainer: TrainerProtocol, at: Boundary |
     if at is None:
         state = from_outside(trainer, addon.rest)
         addon.folder(trainer)
-        state["nbtrain"] = own_part(trainer, None, None, random_state(), addon.open_loader)
+        state["nbtrain"] = own_part(trainer, None, None, random_state(), addon.open_loader, addon.open_valid)
         writer = Writer()
         path = write_state(addon, trainer, state, writer, [])
     else:

@@ -77,6 +77,7 @@ class StateSaver:
         self._shares = False  # does each rank write a shard?
         self._saved: tuple[int, int] | None = None  # epochs and updates of the newest save
         self._path: Path | None = None  # of the newest save, in the first rank
+        self._checked: set[str] = set()  # where a save was checked
 
     def open(self, pl_trainer: L.Trainer) -> None:
         """Begin a run."""
@@ -99,13 +100,24 @@ class StateSaver:
         counts = self.trainer.train_state.counts
         self.trainer.recorder.flush()  # what is in the saved history is in the events too, once
         self._saved = counts.epoch, counts.update
-        own = own_part(self.trainer, module, finished, random, self.addon.open_loader)
+        own = own_part(self.trainer, module, finished, random, self.addon.open_loader, self.addon.open_valid)
+        self._check_loaders(finished)
         state = self._dump(pl_trainer)
         if pl_trainer.is_global_zero:
             return self._write(pl_trainer, state | {"nbtrain": own})
         if self._shares:
             self._write_part(state)
         return None
+
+    def _check_loaders(self, finished: int | None) -> None:
+        """Once in a run within an epoch and once after one: note what is not resumed exactly."""
+        where = "between epochs" if finished is None else "in an epoch"
+        if where in self._checked:
+            return
+        self._checked.add(where)
+        for loader in (self.addon.open_loader, self.addon.open_valid):
+            if loader is not None:
+                self.addon.note_inexact(self.trainer, loader.why_not_exact())
 
     def _dump(self, pl_trainer: L.Trainer) -> dict[str, Any]:
         """Lightning's checkpoint; an empty one in a rank that does not write."""

@@ -15,7 +15,7 @@ import lightning as L
 from .files import read_checkpoint
 from .store import FOLDER
 from .weights import Weights, load_weights
-from ..data.resumable_loader import ResumableLoader
+from ..data.resumable_loader import ResumableLoader, ValidLoader
 from ..distributed.parallelism import gather
 from ..distributed.replica import launcher_of, world_of
 from ..distributed.world import reader_number
@@ -30,6 +30,7 @@ __all__ = [
     "own_part",
     "n_readers",
     "of_rank",
+    "loader_of_rank",
     "without_weights",
     "from_outside",
     "weights_of",
@@ -63,7 +64,12 @@ _PARTS: dict[str, type | tuple[type, ...]] = {
 
 
 def own_part(
-    trainer: TrainerProtocol, module: StepModule | None, finished: int | None, random: dict[str, Any], loader: ResumableLoader | None
+    trainer: TrainerProtocol,
+    module: StepModule | None,
+    finished: int | None,
+    random: dict[str, Any],
+    loader: ResumableLoader | None,
+    valid: ValidLoader | None,
 ) -> dict[str, Any]:
     """nbtrain's part of a state: `finished` is the number of batches done in the open epoch, None between epochs.
 
@@ -71,7 +77,11 @@ def own_part(
     """
     state = trainer.train_state.state_dict(without=("best_weights",))  # a checkpoint names the file that has them
     meters = state.pop("meters")
-    alone = {"random": random, "meters": meters} if finished is not None else {}
+    loaders = {
+        "loader": loader.state_dict(finished) if loader is not None else None,
+        "valid": valid.state_dict() if valid is not None else None,
+    }
+    alone = {"random": random, "meters": meters, **loaders} if finished is not None else {}
     return {
         **state,
         "version": _VERSION,
@@ -79,9 +89,9 @@ def own_part(
         "world_size": n_readers(trainer),
         "finished": finished,
         "random": random,
-        "loader": loader.state_dict(finished) if loader is not None else None,
+        **loaders,
         "meters": alone.get("meters"),
-        "others": _of_readers(alone, trainer)[1:] if alone else [],  # the random numbers and meters of the ranks past the first
+        "others": _of_readers(alone, trainer)[1:] if alone else [],  # the same of the ranks past the first
         "metrics": state["metrics"] | {"epoch": module.epoch_metrics if module is not None else {}},
         "loss": _loss(trainer, module, finished),
         "best": None,  # the name of the best one's file, which is set where this one is written
@@ -112,6 +122,11 @@ def of_rank(own: Mapping[str, Any]) -> Mapping[str, Any]:
     """The random numbers and the meters that a state has for this rank. Between two epochs those of all ranks are one."""
     number = reader_number(own["world_size"]) if own["finished"] is not None else 0
     return own["others"][number - 1] if number else own
+
+
+def loader_of_rank(own: Mapping[str, Any], name: str = "loader") -> Any:
+    """The place of the training loader that a state has for this rank, or of the one for "valid"; None where it has none."""
+    return of_rank(own).get(name, own.get(name))
 
 
 # %% ../../nbs/checkpoint/run_state.ipynb #7c06cdfb
