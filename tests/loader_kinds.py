@@ -412,7 +412,7 @@ class PlainSized(Plain):
 class PlainSetEpoch(Plain):
     """Without a length; Lightning sets its epoch, before the first batch is read."""
 
-    epoch = 0
+    epoch, batch_sampler = 0, None
 
     @property
     def sampler(self) -> PlainSetEpoch:
@@ -506,8 +506,8 @@ def tasks(rng: Callable[[], Any]) -> TaskLoader:
     return TaskLoader({"a": by_sampler(lambda: Draws(rng()))(), "b": shuffled(generator=RNGS["torch"]()), "c": PlainSized()})
 
 
-WORKERS = {"num_workers": 2}
-STAYING = {"num_workers": 2, "persistent_workers": True}
+WORKERS: dict[str, Any] = {"num_workers": 2}
+STAYING: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
 
 LOADERS: dict[str, Callable[[], Any]] = {
     "shuffled": shuffled,
@@ -573,8 +573,8 @@ TASKS: dict[str, Callable[[], Any]] = {
     "a task with persistent workers": lambda: TaskLoader({"a": shuffled(**STAYING), "b": PlainSized()}),
 }
 SAID = {
-    "sampler that shuffles a long list in place": "Shuffles",
-    "sampler that shuffles an array in place": "Shuffles",
+    "sampler that shuffles a long list in place": "sampler.order",
+    "sampler that shuffles an array in place": "sampler.order",
     "sampler that keeps an iterator": "sampler.indices",
     "sampler that keeps a cycle": "sampler.indices",
     "sampler with random numbers of the system": "sampler.rng",

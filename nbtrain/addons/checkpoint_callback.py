@@ -139,6 +139,8 @@ class StateKeeper(Checkpoint, Leaving):
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepModule)
         loop, waits, self._waits = pl_trainer.fit_loop.epoch_loop, self._waits, False
+        if self.addon.open_valid is not None:
+            self.addon.open_valid.is_read = True
         ends = _stops(pl_trainer) and not loop._num_ready_batches_reached() and not loop._should_accumulate()
         if waits or (ends and not self._cut):
             self._cut = self._cut or ends

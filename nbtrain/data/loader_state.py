@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from .loader import StatefulLoader
 from ..rng import keep_random
@@ -66,7 +66,7 @@ _LEAVES = (Tensor, np.ndarray, nn.Module, torch.optim.Optimizer, io.IOBase, Modu
 _PLAIN = (int, float, bool, str, type(None), np.integer, np.floating, np.bool_)
 _CLOSED = ("lightning", "lightning_fabric", "pytorch_lightning", "nbtrain.trainer", "multiprocessing", "threading", "logging")
 _KNOWN = sys.stdlib_module_names | {"torch", "numpy", "nbtrain"}
-_PASSING = ("_iterator", "_IterableDataset_len_called")  # of a DataLoader: not of its user
+_PASSING = ("_iterator",)  # of a DataLoader, for one pass
 
 
 def _is_closed(item: Any) -> bool:

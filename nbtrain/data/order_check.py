@@ -5,13 +5,12 @@
 # %% ../../nbs/data/order_check.ipynb #45db49b0
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import deepcopy
 from itertools import islice
+from random import SystemRandom
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -25,8 +24,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from ..errors import first_line
 from .loader_state import LoaderParts, LoaderState, find_parts, why_not_exact
+from ..errors import first_line
 from ..rng import keep_random, random_state
 
 # %% auto #0
@@ -121,7 +120,8 @@ class OrderCheck:
         self.reasons = [] if state.has_own else why_not_exact(parts)
         self._orders = {} if state.has_own else _orders(parts)
         self._fresh: Any = None  # a copy of the loader, where its samplers are to be tried
-        if parts.is_whole and not (state.has_own or parts.iterators or all(map(_is_known, parts.loaders.values()))):
+        is_said = state.has_own or parts.iterators or any(isinstance(found, SystemRandom) for found in parts.generators.values())
+        if parts.is_whole and not (is_said or all(map(_is_known, parts.loaders.values()))):
             try:
                 self._fresh = _copied(state.loader, parts)
             except Exception as error:  # of a user's class

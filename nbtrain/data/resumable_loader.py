@@ -130,20 +130,30 @@ class ResumableLoader(LoaderWrapper):
 
 # %% ../../nbs/data/resumable_loader.ipynb #d4d2a535
 class ValidLoader:
-    """The place of `loader`, which validations read, between two of them. `is_cut`: do they end before its end?"""
+    """The place of `loader`, which validations read, between two of them.
+
+    `is_read`: was it read in this run? `is_cut`: do validations end before its end?
+    """
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.state = LoaderState(loader)
         self.check = OrderCheck(self.state)
-        self.is_cut = False
+        self.is_read = self.is_cut = False
+        self._own: Any = None  # the loader's own state that was restored
 
     def state_dict(self) -> dict[str, Any]:
-        return self.state.take() | {"whole": not self.is_cut}
+        """The place for the next validation."""
+        asks = self.is_read and not self.is_cut  # before it is read, some loaders draw a random number to make a state
+        place = self.state.take(with_own=asks)
+        return place | ({} if asks else {"own": self._own}) | {"whole": not self.is_cut}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next validation begin at the place `state`."""
+        self._own = state["own"]
         self.state.put(state, whole=state["whole"])
 
     def why_not_exact(self) -> list[str]:
+        """What will not continue exactly, as far as a save shows it."""
         return self.check.result(in_pass=False)
 
 

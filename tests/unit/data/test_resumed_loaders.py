@@ -71,16 +71,17 @@ def check(
 
 @pytest.mark.parametrize("name", LOADERS | TASKS)
 def test_resumed_run_reads_the_samples_of_an_unbroken_one_or_says_so(name: str, tmp_path: Path) -> None:
-    for at in (9,) if "workers" in name else (7, 9, 15):  # the newest save is at the end of an epoch, or two batches into one
+    for at in (9,) if "workers" in name else (7, 9):  # the newest save is at the end of an epoch, or two batches into one
         check(tmp_path / str(at), (LOADERS | TASKS)[name], at=at, said=SAID.get(name, ""))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_resumed_run_over_random_nested_samplers_matches_an_unbroken_one(seed: int, tmp_path: Path) -> None:
     check(tmp_path, by_batches(lambda: nested(seed)), at=random.Random(seed).choice([5, 7, 9, 11, 15]))
 
 
-VALID = [name for name in LOADERS if "workers" not in name or "persistent" in name]
+EXACT_BETWEEN_PASSES = ("lazy sampler with global random numbers", "stream with global noise")  # no validation is resumed in the middle
+VALID = [name for name in LOADERS if "two workers" not in name]
 
 
 @pytest.mark.parametrize("name", VALID)
@@ -88,10 +89,21 @@ def test_validation_loader_continues_after_a_resume_as_it_would_have(name: str, 
     def train() -> DataLoader[Any]:
         return DataLoader(make_dataset(), 4)
 
+    at = 9 if "workers" in name else random.Random(name).choice([7, 10, 15])
     options = {"lightning": {"val_check_interval": 3}} if "workers" not in name else {}
-    for at in (9,) if "workers" in name else (7, 10, 15):
-        check(tmp_path / str(at), train, LOADERS[name], at=at, said=SAID.get(name, ""), **options)
+    check(tmp_path, train, LOADERS[name], at=at, said="" if name in EXACT_BETWEEN_PASSES else SAID.get(name, ""), **options)
 
 
-def test_several_validation_loaders_continue() -> None:
-    pass
+@pytest.mark.parametrize("name", ["SeededLoader", "TensorLoader with a generator", "shuffled by a generator", "stateful loader"])
+@pytest.mark.parametrize("which", ["train", "val"])
+def test_resumed_run_whose_passes_a_limit_cuts_matches_an_unbroken_one(name: str, which: str, tmp_path: Path) -> None:
+    loaders = (LOADERS[name], lambda: None) if which == "train" else (lambda: DataLoader(make_dataset(), 4), LOADERS[name])
+    for at in (5, 6, 9) if which == "train" else (7, 9):
+        check(tmp_path / str(at), *loaders, at=at, lightning={f"limit_{which}_batches": 4})
+
+
+def test_several_validation_loaders_continue(tmp_path: Path) -> None:
+    def valid() -> list[Any]:
+        return [LOADERS["sampler with a generator of NumPy's"](), LOADERS["sampler that counts"]()]
+
+    check(tmp_path, LOADERS["shuffled"], valid, at=9)
