@@ -442,15 +442,19 @@ class ShufflesBatches:
 
 # -- loaders with a state
 class _StatefulIterator:
-    def __init__(self, loader: Stateful) -> None:
-        self.loader, self.position = loader, 0
-        self.seed = int(torch.empty((), dtype=torch.int64).random_().item())
+    def __init__(self, state: dict[str, Any] | None) -> None:
+        drawn = int(torch.empty((), dtype=torch.int64).random_().item())
+        self.seed, self.position = (drawn, 0) if state is None else (state["seed"], state["position"])
 
     def __iter__(self) -> _StatefulIterator:
         return self
 
+    @property
+    def is_finished(self) -> bool:
+        return self.position * BATCH_SIZE >= N
+
     def __next__(self) -> Any:
-        if self.position * BATCH_SIZE >= N:
+        if self.is_finished:
             raise StopIteration
         order = torch.randperm(N, generator=torch.Generator().manual_seed(self.seed))
         rows = order[self.position * BATCH_SIZE : (self.position + 1) * BATCH_SIZE]
@@ -460,29 +464,32 @@ class _StatefulIterator:
 
 
 class Stateful:
-    """As torchdata's StatefulDataLoader: the state is that of the newest iterator, which a state makes where there is none."""
+    """As torchdata's StatefulDataLoader: its state is that of the newest iterator, which is made for it where there is none."""
 
     def __init__(self) -> None:
         self._iterator: _StatefulIterator | None = None
         self._loaded: dict[str, Any] | None = None
+        self._made_for_state = False
 
     def __len__(self) -> int:
         return -(-N // BATCH_SIZE)
 
+    def _make(self) -> _StatefulIterator:
+        state, self._loaded = self._loaded, None
+        return _StatefulIterator(state)
+
     def __iter__(self) -> _StatefulIterator:
-        if self._iterator is None or self._loaded is not None or self._iterator.position:
-            self._iterator = _StatefulIterator(self)
-        if self._loaded is not None:
-            state, self._loaded = self._loaded, None
-            if not state["finished"]:
-                self._iterator.seed, self._iterator.position = state["seed"], state["position"]
+        if not self._made_for_state or self._iterator is None:
+            self._iterator = self._make()
+        self._made_for_state = False
+        if self._iterator.is_finished:
+            self._iterator = self._make()
         return self._iterator
 
     def state_dict(self) -> dict[str, Any]:
         if self._iterator is None:
-            self._iterator = _StatefulIterator(self)
-        at = self._iterator
-        return {"seed": at.seed, "position": at.position, "finished": at.position == len(self)}
+            self._iterator, self._made_for_state = self._make(), True
+        return {"seed": self._iterator.seed, "position": self._iterator.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._loaded, self._iterator = dict(state), None
@@ -490,11 +497,6 @@ class Stateful:
 
 class StatefulUnsized(Stateful):
     __len__ = None  # type: ignore[assignment]
-
-    def state_dict(self) -> dict[str, Any]:
-        at = self._iterator or _StatefulIterator(self)
-        self._iterator = at
-        return {"seed": at.seed, "position": at.position, "finished": at.position * BATCH_SIZE >= N}
 
 
 # -- all of them

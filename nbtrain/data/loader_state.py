@@ -279,6 +279,8 @@ class LoaderState:
             _start_workers(parts, place.get("workers", ()))
         if place["own"] is not None and whole and self.has_own:
             self.loader.load_state_dict(place["own"])
+            with keep_random(devices=False):  # some loaders make an iterator of it only when they are asked, and draw a number
+                self.loader.state_dict()
         else:
             for path, values in place.get("values", {}).items():
                 for key, value in values.items() if path in parts.holders else ():
