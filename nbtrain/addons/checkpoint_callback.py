@@ -20,7 +20,7 @@ from ..engine.callback import Leaving
 from ..engine.lean_training import LeanEpochLoop, validates_anyway
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
-from ..rng import random_state
+from ..rng import random_state, set_random_state
 
 if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
@@ -105,6 +105,8 @@ class StateKeeper(Checkpoint, Leaving):
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step_seen = pl_trainer.global_step
         valid, state = self.addon.open_valid, self.addon.restored
+        if self.addon.open_loader is not None and (random := self.addon.open_loader.random_ahead) is not None:
+            set_random_state(random)  # Lightning has made an iterator of the validation loader, which may draw a number
         if valid is not None:
             valid.is_cut = pl_trainer.limit_val_batches != 1.0
             if state is not None and (place := loader_of_rank(state["nbtrain"], "valid")) is not None:

@@ -48,6 +48,9 @@ class ResumableLoader(LoaderWrapper):
         super().__init__(loader)
         self.state = LoaderState(loader)
         self.check = OrderCheck(self.state)
+        self.random_ahead: dict[str, Any] | None = (
+            None  # random numbers to continue with, where the first batch was read before the run began
+        )
         self._draws: bool | None = None  # does it draw between two batches? None before that was seen
         self._n_handed = 0  # batches of the current pass that were handed out
         self._ended = False  # was the current pass read to its end?
@@ -57,6 +60,8 @@ class ResumableLoader(LoaderWrapper):
     def __iter__(self) -> Iterator[Any]:
         saved, self._next, self._ended = self._next, None, False
         batches = self._begin_pass() if saved is None else self._resume(*saved)
+        if saved is not None and self._length() is None:  # Lightning reads ahead, before it tries the validation loader
+            batches = chain(self._read_first(batches), batches)
         yield from map(self._hand_out, batches)  # a loop would hold the batch until the next one is read
         self._ended = True
 
@@ -79,6 +84,11 @@ class ResumableLoader(LoaderWrapper):
         batch = next(batches, _END)
         self._draws = not same_random(before, random_state(devices=False))
         if batch is not _END:
+            yield batch
+
+    def _read_first(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in islice(batches, 1):
+            self.random_ahead = random_state()
             yield batch
 
     def _resume(self, state: dict[str, Any], random: dict[str, Any]) -> Iterator[Any]:
