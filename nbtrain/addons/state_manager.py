@@ -14,7 +14,7 @@ import lightning as L
 
 from .accumulation import AccumulationAddon
 from .checkpoint_callback import StateKeeper, save_between
-from .state_saver import write_state
+from .state_saver import note_inexact, write_state
 from ..checkpoint.files import SaveFormat, Writer
 from ..checkpoint.run_state import Restorable, from_outside, loader_of_rank, of_rank, own_part, restore, without_weights
 from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder
@@ -28,7 +28,7 @@ from ..errors import CheckpointError, ConfigError, nearest
 from ..rng import random_state
 
 # %% auto #0
-__all__ = ["SaveType", "StateManagerAddon"]
+__all__ = ["SaveType", "open_loader", "StateManagerAddon"]
 
 # %% ../../nbs/addons/state_manager.ipynb #45daac65
 SaveType = Literal["merged", "sharded", "deduped"]
@@ -64,6 +64,19 @@ def _resumable(trainer: TrainerProtocol, loader: Any, restored: Mapping[str, Any
     if restored is not None and (state := loader_of_rank(restored["nbtrain"])) is not None:
         found.load_state_dict(state, of_rank(restored["nbtrain"])["random"])
     return found
+
+
+def open_loader(addon: StateManagerAddon, trainer: TrainerProtocol, loader: Any, *, training: bool) -> Any:
+    """`loader` as a run reads it; the record says what can't be resumed exactly."""
+    if not training:
+        if trainer.mode == "train":
+            addon.open_valid = ValidLoader(loader)
+            note_inexact(addon, trainer, addon.open_valid.check.reasons)
+        return loader
+    addon.open_loader = _resumable(trainer, loader, addon.restored)
+    addon.noted.clear()
+    note_inexact(addon, trainer, addon.open_loader.check.reasons)
+    return addon.open_loader
 
 
 # %% ../../nbs/addons/state_manager.ipynb #380c4c24
@@ -112,7 +125,7 @@ class StateManagerAddon(AddOnBase):
         self.restored: dict[str, Any] | None = None  # a checkpoint, until the next run has reached its first batch
         self.open_loader: ResumableLoader | None = None
         self.open_valid: ValidLoader | None = None
-        self._noted: set[str] = set()  # what the record of this run says already
+        self.noted: set[str] = set()  # what the record of this run says already
         self.rest: dict[str, Any] = {}  # Lightning's part of the newest checkpoint, without weights
 
     def __getstate__(self) -> dict[str, Any]:
@@ -132,22 +145,7 @@ class StateManagerAddon(AddOnBase):
         return [StateKeeper(self, trainer)]
 
     def loader(self, trainer: TrainerProtocol, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
-        if training:
-            self.open_loader = _resumable(trainer, loader, self.restored)
-            self._noted.clear()
-            self.note_inexact(trainer, self.open_loader.check.reasons)
-            return self.open_loader
-        if trainer.mode == "train":
-            self.open_valid = ValidLoader(loader)
-            self.note_inexact(trainer, self.open_valid.check.reasons)
-        return loader
-
-    def note_inexact(self, trainer: TrainerProtocol, reasons: Iterable[str]) -> None:
-        """Note why a resume would not be exact, each reason once in a run."""
-        for reason in reasons:
-            if reason not in self._noted:
-                self._noted.add(reason)
-                trainer.recorder.note(f"Resume is not exact here: {reason}.")
+        return open_loader(self, trainer, loader, training=training)
 
     def save_state(self, trainer: TrainerProtocol) -> Path | None:
         """Save the state now, or while a run is on between two of its batches. Returns the path of the checkpoint.

@@ -5,6 +5,7 @@
 # %% ../../nbs/addons/state_saver.ipynb #eebdbe6b
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
 
 # %% auto #0
-__all__ = ["write_state", "StateSaver"]
+__all__ = ["write_state", "note_inexact", "check_loaders", "StateSaver"]
 
 
 # %% ../../nbs/addons/state_saver.ipynb #1faeda1a
@@ -67,6 +68,21 @@ def _config(model: Any) -> Any:
     return plain(to_dict() if callable(to_dict) else config) if config is not None else None
 
 
+def note_inexact(addon: StateManagerAddon, trainer: TrainerProtocol, reasons: Iterable[str]) -> None:
+    """Note why a resume would not be exact, each reason once in a run."""
+    for reason in reasons:
+        if reason not in addon.noted:
+            addon.noted.add(reason)
+            trainer.recorder.note(f"Resume is not exact here: {reason}.")
+
+
+def check_loaders(addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
+    """After a save: note what of the loaders is not in it."""
+    for loader in (addon.open_loader, addon.open_valid):
+        if loader is not None:
+            note_inexact(addon, trainer, loader.why_not_exact())
+
+
 # %% ../../nbs/addons/state_saver.ipynb #33d70f87
 class StateSaver:
     """Saves the state of `trainer` during a run of Lightning, in each rank."""
@@ -77,7 +93,7 @@ class StateSaver:
         self._shares = False  # does each rank write a shard?
         self._saved: tuple[int, int] | None = None  # epochs and updates of the newest save
         self._path: Path | None = None  # of the newest save, in the first rank
-        self._checked: set[str] = set()  # where a save was checked
+        self._checked: set[bool] = set()  # was a save checked after an epoch (True), within one (False)?
 
     def open(self, pl_trainer: L.Trainer) -> None:
         """Begin a run."""
@@ -101,23 +117,15 @@ class StateSaver:
         self.trainer.recorder.flush()  # what is in the saved history is in the events too, once
         self._saved = counts.epoch, counts.update
         own = own_part(self.trainer, module, finished, random, self.addon.open_loader, self.addon.open_valid)
-        self._check_loaders(finished)
+        if (finished is None) not in self._checked:  # once within an epoch, and once after one
+            self._checked.add(finished is None)
+            check_loaders(self.addon, self.trainer)
         state = self._dump(pl_trainer)
         if pl_trainer.is_global_zero:
             return self._write(pl_trainer, state | {"nbtrain": own})
         if self._shares:
             self._write_part(state)
         return None
-
-    def _check_loaders(self, finished: int | None) -> None:
-        """Once in a run within an epoch and once after one: note what is not resumed exactly."""
-        where = "between epochs" if finished is None else "in an epoch"
-        if where in self._checked:
-            return
-        self._checked.add(where)
-        for loader in (self.addon.open_loader, self.addon.open_valid):
-            if loader is not None:
-                self.addon.note_inexact(self.trainer, loader.why_not_exact())
 
     def _dump(self, pl_trainer: L.Trainer) -> dict[str, Any]:
         """Lightning's checkpoint; an empty one in a rank that does not write."""

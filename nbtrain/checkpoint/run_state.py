@@ -69,7 +69,7 @@ def own_part(
     finished: int | None,
     random: dict[str, Any],
     loader: ResumableLoader | None,
-    valid: ValidLoader | None,
+    valid: ValidLoader | None = None,
 ) -> dict[str, Any]:
     """nbtrain's part of a state: `finished` is the number of batches done in the open epoch, None between epochs.
 
