@@ -14,14 +14,14 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer import call
 
 from .state_saver import StateSaver
-from ..checkpoint.run_state import of_rank
+from ..checkpoint.run_state import loader_of_rank, of_rank
 from ..checkpoint.store import clean_folders
 from ..engine.callback import Leaving, PassKeeper, active_callbacks
 from ..engine.logged import load_logged
 from ..engine.lean_training import LeanEpochLoop, validates_anyway
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
-from ..rng import random_state
+from ..rng import random_state, set_random_state
 
 if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
@@ -113,6 +113,13 @@ class StateKeeper(Checkpoint, Leaving):
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step_seen = pl_trainer.global_step
+        valid, state = self.addon.open_valid, self.addon.restored
+        if self.addon.open_loader is not None and (random := self.addon.open_loader.random_ahead) is not None:
+            set_random_state(random)  # Lightning has made an iterator of the validation loader, which may draw a number
+        if valid is not None:
+            valid.is_cut = pl_trainer.limit_val_batches != 1.0
+            if state is not None and (place := loader_of_rank(state["nbtrain"], "valid")) is not None:
+                valid.load_state_dict(place)
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         own = self.addon.restored["nbtrain"] if self.addon.restored is not None else {}
@@ -148,6 +155,8 @@ class StateKeeper(Checkpoint, Leaving):
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepModule)
         loop, waits, self._waits = pl_trainer.fit_loop.epoch_loop, self._waits, False
+        if self.addon.open_valid is not None:
+            self.addon.open_valid.is_read = True
         ends = _stops(pl_trainer) and not loop._num_ready_batches_reached() and not loop._should_accumulate()
         if waits or (ends and not self._cut):
             self._cut = self._cut or ends

@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import lightning as L
-from torch.utils.data import IterableDataset
 
 from .accumulation import AccumulationAddon
 from .checkpoint_callback import StateKeeper, save_between
-from .state_saver import write_state
+from .state_saver import note_inexact, write_state
 from ..checkpoint.attribute_state import AttributeState
 from ..checkpoint.files import SaveFormat, Writer
-from ..checkpoint.run_state import Restorable, from_outside, of_rank, own_part, restore, without_weights
+from ..checkpoint.run_state import Restorable, from_outside, loader_of_rank, of_rank, own_part, restore, without_weights
 from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder
-from ..data.loader import StatefulLoader
-from ..data.resumable_loader import ResumableLoader
+from ..data.resumable_loader import ResumableLoader, ValidLoader
 from ..distributed.launcher import Launcher
 from ..distributed.replica import world_of
 from ..engine.addon import AddOnBase
@@ -31,7 +29,7 @@ from ..errors import CheckpointError, ConfigError, nearest
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["SaveType", "StateManagerAddon"]
+__all__ = ["SaveType", "open_loader", "StateManagerAddon"]
 
 # %% ../../nbs/addons/state_manager.ipynb #45daac65
 SaveType = Literal["merged", "sharded", "deduped"]
@@ -62,18 +60,25 @@ def _check_seen(trainer: TrainerProtocol, path: Path) -> None:
 
 
 def _resumable(trainer: TrainerProtocol, loader: Any, restored: Mapping[str, Any] | None) -> ResumableLoader:
-    """`loader` with a position that can be saved, at the restored one. Notes what can't be resumed exactly."""
-    if getattr(loader, "persistent_workers", False):
-        trainer.recorder.note("persistent_workers=True: random numbers of the loader's workers can't be resumed exactly.")
-    if isinstance(getattr(loader, "dataset", None), IterableDataset) and not isinstance(loader, StatefulLoader):
-        trainer.recorder.note(
-            "an IterableDataset is resumed exactly only if each pass over it gives the same data, or draws from torch's random numbers."
-        )
+    """`loader` with a position that can be saved, at the restored one."""
     found = ResumableLoader(loader)
-    if restored is not None and restored["nbtrain"]["loader"] is not None:
+    if restored is not None and (state := loader_of_rank(restored["nbtrain"])) is not None:
         random = of_rank(restored["nbtrain"])["random"]
-        found.load_state_dict(restored["nbtrain"]["loader"], random if random is not None else random_state())
+        found.load_state_dict(state, random if random is not None else random_state())
     return found
+
+
+def open_loader(addon: StateManagerAddon, trainer: TrainerProtocol, loader: Any, *, training: bool) -> Any:
+    """`loader` as a run reads it; the record says what can't be resumed exactly."""
+    if not training:
+        if trainer.mode == "train":
+            addon.open_valid = ValidLoader(loader)
+            note_inexact(addon, trainer, addon.open_valid.check.reasons)
+        return loader
+    addon.open_loader = _resumable(trainer, loader, addon.restored)
+    addon.noted.clear()
+    note_inexact(addon, trainer, addon.open_loader.check.reasons)
+    return addon.open_loader
 
 
 # %% ../../nbs/addons/state_manager.ipynb #380c4c24
@@ -122,10 +127,12 @@ class StateManagerAddon(AddOnBase):
         self.restored: dict[str, Any] | None = None  # a checkpoint, until the next run has reached its first batch
         self.open_loader: ResumableLoader | None = None
         self.attributes = AttributeState()
+        self.open_valid: ValidLoader | None = None
+        self.noted: set[str] = set()  # what the record of this run says already
         self.rest: dict[str, Any] = {}  # Lightning's part of the newest checkpoint, without weights
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"open_loader": None, "rest": {}}
+        return vars(self) | {"open_loader": None, "open_valid": None, "rest": {}}
 
     @property
     def saves_to(self) -> str | Path:
@@ -141,9 +148,7 @@ class StateManagerAddon(AddOnBase):
         return [StateKeeper(self, trainer)]
 
     def loader(self, trainer: TrainerProtocol, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
-        if training:
-            self.open_loader = loader = _resumable(trainer, loader, self.restored)
-        return loader
+        return open_loader(self, trainer, loader, training=training)
 
     def save_state(self, trainer: TrainerProtocol) -> Path | None:
         """Save the state now, or while a run is on between two of its batches. Returns the path of the checkpoint.
@@ -206,7 +211,7 @@ def _save_now(addon: StateManagerAddon, trainer: TrainerProtocol, at: Boundary |
     if at is None:
         state = from_outside(trainer, addon.rest)
         addon.folder(trainer)
-        state["nbtrain"] = own_part(trainer, None, None, random_state(), addon.open_loader, addon.attributes)
+        state["nbtrain"] = own_part(trainer, None, None, random_state(), addon.open_loader, addon.open_valid, addon.attributes)
         writer = Writer()
         path = write_state(addon, trainer, state, writer, [])
     else:

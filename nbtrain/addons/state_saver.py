@@ -5,6 +5,7 @@
 # %% ../../nbs/addons/state_saver.ipynb #eebdbe6b
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
 
 # %% auto #0
-__all__ = ["write_state", "StateSaver"]
+__all__ = ["write_state", "note_inexact", "check_loaders", "StateSaver"]
 
 
 # %% ../../nbs/addons/state_saver.ipynb #1faeda1a
@@ -69,6 +70,21 @@ def _config(model: Any) -> Any:
     return plain(to_dict() if callable(to_dict) else config) if config is not None else None
 
 
+def note_inexact(addon: StateManagerAddon, trainer: TrainerProtocol, reasons: Iterable[str]) -> None:
+    """Note why a resume would not be exact, each reason once in a run."""
+    for reason in reasons:
+        if reason not in addon.noted:
+            addon.noted.add(reason)
+            trainer.recorder.note(f"Resume is not exact here: {reason}.")
+
+
+def check_loaders(addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
+    """After a save: note what of the loaders is not in it."""
+    for loader in (addon.open_loader, addon.open_valid):
+        if loader is not None:
+            note_inexact(addon, trainer, loader.why_not_exact())
+
+
 # %% ../../nbs/addons/state_saver.ipynb #33d70f87
 class StateSaver:
     """Saves the state of `trainer` during a run of Lightning, in each rank."""
@@ -79,6 +95,7 @@ class StateSaver:
         self._shares = False  # does each rank write a shard?
         self._saved: tuple[int, int] | None = None  # epochs and updates of the newest save
         self._path: Path | None = None  # of the newest save, in the first rank
+        self._checked: set[bool] = set()  # was a save checked after an epoch (True), within one (False)?
 
     def open(self, pl_trainer: L.Trainer) -> None:
         """Begin a run."""
@@ -101,7 +118,11 @@ class StateSaver:
         counts = self.trainer.train_state.counts
         self.trainer.recorder.flush()  # what is in the saved history is in the events too, once
         self._saved = counts.epoch, counts.update
-        own = own_part(self.trainer, module, finished, random, self.addon.open_loader, self.addon.attributes)
+        addon = self.addon
+        own = own_part(self.trainer, module, finished, random, addon.open_loader, addon.open_valid, addon.attributes)
+        if (finished is None) not in self._checked:  # once within an epoch, and once after one
+            self._checked.add(finished is None)
+            check_loaders(addon, self.trainer)
         state = self._dump(pl_trainer)
         if pl_trainer.is_global_zero:
             return self._write(pl_trainer, state | {"nbtrain": own})

@@ -17,7 +17,7 @@ from .attribute_state import AttributeState
 from .files import read_checkpoint
 from .store import FOLDER
 from .weights import Weights, load_weights
-from ..data.resumable_loader import ResumableLoader
+from ..data.resumable_loader import ResumableLoader, ValidLoader
 from ..distributed.parallelism import gather
 from ..distributed.replica import launcher_of, world_of
 from ..distributed.world import reader_number
@@ -37,6 +37,7 @@ __all__ = [
     "gathered",
     "n_readers",
     "of_rank",
+    "loader_of_rank",
     "without_weights",
     "from_outside",
     "weights_of",
@@ -53,7 +54,7 @@ _VERSION = 1  # of nbtrain's part
 _TRAINING = "training_state_dict"  # the weights that training continues with, where `state_dict` has others
 
 
-_ALONE = ("random", "attributes", "meters", "gathered", "logged")  # in mid-epoch each rank has its own
+_ALONE = ("random", "attributes", "loader", "valid", "meters", "gathered", "logged")  # in mid-epoch each rank has its own
 _PARTS: dict[str, type | tuple[type, ...]] = {
     "model": str,
     "world_size": int,
@@ -76,6 +77,7 @@ def own_part(
     finished: int | None,
     random: dict[str, Any],
     loader: ResumableLoader | None,
+    valid: ValidLoader | None,
     attributes: AttributeState,
 ) -> dict[str, Any]:
     """nbtrain's part of a state: `finished` is the number of batches done in the open epoch, None between epochs.
@@ -84,7 +86,12 @@ def own_part(
     """
     state = trainer.train_state.state_dict(without=("best_weights",))  # mostly a checkpoint names the file that has them
     meters = state.pop("meters")
-    parts: dict[str, Any] = {"random": random, "attributes": attributes.state_dict(trainer)}
+    parts: dict[str, Any] = {
+        "random": random,
+        "attributes": attributes.state_dict(trainer),
+        "loader": loader.state_dict(finished) if loader is not None else None,
+        "valid": valid.state_dict() if valid is not None else None,
+    }
     if finished is not None and module is not None:
         parts |= {"meters": meters, "gathered": gathered(trainer), "logged": logged_state(module.trainer)}
     return {
@@ -95,7 +102,6 @@ def own_part(
         "finished": finished,
         **dict.fromkeys(_ALONE),
         **parts,
-        "loader": loader.state_dict(finished) if loader is not None else None,
         "others": _of_readers(parts, trainer)[1:] if finished is not None else [],  # these parts of the ranks past the first
         "metrics": state["metrics"] | {"epoch": module.epoch_metrics if module is not None else {}},
         "loss": _loss(trainer, module, finished),
@@ -132,6 +138,11 @@ def of_rank(own: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parts that a state has for this rank alone. Between two epochs those of all ranks are one."""
     number = reader_number(own["world_size"]) if own["finished"] is not None else 0
     return own["others"][number - 1] if number else own
+
+
+def loader_of_rank(own: Mapping[str, Any], name: str = "loader") -> Any:
+    """The place of the training loader that a state has for this rank, or of the one for "valid"; None where it has none."""
+    return of_rank(own).get(name, own.get(name))
 
 
 # %% ../../nbs/checkpoint/run_state.ipynb #7c06cdfb

@@ -12,97 +12,117 @@ from copy import copy
 from itertools import chain, islice
 from typing import Any
 
-import torch
 from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import DataLoader
 
 from .loader import LoaderWrapper, StatefulLoader
+from .loader_state import LoaderState
+from .order_check import OrderCheck, same_random
 from ..errors import CheckpointError, ConfigError
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["loader_place", "restore_loader", "ResumableLoader", "borrowed"]
+__all__ = ["loader_place", "restore_loader", "ResumableLoader", "ValidLoader", "borrowed"]
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #9c56be43
-def _generators(loader: Any) -> list[torch.Generator]:
-    """The generators that a loader and its samplers draw from, each once."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    parts = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    found = [getattr(part, "generator", None) for part in parts]
-    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
-
-
 def loader_place(loader: Any) -> dict[str, Any]:
-    """The place of a loader between two passes: its own state, and those of its generators."""
-    own = loader.state_dict() if isinstance(loader, StatefulLoader) else None
-    return {"own": own, "generators": [generator.get_state() for generator in _generators(loader)]}
+    """The place of a loader between two passes: its own state, and that of its generators and counters."""
+    return LoaderState(loader).take(changed=False)
 
 
 def restore_loader(loader: Any, place: dict[str, Any]) -> None:
     """Restore the place that `loader_place` returned, for the next pass of `loader`."""
-    if place["own"] is not None and isinstance(loader, StatefulLoader):
-        loader.load_state_dict(place["own"])
-    for generator, state in zip(_generators(loader), place["generators"]):
-        generator.set_state(state)
+    LoaderState(loader).put(place, workers=False)
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #0ab3fd30
+_END = object()
+_DRAWS = "the loader has no length and draws from the global random numbers between two batches, as the steps do"
+
+
 class ResumableLoader(LoaderWrapper):
-    """A wrapper around `loader` whose current pass can be saved and resumed."""
+    """A wrapper around `loader` whose current pass can be saved and resumed. `check`: what can't be."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         super().__init__(loader)
+        self.state = LoaderState(loader)
+        self.check = OrderCheck(self.state)
+        self.random_ahead: dict[str, Any] | None = (
+            None  # random numbers to continue with, where the first batch was read before the run began
+        )
+        self._draws: bool | None = None  # does it draw between two batches? None before that was seen
         self._n_handed = 0  # batches of the current pass that were handed out
+        self._ended = False  # was the current pass read to its end?
         self._begin: dict[str, Any] = {}  # what the current pass began with
         self._next: tuple[dict[str, Any], dict[str, Any]] | None = None  # a state to resume from, and the random numbers to continue with
 
     def __iter__(self) -> Iterator[Any]:
-        saved, self._next = self._next, None
+        saved, self._next, self._ended = self._next, None, False
         batches = self._begin_pass() if saved is None else self._resume(*saved)
+        if saved is not None and self._length() is None:  # Lightning reads ahead, before it tries the validation loader
+            batches = chain(self._read_first(batches), batches)
         yield from map(self._hand_out, batches)  # a loop would hold the batch until the next one is read
+        self._ended = True
 
     def _hand_out(self, batch: Any) -> Any:
         self._n_handed += 1
         return batch
 
-    def _begin_pass(self) -> Iterator[Any]:
+    def _begin_pass(self, own: Any = None) -> Iterator[Any]:
+        """`own`: the loader's own state, where that is known; to ask for it may draw a random number."""
         self._n_handed = 0
-        self._begin = {"place": self._place(), "random": random_state()}
-        return iter(self.loader)
+        place = self.state.take(with_own=own is None)
+        self._begin = {"place": place if own is None else place | {"own": own}, "random": random_state()}
+        batches = iter(self.loader)
+        return batches if self._draws is not None or self._length() is not None else chain(self._watch(batches), batches)
+
+    def _watch(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The first two batches, between which it is seen whether the loader draws from the global random numbers."""
+        yield from islice(batches, 1)
+        before = random_state(devices=False)
+        batch = next(batches, _END)
+        self._draws = not same_random(before, random_state(devices=False))
+        if batch is not _END:
+            yield batch
+
+    def _read_first(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in islice(batches, 1):
+            self.random_ahead = random_state()
+            yield batch
 
     def _resume(self, state: dict[str, Any], random: dict[str, Any]) -> Iterator[Any]:
-        finished = state["finished"]
+        finished, place = state["finished"], state["place"]
         if finished is None:
-            if state["whole"]:  # else a limit has cut the pass, and the loader's state is in the middle of it
-                self._put(state["place"])
             set_random_state(random)
-            return self._begin_pass()
+            return self._begin_pass(place["own"] if state["whole"] else None)
         self._begin, self._n_handed, ahead = state["begin"], finished, state["handed"] - finished
-        if state["place"]["own"] is not None and not ahead:
-            self._put(state["place"])
+        if place["own"] is not None and not ahead:
+            self.state.put(place)
             batches = iter(self.loader)
         else:
-            self._put(self._begin["place"])
+            self.state.put(self._begin["place"])
             set_random_state(self._begin["random"])
             batches = iter(self.loader)
             deque(islice(batches, finished), maxlen=0)
             batches = chain(list(islice(batches, ahead)), batches)  # read ahead before the newest random numbers are restored
-            self._put({"own": None, "generators": state["place"]["generators"]})
+            self.state.put(place | {"own": None, "values": {} if self.state.has_own else place.get("values", {})})
         set_random_state(random)
         return batches
 
     def state_dict(self, finished: int | None = None) -> dict[str, Any]:
         """The place in the current pass, of which `finished` batches are done; None between two passes."""
-        state = {"length": self._length(), "place": self._place()}
+        state = {"length": self._length(), "place": self.state.take()}
         if finished is None:
-            whole = not isinstance(self.loader, StatefulLoader) or self._n_handed == self._length()
+            whole = not self.state.has_own or self._ended or self._n_handed == self._length()
             return state | {"finished": None, "whole": whole}
         return state | {"finished": finished, "handed": self._n_handed, "begin": self._begin}
 
     def load_state_dict(self, state: dict[str, Any], random: dict[str, Any]) -> None:
         """Let the next pass resume at `state`; the training then continues with the random numbers `random`."""
-        if state["finished"] is not None and state["length"] != self._length():
+        if state["finished"] is None:
+            self.state.put(state["place"], whole=state["whole"])  # now: Lightning sets the epoch before the first batch
+        elif state["length"] != self._length():
             lengths = [f"{n} batches" if n is not None else "no length" for n in (state["length"], self._length())]
             raise CheckpointError(
                 f"The training loader had {lengths[0]} when the state was saved in mid-epoch, and has {lengths[1]} now.",
@@ -110,14 +130,41 @@ class ResumableLoader(LoaderWrapper):
             )
         self._next = state, random
 
+    def why_not_exact(self) -> list[str]:
+        """What can't be resumed exactly, as far as a save shows it."""
+        return self.check.result(in_pass=True) + ([_DRAWS] if self._draws else [])
+
     def _length(self) -> int | None:
         return sized_len(self.loader)
 
-    def _place(self) -> dict[str, Any]:
-        return loader_place(self.loader)
 
-    def _put(self, place: dict[str, Any]) -> None:
-        restore_loader(self.loader, place)
+# %% ../../nbs/data/resumable_loader.ipynb #d4d2a535
+class ValidLoader:
+    """The place of `loader`, which validations read, between two of them.
+
+    `is_read`: was it read in this run? `is_cut`: do validations end before its end?
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.state = LoaderState(loader)
+        self.check = OrderCheck(self.state)
+        self.is_read = self.is_cut = False
+        self._own: Any = None  # the loader's own state that was restored
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place for the next validation."""
+        asks = self.is_read and not self.is_cut  # before it is read, some loaders draw a random number to make a state
+        place = self.state.take(with_own=asks)
+        return place | ({} if asks else {"own": self._own}) | {"whole": not self.is_cut}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next validation begin at the place `state`."""
+        self._own = state["own"]
+        self.state.put(state, whole=state["whole"])
+
+    def why_not_exact(self) -> list[str]:
+        """What will not continue exactly, as far as a save shows it."""
+        return self.check.result(in_pass=False)
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #a87590fd
@@ -126,7 +173,8 @@ def borrowed(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
     """A loader with the next batches of `loader`, which is not read; its generators are restored. Global random numbers are not."""
     if isinstance(loader, Iterator):
         raise ConfigError("An iterator can't give its batches twice.", remedy="Give a DataLoader, a list, or an object with __iter__.")
-    states = [(generator, generator.get_state()) for generator in _generators(loader)]
+    state = LoaderState(loader)
+    before = state.take(changed=False, with_own=False)
     spare = copy(loader)
     if isinstance(spare, DataLoader):
         spare._iterator = None  # persistent workers would continue with their own random numbers
@@ -135,5 +183,4 @@ def borrowed(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
             spare.load_state_dict(spare.state_dict())
         yield spare
     finally:
-        for generator, state in states:
-            generator.set_state(state)
+        state.put(before | {"values": {}} if state.has_own else before, workers=False)

@@ -45,8 +45,7 @@ class TaskLoader:
 
     `weights` are by default the loaders' lengths, so that an epoch reads each of them once. `n_batches` is the length of an epoch, by
     default all batches of all loaders. A loader that is at its end is started again within the epoch, and each epoch starts all of them
-    again. A run resumes exactly where the loaders draw their order from torch's global random numbers or are SeededLoaders, but not
-    where they have a `generator`.
+    again. A run resumes exactly, whatever the loaders draw their order from.
 
     Raises ConfigError for names that differ, weights that aren't positive, and a missing length.
     """

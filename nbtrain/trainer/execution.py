@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.pytorch.callbacks import BatchSizeFinder, Timer
 from lightning.pytorch.trainer import call
 from torch.utils.data import DataLoader
@@ -105,7 +106,9 @@ class Execution:
             return
         if self.valid_loader is not None:
             valid = trainer.read_loader(as_loader(self.valid_loader), training=False)
-        pl_trainer.fit(module, trainer.read_loader(as_loader(self.loader), training=True), valid)
+        loader = trainer.read_loader(as_loader(self.loader), training=True)
+        _set_sampler_epoch(loader, trainer.train_state.counts.epoch)  # Lightning does it too, but reads ahead before, without a length
+        pl_trainer.fit(module, loader, valid)
 
     def _left(self, pl_trainer: L.Trainer) -> tuple[Status, str]:
         """Status and reason of a run whose end was requested."""

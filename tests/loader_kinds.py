@@ -1,0 +1,587 @@
+"""Loaders of all kinds, each as a named factory: what shuffles, draws, counts or keeps a place in some way.
+
+`LOADERS[name]` makes the same new loader at each call, as a script does that is started again. `SAID` are those whose resume can't be
+exact, with a word of what the record says. Batches are `(x, y)` of 22 samples, 4 in a batch; `x` has 8 columns, the first is the index.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, WeightedRandomSampler
+
+from nbtrain import SeededLoader, TaskLoader, TensorLoader
+
+N, BATCH_SIZE = 22, 4
+MODULE_RNG = np.random.default_rng(0)
+
+
+def make_tensors(n: int = N) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(n, 8, generator=torch.Generator().manual_seed(1))
+    x[:, 0] = torch.arange(n) / n
+    return x, x.sum(1, keepdim=True)
+
+
+def make_dataset(n: int = N) -> TensorDataset:
+    return TensorDataset(*make_tensors(n))
+
+
+def order_by(rng: Any) -> list[int]:
+    """A permutation, drawn from a generator of any kind."""
+    if isinstance(rng, torch.Generator):
+        return torch.randperm(N, generator=rng).tolist()
+    if isinstance(rng, random.Random):
+        return rng.sample(range(N), N)
+    return [int(i) for i in rng.permutation(N)]
+
+
+def noise(rng: Any) -> float:
+    if isinstance(rng, torch.Generator):
+        return torch.rand((), generator=rng).item()
+    return float(rng.random() if hasattr(rng, "random") else rng.random_sample())
+
+
+RNGS: dict[str, Callable[[], Any]] = {
+    "torch": lambda: torch.Generator().manual_seed(3),
+    "NumPy's": lambda: np.random.default_rng(3),
+    "RandomState": lambda: np.random.RandomState(3),
+    "Python's": lambda: random.Random(3),
+    "SFC64": lambda: np.random.Generator(np.random.SFC64(3)),
+}
+
+
+# -- samplers
+class Sized(Sampler[int]):
+    def __init__(self) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return N
+
+
+class Draws(Sized):
+    """Draws an order from `rng`."""
+
+    def __init__(self, rng: Any) -> None:
+        self.rng = rng
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(order_by(self.rng))
+
+
+class Lazy(Draws):
+    """Draws index after index, without replacement."""
+
+    def __iter__(self) -> Iterator[int]:
+        left = list(range(N))
+        while left:
+            yield left.pop(int(noise(self.rng) * len(left)))
+
+
+class Inside(Sized):
+    """The generator is in a dict in a list."""
+
+    def __init__(self, rng: Any) -> None:
+        self.parts = [{"rng": rng}, "text"]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(order_by(self.parts[0]["rng"]))  # type: ignore[index]
+
+
+class Slots:
+    __slots__ = ("rng",)
+
+    def __init__(self, rng: Any) -> None:
+        self.rng = rng
+
+    def __len__(self) -> int:
+        return N
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(order_by(self.rng))
+
+
+class FromFunction(Sized):
+    def __init__(self, draw: Callable[[], list[int]]) -> None:
+        self.draw = draw
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.draw())
+
+
+def closure() -> FromFunction:
+    rng = np.random.default_rng(4)
+    return FromFunction(lambda: order_by(rng))
+
+
+class FromModule(Sized):
+    def __iter__(self) -> Iterator[int]:
+        return iter(_module_order())
+
+
+def _module_order() -> list[int]:
+    return order_by(MODULE_RNG)
+
+
+def from_module() -> FromModule:
+    globals()["MODULE_RNG"] = np.random.default_rng(0)
+    return FromModule()
+
+
+class OfClass(Sized):
+    rng: Any = None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(order_by(self.rng))
+
+
+def of_class() -> OfClass:
+    OfClass.rng = np.random.default_rng(0)
+    return OfClass()
+
+
+class Counts(Sized):
+    """Shuffles by seed and a count of its passes, which nothing sets."""
+
+    def __init__(self, seed: int = 0, *, at_end: bool = False) -> None:
+        self.seed, self.n_passes, self.at_end = seed, 0, at_end
+
+    def __iter__(self) -> Iterator[int]:
+        self.n_passes += not self.at_end
+        yield from order_by(random.Random(1000 * self.seed + self.n_passes))
+        self.n_passes += self.at_end
+
+
+class CountsInDict(Sized):
+    def __init__(self) -> None:
+        self.state = {"epoch": 0}
+
+    def __iter__(self) -> Iterator[int]:
+        self.state["epoch"] += 1
+        return iter(order_by(random.Random(self.state["epoch"])))
+
+
+class SetEpoch(Sized):
+    """Lightning sets its epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(order_by(random.Random(self.epoch)))
+
+
+class Shuffles(Sized):
+    """Shuffles what it keeps, in place."""
+
+    def __init__(self, order: Any) -> None:
+        self.order, self.rng = order, np.random.default_rng(0)
+
+    def __iter__(self) -> Iterator[int]:
+        self.rng.shuffle(self.order)
+        return (int(i) % N for i in self.order[:N])
+
+
+class KeepsIterator(Sized):
+    def __init__(self, indices: Iterator[int]) -> None:
+        self.indices = indices
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.islice(self.indices, N)
+
+
+def endless() -> Iterator[int]:
+    for epoch in itertools.count():
+        yield from order_by(random.Random(epoch))
+
+
+class System(Sized):
+    def __init__(self) -> None:
+        self.rng = random.SystemRandom()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(order_by(self.rng))
+
+
+class Drawn(Sized):
+    """Draws index after index from the global random numbers, without replacement."""
+
+    def __iter__(self) -> Iterator[int]:
+        left = list(range(N))
+        while left:
+            yield left.pop(int(torch.rand(()).item() * len(left)))
+
+
+class Over(Sized):
+    """Another sampler's order, shifted by a draw."""
+
+    def __init__(self, inner: Any, rng: Any) -> None:
+        self.inner, self.source = inner, rng
+
+    def __iter__(self) -> Iterator[int]:
+        shift = int(noise(self.source) * N)
+        return ((i + shift) % N for i in self.inner)
+
+
+class Batches:
+    """A batch sampler that draws the order of its batches; `draws` has its generator."""
+
+    def __init__(self, inner: Any, rng: Any) -> None:
+        self.inner, self.draws = inner, rng
+
+    def __len__(self) -> int:
+        return -(-N // BATCH_SIZE)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(self.inner)
+        batches = [order[i : i + BATCH_SIZE] for i in range(0, N, BATCH_SIZE)]
+        first = int(noise(self.draws) * len(batches))
+        yield from batches[first:] + batches[:first]
+
+
+def nested(seed: int) -> Any:
+    """A batch sampler around samplers, of kinds of chance and with generators of chance."""
+    chance = random.Random(seed)
+
+    def rng() -> Any:
+        return RNGS[chance.choice(list(RNGS))]()
+
+    kinds: list[Callable[[], Any]] = [lambda: Draws(rng()), lambda: Lazy(rng()), lambda: Inside(rng()), lambda: Slots(rng())]
+    kinds += [closure, lambda: Counts(chance.randrange(9), at_end=chance.random() < 0.5), CountsInDict, lambda: Shuffles(list(range(N)))]
+    inner = chance.choice(kinds)()
+    for _ in range(chance.randrange(3)):
+        inner = Over(inner, rng())
+    return Batches(inner, rng())
+
+
+def by_sampler(make: Callable[[], Any], **options: Any) -> Callable[[], DataLoader[Any]]:
+    return lambda: DataLoader(make_dataset(), BATCH_SIZE, sampler=make(), **options)
+
+
+def by_batches(make: Callable[[], Any], **options: Any) -> Callable[[], DataLoader[Any]]:
+    return lambda: DataLoader(make_dataset(), batch_sampler=make(), **options)
+
+
+# -- datasets
+class Noisy(Dataset[Any]):
+    """Adds noise from a generator of its own."""
+
+    def __init__(self, rng: Any) -> None:
+        self.data, self.chance = make_dataset(), rng
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = self.data[i]
+        return x + noise(self.chance), y
+
+
+class NoisyGlobal(Noisy):
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = self.data[i]
+        return x + torch.rand(()) + random.random() + np.random.rand(), y
+
+
+class NoisyModule(Noisy):
+    def __init__(self) -> None:
+        globals()["MODULE_RNG"] = np.random.default_rng(0)
+        super().__init__(None)
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = self.data[i]
+        return x + noise(MODULE_RNG), y
+
+
+class Hardens(Noisy):
+    """Each read is a little harder."""
+
+    n_reads = 0
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def __getitem__(self, i: int) -> Any:
+        self.n_reads += 1
+        x, y = self.data[i]
+        return x * (1 + 0.01 * self.n_reads), y
+
+
+class Collate:
+    def __init__(self, rng: Any) -> None:
+        self.rng = rng
+
+    def __call__(self, samples: list[Any]) -> Any:
+        x, y = torch.utils.data.default_collate(samples)
+        return x + noise(self.rng), y
+
+
+def collate(samples: list[Any], rng: Any) -> Any:
+    return Collate(rng)(samples)
+
+
+# -- streams and loaders without a length
+class Stream(IterableDataset[Any]):
+    """A pass draws its order from `rng`, or from a seed and the count of passes."""
+
+    def __init__(self, rng: Any = None) -> None:
+        self.rng, self.n_passes = rng, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.n_passes += 1
+        data = make_dataset()
+        for i in order_by(self.rng or random.Random(self.n_passes)):
+            yield data[i]
+
+
+class Buffered(Stream):
+    """A shuffle buffer, which draws index after index."""
+
+    def __iter__(self) -> Iterator[Any]:
+        data, buffer = make_dataset(), []
+        for i in range(N):
+            buffer.append(i)
+            if len(buffer) > 6:
+                yield data[buffer.pop(int(noise(self.rng) * len(buffer)))]
+        while buffer:
+            yield data[buffer.pop(int(noise(self.rng) * len(buffer)))]
+
+
+class GlobalOrder(Stream):
+    def __iter__(self) -> Iterator[Any]:
+        data = make_dataset()
+        for i in torch.randperm(N).tolist():
+            yield data[i]
+
+
+class GlobalNoise(Stream):
+    def __iter__(self) -> Iterator[Any]:
+        for x, y in make_dataset():
+            yield x + torch.rand(()), y
+
+
+class Same(Stream):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(make_dataset())
+
+
+class StreamSetEpoch(IterableDataset[Any]):
+    """A sampler sets its epoch, as Lightning does for a loader with one."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        data = make_dataset()
+        for i in order_by(random.Random(self.epoch)):
+            yield data[i]
+
+
+class Plain:
+    """Batches of a plain class. It counts its passes, or draws from `rng`."""
+
+    def __init__(self, rng: Any = None) -> None:
+        self.rng, self.n_passes = rng, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.n_passes += 1
+        order = order_by(self.rng or random.Random(self.n_passes))
+        x, y = make_tensors()
+        for i in range(0, N, BATCH_SIZE):
+            yield x[order[i : i + BATCH_SIZE]], y[order[i : i + BATCH_SIZE]]
+
+
+class PlainSized(Plain):
+    def __len__(self) -> int:
+        return -(-N // BATCH_SIZE)
+
+
+class PlainSetEpoch(Plain):
+    """Without a length; Lightning sets its epoch, before the first batch is read."""
+
+    epoch, batch_sampler = 0, None
+
+    @property
+    def sampler(self) -> PlainSetEpoch:
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        self.rng = random.Random(self.epoch)
+        return super().__iter__()
+
+
+class ShufflesBatches:
+    """A loader that shuffles its list of batches in place."""
+
+    def __init__(self) -> None:
+        self.batches, self.rng = list(PlainSized()), random.Random(0)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.rng.shuffle(self.batches)
+        return iter(self.batches)
+
+
+# -- loaders with a state
+class _StatefulIterator:
+    def __init__(self, state: dict[str, Any] | None) -> None:
+        drawn = int(torch.empty((), dtype=torch.int64).random_().item())
+        self.seed, self.position = (drawn, 0) if state is None else (state["seed"], state["position"])
+
+    def __iter__(self) -> _StatefulIterator:
+        return self
+
+    @property
+    def is_finished(self) -> bool:
+        return self.position * BATCH_SIZE >= N
+
+    def __next__(self) -> Any:
+        if self.is_finished:
+            raise StopIteration
+        order = torch.randperm(N, generator=torch.Generator().manual_seed(self.seed))
+        rows = order[self.position * BATCH_SIZE : (self.position + 1) * BATCH_SIZE]
+        self.position += 1
+        x, y = make_tensors()
+        return x[rows], y[rows]
+
+
+class Stateful:
+    """As torchdata's StatefulDataLoader: its state is that of the newest iterator, which is made for it where there is none."""
+
+    def __init__(self) -> None:
+        self._iterator: _StatefulIterator | None = None
+        self._loaded: dict[str, Any] | None = None
+        self._made_for_state = False
+
+    def __len__(self) -> int:
+        return -(-N // BATCH_SIZE)
+
+    def _make(self) -> _StatefulIterator:
+        state, self._loaded = self._loaded, None
+        return _StatefulIterator(state)
+
+    def __iter__(self) -> _StatefulIterator:
+        if not self._made_for_state or self._iterator is None:
+            self._iterator = self._make()
+        self._made_for_state = False
+        if self._iterator.is_finished:
+            self._iterator = self._make()
+        return self._iterator
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._iterator is None:
+            self._iterator, self._made_for_state = self._make(), True
+        return {"seed": self._iterator.seed, "position": self._iterator.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loaded, self._iterator = dict(state), None
+
+
+class StatefulUnsized(Stateful):
+    __len__ = None  # type: ignore[assignment]
+
+
+# -- all of them
+def shuffled(dataset: Any = None, **options: Any) -> DataLoader[Any]:
+    return DataLoader(dataset or make_dataset(), BATCH_SIZE, shuffle=True, **options)
+
+
+def tasks(rng: Callable[[], Any]) -> TaskLoader:
+    return TaskLoader({"a": by_sampler(lambda: Draws(rng()))(), "b": shuffled(generator=RNGS["torch"]()), "c": PlainSized()})
+
+
+WORKERS: dict[str, Any] = {"num_workers": 2}
+STAYING: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "shuffled": shuffled,
+    "shuffled by a generator": lambda: shuffled(generator=RNGS["torch"]()),
+    "weighted": by_sampler(lambda: WeightedRandomSampler(torch.ones(N).tolist(), N, generator=RNGS["torch"]())),
+    **{f"sampler with a generator of {name}": by_sampler(lambda make=make: Draws(make())) for name, make in RNGS.items()},
+    **{f"lazy sampler with {name}": by_sampler(lambda make=make: Lazy(make())) for name, make in list(RNGS.items())[:2]},
+    "lazy sampler, two workers": by_sampler(lambda: Lazy(RNGS["NumPy's"]()), **WORKERS),
+    "generator in a dict in a list": by_sampler(lambda: Inside(RNGS["Python's"]())),
+    "generator in a slot": by_sampler(lambda: Slots(RNGS["NumPy's"]())),
+    "generator in a closure": by_sampler(closure),
+    "generator of a module": by_sampler(from_module),
+    "generator of a class": by_sampler(of_class),
+    "sampler that counts": by_sampler(Counts),
+    "sampler that counts at the end": by_sampler(lambda: Counts(at_end=True)),
+    "sampler that counts in a dict": by_sampler(CountsInDict),
+    "sampler with set_epoch": by_sampler(SetEpoch),
+    "sampler that shuffles a short list in place": by_sampler(lambda: Shuffles(list(range(N)))),
+    "sampler that shuffles a long list in place": by_sampler(lambda: Shuffles(list(range(50 * N)))),
+    "sampler that shuffles an array in place": by_sampler(lambda: Shuffles(np.arange(N))),
+    "sampler that keeps an iterator": by_sampler(lambda: KeepsIterator(endless())),
+    "sampler that keeps a cycle": by_sampler(lambda: KeepsIterator(itertools.cycle(order_by(random.Random(0)) + list(range(7))))),
+    "sampler with random numbers of the system": by_sampler(System),
+    "lazy sampler with global random numbers": by_sampler(Drawn),
+    "batch sampler": by_batches(lambda: Batches(Draws(RNGS["NumPy's"]()), RNGS["torch"]())),
+    "batch sampler, two workers": by_batches(lambda: Batches(Counts(), RNGS["Python's"]()), **WORKERS),
+    "nested samplers": by_batches(lambda: Batches(Over(Lazy(RNGS["RandomState"]()), RNGS["torch"]()), RNGS["Python's"]())),
+    **{f"dataset with a generator of {name}": (lambda make=make: shuffled(Noisy(make()))) for name, make in RNGS.items()},
+    "dataset with a generator, two workers": lambda: shuffled(Noisy(RNGS["torch"]()), **WORKERS),
+    "dataset with a generator of a module": lambda: shuffled(NoisyModule()),
+    "dataset with global random numbers": lambda: shuffled(NoisyGlobal()),
+    "dataset that counts its reads": lambda: shuffled(Hardens()),
+    "collate with a generator": lambda: shuffled(collate_fn=Collate(RNGS["NumPy's"]())),
+    "partial collate with a generator": lambda: shuffled(collate_fn=partial(collate, rng=RNGS["Python's"]())),
+    "stream with a generator": lambda: DataLoader(Stream(RNGS["NumPy's"]()), BATCH_SIZE),
+    "stream that counts": lambda: DataLoader(Stream(), BATCH_SIZE),
+    "stream that counts, two workers": lambda: DataLoader(Stream(), BATCH_SIZE, **WORKERS),
+    "stream with a shuffle buffer": lambda: DataLoader(Buffered(RNGS["Python's"]()), BATCH_SIZE),
+    "stream with a global order": lambda: DataLoader(GlobalOrder(), BATCH_SIZE),
+    "stream with global noise": lambda: DataLoader(GlobalNoise(), BATCH_SIZE),
+    "stream that is the same": lambda: DataLoader(Same(), BATCH_SIZE),
+    "plain iterable with a generator": lambda: Plain(RNGS["NumPy's"]()),
+    "plain iterable that counts": Plain,
+    "plain iterable with set_epoch": PlainSetEpoch,
+    "plain iterable with a length": PlainSized,
+    "loader that shuffles its batches in place": ShufflesBatches,
+    "list of batches": lambda: list(PlainSized()),
+    "stateful loader": Stateful,
+    "stateful loader without a length": StatefulUnsized,
+    "TensorLoader": lambda: TensorLoader(*make_tensors(), batch_size=BATCH_SIZE, shuffle=True),
+    "TensorLoader with a generator": lambda: TensorLoader(*make_tensors(), batch_size=BATCH_SIZE, shuffle=True, generator=RNGS["torch"]()),
+    "SeededLoader": lambda: SeededLoader(NoisyGlobal(), BATCH_SIZE),
+    "persistent workers, shuffled": lambda: shuffled(**STAYING),
+    "persistent workers, a generator": lambda: shuffled(generator=RNGS["torch"](), **STAYING),
+    "persistent workers, a sampler that counts": by_sampler(Counts, **STAYING),
+    "persistent workers, in order": lambda: DataLoader(make_dataset(), BATCH_SIZE, **STAYING),
+    "persistent workers, a dataset that draws": lambda: shuffled(NoisyGlobal(), **STAYING),
+}
+TASKS: dict[str, Callable[[], Any]] = {
+    **{f"tasks with a generator of {name}": (lambda make=make: tasks(make)) for name, make in list(RNGS.items())[:2]},
+    "tasks of SeededLoaders": lambda: TaskLoader({"a": SeededLoader(NoisyGlobal(), 4, seed=1), "b": SeededLoader(NoisyGlobal(), 5)}),
+    "tasks that are cut": lambda: TaskLoader({"a": by_sampler(Counts)(), "b": shuffled(generator=RNGS["torch"]())}, {"a": 2, "b": 1}, 7),
+    "a task with persistent workers": lambda: TaskLoader({"a": shuffled(**STAYING), "b": PlainSized()}),
+}
+SAID = {
+    "sampler that shuffles a long list in place": "sampler.order",
+    "sampler that shuffles an array in place": "sampler.order",
+    "sampler that keeps an iterator": "sampler.indices",
+    "sampler that keeps a cycle": "sampler.indices",
+    "sampler with random numbers of the system": "sampler.rng",
+    "lazy sampler with global random numbers": "Drawn",
+    "stream with global noise": "global random numbers",
+    "loader that shuffles its batches in place": "batches",
+    "persistent workers, a dataset that draws": "persistent workers",
+}

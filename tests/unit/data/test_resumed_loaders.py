@@ -1,0 +1,109 @@
+"""A run over a loader of any kind, broken off and resumed by the same program, reads the samples of an unbroken run: or the record says so.
+
+`loader_kinds` has the kinds.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from loader_kinds import LOADERS, SAID, TASKS, by_batches, make_dataset, nested
+from samples import Breaks, Broken, Regress, make_trainer, same_weights
+from torch.utils.data import DataLoader
+
+from nbtrain import StateManagerAddon
+from nbtrain.data.task_loader import Task
+
+NOTE = "Resume is not exact here"
+
+
+class Diary(Regress):
+    """Keeps what it has read, and after which update."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        batch = batch.batch if isinstance(batch, Task) else batch
+        diary = vars(self).setdefault("diary", {})
+        diary.setdefault((self.counts.update, self.mode), []).append(batch[0].tolist())
+        return super().train_step(batch)
+
+
+def make(folder: Path, seed: int, n: int = 0, **options: Any) -> Any:
+    lightning = options.pop("lightning", {}) | {"callbacks": [Breaks(n)] if n else []}
+    options = {"save_path": folder, "every_n_steps": 2, "keep_source": False, "lightning": lightning} | options
+    trainer = make_trainer(Diary.add_on(StateManagerAddon), **options)
+    torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
+    return trainer
+
+
+def notes(trainer: Any) -> list[str]:
+    events = [json.loads(line) for line in (trainer.run_dir / "events.jsonl").read_text().splitlines()]
+    return list(dict.fromkeys(event["data"]["text"] for event in events if event["kind"] == "note"))
+
+
+def check(
+    folder: Path, loader: Callable[[], Any], valid: Callable[[], Any] = lambda: None, *, at: int, said: str = "", **options: Any
+) -> None:
+    """A run that breaks after `at` batches and is resumed, beside one that does not: equal, and without a note; or with one."""
+    warnings.simplefilter("ignore")
+    whole = make(folder / "whole", 1, **options)
+    whole.run(3, loader(), valid())
+    broken = make(folder / "broken", 1, n=at, **options)
+    with pytest.raises(Broken):
+        broken.run(3, loader(), valid(), resume="auto")
+    again = make(folder / "broken", 2, **options)
+    again.run(3, loader(), valid(), resume="auto")
+    if not said:
+        assert {key: rows for key, rows in again.diary.items() if rows != whole.diary[key]} == {}
+        assert same_weights(whole.model, again.model)
+        assert [text for text in notes(whole) + notes(again) if NOTE in text] == []
+    else:
+        assert [said in text for text in notes(whole) if NOTE in text] == [True], notes(whole)
+        assert [said in text for text in notes(broken) if NOTE in text] == [True], notes(broken)
+
+
+@pytest.mark.parametrize("name", LOADERS | TASKS)
+def test_resumed_run_reads_the_samples_of_an_unbroken_one_or_says_so(name: str, tmp_path: Path) -> None:
+    for at in (9,) if "workers" in name else (7, 9):  # the newest save is at the end of an epoch, or two batches into one
+        check(tmp_path / str(at), (LOADERS | TASKS)[name], at=at, said=SAID.get(name, ""))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_resumed_run_over_random_nested_samplers_matches_an_unbroken_one(seed: int, tmp_path: Path) -> None:
+    check(tmp_path, by_batches(lambda: nested(seed)), at=random.Random(seed).choice([5, 7, 9, 11, 15]))
+
+
+EXACT_BETWEEN_PASSES = ("lazy sampler with global random numbers", "stream with global noise")  # no validation is resumed in the middle
+VALID = [name for name in LOADERS if "two workers" not in name]
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_validation_loader_continues_after_a_resume_as_it_would_have(name: str, tmp_path: Path) -> None:
+    def train() -> DataLoader[Any]:
+        return DataLoader(make_dataset(), 4)
+
+    at = 9 if "workers" in name else random.Random(name).choice([7, 10, 15])
+    options = {"lightning": {"val_check_interval": 3}} if "workers" not in name else {}
+    check(tmp_path, train, LOADERS[name], at=at, said="" if name in EXACT_BETWEEN_PASSES else SAID.get(name, ""), **options)
+
+
+@pytest.mark.parametrize("name", ["SeededLoader", "TensorLoader with a generator", "shuffled by a generator", "stateful loader"])
+@pytest.mark.parametrize("which", ["train", "val"])
+def test_resumed_run_whose_passes_a_limit_cuts_matches_an_unbroken_one(name: str, which: str, tmp_path: Path) -> None:
+    loaders = (LOADERS[name], lambda: None) if which == "train" else (lambda: DataLoader(make_dataset(), 4), LOADERS[name])
+    for at in (5, 6, 9) if which == "train" else (7, 9):
+        check(tmp_path / str(at), *loaders, at=at, lightning={f"limit_{which}_batches": 4})
+
+
+def test_several_validation_loaders_continue(tmp_path: Path) -> None:
+    def valid() -> list[Any]:
+        return [LOADERS["sampler with a generator of NumPy's"](), LOADERS["sampler that counts"]()]
+
+    check(tmp_path, LOADERS["shuffled"], valid, at=9)
