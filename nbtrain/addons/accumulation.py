@@ -174,19 +174,10 @@ class _Accumulate(L.Callback):
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         schedule = self.addon.accumulate
         if isinstance(schedule, Mapping) and self.window.n_batches == 0:
-            self._begin_window(pl_trainer, _at(schedule, pl_trainer.global_step), batch_idx)
+            _begin_window(pl_trainer, _at(schedule, pl_trainer.global_step), batch_idx)
         self._samples = batch_size(batch)
         if not self.unit:
             self.unit = int(pl_trainer.strategy.broadcast(self._samples))
-
-    def _begin_window(self, pl_trainer: L.Trainer, n_batches: int, batch_idx: int) -> None:
-        """A window of `n_batches` begins with this batch."""
-        loop = pl_trainer.fit_loop.epoch_loop
-        if isinstance(loop, LeanEpochLoop):
-            loop.window_start = batch_idx
-        elif n_batches != pl_trainer.accumulate_grad_batches:
-            pl_trainer.optimizers[0].zero_grad()  # Lightning does at multiples of the window only
-        pl_trainer.accumulate_grad_batches = n_batches
 
     # -- the gradient
     def listen(self, output: Mapping[str, Any]) -> None:
@@ -246,6 +237,16 @@ class _Accumulate(L.Callback):
 
 
 # %% ../../nbs/addons/accumulation.ipynb #51e5e74d
+def _begin_window(pl_trainer: L.Trainer, n_batches: int, batch_idx: int) -> None:
+    """A window of `n_batches` begins with this batch."""
+    loop = pl_trainer.fit_loop.epoch_loop
+    if isinstance(loop, LeanEpochLoop):
+        loop.window_start = batch_idx
+    elif n_batches != pl_trainer.accumulate_grad_batches:
+        pl_trainer.optimizers[0].zero_grad()  # Lightning does at multiples of the window only
+    pl_trainer.accumulate_grad_batches = n_batches
+
+
 def _correct(optimizer: Optimizer, factor: float | Tensor) -> None:
     """Multiply the gradients in place. A sharded model has gradients of two kinds, which torch does not multiply together."""
     if not isinstance(factor, Tensor) and factor == 1.0:

@@ -20,10 +20,10 @@ from .lean_update import LeanUpdate, WholeStep
 from .step_module import StepModule
 
 # %% auto #0
-__all__ = ["LeanEpochLoop", "validates_anyway"]
+__all__ = ["validates_anyway", "LeanEpochLoop"]
 
 
-# %% ../../nbs/engine/lean_training.ipynb #5de3a17c
+# %% ../../nbs/engine/lean_training.ipynb #24b12a00
 class _Optimization(_AutomaticOptimization):
     """Lightning's, which zeroes the gradients where a window of the loop begins."""
 
@@ -33,13 +33,23 @@ class _Optimization(_AutomaticOptimization):
         return super()._make_zero_grad_fn(batch_idx - loop.window_start, optimizer)
 
 
+def validates_anyway(pl_trainer: L.Trainer) -> bool:
+    """Is there a validation after this batch, if the run does not end with it?"""
+    stops, pl_trainer.should_stop = pl_trainer.should_stop, False
+    try:
+        return pl_trainer.fit_loop.epoch_loop._should_check_val_fx(pl_trainer.fit_loop._data_fetcher)  # pyright: ignore[reportArgumentType]
+    finally:
+        pl_trainer.should_stop = stops
+
+
+# %% ../../nbs/engine/lean_training.ipynb #5de3a17c
 class LeanEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop; a lean one where `why_not_lean` has no objection.
 
     `stood_aside` says why the newest epoch ran on Lightning's own: empty where it was lean, None before the first. `control`: the
-    requests to the run. `start_at`: how many batches of the first epoch are finished already. `window_start`: the first batch of a window
-    of accumulated gradients, from which on windows are counted. `validate_next`: validate after this batch, once. `validate_epochs`:
-    validate at the end of each so many epochs, too. `whole_step`: see `WholeStep`; read when an epoch begins.
+    requests to the run. `start_at`: how many batches of the first epoch are finished already. `window_start`: the batch from which on
+    windows of accumulated gradients are counted. `validate_next`: validate after this batch, once. `validate_epochs`: validate at the end
+    of each so many epochs, too. `whole_step`: see `WholeStep`.
     """
 
     lean = True
@@ -84,16 +94,11 @@ class LeanEpochLoop(_TrainingEpochLoop):
     @property
     def done(self) -> bool:
         """Lightning's, but an open window is finished: a stop inside it would lose its gradients."""
-        return super().done and (self._skips_updates or not self._should_accumulate())
-
-    @property
-    def _skips_updates(self) -> bool:
-        """Is this a pass for the statistics of batch norm, which StochasticWeightAveraging adds at the end?"""
-        return self.automatic_optimization._skip_backward
+        return super().done and (self.automatic_optimization._skip_backward or not self._should_accumulate())
 
     def _should_accumulate(self) -> bool:
-        """Lightning's, but a pass without updates has none: on its last batch Lightning steps, with the gradients of the epoch before."""
-        return self._skips_updates or super()._should_accumulate()
+        """Lightning's, but without an update in the pass for batch norm that weight averaging adds: Lightning's has old gradients."""
+        return self.automatic_optimization._skip_backward or super()._should_accumulate()
 
     def _accumulated_batches_reached(self) -> bool:
         return (self.batch_progress.current.ready - self.window_start) % self.trainer.accumulate_grad_batches == 0
@@ -139,20 +144,11 @@ class LeanEpochLoop(_TrainingEpochLoop):
             return "turned off"
         if self.restarting:
             return "an epoch that Lightning restarts"
-        if self._skips_updates:
+        if self.automatic_optimization._skip_backward:
             return "a pass without updates"
         if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
             return "a training_step that takes dataloader_iter"
         return why_not_lean(self.trainer)
-
-
-def validates_anyway(pl_trainer: L.Trainer) -> bool:
-    """Is there a validation after this batch, if the run does not end with it?"""
-    stops, pl_trainer.should_stop = pl_trainer.should_stop, False
-    try:
-        return pl_trainer.fit_loop.epoch_loop._should_check_val_fx(pl_trainer.fit_loop._data_fetcher)  # pyright: ignore[reportArgumentType]
-    finally:
-        pl_trainer.should_stop = stops
 
 
 # %% ../../nbs/engine/lean_training.ipynb #fd0dbfb9

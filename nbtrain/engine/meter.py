@@ -74,6 +74,12 @@ class PendingRows:
     samples: list[int] = field(default_factory=list)
     extras: dict[str, list[tuple[int, Scalar]]] = field(default_factory=dict)  # by name: (row, value)
 
+    def amend(self, name: str, value: Scalar) -> None:
+        """Add a scalar of the newest row, unless it has one of this name."""
+        entries, row = self.extras.setdefault(name, []), len(self.rows) - 1
+        if not entries or entries[-1][0] < row:
+            entries.append((row, snapshot(value)))
+
     def to_floats(self) -> tuple[dict[str, list[float]], dict[str, tuple[list[float], list[int]]]]:
         """The values of each row by name, NaN where a row has none; and what counts in the means: the values, and the samples of each."""
         whole = {name: list(map(itemgetter(name), self.rows)) for name in self.rows[0]}
@@ -156,21 +162,15 @@ class Meter:
         self._keys = None
 
     def amend(self, name: str, value: Scalar) -> None:
-        """Add a scalar that belongs to the newest batch, such as its gradient norm. Batches without it are not in its mean.
-
-        A batch has one value of a name: its first.
-        """
-        if rows := self._pending.rows:
-            entries = self._pending.extras.setdefault(name, [])
-            if not entries or entries[-1][0] < len(rows) - 1:
-                entries.append((len(rows) - 1, snapshot(value)))
-            return
-        block, samples = self._flushed[-1]  # the log was read in mid-batch, which flushed it
-        column = block.setdefault(name, [math.nan] * len(samples))
-        if not math.isnan(column[-1]):
-            return
-        column[-1] = float(value)
-        self._count(name, [float(value)], samples[-1:])
+        """Add a scalar of the newest batch, which has one value of a name: its first. Batches without it are not in its mean."""
+        if self._pending.rows:
+            self._pending.amend(name, value)
+        else:  # the log was read in mid-batch, which flushed it
+            block, samples = self._flushed[-1]
+            column = block.setdefault(name, [math.nan] * len(samples))
+            if math.isnan(column[-1]):
+                column[-1] = float(value)
+                self._count(name, column[-1:], samples[-1:])
 
     def flush(self) -> None:
         """Turn what is pending into floats."""
