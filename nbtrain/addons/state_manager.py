@@ -174,15 +174,19 @@ class StateManagerAddon(AddOnBase):
 
     def restore(self, trainer: Restorable, path: Path) -> None:
         """Restore the trainer from the checkpoint at `path`; callbacks and loader follow in the next run."""
-        path = path.resolve() if path.is_symlink() else path  # `last` will point to another one soon
-        _check_seen(trainer, path)
-        note_inexact(trainer, self.attributes.begin(trainer))
-        self.restored = restore(trainer, path)
-        self.rest = without_weights(self.restored)
-        load_attributes(self.attributes, trainer, self.restored["nbtrain"])
+        _restore(self, trainer, path)
 
 
 # %% ../../nbs/addons/state_manager.ipynb #0cd3f022
+def _restore(addon: StateManagerAddon, trainer: Restorable, path: Path) -> None:
+    path = path.resolve() if path.is_symlink() else path  # `last` will point to another one soon
+    _check_seen(trainer, path)
+    note_inexact(trainer, addon.attributes.begin(trainer))
+    addon.restored = restore(trainer, path)
+    addon.rest = without_weights(addon.restored)
+    load_attributes(addon.attributes, trainer, addon.restored["nbtrain"])
+
+
 def end_before(addon: StateManagerAddon) -> None:
     """The restored run is finished: random numbers continue from here on as after its end, and not only in the next run."""
     assert addon.restored is not None
