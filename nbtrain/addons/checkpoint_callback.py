@@ -13,7 +13,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer import call
 
-from .state_saver import StateSaver
+from .state_saver import StateSaver, note_inexact
 from ..checkpoint.run_state import loader_of_rank, of_rank
 from ..checkpoint.store import clean_folders
 from ..engine.callback import Leaving, PassKeeper, active_callbacks
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
 
 # %% auto #0
-__all__ = ["resume_callbacks", "resume_epoch", "save_between", "StateKeeper"]
+__all__ = ["resume_callbacks", "resume_epoch", "begin_attributes", "load_attributes", "save_between", "StateKeeper"]
 
 
 # %% ../../nbs/addons/checkpoint_callback.ipynb #a2fa1f25
@@ -66,6 +66,21 @@ def resume_epoch(trainer: TrainerProtocol, module: L.LightningModule, state: Map
 
 
 # %% ../../nbs/addons/checkpoint_callback.ipynb #6c4570b5
+def begin_attributes(addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
+    """Look at the attributes of model and trainer, before they change; the record says what of them can't be saved."""
+    _note_unsaved(addon, trainer, addon.attributes.begin(trainer))
+
+
+def load_attributes(addon: StateManagerAddon, trainer: TrainerProtocol, own: Mapping[str, Any]) -> None:
+    """Restore the attributes of model and trainer from nbtrain's part of a checkpoint, or from that of a rank in it."""
+    missing = addon.attributes.load_state_dict(trainer, own["attributes"]) if own.get("attributes") is not None else ""
+    _note_unsaved(addon, trainer, f"{missing} is made after the run has begun" if missing else "")
+
+
+def _note_unsaved(addon: StateManagerAddon, trainer: TrainerProtocol, what: str) -> None:
+    note_inexact(addon, trainer, [f"{what}, and is not saved. Give it state_dict and load_state_dict"] if what else [])
+
+
 def _stops(pl_trainer: L.Trainer) -> bool:
     """Has a callback requested the end of the run, and may the run end yet?"""
     return pl_trainer.should_stop and pl_trainer.fit_loop._can_stop_early
@@ -104,12 +119,12 @@ class StateKeeper(Checkpoint, Leaving):
         self.saver.open(pl_trainer)
         if pl_trainer.is_global_zero:
             clean_folders(self.addon.folder(self.trainer), self.addon.saves_to)
-        self.addon.note_inexact(self.trainer, self.addon.attributes.begin(self.trainer))
+        begin_attributes(self.addon, self.trainer)
         if self.addon.restored is not None:
             resume_callbacks(pl_trainer, self.addon.restored)
             own = self.addon.restored["nbtrain"]
             if (alone := of_rank(own)) is not own:  # another rank than the first
-                self.addon.load_attributes(self.trainer, alone)
+                load_attributes(self.addon, self.trainer, alone)
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step_seen = pl_trainer.global_step

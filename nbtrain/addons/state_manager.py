@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import lightning as L
 
 from .accumulation import AccumulationAddon
-from .checkpoint_callback import StateKeeper, save_between
+from .checkpoint_callback import StateKeeper, begin_attributes, load_attributes, save_between
 from .state_saver import note_inexact, write_state
 from ..checkpoint.attribute_state import AttributeState
 from ..checkpoint.files import SaveFormat, Writer
@@ -29,7 +29,7 @@ from ..errors import CheckpointError, ConfigError, nearest
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["SaveType", "open_loader", "StateManagerAddon"]
+__all__ = ["SaveType", "open_loader", "StateManagerAddon", "end_before"]
 
 # %% ../../nbs/addons/state_manager.ipynb #45daac65
 SaveType = Literal["merged", "sharded", "deduped"]
@@ -179,33 +179,28 @@ class StateManagerAddon(AddOnBase):
 
     def restore(self, trainer: Restorable, path: Path) -> None:
         """Restore the trainer from the checkpoint at `path`; callbacks and loader follow in the next run."""
-        path = path.resolve() if path.is_symlink() else path  # `last` will point to another one soon
-        _check_seen(trainer, path)
-        self.note_inexact(trainer, self.attributes.begin(trainer))
-        self.restored = restore(trainer, path)
-        self.rest = without_weights(self.restored)
-        self.load_attributes(trainer, self.restored["nbtrain"])
-
-    def load_attributes(self, trainer: TrainerProtocol, own: Mapping[str, Any]) -> None:
-        """Restore the attributes of model and trainer from nbtrain's part of a checkpoint, or from that of a rank in it."""
-        missing = self.attributes.load_state_dict(trainer, own["attributes"]) if own.get("attributes") is not None else ""
-        self.note_inexact(trainer, f"{missing} is made after the run has begun" if missing else "")
-
-    def end_before(self) -> None:
-        """The restored run is finished: random numbers continue from here on as after its end, and not only in the next run."""
-        assert self.restored is not None
-        own = self.restored["nbtrain"]
-        if own["finished"] is None and own["random"] is not None:
-            set_random_state(own["random"])
-            own["random"] = None
-
-    def note_inexact(self, trainer: TrainerProtocol, what: str) -> None:
-        """Note in the record of the run that it can't be resumed exactly, and why; nothing for an empty text."""
-        if what:
-            trainer.recorder.note(f"Resume is not exact here: {what}, and is not saved. Give it state_dict and load_state_dict.")
+        _restore(self, trainer, path)
 
 
 # %% ../../nbs/addons/state_manager.ipynb #0cd3f022
+def _restore(addon: StateManagerAddon, trainer: Restorable, path: Path) -> None:
+    path = path.resolve() if path.is_symlink() else path  # `last` will point to another one soon
+    _check_seen(trainer, path)
+    begin_attributes(addon, trainer)
+    addon.restored = restore(trainer, path)
+    addon.rest = without_weights(addon.restored)
+    load_attributes(addon, trainer, addon.restored["nbtrain"])
+
+
+def end_before(addon: StateManagerAddon) -> None:
+    """The restored run is finished: random numbers continue from here on as after its end, and not only in the next run."""
+    assert addon.restored is not None
+    own = addon.restored["nbtrain"]
+    if own["finished"] is None and own["random"] is not None:
+        set_random_state(own["random"])
+        own["random"] = None
+
+
 def _save_now(addon: StateManagerAddon, trainer: TrainerProtocol, at: Boundary | None) -> Path | None:
     """`save_state` at a boundary of a run, or between two runs."""
     if at is None:

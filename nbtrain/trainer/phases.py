@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 from ..addons.early_stopping import EarlyStoppingAddon
 from ..addons.limits import LimitsAddon
-from ..addons.state_manager import StateManagerAddon
+from ..addons.state_manager import StateManagerAddon, end_before
 from ..engine.control import refuse_while_on
 from ..errors import ConfigError
 
@@ -64,7 +64,7 @@ def _left(trainer: TrainerBase, n_epoch: int, number: int, saved: Mapping[str, A
 def _end_before(trainer: TrainerBase, manager: StateManagerAddon, number: int) -> None:
     """Leave the trainer as the run that is finished has left it."""
     trainer.finished_phase = number
-    manager.end_before()
+    end_before(manager)
     for addon in trainer.active_addons:
         if isinstance(addon, EarlyStoppingAddon):
             addon.end(trainer)

@@ -136,7 +136,7 @@ def test_a_module_that_renames_what_it_loads_decides_what_fits(by_hook: bool) ->
     def rename(module: nn.Module, state: Any, prefix: str, *args: Any) -> None:
         state[f"{prefix}weight"] = state.pop(f"{prefix}kernel")
 
-    model = nn.Sequential(nn.Linear(2, 1) if by_hook else Renaming(2, 1))
+    model: Any = nn.Sequential(nn.Linear(2, 1) if by_hook else Renaming(2, 1))
     if by_hook:
         model[0].register_load_state_dict_pre_hook(rename)
     load_weights(model, {"0.kernel": torch.full((1, 2), 3.0), "0.bias": torch.zeros(1)})
