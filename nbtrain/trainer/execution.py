@@ -21,7 +21,7 @@ from ..engine.lean_loops import use_lean_loops
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
 from ..events import Status
-from .interrupts import signals_stop
+from .interrupts import keep_handler, signals_stop
 from .lightning_run import continue_counts, driving
 from .outcome import name_place
 
@@ -82,7 +82,8 @@ class Execution:
             pl_trainer = L.Trainer(max_epochs=self.goal, **arguments)
             use_lean_loops(pl_trainer, lean=trainer.lean_loops, control=trainer.control)
             try:
-                with signals_stop(trainer.control, pl_trainer):
+                with signals_stop(trainer.control):
+                    keep_handler(pl_trainer)
                     if trainer.mode == "test":
                         self._test(pl_trainer, module)
                     else:
