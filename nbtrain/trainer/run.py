@@ -65,7 +65,7 @@ class Run:
         """Raise ConfigError before anything has happened."""
         trainer = self.trainer
         refuse_while_on(trainer.control, trainer.recorder.place)
-        check_run(trainer.mode, self.n_epoch, self.loader, self.valid_loader)
+        check_run(self.n_epoch, self.loader, self.valid_loader)
         if trainer.mode == "train":
             check_optimizer(trainer.optimizer, trainer.model)
         if background and trainer.world.size > 1:
