@@ -331,10 +331,11 @@ class MetricsAddon(AddOnBase):
     def pass_metrics(self, trainer: TrainerProtocol, phase: Phase) -> dict[str, float]:
         return {name: value for callback in active_callbacks(trainer, _Measure) for name, value in callback.compute(phase).items()}
 
-    def save_metrics(self, trainer: TrainerProtocol, split: str, metrics: Mapping[str, Any]) -> Path:
+    def save_metrics(self, trainer: TrainerProtocol, split: str, metrics: Mapping[str, Any] | None = None) -> Path:
         """Write `metrics` to `<split>_results.json` in the run folder. Returns its path.
 
-        An existing file is replaced. Raises ConfigError if there is no run folder, and for a split that can't be part of a file name.
+        Without `metrics` those of the newest epoch, for "train" and "eval", or of the newest test. An existing file is replaced. Raises
+        ConfigError if there is no run folder, if nothing was measured, and for a split that can't be part of a file name.
         """
         if trainer.run_dir is None:
             raise ConfigError(
@@ -342,7 +343,21 @@ class MetricsAddon(AddOnBase):
             )
         if not re.fullmatch(r"[\w.-]+", split):
             raise ConfigError(f"split={split!r} can't be part of a file name.", remedy='Give "train", "eval" or "test".')
+        metrics = _newest(trainer, split) if metrics is None else metrics
         path = Path(trainer.run_dir) / f"{split}_results.json"
         with written(path) as temp:
             temp.write_text(json.dumps(dict(metrics), indent=2, sort_keys=True) + "\n", encoding="utf-8")
         return path
+
+
+def _newest(trainer: TrainerProtocol, split: str) -> dict[str, float]:
+    """What was measured last in "train", "eval" or "test"."""
+    history = trainer.train_state.history
+    row = history.tests[-1] if split == "test" and history.tests else None if split == "test" else history.last
+    prefix = {"eval": "val_", "valid": "val_", "val": "val_", "train": "train_", "test": ""}.get(split)
+    found = (
+        {name: value for name, value in row.metrics.items() if name.startswith(prefix)} if row is not None and prefix is not None else {}
+    )
+    if not found:
+        raise ConfigError(f"There are no metrics of {split!r} yet.", remedy='Give them: save_metrics("test", trainer.evaluate(loader)).')
+    return found

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from ..engine.step_module import StepModule
 from ..events import Event
 
 # %% auto #0
-__all__ = ["tokens_in", "Throughput", "web_name", "PointRows", "StepPoints"]
+__all__ = ["tokens_in", "Throughput", "gpu_memory", "web_name", "PointRows", "StepPoints"]
 
 
 # %% ../../nbs/loggers/step_points.ipynb #89567809
@@ -67,6 +68,13 @@ class Throughput:
 
 
 # %% ../../nbs/loggers/step_points.ipynb #cfb3287e
+def gpu_memory(device: torch.device) -> dict[str, float]:
+    """The memory that torch has allocated and reserved on a CUDA device, in GB (1e9 bytes); nothing on another one."""
+    if device.type != "cuda":
+        return {}
+    return {"gpu_gb": torch.cuda.memory_allocated(device) / 1e9, "gpu_held_gb": torch.cuda.memory_reserved(device) / 1e9}
+
+
 def web_name(name: str) -> str:
     """`train_loss` as web loggers write it: `train/loss`. Names of no pass stay as they are."""
     prefix, _, rest = name.partition("_")
@@ -124,7 +132,8 @@ class StepPoints(L.Callback):
     """Gives `loggers` the points of a run, under the step that Lightning logs with: that of the newest update, from 0.
 
     A point holds `train_<name>_step`, the means over its batches (of the loss as it is, of anything else without NaN); `epoch`,
-    Lightning's, from 0; `lr`, the rate of the newest update; `samples_per_s` and, for token ids, `tokens_per_s`.
+    Lightning's, from 0; `lr`, the rate of the newest update; `samples_per_s` and, for token ids, `tokens_per_s`; and on a CUDA device
+    `gpu_gb` and `gpu_held_gb`.
     `trainer` is the trainer, `clock` gives seconds.
     """
 
@@ -198,7 +207,7 @@ class StepPoints(L.Callback):
 
     def _mark(self) -> None:
         assert self._pl_trainer is not None
-        values = {"epoch": float(self._pl_trainer.current_epoch), **self._throughput.rates()}
+        values = {"epoch": float(self._pl_trainer.current_epoch), **self._throughput.rates(), **gpu_memory(self.trainer.device)}
         if (lr := self.trainer.recorder.rate()) is not None:
             values["lr"] = lr
         self._update = self._updates.completed

@@ -85,12 +85,10 @@ def make_optimizer(optimizer: Any, model: nn.Module, mode: str) -> Optimizer | N
 
 
 # %% ../../nbs/trainer/arguments.ipynb #dd001b84
-def check_run(mode: str, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
+def check_run(n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
     """Raise ConfigError for arguments of `run` that can't work, before anything has happened."""
     if not isinstance(n_epoch, int) or n_epoch < 0:
         raise ConfigError(f"n_epoch={n_epoch!r} must be an integer of at least 0.", remedy="Give 0, 1, 2, …")
-    if mode == "test" and valid_loader is not None:
-        raise ConfigError("In mode 'test' there is no validation.", remedy="Leave valid_loader out, or call toggle('train') first.")
     for name, given in (("loader", loader), ("valid_loader", valid_loader)):
         if given is None and name == "valid_loader":
             continue

@@ -22,7 +22,7 @@ from ..engine.lean_loops import use_lean_loops
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
 from ..events import Status
-from .interrupts import signals_stop
+from .interrupts import keep_handler, signals_stop
 from .lightning_run import continue_counts, driving
 from .outcome import name_place
 
@@ -83,7 +83,8 @@ class Execution:
             pl_trainer = L.Trainer(max_epochs=self.goal, **arguments)
             use_lean_loops(pl_trainer, lean=trainer.lean_loops, control=trainer.control)
             try:
-                with signals_stop(trainer.control, pl_trainer):
+                with signals_stop(trainer.control):
+                    keep_handler(pl_trainer)
                     if trainer.mode == "test":
                         self._test(pl_trainer, module)
                     else:
@@ -96,6 +97,9 @@ class Execution:
 
     def _test(self, pl_trainer: L.Trainer, module: StepModule) -> None:
         for _ in range(self.n_epoch):
+            if self.valid_loader is not None:
+                pl_trainer.validate(module, self.trainer.read_loader(as_loader(self.valid_loader), training=False), verbose=False)
+                self.trainer.recorder.emit_validation(module.epoch_metrics)
             pl_trainer.test(module, self.trainer.read_loader(as_loader(self.loader), training=False), verbose=False)
 
     def _fit(self, pl_trainer: L.Trainer, module: StepModule) -> None:

@@ -18,10 +18,20 @@ from torch.utils.data import DataLoader
 from ..engine.control import Control
 
 # %% auto #0
-__all__ = ["handles_signals", "signals_stop", "workers_ignore_interrupts"]
+__all__ = ["handles_signals", "signals_stop", "keep_handler", "workers_ignore_interrupts"]
 
 # %% ../../nbs/trainer/interrupts.ipynb #40f0307b
 _DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
+
+class _Handler:
+    """A signal handler that calls `call` with the signal."""
+
+    def __init__(self, call: Callable[[int], None]) -> None:
+        self.call = call
+
+    def __call__(self, signum: int, frame: Any) -> None:
+        self.call(signum)
 
 
 @contextmanager
@@ -34,7 +44,7 @@ def handles_signals(signals: Iterable[signal.Signals], call: Callable[[int], Non
     if threading.current_thread() is threading.main_thread():
         before = {signum: _DEFAULTS[signum] for signum in signals if signal.getsignal(signum) is _DEFAULTS[signum]}
     for signum in before:
-        signal.signal(signum, lambda signum, frame: call(signum))
+        signal.signal(signum, _Handler(call))
     try:
         yield frozenset(before)
     finally:
@@ -44,8 +54,11 @@ def handles_signals(signals: Iterable[signal.Signals], call: Callable[[int], Non
 
 # %% ../../nbs/trainer/interrupts.ipynb #89ca70bd
 @contextmanager
-def signals_stop(control: Control, pl_trainer: L.Trainer) -> Iterator[None]:
-    """While it is open, Ctrl-C and SIGTERM request the end of the run. Only in the main thread: others get no signals."""
+def signals_stop(control: Control) -> Iterator[None]:
+    """While it is open, Ctrl-C and SIGTERM request the end of the run. Only in the main thread: others get no signals.
+
+    The handler raises nothing the first time: it may be called in a destructor, where Python prints an exception and goes on.
+    """
 
     def stop(signum: int) -> None:
         if control.is_stopping:
@@ -53,10 +66,14 @@ def signals_stop(control: Control, pl_trainer: L.Trainer) -> Iterator[None]:
             raise KeyboardInterrupt
         control.stop(signum)
 
-    with handles_signals((signal.SIGINT, signal.SIGTERM), stop) as handled:
-        if signal.SIGTERM in handled:  # Lightning puts its own handler first: it would leave at once, or wait there for the other ranks
-            pl_trainer._signal_connector._sigterm_notifier_fn = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
+    with handles_signals((signal.SIGINT, signal.SIGTERM), stop):
         yield
+
+
+def keep_handler(pl_trainer: L.Trainer) -> None:
+    """Where SIGTERM requests the end of the run, keep Lightning from leaving at once in its handler, or waiting there for other ranks."""
+    if isinstance(signal.getsignal(signal.SIGTERM), _Handler):
+        pl_trainer._signal_connector._sigterm_notifier_fn = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # %% ../../nbs/trainer/interrupts.ipynb #39f1915d

@@ -20,11 +20,12 @@ __all__ = ["ProgressChecker", "TrainerProgress"]
 class ProgressChecker:
     """Which step and which epoch is running, from 1.
 
-    A step is a processed batch, validation included; epochs count in mode "train" only.
+    A step is a processed batch, validation included; epochs count in mode "train" only. That of a trainer shows its `counts`. One that
+    is made alone is for a loop of your own, which counts with it.
     """
 
-    def __init__(self, counts: Counts) -> None:
-        self._counts = counts
+    def __init__(self, counts: Counts | None = None) -> None:
+        self._counts = Counts() if counts is None else counts
 
     def get_step(self) -> int:
         """The running step, from 1."""
@@ -33,6 +34,18 @@ class ProgressChecker:
     def get_epoch(self) -> int:
         """The running epoch, from 1."""
         return self._counts.epoch + 1
+
+    def update_step(self) -> None:
+        """A batch was processed."""
+        self._counts.step += 1
+
+    def update_epoch(self) -> None:
+        """An epoch is over."""
+        self._counts.epoch += 1
+
+    def init_state(self) -> None:
+        """Begin again at step 1 of epoch 1."""
+        self._counts.step = self._counts.epoch = 0
 
     def __repr__(self) -> str:
         return f"ProgressChecker(step={self.get_step()}, epoch={self.get_epoch()})"

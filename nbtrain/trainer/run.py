@@ -21,7 +21,7 @@ from ..history.history import RunResult
 from ..rng import seed_all
 from .arguments import check_optimizer, check_run
 from .execution import Execution, execute_replica
-from .interrupts import workers_ignore_interrupts
+from .interrupts import signals_stop, workers_ignore_interrupts
 from .outcome import RunOutcome
 from .run_handle import RunHandle
 from .run_record import advise, correct_model, header, keep_source
@@ -65,7 +65,7 @@ class Run:
         """Raise ConfigError before anything has happened."""
         trainer = self.trainer
         refuse_while_on(trainer.control, trainer.recorder.place)
-        check_run(trainer.mode, self.n_epoch, self.loader, self.valid_loader)
+        check_run(self.n_epoch, self.loader, self.valid_loader)
         if trainer.mode == "train":
             check_optimizer(trainer.optimizer, trainer.model)
         if background and trainer.world.size > 1:
@@ -80,10 +80,11 @@ class Run:
 
     def _run_here(self) -> RunResult:
         control = self.trainer.control
-        self._open()
         try:
-            control.thread = threading.current_thread()
-            return self._work()
+            with signals_stop(control):  # from here on: a handler that raises may do so in a destructor, where that is lost
+                self._open()
+                control.thread = threading.current_thread()
+                return self._work()
         finally:
             control.end()
             if control.signum == signal.SIGTERM:

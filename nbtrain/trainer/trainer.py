@@ -185,7 +185,8 @@ class TrainerRuns(TrainerBase):
     ) -> RunResult | RunHandle:
         """Train `n_epoch` MORE epochs on `loader`, with a validation after each on `valid_loader`.
 
-        Optimizer, schedule, numbering and history continue from the run before. In mode "test" it evaluates `loader` `n_epoch` times.
+        Optimizer, schedule, numbering and history continue from the run before. In mode "test" it evaluates `loader` `n_epoch` times,
+        each time after `valid_loader`, if that is given; both are in `history.tests`.
 
         In a notebook an interrupt (■) pauses it between two batches, and ends the cell with RunPaused; `resume()` continues at the same
         batch. With `background` it returns a RunHandle at once, and the kernel answers while it trains. In a script Ctrl-C ends it after
@@ -200,7 +201,7 @@ class TrainerRuns(TrainerBase):
         restored, and whatever a step raises.
         """
         if resume is not None:
-            check_run(self.mode, n_epoch, loader, valid_loader)
+            check_run(n_epoch, loader, valid_loader)
             n_epoch = epochs_left(self, n_epoch, resume)
             if n_epoch == 0:
                 return RunOutcome(self).conclude("completed", "finished before")

@@ -33,7 +33,7 @@ from nbtrain.cli import main
 from nbtrain.loggers.background import Delivery, _Sender
 from nbtrain.loggers.neptune import NeptuneTracker, connect_neptune
 from nbtrain.loggers.neptune_export import read_neptune
-from nbtrain.loggers.step_points import StepPoints
+from nbtrain.loggers.step_points import StepPoints, gpu_memory
 from nbtrain.loggers.wandb import WandBTracker, connect_wandb
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -912,6 +912,28 @@ def test_a_loss_that_is_nan_shows() -> None:
     logger = Listed()
     make_trainer(Diverges.add_on(LoggersAddon), loggers=[logger], nonfinite="ignore").run(1, make_loader())
     assert [str(point["train_loss_step"]) for _, point in logger.points if "lr" in point] == ["nan"]
+
+
+@pytest.mark.parametrize("name", ["wandb", "neptune"])
+def test_a_web_logger_gets_each_step_if_it_is_asked_for(name: str, tmp_path: Path) -> None:
+    kind, options, read = LOGGERS[name]
+    pytest.importorskip(name)
+    trainer = make_trainer(kind, save_path=tmp_path / "runs", lightning={"log_every_n_steps": 1}, **options)
+    trainer.run(2, make_loader())
+    steps = sorted((step, value) for found, step, value in read(trainer.run_dir) if found == "train/loss_step")
+    assert [step for step, _ in steps] == list(range(10))
+    assert [value for _, value in steps] == pytest.approx(trainer.history.steps["train"]["train_loss"], rel=1e-5)
+
+
+def test_the_memory_of_a_gpu_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine may have none: torch.cuda's two numbers are made up, and the device of the trainer is named after the run began."""
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2.5e9)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3e9)
+    assert gpu_memory(torch.device("cuda", 0)) == {"gpu_gb": 2.5, "gpu_held_gb": 3.0} and gpu_memory(torch.device("cpu")) == {}
+    monkeypatch.setattr("nbtrain.loggers.step_points.gpu_memory", lambda device: gpu_memory(torch.device("cuda", 0)))
+    logger = Listed()
+    make_trainer(Local, loggers=[logger]).run(1, make_loader())
+    assert [(p["gpu_gb"], p["gpu_held_gb"]) for _, p in logger.points if "lr" in p] == [(2.5, 3.0)]
 
 
 def test_tokens_are_counted_where_a_batch_has_token_ids() -> None:

@@ -300,3 +300,9 @@ def test_metrics_are_saved_by_split(tmp_path: Path) -> None:
     assert path == trainer.run_dir / "train_results.json" and json.loads(path.read_text()) == dict(result.metrics)
     with pytest.raises(ConfigError, match="can't be part of a file name"):
         trainer.save_metrics("../test", {})
+    with pytest.raises(ConfigError, match="There are no metrics of 'test' yet"):
+        trainer.save_metrics("test")
+    trainer.toggle("test")
+    trainer.run(1, make_valid())
+    assert json.loads(trainer.save_metrics("test").read_text()) == trainer.history.tests[-1].metrics
+    assert json.loads(trainer.save_metrics("train").read_text()) == {n: v for n, v in result.metrics.items() if n.startswith("train_")}

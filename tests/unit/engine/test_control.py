@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from samples import Regress, make_loader, make_trainer, make_valid
+from torch.utils.data import DataLoader, default_collate
 
 from nbtrain import ConfigError, OptionError, RunHandle, RunPaused, RunResult, StateManagerAddon, Trainer
 from nbtrain.engine.control import Boundary, Control
@@ -167,6 +171,71 @@ def test_ctrl_c_ends_a_run_after_its_batch_and_is_python_s_own_afterwards(tmp_pa
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
+
+
+class Pressed:
+    """Ctrl-C comes while this object is destroyed: Python prints what a destructor raises, and goes on."""
+
+    def __init__(self) -> None:
+        self.me = self  # the garbage collector destroys it
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def in_destructor() -> None:
+    Pressed()
+    gc.collect()
+
+
+def in_finalizer() -> None:
+    victim = type("Victim", (), {})()
+    weakref.finalize(victim, os.kill, os.getpid(), signal.SIGINT)
+    del victim
+
+
+class Noisy(L.Callback):
+    """Presses in the moment `name`, once."""
+
+    def __init__(self, name: str, press: Callable[[], None]) -> None:
+        self.n = 0
+        setattr(self, name, lambda *args, **options: self.once(press))
+
+    def once(self, press: Callable[[], None]) -> None:
+        self.n += 1
+        if self.n == 1:
+            press()
+
+
+MOMENTS = ["setup", "on_train_start", "on_train_batch_start", "on_before_zero_grad", "on_train_batch_end", "on_validation_start"]
+MOMENTS += ["on_validation_batch_end"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("press", [in_destructor, in_finalizer])
+@pytest.mark.parametrize("moment", ["keep_source", "loader", *MOMENTS])
+def test_ctrl_c_within_a_destructor_is_not_lost(moment: str, press: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    callbacks = [Noisy(moment, press)] if moment in MOMENTS else []
+    trainer = make_trainer(lightning={"callbacks": callbacks})
+    loader: Any = make_loader()
+    if moment == "keep_source":
+        monkeypatch.setattr(run_module, "keep_source", lambda *_: press())
+    if moment == "loader":
+        dataset = loader.dataset
+        loader = DataLoader(dataset, 16, collate_fn=lambda rows: (press() if len(rows) == 6 else None, default_collate(rows))[1])
+    result = trainer.run(3, loader, make_valid())
+    monkeypatch.undo()
+    assert result.status == "interrupted" and trainer.counts.epoch < 3
+    assert trainer.run(1, make_loader(), make_valid()).status == "completed"
+
+
+def test_ctrl_c_while_a_run_is_prepared_ends_it_before_its_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "keep_source", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        trainer = make_trainer()
+        result = trainer.run(3, make_loader())
+    assert (result.status, result.reason, trainer.counts.step) == ("interrupted", "epoch 1, batch 1", 0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_interrupt_before_the_first_batch_and_right_after_going_on_pauses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,11 +187,6 @@ def test_optimizer_of_another_model() -> None:
         make_trainer(optimizer=other).run(1, make_loader())
 
 
-def test_validation_in_test_mode() -> None:
-    with pytest.raises(ConfigError, match="In mode 'test' there is no validation"):
-        make_trainer(mode="test").run(1, make_loader(), make_loader())
-
-
 def test_monitor_that_never_appears() -> None:
     trainer = make_trainer(monitor="val_f1")
     with pytest.raises(ConfigError, match="monitor='val_f1' is not among this run's metrics: train_loss, train_mae."):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from lightning.pytorch import callbacks as C
 from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, plain_loop, same_weights
 from torch.nn.functional import mse_loss
 
-from nbtrain import CheckpointError, ConfigError, LimitsAddon, StepError, Trainer
+from nbtrain import CheckpointError, ConfigError, LimitsAddon, ProgressChecker, StepError, Trainer
 from nbtrain.engine.lean_loops import use_lean_loops
 from nbtrain.engine.step_module import StepModule
+from nbtrain.events import known_mode
 
 
 def rng() -> list[Any]:
@@ -530,3 +533,38 @@ def test_every_trainer_knows_whether_it_is_the_main_process(monkeypatch: pytest.
     assert trainer.is_main_process
     monkeypatch.setattr("lightning.fabric.utilities.rank_zero.rank_zero_only.rank", 1)
     assert not trainer.is_main_process
+
+
+def test_in_mode_test_both_loaders_are_evaluated() -> None:
+    trainer = make_trainer(mode="test")
+    data = make_valid(), list(make_valid())[:1]
+    result = trainer.run(2, *data)
+    losses = [(row.get("val_loss"), row.get("test_loss")) for row in trainer.history.tests]
+    alone = make_trainer(model=trainer.model).validate
+    test, valid = (alone(loader)["loss"] for loader in data)
+    assert losses == [(pytest.approx(valid), None), (None, pytest.approx(test))] * 2
+    assert result.last == trainer.history.tests[-1] and trainer.counts.epoch == 0 and trainer.mode == "test"
+
+
+def test_a_progress_checker_counts_by_itself_and_that_of_a_trainer_its_batches() -> None:
+    alone = ProgressChecker()
+    alone.update_step()
+    alone.update_step()
+    alone.update_epoch()
+    assert (alone.get_step(), alone.get_epoch()) == (3, 2)
+    alone.init_state()
+    assert (alone.get_step(), alone.get_epoch(), repr(ProgressChecker())) == (1, 1, "ProgressChecker(step=1, epoch=1)")
+    trainer = make_trainer()
+    trainer.run(1, make_loader(), make_valid())
+    assert trainer.progress_checker.get_step() == trainer.counts.step + 1 and trainer.progress_checker.get_epoch() == 2
+
+
+@pytest.mark.parametrize("name", ["eval_loss", "val_loss", "test_loss", "loss", "train_loss"])
+def test_a_loss_is_better_where_it_is_lower_under_all_names(name: str) -> None:
+    assert known_mode(name) == "min" and known_mode(name.replace("loss", "accuracy")) == "max"
+
+
+def test_addons_are_imported_when_they_are_used() -> None:
+    code = "import sys, nbtrain.addons; assert 'torch' not in sys.modules; from nbtrain.addons import StateManagerAddon as one"
+    code += "; from nbtrain import StateManagerAddon as other; assert one is other and 'StateManagerAddon' in dir(nbtrain.addons)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
