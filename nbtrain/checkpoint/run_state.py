@@ -44,6 +44,7 @@ __all__ = [
 # %% ../../nbs/checkpoint/run_state.ipynb #8b91b8ce
 _VERSION = 1  # of nbtrain's part
 _TRAINING = "training_state_dict"  # the weights that training continues with, where `state_dict` has others
+_VALIDATED = "validated_state_dict"  # those that validations see, where `state_dict` has neither: the best ones, of a little earlier
 
 
 _PARTS: dict[str, type | tuple[type, ...]] = {
@@ -117,7 +118,9 @@ def of_rank(own: Mapping[str, Any]) -> Mapping[str, Any]:
 # %% ../../nbs/checkpoint/run_state.ipynb #7c06cdfb
 def without_weights(state: Mapping[str, Any]) -> dict[str, Any]:
     """Lightning's part of a state, without what is large."""
-    return {name: value for name, value in state.items() if name not in ("state_dict", _TRAINING, "optimizer_states", "nbtrain")}
+    return {
+        name: value for name, value in state.items() if name not in ("state_dict", _TRAINING, _VALIDATED, "optimizer_states", "nbtrain")
+    }
 
 
 def from_outside(trainer: TrainerProtocol, rest: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,11 +157,17 @@ def load_kept_weights(trainer: TrainerProtocol, weights: Weights) -> None:
         addon.load_weights(trainer, weights)
 
 
-def keep_weights(state: dict[str, Any], kept: Weights | None) -> None:
-    """Where other weights than the model's were validated, a file holds those as its weights; training continues with the model's."""
-    if kept is not None:
-        state[_TRAINING] = state["state_dict"]
-        state["state_dict"] = state[_TRAINING] | {f"model.{name}": value for name, value in kept.items()}
+def keep_weights(state: dict[str, Any], kept: Weights | None, best: Weights | None = None) -> None:
+    """Where other weights than the model's were validated, a file holds those as its weights; training continues with the model's.
+
+    `best`: weights that were validated a little earlier, which the file holds instead.
+    """
+    own = state["state_dict"]
+    for weights in (kept, best):
+        if weights is not None:
+            state[_TRAINING], state["state_dict"] = own, own | {f"model.{name}": value for name, value in weights.items()}
+    if kept is not None and best is not None:
+        state[_VALIDATED] = own | {f"model.{name}": value for name, value in kept.items()}
 
 
 # %% ../../nbs/checkpoint/run_state.ipynb #a52aba4a
@@ -220,7 +229,7 @@ def _restore_weights(trainer: TrainerProtocol, state: Mapping[str, Any], path: P
     training = _TRAINING in state and trainer.mode == "train"
     load_weights(trainer.model, weights_of(state, _TRAINING if training else "state_dict"))
     if training:
-        load_kept_weights(trainer, weights_of(state))
+        load_kept_weights(trainer, weights_of(state, _VALIDATED if _VALIDATED in state else "state_dict"))
     if trainer.optimizer is None:
         return
     if not state["optimizer_states"]:

@@ -26,7 +26,7 @@ from .train_state import Mode
 from ..errors import NbtrainError, StepError, add_note
 
 # %% auto #0
-__all__ = ["check_output", "run_step", "step_place", "named", "RecordingModule", "StepModule", "is_whole_epoch"]
+__all__ = ["check_output", "run_step", "step_place", "named", "RecordingModule", "StepModule", "is_whole_epoch", "in_validation_of_run"]
 
 # %% ../../nbs/engine/step_module.ipynb #f1722b22
 _USUAL_TYPES = frozenset({Tensor, float, int})
@@ -297,3 +297,8 @@ class StepModule(RecordingModule):
 def is_whole_epoch(module: L.LightningModule) -> bool:
     """Are the epochs of this module whole ones? Those of a single batch are not."""
     return not isinstance(module, StepModule) or module.whole_epoch
+
+
+def in_validation_of_run(pl_trainer: L.Trainer, module: L.LightningModule) -> bool:
+    """Is this validation one of a run, and neither Lightning's check of some batches before it nor one on its own?"""
+    return pl_trainer.state.fn == "fit" and not pl_trainer.sanity_checking and is_whole_epoch(module)

@@ -149,7 +149,7 @@ class TrainerInspection(TrainerBase):
 
     def _repr_html_(self) -> str:
         history = self.train_state.history
-        table = table_html(history.epochs, history.best) if history.epochs else ""
+        table = table_html(history.table, history.best) if history.epochs else ""
         return f"<div><code>{escape(repr(self))}</code></div>{table}"
 
 
