@@ -143,7 +143,7 @@ class StateKeeper(Checkpoint, Leaving):
         validation, best = self._validation(pl_trainer, pl_module)
         self._owed = validation if best and open_ else None if best else self._owed
         ends = _stops(pl_trainer) and not whole and not open_
-        if waits or (ends and not self._cut) or (best and not whole and not open_):
+        if waits or (not self._cut and (ends or (best and not whole and not open_))):
             self._cut = self._cut or ends
             self._save(pl_trainer, _n_finished(pl_trainer), pl_module.random_before, validation)
 
