@@ -15,6 +15,7 @@ import lightning as L
 from .files import read_checkpoint
 from .store import FOLDER
 from .weights import Weights, load_weights
+from ..compat.weight_names import bare, of_part
 from ..data.resumable_loader import ResumableLoader
 from ..distributed.parallelism import gather
 from ..distributed.replica import launcher_of, world_of
@@ -125,7 +126,7 @@ def without_weights(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def from_outside(trainer: TrainerProtocol, rest: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint as Lightning makes it, where no Lightning trainer is running; `rest` is the part of the newest one without weights."""
-    weights = {f"model.{name}": value for name, value in trainer.model.state_dict().items()}
+    weights = {f"model.{name}": value for name, value in bare(trainer.model.state_dict()).items()}
     optimizers = [trainer.optimizer.state_dict()] if trainer.optimizer is not None else []
     return {
         "pytorch-lightning_version": L.__version__,
@@ -143,7 +144,7 @@ def from_outside(trainer: TrainerProtocol, rest: Mapping[str, Any]) -> dict[str,
 # %% ../../nbs/checkpoint/run_state.ipynb #d887fbac
 def weights_of(state: Mapping[str, Any], part: str = "state_dict") -> dict[str, Any]:
     """The model's weights in a state, by their names in the model."""
-    return {name.removeprefix("model."): value for name, value in state[part].items()}
+    return of_part(state[part])
 
 
 def kept_weights(trainer: TrainerProtocol) -> Weights | None:

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .files import read_checkpoint
+from ..compat.weight_names import bare, fitted, of_part
 from ..distributed.parallelism import whole
 from ..errors import CheckpointError
 
@@ -26,11 +27,11 @@ Weights = dict[str, Tensor]
 
 
 def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping[str, Tensor] | None = None) -> Weights:
-    """Copy the model's weights to the CPU, into the tensors of `into` if they fit.
+    """Copy the model's weights to the CPU by the names of the model that is not compiled, into the tensors of `into` if they fit.
 
     Tensors in `instead` replace the model's of the same name. All ranks of a sharded model must call this.
     """
-    state = {name: value for name, value in (model.state_dict() | dict(instead or {})).items() if isinstance(value, Tensor)}
+    state = {name: value for name, value in {**bare(model.state_dict()), **(instead or {})}.items() if isinstance(value, Tensor)}
     if into is None or any(name not in into or into[name].shape != value.shape for name, value in state.items()):
         return {name: whole(value).detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
     for name, value in state.items():
@@ -46,25 +47,25 @@ def save_weights(model: nn.Module, path: str | Path) -> Path:
     if path.suffix == ".safetensors":
         save_file(copy_weights(model), path)
     else:
-        torch.save(model.state_dict(), path)
+        torch.save(bare(model.state_dict()), path)
     return path
 
 
 def read_weights(path: str | Path) -> Weights:
-    """Read the weights from a safetensors file, a checkpoint's folder, a torch file or a Lightning checkpoint.
+    """Read the weights from a safetensors file, a checkpoint's folder, a torch file or a Lightning checkpoint, by their names in the model.
 
     Python objects are not unpickled. Raises CheckpointError for a missing file, and for one that can't be read that way.
     """
     path = Path(path)
     if path.is_dir():
         if any(path.glob("rank-*.safetensors")):
-            return read_checkpoint(path)["state_dict"]
+            return of_part(read_checkpoint(path)["state_dict"])
         path = path / "model.safetensors"
     if not path.is_file():
         raise CheckpointError(f"There is no file {str(path)!r}.", remedy="Give the path of a file of weights.")
     try:
         if path.suffix == ".safetensors":
-            return _read_safetensors(path)
+            return dict(bare(_read_safetensors(path)))
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError) as error:
         raise CheckpointError(
@@ -72,7 +73,10 @@ def read_weights(path: str | Path) -> Weights:
             where=str(path),
             remedy="It is damaged, or it holds Python objects, which are not unpickled; save it again as .safetensors.",
         ) from error
-    return found.get("state_dict", found) if isinstance(found, Mapping) else {}
+    if not isinstance(found, Mapping):
+        return {}
+    weights = found.get("state_dict", found)
+    return of_part(weights) if found.keys() & {"nbtrain", "pytorch-lightning_version"} else dict(bare(weights))
 
 
 def _read_safetensors(path: Path) -> Weights:
@@ -86,6 +90,7 @@ def _read_safetensors(path: Path) -> Weights:
 def load_weights(model: nn.Module, weights: Weights, strict: bool = True) -> None:
     """Load `weights` into the model. Raises CheckpointError that names what does not fit; without `strict` only for a wrong shape."""
     state = model.state_dict()
+    weights = fitted(weights, state)
     wrong = [
         f"{n} is {tuple(v.shape)}, not {tuple(state[n].shape)}" for n, v in weights.items() if n in state and v.shape != state[n].shape
     ]

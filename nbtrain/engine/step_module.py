@@ -17,6 +17,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..compat.weight_names import bare, by_own_names
 from ..data.batch import batch_size, describe, to_device
 from .addon import AddOnBase, TrainStep
 from .meter import Scalar
@@ -278,6 +279,12 @@ class StepModule(RecordingModule):
         self.owner.sinks[:] = [sink for sink in self.owner.sinks if not any(sink is own for own in self._sinks)]
         self._sinks, self._wrapped_step = [], None
         super().close()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = bare(checkpoint["state_dict"])
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = by_own_names(checkpoint["state_dict"], self.state_dict())
 
     def configure_model(self) -> None:
         for addon in self._addons:

@@ -326,8 +326,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         if "optimizer" not in arguments:
             arguments.setdefault("mode", "test")
         trainer = cls(**arguments)
-        state = {name.removeprefix("model."): value for name, value in read_weights(path).items()}
-        load_weights(trainer.model, state, strict=True)
+        load_weights(trainer.model, read_weights(path))
         return trainer
 
     @classmethod
