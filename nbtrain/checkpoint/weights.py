@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 
 import torch
+from fsspec.core import url_to_fs
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from .atomic import written
 from .files import read_checkpoint
 from ..compat.weight_names import bare, fitted, of_part
 from ..distributed.parallelism import whole
@@ -40,22 +44,50 @@ def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping
 
 
 # %% ../../nbs/checkpoint/weights.ipynb #eda513b0
-def save_weights(model: nn.Module, path: str | Path) -> Path:
-    """Write the model's weights to `path`: as safetensors if it ends in `.safetensors`, else as a torch file."""
+def save_weights(model: nn.Module, path: str | Path, *, overwrite: bool = False) -> str | Path:
+    """Write the model's weights to `path`, a file or a URL: as safetensors if it ends in `.safetensors`, else as a torch file.
+
+    Returns it. Raises CheckpointError for a file that exists, unless `overwrite`.
+    """
+    url = _url(path)
+    if not overwrite and (url_to_fs(url)[0].exists(url) if url else Path(path).exists()):
+        raise CheckpointError(f"{str(path)!r} exists.", remedy="Give another name, or overwrite=True.")
+    if url:
+        with TemporaryDirectory() as folder:
+            url_to_fs(url)[0].put_file(str(save_weights(model, Path(folder, PurePosixPath(url).name))), url)
+        return url
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".safetensors":
-        save_file(copy_weights(model), path)
-    else:
-        torch.save(bare(model.state_dict()), path)
+    with written(path) as temp:
+        if path.suffix == ".safetensors":
+            save_file(copy_weights(model), temp)
+        else:
+            torch.save(bare(model.state_dict()), temp)
     return path
+
+
+def _url(path: str | Path) -> str:
+    """`path` where it is the URL of a file in a store, else ""."""
+    if isinstance(path, Path):  # it has one slash of the two
+        return re.sub(r"^([\w+.-]{2,}):/(?!/)", r"\1://", str(path)) if re.match(r"[\w+.-]{2,}:/", str(path)) else ""
+    return path if "://" in path else ""
 
 
 def read_weights(path: str | Path) -> Weights:
     """Read the weights from a safetensors file, a checkpoint's folder, a torch file or a Lightning checkpoint, by their names in the model.
 
+    A file may be given by its URL, such as "s3://bucket/last.ckpt", for which fsspec may need a package such as s3fs.
+
     Python objects are not unpickled. Raises CheckpointError for a missing file, and for one that can't be read that way.
     """
+    if url := _url(path):
+        with TemporaryDirectory() as folder:
+            local_file = Path(folder, PurePosixPath(url).name)
+            try:
+                url_to_fs(url)[0].get_file(url, str(local_file))
+            except FileNotFoundError as error:
+                raise CheckpointError(f"There is no file {url!r}.", remedy="Give the URL of a file of weights.") from error
+            return read_weights(local_file)
     path = Path(path)
     if path.is_dir():
         if any(path.glob("rank-*.safetensors")):

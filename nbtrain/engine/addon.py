@@ -69,6 +69,12 @@ class AddOnBase:
         for name in cls.__dict__.get("__annotations__", {}):
             if callable(getattr(AddOnBase, name, None)):
                 raise AddOnError(f"{cls.__name__} has an option {name!r}, which is a method of every addon.", remedy="Rename the option.")
+        if isinstance(cls.__dict__.get("apply"), classmethod):
+            raise AddOnError(
+                f"{cls.__name__} defines apply(cls, base), as in zae-engine, and nbtrain never calls it.",
+                remedy="Override what the addon contributes, such as callbacks(trainer) or wrap_step(trainer, step); methods for the "
+                "trainer are named in `commands`.",
+            )
         cls._definition = next(_definitions)
         has_constructor = "__init__" in cls.__dict__
         dataclass(kw_only=True)(cls)

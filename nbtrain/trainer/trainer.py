@@ -35,7 +35,7 @@ from ..events import MonitorMode
 from ..history.history import RunResult
 from ..optim.schedulers import Scheduler
 from .addon_options import AddonOptions
-from .arguments import check_lightning, check_run, make_optimizer, resolve_monitor
+from .arguments import check_lightning, check_run, check_save_path, make_optimizer, resolve_monitor
 from .base import TrainerBase
 from .compose import check_addon_options, constructor_parameters, make_addons, with_instances, written_class
 from .evaluate import TrainerEvaluation
@@ -58,12 +58,14 @@ __all__ = ["AnyTrainer", "TrainerWeights", "TrainerInspection", "epochs_left", "
 class TrainerWeights(TrainerBase):
     """Weights of the model, to files and from files."""
 
-    def save_model(self, filename: str | Path) -> Path:
-        """Write the bare model's `state_dict` to `filename`: as safetensors where it ends so, else as a torch file."""
-        return self.control.do(lambda at: save_weights(self.model, filename))
+    def save_model(self, filename: str | Path, *, overwrite: bool = False) -> str | Path:
+        """Write the bare model's `state_dict` to `filename`, a path or a URL such as "s3://...": as safetensors where it ends so, else as
+        a torch file. Returns it. Raises CheckpointError for a file that exists, unless `overwrite`.
+        """
+        return self.control.do(lambda at: save_weights(self.model, filename, overwrite=overwrite))
 
     def apply_weights(self, filename: str | Path | None = None, strict: bool = True) -> None:
-        """Load weights into the model: from a file, or without one the copy of the best epoch's.
+        """Load weights into the model: from a file or a URL, or without one the copy of the best ones.
 
         Raises CheckpointError where there are none, or where they don't fit (with `strict=False` what fits is taken).
         """
@@ -299,6 +301,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         check_addon_options(type(self), addon_options)
         given = with_instances(type(self), given, _SHARED)
         device, scheduler, save_path = given["device"], given["scheduler"], given["save_path"]
+        check_save_path(save_path)
         if not isinstance(model, nn.Module):
             raise ConfigError(
                 f"model={type(model).__name__} is not a torch.nn.Module.", remedy="Give an instance, such as nn.Linear(2, 1)."
@@ -322,7 +325,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
 
     @classmethod
     def load_from_checkpoint(cls: type[AnyTrainer], path: str | Path, **arguments: Any) -> AnyTrainer:
-        """A trainer made with `arguments` whose model has the weights of a Lightning checkpoint of these steps."""
+        """A trainer made with `arguments` whose model has the weights of a Lightning checkpoint of these steps, by path or URL."""
         if "optimizer" not in arguments:
             arguments.setdefault("mode", "test")
         trainer = cls(**arguments)
