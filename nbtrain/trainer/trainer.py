@@ -37,7 +37,14 @@ from ..optim.schedulers import Scheduler
 from .addon_options import AddonOptions
 from .arguments import check_lightning, check_run, check_save_path, make_optimizer, resolve_monitor
 from .base import TrainerBase
-from .compose import check_addon_options, constructor_parameters, make_addons, with_instances, written_class
+from nbtrain.trainer.compose import (
+    check_addon_options,
+    constructor_parameters,
+    make_addons,
+    take_strategy,
+    with_instances,
+    written_class,
+)
 from .evaluate import TrainerEvaluation
 from .gallery import Draw, Gallery, first_samples, worst_samples
 from .live_edits import TrainerControls
@@ -318,7 +325,8 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         self.monitor = monitor
         self.monitor_mode = resolve_monitor(monitor, monitor_mode)
         self.lightning = check_lightning(lightning or {})
-        self._addons = make_addons(type(self), addon_options, {name: given[name] for name in _SHARED if given[name] is not None})
+        addon_given = {**addon_options, **take_strategy(type(self), self.lightning, addon_options)}
+        self._addons = make_addons(type(self), addon_given, {name: given[name] for name in _SHARED if given[name] is not None})
         self[HooksAddon].gather(self)  # for its errors
         self._begin_state()
         self.own_names = frozenset(vars(self)) | {"own_names"}
