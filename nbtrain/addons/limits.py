@@ -51,8 +51,8 @@ class LimitsAddon(AddOnBase):
         max_val_steps: Batches per validation.
         val_every_n_steps: Training batches between two validations, counted over the epochs, instead of one after each epoch.
         val_every_n_epochs: Epochs between two validations.
-        val_first: Validate before the first training step too. It is that of epoch 0 in `history.validations`, and may be the best; it is in
-            `history.tests` too.
+        val_first: Validate before the first training step too. The result is epoch 0 in `history.validations`, and may be the
+            best; `history.tests` has it too.
 
     Raises ConfigError for a limit that is not a positive integer, and for both intervals of validation at once.
     """

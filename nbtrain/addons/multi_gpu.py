@@ -210,7 +210,8 @@ class MultiGPUAddon(Launcher):
         num_nodes: The number of machines; torchrun and SLURM set it.
 
     Under torchrun, SLURM or another launcher that sets torchrun's variables no process is started: this process is one of the ranks, and
-    `device` names the devices of each machine. `lightning={"strategy": ...}` is `strategy=...`. DeepSpeed runs there alone, in stages 1 and 2.
+    `device` names the devices of each machine. `lightning={"strategy": ...}` is `strategy=...`. DeepSpeed runs there alone, in
+    stages 1 and 2.
     With a sharded model or "auto", each rank trains a replica, so trainer and loaders must be picklable there too.
 
     Raises ConfigError for options that are invalid or don't fit together. A run raises ConfigError for a strategy that can't train this

@@ -97,7 +97,9 @@ class StateSaver:
         return self._saved == (counts.epoch, counts.update)
 
     def save(self, pl_trainer: L.Trainer, finished: int | None, random: dict[str, Any], row: Row | None = None) -> Path | None:
-        """Save after `finished` batches of the open epoch, None between two epochs; `row` is as in `write_state`. Returns the path; None in any rank but the first.
+        """Save after `finished` batches of the open epoch, None between two epochs; `row` is as in `write_state`.
+
+        Returns the path; None in any rank but the first.
 
         The file is written in the background. Raises CheckpointError for a save that failed, with `stop_on_save_error`.
         """

@@ -320,7 +320,8 @@ def resolve_parallelism(
     """How `strategy` trains a model on `n_devices` of a type such as "cuda". Raises ConfigError for options that can't work.
 
     `strategy`: "ddp", "ddp_find_unused_parameters_true", "fsdp2", "tp", "fsdp", "deepspeed", "auto" (to be chosen when the model is
-    known), another of Lightning's names, a Lightning strategy, or a function that makes one. `shard_size`: how many devices hold one copy together under "fsdp2"; all by
+    known), another of Lightning's names, a Lightning strategy, or a function that makes one.
+    `shard_size`: how many devices hold one copy together under "fsdp2"; all by
     default. `tensor_size`: how many compute on one batch together under "tp"; all by default. With fewer, the other devices shard the
     copies as under "fsdp2". `tensor_plan`: the styles of modules by name, "colwise", "rowwise" or a torch `ParallelStyle`.
     `parallelize(model, mesh)` shards the model in place instead; the mesh has the dimensions "data_parallel" and "tensor_parallel".

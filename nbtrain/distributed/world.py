@@ -89,7 +89,10 @@ class World:
 
 # %% ../../nbs/distributed/world.ipynb #5cde6e18
 def find_world() -> World:
-    """The world of this process: torchrun's, SLURM's, that of another launcher with torchrun's variables, or of size 1. Raises ConfigError for unequal numbers of processes."""
+    """The world of this process: torchrun's, SLURM's, that of another launcher with torchrun's variables, or of size 1.
+
+    Raises ConfigError for unequal numbers of processes, and where their number on this machine is unknown.
+    """
     if TorchElasticEnvironment.detect():
         return _world(TorchElasticEnvironment(), "LOCAL_WORLD_SIZE")
     if SLURMEnvironment.detect():

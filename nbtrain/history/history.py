@@ -315,7 +315,8 @@ class ResultMetrics(dict[str, Any]):
 class RunResult:
     """How a run ended and what it reached.
 
-    `best` and `last` are rows of metrics (with `.path` where weights were saved); `best` may be a validation inside an epoch. `metrics` has the last row's metrics by name, and those
+    `best` and `last` are rows of metrics (with `.path` where weights were saved); `best` may be a validation inside an epoch.
+    `metrics` has the last row's metrics by name, and those
     of the whole run (`ResultMetrics`). `reason` says why a run that did not complete has ended.
     """
 

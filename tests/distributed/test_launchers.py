@@ -114,7 +114,7 @@ def test_strategy_is_that_of_the_addon_in_a_notebook_too() -> None:
 
 def test_accelerate_launch_starts_ranks_that_train_together(usual: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--multi_gpu", "--num_processes", 2]
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", 2]
     command += ["--num_machines", 1, "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", free_port()]
     path = os.pathsep.join([*map(str, (TESTS.parent, TESTS)), *sys.path])
     end, output = run_script(tmp_path, "None", command, PYTHONPATH=path)
