@@ -74,6 +74,14 @@ def save_between(saver: StateSaver, pl_trainer: L.Trainer) -> Path | None:
     return saver.save(pl_trainer, _n_finished(pl_trainer), random_state())
 
 
+def _validation(trainer: TrainerProtocol, pl_trainer: L.Trainer) -> tuple[Row | None, bool]:
+    """The row of the validation of a run that has just ended, and whether it is the best one."""
+    if not in_validation_of_run(pl_trainer, pl_trainer.lightning_module):
+        return None, False
+    history = trainer.train_state.history
+    return history.validations[-1], history.last_validation_is_best
+
+
 def _n_finished(pl_trainer: L.Trainer) -> int | None:
     """The finished batches of the open epoch; None where it has not begun, and has drawn no random number yet."""
     finished, fetcher = pl_trainer.fit_loop.epoch_loop.batch_progress.current.ready, pl_trainer.fit_loop._data_fetcher
@@ -140,19 +148,13 @@ class StateKeeper(Checkpoint, Leaving):
         assert isinstance(pl_module, StepModule)
         loop, waits, self._waits = pl_trainer.fit_loop.epoch_loop, self._waits, False
         whole, open_ = loop._num_ready_batches_reached(), loop._should_accumulate()
-        validation, best = self._validation(pl_trainer, pl_module)
+        validation, best = _validation(self.trainer, pl_trainer)
+        best = best and self.addon.save_best
         self._owed = validation if best and open_ else None if best else self._owed
         ends = _stops(pl_trainer) and not whole and not open_
         if waits or (not self._cut and (ends or (best and not whole and not open_))):
             self._cut = self._cut or ends
             self._save(pl_trainer, _n_finished(pl_trainer), pl_module.random_before, validation)
-
-    def _validation(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> tuple[Row | None, bool]:
-        """The row of this validation of the run, and whether it is the best one, which is to be saved."""
-        if not in_validation_of_run(pl_trainer, pl_module):
-            return None, False
-        history = self.trainer.train_state.history
-        return history.validations[-1], self.addon.save_best and history.last_validation_is_best
 
     def _save(self, pl_trainer: L.Trainer, finished: int | None, random: dict[str, Any], validation: Row | None = None) -> None:
         """Save. The checkpoint has the weights of the `validation`, or of one that was inside a window which is closed now."""

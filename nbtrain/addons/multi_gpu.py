@@ -209,13 +209,12 @@ class MultiGPUAddon(Launcher):
         memory_gb: For "auto": the memory of a device in GB (1e9 bytes). Default: what the device has.
         num_nodes: The number of machines; torchrun and SLURM set it.
 
-    Under torchrun, SLURM or another launcher that sets torchrun's variables no process is started: this process is one of the ranks, and
-    `device` names the devices of each machine. `lightning={"strategy": ...}` is `strategy=...`. DeepSpeed runs there alone, in
-    stages 1 and 2.
+    Under torchrun, SLURM or a launcher that sets torchrun's variables this process is one of the ranks, and `device` names the devices of
+    each machine. `lightning={"strategy": ...}` is `strategy=...`; DeepSpeed runs there alone, in stages 1 and 2.
     With a sharded model or "auto", each rank trains a replica, so trainer and loaders must be picklable there too.
 
-    Raises ConfigError for options that are invalid or don't fit together. A run raises ConfigError for a strategy that can't train this
-    trainer, the error of a rank that failed, and WorkerError for a rank that was killed; the trainer keeps the state that was sent.
+    Raises ConfigError for invalid options, and in a run for a strategy that can't train this trainer; a run also raises the error of a rank
+    that failed, and WorkerError for a rank that was killed.
     """
 
     device: Devices = "auto"

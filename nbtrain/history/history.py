@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = ["StepTable", "Row", "write_csv", "data_frame", "History", "ResultMetrics", "RunResult"]
+__all__ = ["StepTable", "Row", "write_csv", "data_frame", "MeasuredRows", "History", "ResultMetrics", "RunResult"]
 
 
 # %% ../../nbs/history/history.ipynb #df4b47df
@@ -142,7 +142,7 @@ def data_frame(rows: list[Row]) -> DataFrame:
     return pandas.DataFrame(rows)
 
 
-# %% ../../nbs/history/history.ipynb #3475ce3b
+# %% ../../nbs/history/history.ipynb #b920ffcf
 def _is_validated(row: Mapping[str, Any]) -> bool:
     return any(name.startswith("val_") for name in row)
 
@@ -154,14 +154,9 @@ def _validation_alone(row: Row) -> Row:
     return alone
 
 
-class History:
-    """What a trainer has measured in all its runs.
-
-    `epochs`: a row for each finished training epoch, with the metrics of its last validation; `validations`: a row for each validation
-    of a run, also of those inside an epoch and before the first one (epoch 0); `tests`: a row for each pass in mode "test";
-    `steps["train"]`, `steps["valid"]`, `steps["test"]`: metric values by step; `marks`: what was changed by hand during a run, and where.
-    `monitor` and `monitor_mode` define `best`: of the validations for a metric of theirs, else of the epochs.
-    """
+# %% ../../nbs/history/history.ipynb #3475ce3b
+class MeasuredRows:
+    """Rows by epoch, validation and step, sorted from events, and the best of them."""
 
     def __init__(self, monitor: str = "val_loss", monitor_mode: MonitorMode = "min") -> None:
         self.monitor = monitor
@@ -260,6 +255,17 @@ class History:
     def last_validation_is_best(self) -> bool:
         """Is the newest validation the best so far, where validations are compared?"""
         return self.best is not None and bool(self.validations) and self.best is self.validations[-1]
+
+
+# %% ../../nbs/history/history.ipynb #3e3d375c
+class History(MeasuredRows):
+    """What a trainer has measured in all its runs.
+
+    `epochs`: a row for each finished training epoch, with the metrics of its last validation; `validations`: a row for each validation
+    of a run, also of those inside an epoch and before the first one (epoch 0); `tests`: a row for each pass in mode "test";
+    `steps["train"]`, `steps["valid"]`, `steps["test"]`: metric values by step; `marks`: what was changed by hand during a run, and where.
+    `monitor` and `monitor_mode` define `best`: of the validations for a metric of theirs, else of the epochs.
+    """
 
     @property
     def table(self) -> list[text.Row]:

@@ -76,7 +76,7 @@ def script(seed: int | str, n: int = 60) -> list[float]:
 
 
 def build(folder: Path, way: dict[str, Any], values: Sequence[float], *, lean: bool = True, seed: int = 0, **more: Any) -> Any:
-    options = {"monitor_mode": "min"} | way | more
+    options: dict[str, Any] = {"monitor_mode": "min"} | way | more
     lightning = dict(options.pop("lightning", {}))
     addons: list[Any] = [StateManagerAddon, EarlyStoppingAddon, LimitsAddon] + [EMAAddon] * options.pop("ema", False)
     options |= {"lightning": lightning | {"callbacks": [watch := Watch()]}, "save_path": folder, "monitor": "val_score", "patience": 99}
