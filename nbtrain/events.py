@@ -18,7 +18,7 @@ __all__ = ["Phase", "EventKind", "Status", "MonitorMode", "Progress", "Event", "
 # %% ../nbs/events.ipynb #855a0950
 # The words that events use
 Phase = Literal["idle", "train", "valid", "test"]
-EventKind = Literal["start", "steps", "epoch", "test", "note", "mark", "state", "end"]
+EventKind = Literal["start", "steps", "valid", "epoch", "test", "note", "mark", "state", "end"]
 Status = Literal["completed", "stopped", "paused", "interrupted", "failed"]
 MonitorMode = Literal["min", "max"]
 

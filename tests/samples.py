@@ -51,7 +51,8 @@ def make_valid(n: int = 40) -> DataLoader[Any]:
 
 def make_trainer(kind: type[Trainer] = Regress, **options: Any) -> Any:
     options = {"device": "cpu", "log_bar": False, "optimizer": lambda params: torch.optim.Adam(params, lr=1e-2)} | options
-    return kind(options.pop("model", None) or make_model(), **options)
+    model = options.pop("model", None)
+    return kind(make_model() if model is None else model, **options)  # a compiled model may have no truth value
 
 
 def plain_loop(

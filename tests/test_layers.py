@@ -20,10 +20,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "history": ("compat", "events", "views"),
     "data": ("rng",),
     "optim": ("events", "views"),
-    "engine": ("events", "rng", "data", "history"),
+    "engine": ("compat", "events", "rng", "data", "history"),
     "loggers": ("events", "data", "engine"),
     "distributed": ("events", "rng", "data", "optim", "engine", "history"),
-    "checkpoint": ("data", "optim", "engine", "distributed", "history"),
+    "checkpoint": ("compat", "data", "optim", "engine", "distributed", "history"),
     "addons": ("compat", "events", "rng", "views", "history", "data", "optim", "engine", "loggers", "distributed", "checkpoint"),
     "config": ("compat", "rng", "optim", "history", "engine", "addons"),
 }

@@ -20,7 +20,8 @@ from ..engine.callback import Leaving, PassKeeper, active_callbacks
 from ..engine.logged import load_logged
 from ..engine.lean_training import LeanEpochLoop, validates_anyway
 from ..engine.protocol import TrainerProtocol
-from ..engine.step_module import StepModule, is_whole_epoch
+from ..engine.step_module import StepModule, in_validation_of_run, is_whole_epoch
+from ..history.history import Row
 from ..rng import random_state, set_random_state
 
 if TYPE_CHECKING:
@@ -90,11 +91,21 @@ def save_between(saver: StateSaver, pl_trainer: L.Trainer) -> Path | None:
     """Save between two training batches. Returns the path, None in a run of a single batch."""
     if not is_whole_epoch(pl_trainer.lightning_module):
         return None
-    fit_loop = pl_trainer.fit_loop
-    finished = fit_loop.epoch_loop.batch_progress.current.ready
-    fetcher = fit_loop._data_fetcher
-    begun = finished or fetcher is None or fetcher.fetched  # otherwise the epoch has drawn no random number yet
-    return saver.save(pl_trainer, finished if begun else None, random_state())
+    return saver.save(pl_trainer, _n_finished(pl_trainer), random_state())
+
+
+def _validation(trainer: TrainerProtocol, pl_trainer: L.Trainer) -> tuple[Row | None, bool]:
+    """The row of the validation of a run that has just ended, and whether it is the best one."""
+    if not in_validation_of_run(pl_trainer, pl_trainer.lightning_module):
+        return None, False
+    history = trainer.train_state.history
+    return history.validations[-1], history.last_validation_is_best
+
+
+def _n_finished(pl_trainer: L.Trainer) -> int | None:
+    """The finished batches of the open epoch; None where it has not begun, and has drawn no random number yet."""
+    finished, fetcher = pl_trainer.fit_loop.epoch_loop.batch_progress.current.ready, pl_trainer.fit_loop._data_fetcher
+    return finished if finished or fetcher is None or fetcher.fetched else None
 
 
 # %% ../../nbs/addons/checkpoint_callback.ipynb #6416af83
@@ -111,6 +122,7 @@ class StateKeeper(Checkpoint, Leaving):
         self._due = False  # a save is due after the epoch's last batch
         self._waits = False  # a save is due after the validation
         self._cut = False  # the run ends in the middle of this epoch, and is saved
+        self._owed: Row | None = None  # the best validation, where it was inside a window: it is saved when the window is closed
 
     # -- a run begins
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -150,13 +162,14 @@ class StateKeeper(Checkpoint, Leaving):
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         every, last, validates = self.addon.every_n_steps, pl_trainer.max_steps, self.addon.validate_on_save
         loop: Any = pl_trainer.fit_loop.epoch_loop
-        if every is None and last < 0 and not pl_trainer.should_stop and not (validates and loop._num_ready_batches_reached()):
+        may_save = every is not None or last >= 0 or pl_trainer.should_stop or self._owed is not None
+        if not may_save and not (validates and loop._num_ready_batches_reached()):
             return
         step = pl_trainer.global_step
         if step == self._step_seen or not is_whole_epoch(pl_module):
             return
         self._step_seen = step
-        due, ends = every is not None and step % every == 0, step == last or _stops(pl_trainer)
+        due, ends = self._owed is not None or (every is not None and step % every == 0), step == last or _stops(pl_trainer)
         loop.validate_next = validates and due
         if loop._num_ready_batches_reached():
             self._due = due or ends
@@ -164,7 +177,7 @@ class StateKeeper(Checkpoint, Leaving):
         elif due or ends:  # now, or after a validation that is due anyway
             self._cut, self._waits = ends, validates_anyway(pl_trainer)
             if not self._waits:
-                self.saver.save(pl_trainer, loop.batch_progress.current.ready, random_state())
+                self._save(pl_trainer, loop.batch_progress.current.ready, random_state())
         loop.validate_next = validates and (due or ends)
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -172,10 +185,19 @@ class StateKeeper(Checkpoint, Leaving):
         loop, waits, self._waits = pl_trainer.fit_loop.epoch_loop, self._waits, False
         if self.addon.open_valid is not None:
             self.addon.open_valid.is_read = True
-        ends = _stops(pl_trainer) and not loop._num_ready_batches_reached() and not loop._should_accumulate()
-        if waits or (ends and not self._cut):
+        whole, open_ = loop._num_ready_batches_reached(), loop._should_accumulate()
+        validation, best = _validation(self.trainer, pl_trainer)
+        best = best and self.addon.save_best
+        self._owed = validation if best and open_ else None if best else self._owed
+        ends = _stops(pl_trainer) and not whole and not open_
+        if waits or (not self._cut and (ends or (best and not whole and not open_))):
             self._cut = self._cut or ends
-            self.saver.save(pl_trainer, loop.batch_progress.current.ready, pl_module.random_before)
+            self._save(pl_trainer, _n_finished(pl_trainer), pl_module.random_before, validation)
+
+    def _save(self, pl_trainer: L.Trainer, finished: int | None, random: dict[str, Any], validation: Row | None = None) -> None:
+        """Save. The checkpoint has the weights of the `validation`, or of one that was inside a window which is closed now."""
+        owed, self._owed = self._owed, None
+        self.saver.save(pl_trainer, finished, random, owed if owed is not None else validation)
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not is_whole_epoch(pl_module):
@@ -185,7 +207,7 @@ class StateKeeper(Checkpoint, Leaving):
         if self._cut:
             self.saver.adopt(pl_trainer)
         elif due or (self.addon.save_best and state.history.last_is_best) or self._saves_epoch(state.counts.epoch):
-            self.saver.save(pl_trainer, None, random_state())
+            self._save(pl_trainer, None, random_state())
 
     def _saves_epoch(self, epoch: int) -> bool:
         every = self.addon.every_n_epochs

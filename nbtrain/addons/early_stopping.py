@@ -15,7 +15,7 @@ from .ema import EMAAddon
 from ..engine.addon import AddOnBase
 from ..engine.callback import Stopper
 from ..engine.protocol import TrainerProtocol
-from ..engine.step_module import StepModule, is_whole_epoch
+from ..engine.step_module import StepModule, in_validation_of_run, is_whole_epoch
 from ..errors import ConfigError
 from ..events import is_better
 
@@ -34,8 +34,7 @@ class _EarlyStop(Stopper):
         return self.trainer.train_state.history.monitor
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        fits = pl_trainer.state.fn == "fit" and not pl_trainer.sanity_checking
-        if fits and self.monitor.startswith("val_"):
+        if in_validation_of_run(pl_trainer, pl_module) and self.monitor.startswith("val_"):
             self._look(pl_trainer, pl_module, self.monitor)
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -79,7 +78,7 @@ class EarlyStoppingAddon(AddOnBase):
     Args:
         patience: The number of validations without an improvement that end the run, at least 1; epochs, for a training metric.
         delta: An improvement must be larger than this, in the unit of the metric; from 0.
-        restore_best: Restore the weights of the best epoch into the model at the end of every run, stopped or not.
+        restore_best: Restore the weights of the best validation or epoch into the model at the end of every run, stopped or not.
 
     A later `run` counts from 0 again, and compares with the best value of all runs before. Raises ConfigError for an invalid option.
     """

@@ -12,6 +12,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from ..compat.weight_names import bare_name
 from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError, ConfigError
@@ -55,10 +56,10 @@ class Average:
         return had
 
     def by_name(self, model: nn.Module) -> dict[str, Tensor]:
-        """The average by the names of the model's `state_dict`, in its dtypes."""
+        """The average by the names of the model's `state_dict`, not compiled, in its dtypes."""
         own = {id(p): value for p, value in zip(model.parameters(), self.values)}
         state = model.state_dict(keep_vars=True)
-        return {name: own[id(p)].to(p.dtype) for name, p in state.items() if id(p) in own}
+        return {bare_name(name): own[id(p)].to(p.dtype) for name, p in state.items() if id(p) in own}
 
 
 def set_values(model: nn.Module, values: list[Tensor]) -> None:
@@ -140,7 +141,7 @@ class EMAAddon(AddOnBase):
         return self.average.by_name(trainer.model) if self.average.n else None
 
     def load_weights(self, trainer: TrainerProtocol, weights: Mapping[str, Tensor]) -> None:
-        names = {id(p): name for name, p in trainer.model.state_dict(keep_vars=True).items()}
+        names = {id(p): bare_name(name) for name, p in trainer.model.state_dict(keep_vars=True).items()}
         self.average.values = [_wide(weights[names[id(p)]]).to(p.device, copy=True) for p in trainer.model.parameters()]
         self.average.n = max(self.average.n, 1)  # the callback's state has the exact number
 

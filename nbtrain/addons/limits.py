@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.utilities.seed import isolate_rng
 
 from .hooks import HooksAddon
 from ..engine.addon import AddOnBase
@@ -33,13 +32,13 @@ class _ValidateFirst(L.Callback):
             or not isinstance(pl_module, StepModule)
             or not pl_module.whole_epoch
             or not pl_trainer.enable_validation
+            or self.trainer.train_state.history.validations  # a resumed run has it already
         ):
             return
-        with isolate_rng():  # so that the run gives the same numbers as one without this validation
-            pl_trainer.validating = True
-            pl_trainer.fit_loop.epoch_loop.val_loop.run()
-            pl_trainer.training = True
-        self.trainer.recorder.emit_validation(pl_module.epoch_metrics)
+        pl_module.isolate_validation()  # so that the run gives the same numbers as one without this validation
+        pl_trainer.validating = True
+        pl_trainer.fit_loop.epoch_loop.val_loop.run()
+        pl_trainer.training = True
 
 
 class ValidateEpochs(L.Callback):
@@ -69,7 +68,8 @@ class LimitsAddon(AddOnBase):
         max_val_steps: Batches per validation.
         val_every_n_steps: Training batches between two validations, counted over the epochs, instead of one after each epoch.
         val_every_n_epochs: Epochs between two validations; with `val_every_n_steps` there are those after steps too.
-        val_first: Validate before the first training step too. The result is in `history.tests`.
+        val_first: Validate before the first training step too. The result is epoch 0 in `history.validations`, and may be the
+            best; `history.tests` has it too.
 
     Raises ConfigError for a limit that is not a positive integer.
     """

@@ -19,7 +19,7 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from ..distributed.devices import Devices, resolve_devices
@@ -33,6 +33,7 @@ from ..distributed.worker_pool import Launch, Pool
 from ..distributed.worker_rank import InWorker, WorkerEnvironment
 from ..distributed.world import find_world
 from .accumulation import AccumulationAddon
+from .state_manager import StateManagerAddon
 from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError, WorkerError
@@ -132,16 +133,31 @@ def fit_parallelism(addon: MultiGPUAddon, trainer: TrainerProtocol) -> None:
     if addon.strategy == "auto":
         _choose(addon, trainer)
     if not addon.parallelism.returns:
-        raise ConfigError(
-            f"strategy={addon.parallelism.strategy!r} has shards of a form that can't be restored into the trainer.",
-            remedy="Use strategy='fsdp2', or a lightning.Trainer of your own: fit(trainer.as_lightning_module(), loader).",
-        )
+        _check_shards(addon, trainer)
     # Weights that an addon keeps beside the model's would not be sharded
     keepers = [type(other).__name__ for other in trainer.active_addons if type(other).weights is not AddOnBase.weights]
     if keepers and addon.parallelism.splits:
         raise ConfigError(
             f"{keepers[0]} keeps whole weights, and the model is sharded ({addon.parallelism}).",
             remedy="Leave it out, or use strategy='ddp'.",
+        )
+
+
+def _check_shards(addon: MultiGPUAddon, trainer: TrainerProtocol) -> None:
+    """Raise ConfigError for weights or states that no rank has whole. DeepSpeed's first two stages shard the optimizer alone."""
+    environment = addon.world.environment
+    made = addon.parallelism.make(environment) if environment is not None else None
+    if not isinstance(made, DeepSpeedStrategy) or made.zero_stage_3:
+        name = addon.strategy if isinstance(addon.strategy, str) else type(addon.strategy).__name__
+        raise ConfigError(
+            f"strategy={name!r} has shards of a form that can't be restored into the trainer.",
+            remedy="Use strategy='fsdp2', DeepSpeed's stage 1 or 2 under torchrun, or a lightning.Trainer of your own: "
+            "fit(trainer.as_lightning_module(), loader).",
+        )
+    if any(isinstance(other, StateManagerAddon) for other in trainer.active_addons):
+        raise ConfigError(
+            "StateManagerAddon can't save the optimizer, which DeepSpeed shards over the ranks.",
+            remedy="Leave it out, and give lightning={\"callbacks\": [ModelCheckpoint(...)]}, or use strategy='fsdp2'.",
         )
 
 
@@ -193,11 +209,12 @@ class MultiGPUAddon(Launcher):
         memory_gb: For "auto": the memory of a device in GB (1e9 bytes). Default: what the device has.
         num_nodes: The number of machines; torchrun and SLURM set it.
 
-    Under torchrun or SLURM no process is started: this process is one of the ranks, and `device` names the devices of each machine.
+    Under torchrun, SLURM or a launcher that sets torchrun's variables this process is one of the ranks, and `device` names the devices of
+    each machine. `lightning={"strategy": ...}` is `strategy=...`; DeepSpeed runs there alone, in stages 1 and 2.
     With a sharded model or "auto", each rank trains a replica, so trainer and loaders must be picklable there too.
 
-    Raises ConfigError for options that are invalid or don't fit together. A run raises ConfigError for a strategy that can't train this
-    trainer, the error of a rank that failed, and WorkerError for a rank that was killed; the trainer keeps the state that was sent.
+    Raises ConfigError for invalid options, and in a run for a strategy that can't train this trainer; a run also raises the error of a rank
+    that failed, and WorkerError for a rank that was killed.
     """
 
     device: Devices = "auto"

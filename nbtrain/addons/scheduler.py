@@ -106,13 +106,14 @@ class _Step(L.Callback):
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert self._schedule is not None
         if self._schedule.interval == "epoch" and is_whole_epoch(pl_module) and not self._is_replaced:
-            self._schedule.step(_monitored(self.trainer.train_state.history.monitor, pl_module))
+            self._schedule.step(_monitored(self.trainer.train_state.history.monitor, pl_trainer, pl_module))
 
 
-def _monitored(monitor: str, module: L.LightningModule) -> float | None:
-    """The epoch's value of `monitor`; the training loss for `val_loss` without a validation."""
+def _monitored(monitor: str, pl_trainer: L.Trainer, module: L.LightningModule) -> float | None:
+    """The epoch's value of `monitor`, None where it has none; the training loss for `val_loss` in a run without validations."""
     assert isinstance(module, StepModule)
-    fallback = module.epoch_metrics.get("train_loss") if monitor == "val_loss" else None
+    falls_back = monitor == "val_loss" and not pl_trainer.enable_validation
+    fallback = module.epoch_metrics.get("train_loss") if falls_back else None
     return module.epoch_metrics.get(monitor, fallback)
 
 

@@ -21,6 +21,7 @@ from ..distributed.parallelism import SplitStrategy
 from ..engine.callback import listeners, notify
 from ..engine.protocol import TrainerProtocol
 from ..errors import first_line
+from ..history.history import Row
 
 if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
@@ -37,24 +38,29 @@ def write_state(
     writer: Writer,
     expired: list[Path],
     *,
+    row: Row | None = None,
     in_parts: bool = False,
 ) -> Path:
     """Submit `state` to the writer. Returns the path; the file is there once the writer has written it.
 
     Then the links are set and old checkpoints are removed, whose paths are added to `expired`. Raises CheckpointError for a value that
-    can't be stored; `writer.take_errors()` returns errors of writing. `in_parts`: each rank writes a shard, to a folder.
+    can't be stored; `writer.take_errors()` returns errors of writing. `row`: that of the validation of these weights, else it is
+    the newest epoch's between two epochs. `in_parts`: each rank writes a shard, to a folder.
     """
     counts, history = trainer.train_state.counts, trainer.train_state.history
     suffix = ".ckpt" if addon.save_format == "ckpt" and not in_parts else ""
     path = trainer.open_run_dir() / FOLDER / f"epoch={counts.epoch}-step={counts.update}{suffix}"
-    if state["nbtrain"]["finished"] is None and history.epochs and history.epochs[-1].path is None:
-        history.epochs[-1].path = path
+    if row is None and state["nbtrain"]["finished"] is None and history.epochs:
+        row = history.epochs[-1]
+    if row is not None and row.path is None:
+        row.path = path
     best = history.best.path if addon.save_best and history.best is not None else None
     best = best if best is not None and best.parent == path.parent else None
     state["nbtrain"]["best"] = best.name if best is not None else None
     if best is None and trainer.train_state.best_weights is not None:  # no file has them
         state["nbtrain"]["best_weights"] = trainer.train_state.best_weights
-    keep_weights(state, kept_weights(trainer))
+    earlier = best == path and history.best is not None and history.best["step"] != counts.step  # it was inside a window
+    keep_weights(state, kept_weights(trainer), trainer.train_state.best_weights if earlier else None)
 
     def settle(path: Path) -> None:
         expired.extend(addon.store.settle(path, best))
@@ -109,8 +115,10 @@ class StateSaver:
         counts = self.trainer.train_state.counts
         return self._saved == (counts.epoch, counts.update)
 
-    def save(self, pl_trainer: L.Trainer, finished: int | None, random: dict[str, Any]) -> Path | None:
-        """Save after `finished` batches of the open epoch, None between two epochs. Returns the path; None in any rank but the first.
+    def save(self, pl_trainer: L.Trainer, finished: int | None, random: dict[str, Any], row: Row | None = None) -> Path | None:
+        """Save after `finished` batches of the open epoch, None between two epochs; `row` is as in `write_state`.
+
+        Returns the path; None in any rank but the first.
 
         The file is written in the background. Raises CheckpointError for a save that failed, with `stop_on_save_error`.
         """
@@ -125,7 +133,7 @@ class StateSaver:
             check_loaders(addon, self.trainer)
         state = self._dump(pl_trainer)
         if pl_trainer.is_global_zero:
-            return self._write(pl_trainer, state | {"nbtrain": own})
+            return self._write(pl_trainer, state | {"nbtrain": own}, row)
         if self._shares:
             self._write_part(state)
         return None
@@ -144,10 +152,10 @@ class StateSaver:
             self.writer.wait()
         self._report()
 
-    def _write(self, pl_trainer: L.Trainer, state: dict[str, Any]) -> Path:
+    def _write(self, pl_trainer: L.Trainer, state: dict[str, Any], row: Row | None) -> Path:
         self.addon.rest = without_weights(state)
         expired: list[Path] = []
-        self._path = path = write_state(self.addon, self.trainer, state, self.writer, expired, in_parts=self._shares)
+        self._path = path = write_state(self.addon, self.trainer, state, self.writer, expired, row=row, in_parts=self._shares)
         waits = any(listeners(pl_trainer, name) for name in ("on_checkpoint_saved", "on_checkpoint_expired"))
         if waits or (self._shares and self.addon.stop_on_save_error):
             self.writer.wait()
@@ -180,5 +188,6 @@ class StateSaver:
         """End a run: wait until everything is written, and remove the paths of deleted checkpoints from the history."""
         self.writer.wait()
         self._report()
-        for row in self.trainer.train_state.history.epochs:
+        history = self.trainer.train_state.history
+        for row in (*history.epochs, *history.validations):
             row.path = row.path if row.path is not None and row.path.exists() else None

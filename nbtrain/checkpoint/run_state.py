@@ -17,6 +17,7 @@ from .attribute_state import AttributeState
 from .files import read_checkpoint
 from .store import FOLDER
 from .weights import Weights, load_weights
+from ..compat.weight_names import bare, of_part
 from ..data.resumable_loader import ResumableLoader, ValidLoader
 from ..distributed.parallelism import gather
 from ..distributed.replica import launcher_of, world_of
@@ -52,6 +53,7 @@ __all__ = [
 # %% ../../nbs/checkpoint/run_state.ipynb #8b91b8ce
 _VERSION = 1  # of nbtrain's part
 _TRAINING = "training_state_dict"  # the weights that training continues with, where `state_dict` has others
+_VALIDATED = "validated_state_dict"  # those that validations see, where `state_dict` has neither: the best ones, of a little earlier
 
 
 _ALONE = ("random", "attributes", "loader", "valid", "meters", "gathered", "logged")  # in mid-epoch each rank has its own
@@ -148,12 +150,14 @@ def loader_of_rank(own: Mapping[str, Any], name: str = "loader") -> Any:
 # %% ../../nbs/checkpoint/run_state.ipynb #7c06cdfb
 def without_weights(state: Mapping[str, Any]) -> dict[str, Any]:
     """Lightning's part of a state, without what is large."""
-    return {name: value for name, value in state.items() if name not in ("state_dict", _TRAINING, "optimizer_states", "nbtrain")}
+    return {
+        name: value for name, value in state.items() if name not in ("state_dict", _TRAINING, _VALIDATED, "optimizer_states", "nbtrain")
+    }
 
 
 def from_outside(trainer: TrainerProtocol, rest: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint as Lightning makes it, where no Lightning trainer is running; `rest` is the part of the newest one without weights."""
-    weights = {f"model.{name}": value for name, value in trainer.model.state_dict().items()}
+    weights = {f"model.{name}": value for name, value in bare(trainer.model.state_dict()).items()}
     optimizers = [trainer.optimizer.state_dict()] if trainer.optimizer is not None else []
     return {
         "pytorch-lightning_version": L.__version__,
@@ -171,7 +175,7 @@ def from_outside(trainer: TrainerProtocol, rest: Mapping[str, Any]) -> dict[str,
 # %% ../../nbs/checkpoint/run_state.ipynb #d887fbac
 def weights_of(state: Mapping[str, Any], part: str = "state_dict") -> dict[str, Any]:
     """The model's weights in a state, by their names in the model."""
-    return {name.removeprefix("model."): value for name, value in state[part].items()}
+    return of_part(state[part])
 
 
 def kept_weights(trainer: TrainerProtocol) -> Weights | None:
@@ -185,11 +189,17 @@ def load_kept_weights(trainer: TrainerProtocol, weights: Weights) -> None:
         addon.load_weights(trainer, weights)
 
 
-def keep_weights(state: dict[str, Any], kept: Weights | None) -> None:
-    """Where other weights than the model's were validated, a file holds those as its weights; training continues with the model's."""
-    if kept is not None:
-        state[_TRAINING] = state["state_dict"]
-        state["state_dict"] = state[_TRAINING] | {f"model.{name}": value for name, value in kept.items()}
+def keep_weights(state: dict[str, Any], kept: Weights | None, best: Weights | None = None) -> None:
+    """Where other weights than the model's were validated, a file holds those as its weights; training continues with the model's.
+
+    `best`: weights that were validated a little earlier, which the file holds instead.
+    """
+    own = state["state_dict"]
+    for weights in (kept, best):
+        if weights is not None:
+            state[_TRAINING], state["state_dict"] = own, own | {f"model.{name}": value for name, value in weights.items()}
+    if kept is not None and best is not None:
+        state[_VALIDATED] = own | {f"model.{name}": value for name, value in kept.items()}
 
 
 # %% ../../nbs/checkpoint/run_state.ipynb #a52aba4a
@@ -253,7 +263,7 @@ def _restore_weights(trainer: TrainerProtocol, state: Mapping[str, Any], path: P
     convert_model(trainer.model, trainer.precision)  # else 64-bit weights would be rounded here
     load_weights(trainer.model, weights)
     if training:
-        load_kept_weights(trainer, weights_of(state))
+        load_kept_weights(trainer, weights_of(state, _VALIDATED if _VALIDATED in state else "state_dict"))
     if trainer.optimizer is None:
         return
     if not state["optimizer_states"]:

@@ -6,17 +6,22 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from fsspec.core import url_to_fs
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from .atomic import written
 from .files import read_checkpoint
+from ..compat.weight_names import bare, fitted, of_part
 from ..distributed.parallelism import whole
 from ..errors import CheckpointError
 
@@ -28,11 +33,11 @@ Weights = dict[str, Tensor]
 
 
 def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping[str, Tensor] | None = None) -> Weights:
-    """Copy the model's weights to the CPU, into the tensors of `into` if they fit.
+    """Copy the model's weights to the CPU by the names of the model that is not compiled, into the tensors of `into` if they fit.
 
     Tensors in `instead` replace the model's of the same name. All ranks of a sharded model must call this.
     """
-    state = {name: value for name, value in (model.state_dict() | dict(instead or {})).items() if isinstance(value, Tensor)}
+    state = {name: value for name, value in {**bare(model.state_dict()), **(instead or {})}.items() if isinstance(value, Tensor)}
     if into is None or any(name not in into or into[name].shape != value.shape for name, value in state.items()):
         return {name: whole(value).detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
     for name, value in state.items():
@@ -41,32 +46,60 @@ def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping
 
 
 # %% ../../nbs/checkpoint/weights.ipynb #eda513b0
-def save_weights(model: nn.Module, path: str | Path) -> Path:
-    """Write the model's weights to `path`: as safetensors if it ends in `.safetensors`, else as a torch file."""
+def save_weights(model: nn.Module, path: str | Path, *, overwrite: bool = False) -> str | Path:
+    """Write the model's weights to `path`, a file or a URL: as safetensors if it ends in `.safetensors`, else as a torch file.
+
+    Returns it. Raises CheckpointError for a file that exists, unless `overwrite`.
+    """
+    url = _url(path)
+    if not overwrite and (url_to_fs(url)[0].exists(url) if url else Path(path).exists()):
+        raise CheckpointError(f"{str(path)!r} exists.", remedy="Give another name, or overwrite=True.")
+    if url:
+        with TemporaryDirectory() as folder:
+            url_to_fs(url)[0].put_file(str(save_weights(model, Path(folder, PurePosixPath(url).name))), url)
+        return url
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".safetensors":
-        save_file(copy_weights(model), path)
-    else:
-        torch.save(model.state_dict(), path)
+    with written(path) as temp:
+        if path.suffix == ".safetensors":
+            save_file(copy_weights(model), temp)
+        else:
+            torch.save(bare(model.state_dict()), temp)
     return path
 
 
+def _url(path: str | Path) -> str:
+    """`path` where it is the URL of a file in a store, else ""."""
+    if isinstance(path, Path):  # it has one slash of the two
+        return re.sub(r"^([\w+.-]{2,}):/(?!/)", r"\1://", str(path)) if re.match(r"[\w+.-]{2,}:/", str(path)) else ""
+    return path if "://" in path else ""
+
+
 def read_weights(path: str | Path) -> Weights:
-    """Read the weights from a safetensors file, a checkpoint's folder, a torch file or a Lightning checkpoint.
+    """Read the weights from a safetensors file, a checkpoint's folder, a torch file or a Lightning checkpoint, by their names in the model.
+
+    A file may be given by its URL, such as "s3://bucket/last.ckpt", for which fsspec may need a package such as s3fs.
 
     Python objects are not unpickled. Raises CheckpointError for a missing file, and for one that can't be read that way.
     """
+    if url := _url(path):
+        with TemporaryDirectory() as folder:
+            local_file = Path(folder, PurePosixPath(url).name)
+            try:
+                url_to_fs(url)[0].get_file(url, str(local_file))
+            except FileNotFoundError as error:
+                raise CheckpointError(f"There is no file {url!r}.", remedy="Give the URL of a file of weights.") from error
+            return read_weights(local_file)
     path = Path(path)
     if path.is_dir():
         if any(path.glob("rank-*.safetensors")):
-            return read_checkpoint(path)["state_dict"]
+            return of_part(read_checkpoint(path)["state_dict"])
         path = path / "model.safetensors"
     if not path.is_file():
         raise CheckpointError(f"There is no file {str(path)!r}.", remedy="Give the path of a file of weights.")
     try:
         if path.suffix == ".safetensors":
-            return _read_safetensors(path)
+            return dict(bare(_read_safetensors(path)))
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError) as error:
         raise CheckpointError(
@@ -74,7 +107,10 @@ def read_weights(path: str | Path) -> Weights:
             where=str(path),
             remedy="It is damaged, or it holds Python objects, which are not unpickled; save it again as .safetensors.",
         ) from error
-    return found.get("state_dict", found) if isinstance(found, Mapping) else {}
+    if not isinstance(found, Mapping):
+        return {}
+    weights = found.get("state_dict", found)
+    return of_part(weights) if found.keys() & {"nbtrain", "pytorch-lightning_version"} else dict(bare(weights))
 
 
 def _read_safetensors(path: Path) -> Weights:
@@ -92,6 +128,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], strict: bool = Tr
     no tensors may be missing, because a file of weights can't have them.
     """
     state = model.state_dict()
+    weights = fitted(weights, state)
     names = {id(part): f"{path}." if path else "" for path, part in model.named_modules()}
     free = tuple(names[id(part)] for part in model.modules() if _loads_itself(part))
     buffers = {f"{names[id(part)]}{name}" for part in model.modules() for name in part._buffers}

@@ -6,17 +6,26 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    Strategy,
+    StrategyRegistry,
+)
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -188,16 +197,12 @@ class Parallelism:
     tensor_size: int = 1
     tensor_plan: Mapping[str, str | ParallelStyle] = field(default_factory=dict)
     parallelize: Parallelize | None = None
+    returns: bool = True  # can the trained weights be loaded into the whole model of the parent process?
 
     @property
     def n_readers(self) -> int:
         """How many processes read different batches."""
         return self.n_devices // self.tensor_size
-
-    @property
-    def returns(self) -> bool:
-        """Can the trained weights be loaded into the whole model of the parent process?"""
-        return self.strategy not in ("fsdp", "deepspeed")
 
     @property
     def splits(self) -> bool:
@@ -297,6 +302,11 @@ def _checked_size(name: str, size: int | None, n_devices: int) -> int:
 _TAKES = {"fsdp2": ("shard_size", "parallelize"), "tp": ("tensor_parallel_size", "tensor_plan", "parallelize")}
 
 
+def _lightning_names() -> list[str]:
+    """Lightning's names of strategies that start no processes."""
+    return [name for name in StrategyRegistry.available_strategies() if not re.search("spawn|fork|notebook", name)]
+
+
 def resolve_parallelism(
     strategy: Any,
     n_devices: int,
@@ -310,13 +320,18 @@ def resolve_parallelism(
     """How `strategy` trains a model on `n_devices` of a type such as "cuda". Raises ConfigError for options that can't work.
 
     `strategy`: "ddp", "ddp_find_unused_parameters_true", "fsdp2", "tp", "fsdp", "deepspeed", "auto" (to be chosen when the model is
-    known), a Lightning strategy, or a function that makes one. `shard_size`: how many devices hold one copy together under "fsdp2"; all by
+    known), another of Lightning's names, a Lightning strategy, or a function that makes one.
+    `shard_size`: how many devices hold one copy together under "fsdp2"; all by
     default. `tensor_size`: how many compute on one batch together under "tp"; all by default. With fewer, the other devices shard the
     copies as under "fsdp2". `tensor_plan`: the styles of modules by name, "colwise", "rowwise" or a torch `ParallelStyle`.
     `parallelize(model, mesh)` shards the model in place instead; the mesh has the dimensions "data_parallel" and "tensor_parallel".
     """
     if not isinstance(strategy, str):
         return _from_strategy(strategy, n_devices, device_type, tensor_plan, parallelize)
+    if strategy not in (*_STRATEGIES, "auto") and strategy in _lightning_names():
+        if strategy.startswith("deepspeed"):
+            _check_devices("deepspeed", device_type)
+        return _from_strategy(partial(StrategyRegistry.get, strategy), n_devices, device_type, tensor_plan, parallelize)
     if strategy not in (*_STRATEGIES, "auto"):
         raise ConfigError(f"strategy={strategy!r} is unknown.", remedy=nearest(strategy, (*_STRATEGIES, "auto")))
     _check_devices(strategy, device_type)
@@ -329,7 +344,7 @@ def resolve_parallelism(
         n = _checked_size("tensor_parallel_size", tensor_size, n_devices)
         return Parallelism("tp", n_devices, n_devices // n, n, tensor_plan or {}, parallelize)
     n = _checked_size("shard_size", shard_size, n_devices) if strategy == "fsdp2" else 1
-    return Parallelism(strategy, n_devices, n, parallelize=parallelize)
+    return Parallelism(strategy, n_devices, n, parallelize=parallelize, returns=strategy not in ("fsdp", "deepspeed"))
 
 
 def _from_strategy(strategy: Any, n_devices: int, device_type: str, plan: Any, parallelize: Parallelize | None) -> Parallelism:
@@ -342,7 +357,8 @@ def _from_strategy(strategy: Any, n_devices: int, device_type: str, plan: Any, p
         )
     for name, kind in (("fsdp", FSDPStrategy), ("deepspeed", DeepSpeedStrategy)):
         if isinstance(made, kind):
-            return resolve_parallelism(name, n_devices, device_type)
+            _check_devices(name, device_type)
+            return Parallelism(make, n_devices, returns=False)  # pyright: ignore[reportArgumentType]
     if not isinstance(made, ModelParallelStrategy):
         return Parallelism(make, n_devices)  # pyright: ignore[reportArgumentType]  # it has just made one
     sizes: tuple[Any, Any] = made._tensor_parallel_size, made._data_parallel_size

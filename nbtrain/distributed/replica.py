@@ -33,6 +33,7 @@ from ..engine.protocol import TrainerProtocol
 from ..engine.train_state import Counts
 from ..errors import ConfigError
 from ..events import Event, Status
+from ..history.history import Row
 from ..optim.optimizer_state import load_optimizer
 from ..rng import random_state, set_random_state
 
@@ -60,7 +61,7 @@ def take_state(trainer: TrainerProtocol, loaders: Iterable[Any]) -> dict[str, An
         "train_state": trainer.train_state.state_dict(without=("history",)),  # whose rows have come back as events
         "values": {name: value for name, value in _of_user(trainer).items() if _is_data(value)},
         "addons": {kind: _gathered(addon) for kind, addon in _added(trainer).items()},
-        "paths": [row.path for row in trainer.train_state.history.epochs],
+        "paths": [row.path for row in _rows(trainer)],
         "places": [loader_place(loader) for loader in loaders],
         "random": random_state(devices=False),
     }
@@ -79,11 +80,17 @@ def load_replica_state(trainer: TrainerProtocol, loaders: Iterable[Any], state: 
     addons = _added(trainer)
     for kind, values in state["addons"].items():
         vars(addons[kind]).update(values)
-    for row, path in zip(trainer.train_state.history.epochs, state["paths"]):
+    for row, path in zip(_rows(trainer), state["paths"]):
         row.path = path
     for loader, place in zip(loaders, state["places"]):
         restore_loader(loader, place)
     set_random_state(state["random"])
+
+
+def _rows(trainer: TrainerProtocol) -> list[Row]:
+    """The rows that may have paths of weights."""
+    history = trainer.train_state.history
+    return [*history.epochs, *history.validations]
 
 
 def _of_user(trainer: TrainerProtocol) -> dict[str, Any]:

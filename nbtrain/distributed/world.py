@@ -89,13 +89,27 @@ class World:
 
 # %% ../../nbs/distributed/world.ipynb #5cde6e18
 def find_world() -> World:
-    """The world of this process: torchrun's, SLURM's, or of size 1. Raises ConfigError for unequal numbers of processes."""
+    """The world of this process: torchrun's, SLURM's, that of another launcher with torchrun's variables, or of size 1.
+
+    Raises ConfigError for unequal numbers of processes, and where their number on this machine is unknown.
+    """
     if TorchElasticEnvironment.detect():
         return _world(TorchElasticEnvironment(), "LOCAL_WORLD_SIZE")
     if SLURMEnvironment.detect():
         # Lightning's requeueing saves its own checkpoint, without the loader's position and the random numbers
         return _world(SLURMEnvironment(auto_requeue=False), "SLURM_NTASKS_PER_NODE")
+    if all(name in os.environ for name in _VARIABLES) and os.environ["WORLD_SIZE"] != "1":
+        name = next((name for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE") if name in os.environ), None)  # torchrun's, DeepSpeed's
+        if name is None:
+            raise ConfigError(
+                f"This process is rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, and LOCAL_WORLD_SIZE is not set.",
+                remedy="Set it to the number of processes on each machine, or start the script with torchrun.",
+            )
+        return _world(TorchElasticEnvironment(), name)
     return World()
+
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # which other launchers set as torchrun does
 
 
 def _world(environment: ClusterEnvironment, name: str) -> World:

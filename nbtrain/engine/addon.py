@@ -33,6 +33,15 @@ def options(addon: type[AddOnBase]) -> dict[str, Field[Any]]:
     return {field.name: field for field in fields(addon)} if addon is not AddOnBase else {}  # pyright: ignore[reportArgumentType]
 
 
+def _refuse_apply(addon: type[AddOnBase]) -> None:
+    if isinstance(vars(addon).get("apply"), classmethod):
+        raise AddOnError(
+            f"{addon.__name__} defines apply(cls, base), as in zae-engine, and nbtrain never calls it.",
+            remedy="Override what the addon contributes, such as callbacks(trainer) or wrap_step(trainer, step); methods for the trainer "
+            "are named in `commands`.",
+        )
+
+
 def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
     """The constructor of `addon`, which raises OptionError for an unknown option and names the nearest one."""
     init = addon.__init__
@@ -69,6 +78,7 @@ class AddOnBase:
         for name in cls.__dict__.get("__annotations__", {}):
             if callable(getattr(AddOnBase, name, None)):
                 raise AddOnError(f"{cls.__name__} has an option {name!r}, which is a method of every addon.", remedy="Rename the option.")
+        _refuse_apply(cls)
         cls._definition = next(_definitions)
         has_constructor = "__init__" in cls.__dict__
         dataclass(kw_only=True)(cls)

@@ -252,9 +252,15 @@ class RecorderCallback(L.Callback):
             self._count()
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not pl_trainer.sanity_checking:
-            self.recorder.flush()
-            self.recorder.pass_place = self.recorder.pass_place.interrupted or PassPlace()
+        if pl_trainer.sanity_checking:
+            return
+        recorder = self.recorder
+        recorder.flush()
+        recorder.pass_place = recorder.pass_place.interrupted or PassPlace()
+        if isinstance(pl_module, StepModule) and pl_module.whole_epoch and pl_trainer.state.fn == "fit":
+            counts = recorder.trainer.train_state.counts
+            before = {"epoch": counts.epoch + (recorder.pass_place.phase == "train"), "step": counts.step}  # 0: before the training
+            recorder.emit_now("valid", {"row": before | _validation_metrics(pl_trainer, pl_module)})
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepModule)
@@ -288,6 +294,11 @@ class RecorderCallback(L.Callback):
         if module.whole_epoch:
             after["time_s"] = recorder.clock() - recorder.timer.epoch_s
             recorder.emit_now(kind, {"row": before | _metrics(pl_trainer, module) | after})
+
+
+def _validation_metrics(pl_trainer: L.Trainer, module: StepModule) -> dict[str, float]:
+    """Of the validation that has just ended."""
+    return {name: value for name, value in _metrics(pl_trainer, module).items() if name.startswith("val_")}
 
 
 def _metrics(pl_trainer: L.Trainer, module: StepModule) -> dict[str, float]:

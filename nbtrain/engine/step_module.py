@@ -17,6 +17,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..compat.weight_names import bare, by_own_names
 from ..data.task_loader import Task
 from ..data.batch import batch_size, describe, to_device
 from .addon import AddOnBase, TrainStep
@@ -27,7 +28,7 @@ from .train_state import Mode
 from ..errors import NbtrainError, StepError, add_note
 
 # %% auto #0
-__all__ = ["check_output", "run_step", "step_place", "named", "RecordingModule", "StepModule", "is_whole_epoch"]
+__all__ = ["check_output", "run_step", "step_place", "named", "RecordingModule", "StepModule", "is_whole_epoch", "in_validation_of_run"]
 
 # %% ../../nbs/engine/step_module.ipynb #f1722b22
 _USUAL_TYPES = frozenset({Tensor, float, int})
@@ -299,6 +300,12 @@ class StepModule(RecordingModule):
         self._sinks, self._wrapped_step = [], None
         super().close()
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = bare(checkpoint["state_dict"])
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = by_own_names(checkpoint["state_dict"], self.state_dict())
+
     def configure_model(self) -> None:
         for addon in self._addons:
             addon.configure_model(self.owner, self)
@@ -317,3 +324,8 @@ class StepModule(RecordingModule):
 def is_whole_epoch(module: L.LightningModule) -> bool:
     """Are the epochs of this module whole ones? Those of a single batch are not."""
     return not isinstance(module, StepModule) or module.whole_epoch
+
+
+def in_validation_of_run(pl_trainer: L.Trainer, module: L.LightningModule) -> bool:
+    """Is this validation one of a run, and neither Lightning's check of some batches before it nor one on its own?"""
+    return pl_trainer.state.fn == "fit" and not pl_trainer.sanity_checking and is_whole_epoch(module)

@@ -9,7 +9,7 @@ import csv
 import importlib.util
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = ["StepTable", "Row", "write_csv", "data_frame", "History", "ResultMetrics", "RunResult"]
+__all__ = ["StepTable", "Row", "write_csv", "data_frame", "MeasuredRows", "History", "ResultMetrics", "RunResult"]
 
 
 # %% ../../nbs/history/history.ipynb #df4b47df
@@ -85,7 +85,7 @@ class StepTable:
 
 # %% ../../nbs/history/history.ipynb #beceef80
 class Row(dict[str, Any]):
-    """The metrics of one epoch by name; `path` is the file of its weights, where they were saved."""
+    """The metrics of one epoch or validation by name; `path` is the file of its weights, where they were saved."""
 
     path: Path | None = None
 
@@ -97,23 +97,28 @@ class Row(dict[str, Any]):
 
 # %% ../../nbs/history/history.ipynb #7a8322ba
 class _BestRow:
-    """The best of a growing list of rows: the earlier one on a tie, never a NaN."""
+    """The best of a growing list of rows: the earlier one on a tie, never a NaN. Another list is compared as a whole."""
 
     def __init__(self) -> None:
         self._best: text.Row | None = None  # of the first `_n_compared` rows, by `_by`
         self._n_compared = 0
         self._by: tuple[str, MonitorMode] | None = None
+        self._rows: Sequence[Row] = ()
 
-    def of(self, rows: list[Row], monitor: str, mode: MonitorMode) -> Row | None:
+    def of(self, rows: Sequence[Row], monitor: str, mode: MonitorMode) -> Row | None:
         """The best of `rows`; those after the ones that were compared before are new."""
-        if self._best is None or self._by != (monitor, mode) or self._n_compared > len(rows):
-            self._best, self._n_compared = None, 0
+        if self._best is None or self._by != (monitor, mode) or self._rows is not rows or self._n_compared > len(rows):
+            self._best, self._n_compared, self._rows = None, 0, rows
             self._by = monitor, mode
         new = rows[self._n_compared :]
         if new:
             self._best = text.best_row([self._best, *new] if self._best is not None else new, monitor, mode)
             self._n_compared = len(rows)
         return self._best if isinstance(self._best, Row) else None
+
+    def replace(self, row: Row, by: Row) -> None:
+        """`by` has taken the place of `row` in the list; its metric is the same."""
+        self._best = by if self._best is row else self._best
 
 
 # %% ../../nbs/history/history.ipynb #04808017
@@ -137,19 +142,27 @@ def data_frame(rows: list[Row]) -> DataFrame:
     return pandas.DataFrame(rows)
 
 
-# %% ../../nbs/history/history.ipynb #3475ce3b
-class History:
-    """What a trainer has measured in all its runs.
+# %% ../../nbs/history/history.ipynb #b920ffcf
+def _is_validated(row: Mapping[str, Any]) -> bool:
+    return any(name.startswith("val_") for name in row)
 
-    `epochs`: a row for each finished training epoch; `tests`: a row for each pass in mode "test"; `steps["train"]`,
-    `steps["valid"]`, `steps["test"]`: metric values by step; `marks`: what was changed by hand during a run, and where. `monitor` and
-    `monitor_mode` define `best`.
-    """
+
+def _validation_alone(row: Row) -> Row:
+    """The validation of an epoch's `row`."""
+    alone = Row({name: value for name, value in row.items() if name in ("epoch", "step") or name.startswith("val_")})
+    alone.path = row.path
+    return alone
+
+
+# %% ../../nbs/history/history.ipynb #3475ce3b
+class MeasuredRows:
+    """Rows by epoch, validation and step, sorted from events, and the best of them."""
 
     def __init__(self, monitor: str = "val_loss", monitor_mode: MonitorMode = "min") -> None:
         self.monitor = monitor
         self.monitor_mode: MonitorMode = monitor_mode
         self.epochs: list[Row] = []
+        self.validations: list[Row] = []
         self.tests: list[Row] = []
         self.marks: list[tuple[Progress, str]] = []
         self.steps = {phase: StepTable() for phase in ("train", "valid", "test")}
@@ -164,17 +177,41 @@ class History:
         elif event.kind == "steps":
             n = event.data["n"]
             self.steps[event.progress.phase].add(event.progress.step - n + 1, n, event.data["values"])
+        elif event.kind == "valid":
+            self._add_validation(Row(event.data["row"]))
         elif event.kind == "epoch":
-            self.epochs.append(Row(event.data["row"]))
+            self._add_epoch(Row(event.data["row"]))
         elif event.kind == "test":
             self.tests.append(Row(event.data["row"]))
         elif event.kind == "mark":
             self.marks.append((event.progress, event.data["text"]))
 
+    def _add_validation(self, row: Row) -> None:
+        self.validations.append(row)
+        if not row["epoch"]:  # before the training
+            self.tests.append(row)
+
+    def _add_epoch(self, row: Row) -> None:
+        self.epochs.append(self._as_validation(row))
+        last = self.validations[-1]["epoch"] if self.validations else None
+        if last != row["epoch"] and _is_validated(row):  # recorded by an nbtrain that had no such rows
+            self.validations.append(row)
+
+    def _as_validation(self, row: Row) -> Row:
+        """`row`, which takes the place of the newest validation where it has its metrics."""
+        if text.is_same_validation(row, self.validations):
+            old, self.validations[-1] = self.validations[-1], row
+            row.path = old.path
+            self._best.replace(old, row)
+        return row
+
     def drop_after(self, step: int, epoch: int) -> None:
         """Drop what was measured past `step`, and the rows past `epoch`: also that of an epoch that was cut at `step`."""
         self._best = _BestRow()
-        self.epochs = [row for row in self.epochs if row["step"] <= step and row["epoch"] <= epoch]
+        dropped = [row for row in self.epochs if row["step"] > step or row["epoch"] > epoch]
+        self.epochs = [row for row in self.epochs if row not in dropped]
+        validations = [row for row in self.validations if row["step"] <= step]
+        self.validations = [_validation_alone(row) if row in dropped else row for row in validations]
         self.tests = [row for row in self.tests if row["step"] <= step]
         self.marks = [(progress, text) for progress, text in self.marks if progress.step <= step]
         for table in self.steps.values():
@@ -182,7 +219,7 @@ class History:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything measured, as plain data."""
-        rows: dict[str, Any] = {"epochs": [dict(row) for row in self.epochs], "tests": [dict(row) for row in self.tests]}
+        rows: dict[str, Any] = {name: [dict(row) for row in getattr(self, name)] for name in ("epochs", "validations", "tests")}
         rows["marks"] = [[asdict(progress), text] for progress, text in self.marks]
         return {"monitor": self.monitor, "mode": self.monitor_mode, **rows, "steps": {p: t.state_dict() for p, t in self.steps.items()}}
 
@@ -190,6 +227,9 @@ class History:
         """Restore the history that `state_dict` describes."""
         self.monitor, self.monitor_mode, self._best = state["monitor"], state["mode"], _BestRow()
         self.epochs, self.tests = [Row(row) for row in state["epochs"]], [Row(row) for row in state["tests"]]
+        same = {row["step"]: row for row in [*self.tests, *self.epochs] if "epoch" in row}
+        validations = state.get("validations", [row for row in state["epochs"] if _is_validated(row)])  # the rows that an old state has
+        self.validations = [same.get(row["step"]) or Row(row) for row in validations]
         self.marks = [(Progress(**progress), text) for progress, text in state["marks"]]
         for phase, table in state["steps"].items():
             self.steps[phase].load_state_dict(table)
@@ -202,13 +242,35 @@ class History:
 
     @property
     def best(self) -> Row | None:
-        """The row with the best monitored value; the earlier one on a tie, never a NaN."""
-        return self._best.of(self.epochs, self.monitor, self.monitor_mode)
+        """The row with the best monitored value; the earlier one on a tie, never a NaN. It may be a validation inside an epoch."""
+        rows: Any = text.candidates(self.epochs, self.validations, self.monitor)
+        return self._best.of(rows, self.monitor, self.monitor_mode)
 
     @property
     def last_is_best(self) -> bool:
         """Is the newest epoch the best so far?"""
-        return self.best is not None and self.best is self.epochs[-1]
+        return self.best is not None and bool(self.epochs) and self.best is self.epochs[-1]
+
+    @property
+    def last_validation_is_best(self) -> bool:
+        """Is the newest validation the best so far, where validations are compared?"""
+        return self.best is not None and bool(self.validations) and self.best is self.validations[-1]
+
+
+# %% ../../nbs/history/history.ipynb #3e3d375c
+class History(MeasuredRows):
+    """What a trainer has measured in all its runs.
+
+    `epochs`: a row for each finished training epoch, with the metrics of its last validation; `validations`: a row for each validation
+    of a run, also of those inside an epoch and before the first one (epoch 0); `tests`: a row for each pass in mode "test";
+    `steps["train"]`, `steps["valid"]`, `steps["test"]`: metric values by step; `marks`: what was changed by hand during a run, and where.
+    `monitor` and `monitor_mode` define `best`: of the validations for a metric of theirs, else of the epochs.
+    """
+
+    @property
+    def table(self) -> list[text.Row]:
+        """The rows that a table shows: the epochs, and the best validation where it lies inside one; without epochs the tests."""
+        return text.with_best(self.epochs or self.tests, self.best, self.validations)
 
     def plot(self) -> Figure:
         """The curves by epoch as a matplotlib figure."""
@@ -227,12 +289,10 @@ class History:
         return len(self.epochs)
 
     def __repr__(self) -> str:
-        rows = self.epochs or self.tests
-        return text.table_text(rows, self.best) if rows else "History(empty)"
+        return text.table_text(self.table, self.best) if self.table else "History(empty)"
 
     def _repr_html_(self) -> str:
-        rows = self.epochs or self.tests
-        return html.table_html(rows, self.best) if rows else "<em>History: nothing was run yet</em>"
+        return html.table_html(self.table, self.best) if self.table else "<em>History: nothing was run yet</em>"
 
 
 # %% ../../nbs/history/history.ipynb #778cbb30
@@ -261,7 +321,8 @@ class ResultMetrics(dict[str, Any]):
 class RunResult:
     """How a run ended and what it reached.
 
-    `best` and `last` are rows of metrics (with `.path` where weights were saved). `metrics` has the last row's metrics by name, and those
+    `best` and `last` are rows of metrics (with `.path` where weights were saved); `best` may be a validation inside an epoch.
+    `metrics` has the last row's metrics by name, and those
     of the whole run (`ResultMetrics`). `reason` says why a run that did not complete has ended.
     """
 

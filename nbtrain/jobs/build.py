@@ -68,9 +68,8 @@ class Job:
         path = self.trainer[StateManagerAddon].find(self.trainer, self.resume or "best")
         if path is None:
             return ""
-        weights = {name.removeprefix("model."): value for name, value in read_weights(path).items()}
         try:
-            load_weights(self.trainer.model, weights, strict=True)
+            load_weights(self.trainer.model, read_weights(path))
         except CheckpointError as error:
             remedy = "Give the configuration of that run, or --checkpoint.resume_from with another state."
             raise CheckpointError(first_line(error), where=str(path), remedy=remedy) from error

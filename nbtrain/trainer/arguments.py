@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -20,7 +22,16 @@ from ..errors import ConfigError, OptionError, nearest
 from ..events import MonitorMode, known_mode
 
 # %% auto #0
-__all__ = ["check_lightning", "accumulates", "check_mode", "resolve_monitor", "make_optimizer", "check_run", "check_optimizer"]
+__all__ = [
+    "check_lightning",
+    "accumulates",
+    "check_save_path",
+    "check_mode",
+    "resolve_monitor",
+    "make_optimizer",
+    "check_run",
+    "check_optimizer",
+]
 
 # %% ../../nbs/trainer/arguments.ipynb #2b2256f9
 _OURS = {
@@ -55,6 +66,15 @@ def accumulates(arguments: Mapping[str, Any]) -> bool:
 
 
 # %% ../../nbs/trainer/arguments.ipynb #a3aae1f1
+def check_save_path(save_path: str | Path | None) -> None:
+    """Raise OptionError for the URL of a store, where a run folder can't be."""
+    if re.match(r"[\w+.-]{2,}:/", str(save_path)):  # a Path has one slash of the two
+        raise OptionError(
+            f"save_path={str(save_path)!r} is a URL, and a run folder must be on a file system.",
+            remedy='Give a mounted path; or a local one, and upload it when the run is over: fsspec.filesystem("s3").put(...).',
+        )
+
+
 def check_mode(mode: str) -> Mode:
     """`mode`, if there is such a mode."""
     if mode not in ("train", "test"):

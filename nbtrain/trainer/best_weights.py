@@ -11,7 +11,7 @@ from ..checkpoint.run_state import kept_weights
 from ..checkpoint.weights import copy_weights
 from ..engine.callback import notify
 from ..engine.protocol import TrainerProtocol
-from ..engine.step_module import is_whole_epoch
+from ..engine.step_module import in_validation_of_run, is_whole_epoch
 from ..errors import ConfigError
 from ..history.history import Row
 
@@ -21,19 +21,31 @@ __all__ = ["BestWeights"]
 
 # %% ../../nbs/trainer/best_weights.ipynb #37c7494b
 class BestWeights(L.Callback):
-    """Keeps a copy of the weights of the best epoch in `trainer.train_state.best_weights`."""
+    """Keeps a copy of the weights of the best validation or epoch in `trainer.train_state.best_weights`."""
 
     def __init__(self, trainer: TrainerProtocol) -> None:
         self.trainer = trainer
+
+    def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        history = self.trainer.train_state.history
+        if in_validation_of_run(pl_trainer, pl_module) and history.last_validation_is_best:
+            self._copy()
+            if not pl_trainer.fit_loop.epoch_loop._num_ready_batches_reached():  # else its row is that of the epoch
+                notify(pl_trainer, "on_best_changed", history.best)
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not is_whole_epoch(pl_module):
             return
         self._check_monitor(pl_trainer)
+        history = self.trainer.train_state.history
+        if history.last_is_best:
+            if not history.last_validation_is_best:
+                self._copy()
+            notify(pl_trainer, "on_best_changed", history.last)
+
+    def _copy(self) -> None:
         state = self.trainer.train_state
-        if state.history.last_is_best:
-            state.best_weights = copy_weights(self.trainer.model, state.best_weights, kept_weights(self.trainer))
-            notify(pl_trainer, "on_best_changed", state.history.last)
+        state.best_weights = copy_weights(self.trainer.model, state.best_weights, kept_weights(self.trainer))
 
     def _check_monitor(self, pl_trainer: L.Trainer) -> None:
         """Raise ConfigError for a `monitor` that this run never gives; one epoch is lost, not a night."""

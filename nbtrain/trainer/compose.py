@@ -36,6 +36,7 @@ __all__ = [
     "check_addon_options",
     "keywords",
     "make_addons",
+    "take_strategy",
     "with_instances",
     "addon_commands",
     "compose",
@@ -133,6 +134,15 @@ def make_addons(
         else addon(**{n: v for n, v in {**shared, **given}.items() if n in options(addon)})
         for addon in kinds
     }
+
+
+def take_strategy(kind: type[Any], lightning: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`lightning={"strategy": ...}` as the option of the addon that spreads a run, where that has no strategy of its own yet."""
+    launcher = next((a for a in kind.addons if a.decides_where_runs_execute and a not in kind.addon_instances), None)
+    if launcher is None or "strategy" not in options(launcher) or "strategy" in given or "strategy" not in lightning:
+        return {}
+    strategy = lightning.pop("strategy")
+    return {"strategy": strategy} if strategy != "auto" else {}  # Lightning's default
 
 
 def with_instances(kind: type[Any], given: Mapping[str, Any], shared: Collection[str]) -> dict[str, Any]:

@@ -35,15 +35,18 @@ def write_weights(trainer: TrainerBase, folder: Path) -> None:
         if row is not None:
             row.path = folder / name
 
-    state = trainer.train_state
-    for row in state.history.epochs:
-        row.path = None  # what an earlier run called best or last is written over
+    state, names = trainer.train_state, ("last.safetensors", "best.safetensors")
+    for row in (*state.history.epochs, *state.history.validations):
+        if row.path is not None and row.path.name in names:
+            row.path = None  # what an earlier run called best or last is written over
+    best = state.history.best
+    has_best = best is not None and best.path is not None
     if all(bool(p.isfinite().all()) for p in trainer.model.parameters()):
         save(copy_weights(trainer.model), "last.safetensors", state.history.last)
     else:
         trainer.recorder.note("The weights are not finite, and were not saved.")
-    if state.best_weights is not None:
-        save(state.best_weights, "best.safetensors", state.history.best)
+    if state.best_weights is not None and not has_best:
+        save(state.best_weights, "best.safetensors", best)
 
 
 # %% ../../nbs/trainer/outcome.ipynb #7201b646

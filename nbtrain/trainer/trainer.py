@@ -31,9 +31,16 @@ from ..events import MonitorMode
 from ..history.history import RunResult
 from ..optim.schedulers import Scheduler
 from .addon_options import AddonOptions
-from .arguments import accumulates, check_lightning, check_run, make_optimizer, resolve_monitor
+from .arguments import accumulates, check_lightning, check_run, check_save_path, make_optimizer, resolve_monitor
 from .base import TrainerBase
-from .compose import check_addon_options, constructor_parameters, make_addons, with_instances, written_class
+from nbtrain.trainer.compose import (
+    check_addon_options,
+    constructor_parameters,
+    make_addons,
+    take_strategy,
+    with_instances,
+    written_class,
+)
 from .evaluate import TrainerEvaluation
 from .gallery import Draw, Gallery, first_samples, worst_samples
 from .live_edits import TrainerControls
@@ -55,12 +62,14 @@ __all__ = ["AnyTrainer", "TrainerWeights", "TrainerInspection", "TrainerRuns", "
 class TrainerWeights(TrainerBase):
     """Weights of the model, to files and from files."""
 
-    def save_model(self, filename: str | Path) -> Path:
-        """Write the bare model's `state_dict` to `filename`: as safetensors where it ends so, else as a torch file."""
-        return self.control.do(lambda at: save_weights(self.model, filename))
+    def save_model(self, filename: str | Path, *, overwrite: bool = False) -> str | Path:
+        """Write the bare model's `state_dict` to `filename`, a path or a URL such as "s3://...": as safetensors where it ends so, else as
+        a torch file. Returns it. Raises CheckpointError for a file that exists, unless `overwrite`.
+        """
+        return self.control.do(lambda at: save_weights(self.model, filename, overwrite=overwrite))
 
     def apply_weights(self, filename: str | Path | None = None, strict: bool = True) -> None:
-        """Load weights into the model: from a file, or without one the copy of the best epoch's.
+        """Load weights into the model: from a file or a URL, or without one the copy of the best ones.
 
         Raises CheckpointError where there are none, or where they don't fit (with `strict=False` what fits is taken).
         """
@@ -146,7 +155,7 @@ class TrainerInspection(TrainerBase):
 
     def _repr_html_(self) -> str:
         history = self.train_state.history
-        table = table_html(history.epochs, history.best) if history.epochs else ""
+        table = table_html(history.table, history.best) if history.epochs else ""
         return f"<div><code>{escape(repr(self))}</code></div>{table}"
 
 
@@ -273,6 +282,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         check_addon_options(type(self), addon_options)
         given = with_instances(type(self), given, _SHARED)
         device, scheduler, save_path = given["device"], given["scheduler"], given["save_path"]
+        check_save_path(save_path)
         if not isinstance(model, nn.Module):
             raise ConfigError(
                 f"model={type(model).__name__} is not a torch.nn.Module.", remedy="Give an instance, such as nn.Linear(2, 1)."
@@ -290,19 +300,19 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         self.monitor_mode = resolve_monitor(monitor, monitor_mode)
         self.lightning = check_lightning(lightning or {})
         shared = {name: given[name] for name in _SHARED if given[name] is not None}
-        self._addons = make_addons(type(self), addon_options, shared, accumulates=accumulates(self.lightning))
+        addon_given = {**addon_options, **take_strategy(type(self), self.lightning, addon_options)}
+        self._addons = make_addons(type(self), addon_given, shared, accumulates=accumulates(self.lightning))
         self[HooksAddon].gather(self)  # for its errors
         self._begin_state()
         self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user
 
     @classmethod
     def load_from_checkpoint(cls: type[AnyTrainer], path: str | Path, **arguments: Any) -> AnyTrainer:
-        """A trainer made with `arguments` whose model has the weights of a Lightning checkpoint of these steps."""
+        """A trainer made with `arguments` whose model has the weights of a Lightning checkpoint of these steps, by path or URL."""
         if "optimizer" not in arguments:
             arguments.setdefault("mode", "test")
         trainer = cls(**arguments)
-        state = {name.removeprefix("model."): value for name, value in read_weights(path).items()}
-        load_weights(trainer.model, state, strict=True)
+        load_weights(trainer.model, read_weights(path))
         return trainer
 
     @classmethod

@@ -102,7 +102,7 @@ def record_html(board: Board, png: bytes | None = None) -> str:
     """The whole record as HTML, at most 720 px wide; `png` is the picture of the curves at the end."""
     parts = [f"<div><strong>{escape(header_line(board.header, board.progress.run))}</strong></div>"]
     if board.rows:
-        parts.append(table_html(board.rows, board.best))
+        parts.append(table_html(board.table, board.best))
     if png is not None:
         parts.append(image_html(png, "Curves of the metrics by epoch"))
     elif board.is_on:

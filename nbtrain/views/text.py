@@ -21,6 +21,10 @@ __all__ = [
     "format_value",
     "format_time",
     "format_count",
+    "candidates",
+    "is_same_validation",
+    "adds_row",
+    "with_best",
     "best_row",
     "Speed",
     "Board",
@@ -71,6 +75,29 @@ def format_count(count: float) -> str:
 
 # %% ../../nbs/views/text.ipynb #19584645
 Row = Mapping[str, Any]
+
+
+def candidates(epochs: Sequence[Row], validations: Sequence[Row], monitor: str) -> Sequence[Row]:
+    """The rows of which one is the best: all validations, where they have the `monitor`; else the epochs."""
+    return validations if monitor.startswith("val_") and any(monitor in row for row in validations) else epochs
+
+
+def is_same_validation(row: Row, validations: Sequence[Row]) -> bool:
+    """Has the newest validation come after the last batch that `row`, the one of an epoch, counts?"""
+    return bool(validations) and "epoch" in row and validations[-1]["step"] == row.get("step")
+
+
+def adds_row(event: Event) -> bool:
+    """Has a table a row for it? An epoch, a test, and the validation before the first epoch."""
+    return event.kind in ("epoch", "test") or (event.kind == "valid" and not event.data["row"]["epoch"])
+
+
+def with_best(rows: Sequence[Row], best: Row | None, validations: Sequence[Row]) -> list[Row]:
+    """`rows`, and before the row of its epoch the best validation, where it lies inside an epoch."""
+    rows = list(rows)
+    if best is not None and any(row is best for row in validations) and not any(row is best for row in rows):
+        rows.insert(next((i for i, row in enumerate(rows) if row.get("step", 0) > best["step"]), len(rows)), best)
+    return rows
 
 
 def best_row(rows: Iterable[Row], monitor: str, mode: MonitorMode) -> Row | None:
@@ -139,6 +166,7 @@ class Board:
     header: dict[str, Any] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     rows: list[Row] = field(default_factory=list)  # finished epochs and test passes
+    validations: list[Row] = field(default_factory=list)  # also those inside an epoch
     notes: list[str] = field(default_factory=list)
     marks: list[tuple[Progress, str]] = field(default_factory=list)  # what was changed by hand
     lr: float | None = None
@@ -156,8 +184,8 @@ class Board:
             self.speed = Speed(event.progress.elapsed_s)
         elif event.kind == "steps":
             self._add_block(event)
-        elif event.kind in ("epoch", "test"):
-            self.rows.append(event.data["row"])
+        elif event.kind in ("valid", "epoch", "test"):
+            self._add_row(event)
             self.speed.skip_to(event.progress.elapsed_s)
         elif event.kind == "note":
             self.notes.append(event.data["text"])
@@ -168,6 +196,15 @@ class Board:
         elif event.kind == "end":
             self.status, self.reason = event.data["status"], event.data["reason"]
         self.progress = event.progress
+
+    def _add_row(self, event: Event) -> None:
+        row = event.data["row"]
+        if event.kind == "valid":
+            self.validations.append(row)
+        elif is_same_validation(row, self.validations):
+            self.validations[-1] = row
+        if adds_row(event):
+            self.rows.append(row)
 
     def _add_block(self, event: Event) -> None:
         training = event.progress.phase == "train"
@@ -194,9 +231,17 @@ class Board:
 
     @property
     def best(self) -> Row | None:
-        """The row of the best epoch, which may be one of an earlier run."""
-        earlier = [row for row in (self.header.get("best"),) if row]
-        return best_row([*earlier, *self.rows], self.header.get("monitor", "val_loss"), self.header.get("monitor_mode", "min"))
+        """The row of the best validation or epoch, which may be one of an earlier run."""
+        earlier, monitor = self.header.get("best"), self.header.get("monitor", "val_loss")
+        found = candidates([row for row in self.rows if row.get("epoch")], self.validations, monitor)
+        if earlier is not None and not any(row.get("step") == earlier.get("step") for row in found):
+            found = [earlier, *found]
+        return best_row(found, monitor, self.header.get("monitor_mode", "min"))
+
+    @property
+    def table(self) -> list[Row]:
+        """The rows that a table shows."""
+        return with_best(self.rows, self.best, self.validations)
 
 
 # %% ../../nbs/views/text.ipynb #bba3b1aa
@@ -316,7 +361,7 @@ def record_text(board: Board) -> str:
     """The whole record as text: header, table, changes, notes, and how the run stands or has ended."""
     parts = [header_line(board.header, board.progress.run)]
     if board.rows:
-        parts.append(table_text(board.rows, board.best))
+        parts.append(table_text(board.table, board.best))
     parts += [mark_line(*mark) for mark in board.marks]
     parts += [f"note: {note}" for note in board.notes]
     parts.append(progress_line(board) if board.is_on else summary_line(board))
@@ -354,7 +399,7 @@ class TerminalView:
         elif event.kind == "steps" and event.time_s - self._last_s >= self.every_s:
             self._last_s = event.time_s
             self._write("\r" + progress_line(self.board)[: self.width - 1] + "\x1b[K")
-        elif event.kind in ("epoch", "test"):
+        elif adds_row(event):
             self._row(event.data["row"])
         elif (text := _event_line(event)) is not None:
             self._line(text)
@@ -399,7 +444,7 @@ class LogView:
             return header_line(event.data, event.progress.run)
         if event.kind == "steps" and event.progress.elapsed_s - self._last_s >= self.every_s:
             return progress_line(self.board)
-        if event.kind in ("epoch", "test"):
+        if adds_row(event):
             return self._row_text(event.data["row"])
         return summary_line(self.board) if event.kind == "end" else _event_line(event)
 
