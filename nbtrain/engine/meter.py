@@ -167,10 +167,9 @@ class Meter:
             self._pending.amend(name, value)
         else:  # the log was read in mid-batch, which flushed it
             block, samples = self._flushed[-1]
-            column = block.setdefault(name, [math.nan] * len(samples))
-            if math.isnan(column[-1]):
-                column[-1] = float(value)
-                self._count(name, column[-1:], samples[-1:])
+            if math.isnan(block.setdefault(name, [math.nan] * len(samples))[-1]):
+                block[name][-1] = float(value)
+                self._count(name, block[name][-1:], samples[-1:])
 
     def flush(self) -> None:
         """Turn what is pending into floats."""
