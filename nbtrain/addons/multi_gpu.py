@@ -213,8 +213,7 @@ class MultiGPUAddon(Launcher):
     each machine. `lightning={"strategy": ...}` is `strategy=...`; DeepSpeed runs there alone, in stages 1 and 2.
     With a sharded model or "auto", each rank trains a replica, so trainer and loaders must be picklable there too.
 
-    Raises ConfigError for invalid options, and in a run for a strategy that can't train this trainer; a run also raises the error of a rank
-    that failed, and WorkerError for a rank that was killed.
+    Raises ConfigError for invalid options. A run raises it too, the error of a rank that failed, and WorkerError for one that was killed.
     """
 
     device: Devices = "auto"

@@ -22,6 +22,17 @@ from ..errors import AddOnError, OptionError, nearest
 # %% auto #0
 __all__ = ["Phase", "TrainStep", "options", "AddOnBase", "precedes", "ordered"]
 
+
+# %% ../../nbs/engine/addon.ipynb #7bbfe7f4
+def _refuse_apply(addon: type[AddOnBase]) -> None:
+    if isinstance(vars(addon).get("apply"), classmethod):
+        raise AddOnError(
+            f"{addon.__name__} defines apply(cls, base), as in zae-engine, and nbtrain never calls it.",
+            remedy="Override what the addon contributes, such as callbacks(trainer) or wrap_step(trainer, step); methods for the trainer "
+            "are named in `commands`.",
+        )
+
+
 # %% ../../nbs/engine/addon.ipynb #a958d0ac
 Phase = Literal["train", "valid", "test"]
 TrainStep = Callable[[Any], Mapping[str, Any]]  # a batch on the device -> what `train_step` returned, checked, with its graph
@@ -31,15 +42,6 @@ _definitions = count()
 def options(addon: type[AddOnBase]) -> dict[str, Field[Any]]:
     """The options of an addon class by name."""
     return {field.name: field for field in fields(addon)} if addon is not AddOnBase else {}  # pyright: ignore[reportArgumentType]
-
-
-def _refuse_apply(addon: type[AddOnBase]) -> None:
-    if isinstance(vars(addon).get("apply"), classmethod):
-        raise AddOnError(
-            f"{addon.__name__} defines apply(cls, base), as in zae-engine, and nbtrain never calls it.",
-            remedy="Override what the addon contributes, such as callbacks(trainer) or wrap_step(trainer, step); methods for the trainer "
-            "are named in `commands`.",
-        )
 
 
 def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
