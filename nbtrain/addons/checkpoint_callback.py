@@ -94,6 +94,17 @@ def save_between(saver: StateSaver, pl_trainer: L.Trainer) -> Path | None:
     return saver.save(pl_trainer, _n_finished(pl_trainer), random_state())
 
 
+def _is_at_batch(trainer: TrainerProtocol, pl_trainer: L.Trainer) -> bool:
+    """Has the trainer what it had after a finished batch of an epoch, outside a window of accumulated gradients? False in several ranks."""
+    loop, counts = pl_trainer.fit_loop.epoch_loop, trainer.train_state.counts
+    if pl_trainer.world_size > 1 or pl_trainer.sanity_checking or not is_whole_epoch(pl_trainer.lightning_module):
+        return False
+    finished, start = loop.batch_progress.current.completed, loop.window_start if isinstance(loop, LeanEpochLoop) else 0
+    is_window_closed = (finished - start) % pl_trainer.accumulate_grad_batches == 0
+    updates = loop.automatic_optimization.optim_progress.optimizer.step.total.completed
+    return is_window_closed and finished > 0 and updates == counts.update and pl_trainer.current_epoch == counts.epoch
+
+
 def _validation(trainer: TrainerProtocol, pl_trainer: L.Trainer) -> tuple[Row | None, bool]:
     """The row of the validation of a run that has just ended, and whether it is the best one."""
     if not in_validation_of_run(pl_trainer, pl_trainer.lightning_module):
@@ -224,4 +235,6 @@ class StateKeeper(Checkpoint, Leaving):
         self.saver.close()
 
     def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        if self.addon.save_on_error and isinstance(exception, Exception) and _is_at_batch(self.trainer, pl_trainer):
+            self.saver.save_after_error(pl_trainer)
         self.saver.close()

@@ -22,6 +22,7 @@ from ..engine.callback import listeners, notify
 from ..engine.protocol import TrainerProtocol
 from ..errors import first_line
 from ..history.history import Row
+from ..rng import random_state
 
 if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
@@ -137,6 +138,28 @@ class StateSaver:
         if self._shares:
             self._write_part(state)
         return None
+
+    def save_after_error(self, pl_trainer: L.Trainer) -> None:
+        """Save what the trainer has after the batches that are finished, beside the checkpoints of the run. The record says where.
+
+        It is not exact: the failed batch has drawn random numbers. Errors are noted, since there is one to be raised already.
+        """
+        module: Any = pl_trainer.lightning_module
+        addon, progress = self.addon, pl_trainer.fit_loop.epoch_loop.batch_progress
+        finished = progress.current.completed
+        is_whole = progress.is_last_batch and finished == progress.current.ready
+        suffix = ".ckpt" if addon.save_format == "ckpt" else ""
+        path = self.trainer.open_run_dir() / f"after-error{suffix}"
+        try:
+            own = own_part(self.trainer, module, finished, random_state(), addon.open_loader, addon.open_valid, addon.attributes)
+            state = self._dump(pl_trainer) | {"nbtrain": own | {"awaits_validation": is_whole}}
+            keep_weights(state, kept_weights(self.trainer))
+            self.writer.save(state, path, addon.save_format, config=_config(self.trainer.model))
+        except Exception as error:
+            self.trainer.recorder.note(f"the state after the error was not saved: {first_line(error)}")
+        else:
+            how = "apply_weights takes its weights" if is_whole else "resume from it repeats the failed batch, with other random numbers"
+            self.trainer.recorder.note(f"The state after the error is in {path.name}: {how}.")
 
     def _dump(self, pl_trainer: L.Trainer) -> dict[str, Any]:
         """Lightning's checkpoint; an empty one in a rank that does not write."""

@@ -217,6 +217,12 @@ def checked(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> M
         raise CheckpointError(
             f"{path.name} is a state of version {own.get('version')}, and this nbtrain reads {_VERSION}.", where=str(path)
         )
+    if own.get("awaits_validation"):
+        raise CheckpointError(
+            f"{path.name} was saved after an error in the validation of a finished epoch, and can't be resumed.",
+            where=str(path),
+            remedy="Load its weights with apply_weights(path), or resume from the newest checkpoint.",
+        )
     missing = [f"nbtrain.{name}" for name in _PARTS if name not in own]
     missing += [name for name in ("state_dict", "optimizer_states") if name not in state]
     if missing:

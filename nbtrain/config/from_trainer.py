@@ -153,6 +153,7 @@ def _unsaved(trainer: RecordedTrainer) -> dict[str, Any]:
         return {}
     manager = trainer[StateManagerAddon]
     found: dict[str, Any] = {"stop_on_save_error": True} if manager.stop_on_save_error else {}
+    found |= {} if manager.save_on_error else {"save_on_error": False}
     validates = trainer.ran.valid_loader is not None
     differs = manager.every_n_steps is not None and manager.validate_on_save != validates
     return found | ({"validate_on_save": manager.validate_on_save} if differs else {})

@@ -238,6 +238,7 @@ class StateManagerOptions(TypedDict, total=False):
     symlink_best_and_last: bool
     validate_on_save: bool
     stop_on_save_error: bool
+    save_on_error: bool
 
 
 class SystemMonitorOptions(TypedDict, total=False):

@@ -670,3 +670,53 @@ def test_a_trainer_with_a_state_manager_pickles(tmp_path: Path) -> None:
     copy = pickle.loads(pickle.dumps(trainer))
     copy.run(1, make_loader())
     assert copy.counts.epoch == 2 and trainer[StateManagerAddon].save_format == "ckpt" and GradientClipAddon not in type(trainer).addons
+
+
+class Fails(Saving):
+    """Raises at a batch, counted over the run."""
+
+    fails_at, fails_in, n_batches = 0, "train", 0
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        self.n_batches += self.mode == self.fails_in
+        if self.n_batches == self.fails_at and self.mode == self.fails_in:
+            raise ValueError("boom")
+        return super().train_step(batch)
+
+
+def fail(tmp_path: Path, at: int, mode: str = "train", **options: Any) -> Any:
+    trainer = make_trainer(Fails, save_path=tmp_path, **options)
+    trainer.fails_at, trainer.fails_in = at, mode
+    with pytest.raises(ValueError, match="boom"):
+        trainer.run(3, make_loader(), make_valid())
+    return trainer
+
+
+@pytest.mark.parametrize("save_format", ["ckpt", "safetensor"])
+def test_after_an_error_a_state_is_saved_that_resume_takes_by_its_path(tmp_path: Path, save_format: str) -> None:
+    failed = fail(tmp_path, 8, save_format=save_format)  # epoch 2, batch 3
+    (path,) = failed.run_dir.glob("after-error*")
+    assert f"The state after the error is in {path.name}: resume from it" in (failed.run_dir / "events.jsonl").read_text()
+    trainer = make_trainer(Saving, save_path=tmp_path, save_format=save_format)
+    trainer.load_state(path)
+    assert trainer.counts.update == 7 and same_weights(trainer.model, failed.model)
+    resumed = make_trainer(Saving, save_path=tmp_path, save_format=save_format)
+    assert resumed.run(3, make_loader(), make_valid(), resume=path).status == "completed" and resumed.counts.update == 15
+    auto = make_trainer(Saving, save_path=tmp_path, save_format=save_format)
+    assert auto.run(3, make_loader(), make_valid(), resume="auto").status == "completed" and auto.counts.update == 15
+
+
+def test_after_an_error_in_a_validation_the_weights_are_there(tmp_path: Path) -> None:
+    failed = fail(tmp_path, 1, "test")
+    path = failed.run_dir / "after-error.ckpt"
+    trainer = make_trainer(Saving, save_path=tmp_path)
+    with pytest.raises(CheckpointError, match="after an error in the validation of a finished epoch, and can't be resumed"):
+        trainer.load_state(path)
+    trainer.apply_weights(path)
+    assert same_weights(trainer.model, failed.model)
+
+
+def test_no_state_after_an_error_in_a_window_or_without_the_option(tmp_path: Path) -> None:
+    in_window = fail(tmp_path / "a", 4, lightning={"accumulate_grad_batches": 2})
+    off = fail(tmp_path / "b", 4, save_on_error=False)
+    assert not list(in_window.run_dir.glob("after-error*")) and not list(off.run_dir.glob("after-error*"))
