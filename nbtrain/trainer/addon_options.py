@@ -326,7 +326,7 @@ class AddonCommands:
         ...
 
     @command_of("MetricsAddon")
-    def save_metrics(self, split: str, metrics: Mapping[str, Any]) -> Path:
+    def save_metrics(self, split: str, metrics: Mapping[str, Any] | None = None) -> Path:
         """Write `metrics` to `<split>_results.json` in the run folder. Returns its path."""
         ...
 
