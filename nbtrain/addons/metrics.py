@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -188,7 +188,18 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
     return {key: float(item) for key, item in values.items()}
 
 
+def _newest(trainer: TrainerProtocol, split: str) -> dict[str, float]:
+    """What was measured last in "train", "eval" or "test"."""
+    history = trainer.train_state.history
+    rows, prefix = (history.tests, "") if split == "test" else (history.epochs, {"eval": "val_"}.get(split, f"{split}_"))
+    found = {name: value for row in rows[-1:] for name, value in row.metrics.items() if name.startswith(prefix)}
+    if not found:
+        raise ConfigError(f"There are no metrics of {split!r} yet.", remedy='Give them: save_metrics("test", trainer.evaluate(loader)).')
+    return found
+
+
 # %% ../../nbs/addons/metrics.ipynb #1f84540f
+_PASSES = {"train": "training", "valid": "validation", "test": "test"}
 _Group = int | str | None  # samples that are measured together: of a loader, of a task, or all
 
 
@@ -255,7 +266,7 @@ class _Measure(PassKeeper):
             self._continue_pass(cast(torch.device, module.device))
         for group in groups:
             if group not in self._passes[phase]:
-                self._passes[phase][group] = self._gathered(group, cast(torch.device, module.device))
+                self._passes[phase][group] = self._gathered(group, output.device)
             if self._rank is None or self._rank.counts:
                 self._passes[phase][group].add(label, output)
 
@@ -292,8 +303,7 @@ class _Measure(PassKeeper):
         """Say once a run which metrics of a pass can't be computed."""
         if names and phase not in self._noted:
             self._noted.add(phase)
-            pass_ = {"train": "training", "valid": "validation", "test": "test"}[phase]
-            what = f"A {pass_} pass has only labels of {self.addon.ignore_index}"
+            what = f"A {_PASSES[phase]} pass has only labels of {self.addon.ignore_index}"
             self.trainer.recorder.note(f"{what}, so these metrics are nan: {', '.join(names)}.")
 
 
@@ -348,16 +358,3 @@ class MetricsAddon(AddOnBase):
         with written(path) as temp:
             temp.write_text(json.dumps(dict(metrics), indent=2, sort_keys=True) + "\n", encoding="utf-8")
         return path
-
-
-def _newest(trainer: TrainerProtocol, split: str) -> dict[str, float]:
-    """What was measured last in "train", "eval" or "test"."""
-    history = trainer.train_state.history
-    row = history.tests[-1] if split == "test" and history.tests else None if split == "test" else history.last
-    prefix = {"eval": "val_", "valid": "val_", "val": "val_", "train": "train_", "test": ""}.get(split)
-    found = (
-        {name: value for name, value in row.metrics.items() if name.startswith(prefix)} if row is not None and prefix is not None else {}
-    )
-    if not found:
-        raise ConfigError(f"There are no metrics of {split!r} yet.", remedy='Give them: save_metrics("test", trainer.evaluate(loader)).')
-    return found

@@ -95,6 +95,7 @@ def run_sweep(
         return dict(zip(names, pool.map(start, points)))
 
 
+# %% ../../nbs/jobs/sweep.ipynb #ffce4150
 @dataclass(frozen=True)
 class _Best:
     """The best epoch of one run of a sweep."""

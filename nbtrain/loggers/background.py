@@ -135,6 +135,44 @@ Connect = Callable[[Callable[[str], None]], Logger]
 _EXIT_S, _POLL_S = 120.0, 0.5  # how long the end of the process waits for what a run has left behind, and how often it looks
 
 
+class _Guard:
+    """Keeps the process from ending while a sender is late. The end waits for threads, and then calls the exit handlers of clients."""
+
+    def __init__(self, sender: _Sender) -> None:
+        self._sender, self._lock = sender, threading.Lock()
+        self._is_on = self._has_said = False
+
+    def start(self) -> None:
+        with self._lock:
+            starts, self._is_on = threading.main_thread().is_alive() and not self._is_on, True
+        if starts:
+            threading.Thread(target=self._watch, name=f"nbtrain-{self._sender.label}-end").start()
+
+    def _watch(self) -> None:
+        while self._stays():
+            self._sender.thread.join(_POLL_S)
+        if self._sender.is_late:
+            self.finish()
+
+    def _stays(self) -> bool:
+        with self._lock:
+            self._is_on = self._sender.is_late and threading.main_thread().is_alive()
+            return self._is_on
+
+    def finish(self) -> None:
+        """The process ends: wait while the sender is late, and say what is lost."""
+        sender, end_s = self._sender, time.monotonic() + _EXIT_S
+        if not self._has_said:
+            print(f"nbtrain: waiting for {sender.label}, which has not received all of a run: {_EXIT_S:g} s at most.", file=sys.stderr)
+        self._has_said = True
+        while sender.is_late and time.monotonic() < end_s:
+            sender.thread.join(min(_POLL_S, _EXIT_S))
+        lost = f"{sender.label} was not done within {_EXIT_S:g} s; what it misses is in the run's own history only."
+        if (outcome := lost if sender.is_late else None if sender.thread.is_alive() else sender.outcome(0.0)) is not None:
+            print(f"nbtrain: {outcome}", file=sys.stderr)
+
+
+# %% ../../nbs/loggers/background.ipynb #402dad15
 class _Sender:
     """The thread of a logger in one run: it connects, delivers and closes."""
 
@@ -149,7 +187,7 @@ class _Sender:
         self.began_s = time.monotonic()
         self.waited_s: float | None = None  # by the run, until the logger was connected; None before
         self.closed_s = math.inf
-        self._guarding, self._is_guarded, self._is_waited_for = threading.Lock(), False, False
+        self.guard = _Guard(self)
         self._status = "success"
         self.thread = threading.Thread(target=self._work, name=f"nbtrain-{label}", daemon=True)
 
@@ -177,36 +215,6 @@ class _Sender:
     def is_late(self) -> bool:
         """Is it still connecting for the first time, or not done after the run?"""
         return self.thread.is_alive() and (self.calls.is_closed or (self.logger is None and self.calls.error is None))
-
-    def guard(self) -> None:
-        """Keep the process from ending while this is late. Its end waits for threads first, and then calls the exit handlers of clients."""
-        with self._guarding:
-            starts, self._is_guarded = threading.main_thread().is_alive() and not self._is_guarded, True
-        if starts:
-            threading.Thread(target=self._guard, name=f"nbtrain-{self.label}-end").start()
-
-    def _guard(self) -> None:
-        while self._keeps_guard():
-            self.thread.join(_POLL_S)
-        if self.is_late:
-            self.finish()
-
-    def _keeps_guard(self) -> bool:
-        with self._guarding:
-            self._is_guarded = self.is_late and threading.main_thread().is_alive()
-            return self._is_guarded
-
-    def finish(self) -> None:
-        """The process ends: wait while this is late, and say what is lost."""
-        if not self._is_waited_for:
-            print(f"nbtrain: waiting for {self.label}, which has not received all of a run: {_EXIT_S:g} s at most.", file=sys.stderr)
-        self._is_waited_for = True
-        end_s = time.monotonic() + _EXIT_S
-        while self.is_late and time.monotonic() < end_s:
-            self.thread.join(min(_POLL_S, _EXIT_S))
-        lost = f"{self.label} was not done within {_EXIT_S:g} s; what it misses is in the run's own history only."
-        if (outcome := lost if self.is_late else None if self.thread.is_alive() else self.outcome(0.0)) is not None:
-            print(f"nbtrain: {outcome}", file=sys.stderr)
 
     def outcome(self, wait_s: float) -> str | None:
         """What people should know at the end; None if everything arrived at once."""
@@ -284,7 +292,7 @@ class _Connection:
             raise sender.calls.error
         if not is_settled:
             self.note(f"{self.label} did not answer within {self._patience_s:g} s; the run continues, and what it misses is kept.")
-            sender.guard()
+            sender.guard.start()
         self._register()
         self._show_notes(sender)
 
@@ -310,7 +318,7 @@ class _Connection:
         if (outcome := sender.outcome(self.wait_s)) is not None:
             self.note(outcome)
         if sender.is_late:
-            sender.guard()
+            sender.guard.start()
 
     def _start(self, random_state: Any) -> _Sender:
         if self.sender is None:
@@ -329,7 +337,7 @@ class _Connection:
         sender = self.sender
         self.close("failed", [])
         if sender is not None and sender.is_late:
-            sender.finish()
+            sender.guard.finish()
 
     def _once(self, note: Callable[[str], None]) -> Callable[[str], None]:
         def note_once(text: str) -> None:

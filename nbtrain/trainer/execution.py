@@ -99,7 +99,6 @@ class Execution:
         for _ in range(self.n_epoch):
             if self.valid_loader is not None:
                 pl_trainer.validate(module, self.trainer.read_loader(as_loader(self.valid_loader), training=False), verbose=False)
-                self.trainer.recorder.emit_validation(module.epoch_metrics)
             pl_trainer.test(module, self.trainer.read_loader(as_loader(self.loader), training=False), verbose=False)
 
     def _fit(self, pl_trainer: L.Trainer, module: StepModule) -> None:

@@ -195,7 +195,7 @@ class TrainerRuns(TrainerBase):
         """Train `n_epoch` MORE epochs on `loader`, with a validation after each on `valid_loader`.
 
         Optimizer, schedule, numbering and history continue from the run before. In mode "test" it evaluates `loader` `n_epoch` times,
-        each time after `valid_loader`, if that is given; both are in `history.tests`.
+        each time after `valid_loader`, if that is given; a row of `history.tests` has the metrics of both.
 
         In a notebook an interrupt (■) pauses it between two batches, and ends the cell with RunPaused; `resume()` continues at the same
         batch. With `background` it returns a RunHandle at once, and the kernel answers while it trains. In a script Ctrl-C ends it after

@@ -542,7 +542,7 @@ def test_in_mode_test_both_loaders_are_evaluated() -> None:
     losses = [(row.get("val_loss"), row.get("test_loss")) for row in trainer.history.tests]
     alone = make_trainer(model=trainer.model).validate
     test, valid = (alone(loader)["loss"] for loader in data)
-    assert losses == [(pytest.approx(valid), None), (None, pytest.approx(test))] * 2
+    assert losses == [(pytest.approx(valid), pytest.approx(test))] * 2
     assert result.last == trainer.history.tests[-1] and trainer.counts.epoch == 0 and trainer.mode == "test"
 
 
