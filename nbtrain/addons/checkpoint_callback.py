@@ -13,7 +13,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer import call
 
-from .state_saver import StateSaver, note_inexact
+from .state_saver import StateSaver, note_inexact, save_after_error
 from ..checkpoint.run_state import loader_of_rank, of_rank
 from ..checkpoint.store import clean_folders
 from ..engine.callback import Leaving, PassKeeper, active_callbacks
@@ -119,12 +119,36 @@ def _n_finished(pl_trainer: L.Trainer) -> int | None:
     return finished if finished or fetcher is None or fetcher.fetched else None
 
 
+def _resume_loaders(addon: StateManagerAddon, pl_trainer: L.Trainer) -> None:
+    """Restore the validation loader, and the random numbers for the training loader's next pass."""
+    valid, state = addon.open_valid, addon.restored
+    if addon.open_loader is not None and (random := addon.open_loader.random_ahead) is not None:
+        set_random_state(random)  # Lightning has made an iterator of the validation loader, which may draw a number
+    if valid is not None:
+        valid.is_cut = pl_trainer.limit_val_batches != 1.0
+        if state is not None and (place := loader_of_rank(state["nbtrain"], "valid")) is not None:
+            valid.load_state_dict(place)
+
+
+def _resume_logged(addon: StateManagerAddon, pl_trainer: L.Trainer) -> None:
+    """Restore the sums of `self.log` of an open epoch."""
+    own = addon.restored["nbtrain"] if addon.restored is not None else {}
+    if own.get("finished") is not None and of_rank(own).get("logged") is not None:
+        load_logged(pl_trainer, of_rank(own)["logged"])
+
+
+def _load_own_attributes(addon: StateManagerAddon, trainer: TrainerProtocol, own: Mapping[str, Any]) -> None:
+    if (alone := of_rank(own)) is not own:  # another rank than the first, whose attributes are restored already
+        load_attributes(addon, trainer, alone)
+
+
+def _saves_epoch(addon: StateManagerAddon, epoch: int) -> bool:
+    return addon.every_n_epochs is not None and epoch % addon.every_n_epochs == 0
+
+
 # %% ../../nbs/addons/checkpoint_callback.ipynb #6416af83
 class StateKeeper(Checkpoint, Leaving):
-    """Saves by the options of `addon`, and continues from a restored checkpoint.
-
-    It is a Checkpoint, because Lightning calls checkpoint callbacks after all others: the saved state contains what these have done.
-    """
+    """Saves by the options of `addon`, and continues from a restored checkpoint. Lightning calls a Checkpoint after all other callbacks."""
 
     def __init__(self, addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer = addon, trainer
@@ -135,7 +159,6 @@ class StateKeeper(Checkpoint, Leaving):
         self._cut = False  # the run ends in the middle of this epoch, and is saved
         self._owed: Row | None = None  # the best validation, where it was inside a window: it is saved when the window is closed
 
-    # -- a run begins
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
@@ -145,31 +168,20 @@ class StateKeeper(Checkpoint, Leaving):
         begin_attributes(self.addon, self.trainer)
         if self.addon.restored is not None:
             resume_callbacks(pl_trainer, self.addon.restored)
-            own = self.addon.restored["nbtrain"]
-            if (alone := of_rank(own)) is not own:  # another rank than the first
-                load_attributes(self.addon, self.trainer, alone)
+            _load_own_attributes(self.addon, self.trainer, self.addon.restored["nbtrain"])
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step_seen = pl_trainer.global_step
-        valid, state = self.addon.open_valid, self.addon.restored
-        if self.addon.open_loader is not None and (random := self.addon.open_loader.random_ahead) is not None:
-            set_random_state(random)  # Lightning has made an iterator of the validation loader, which may draw a number
-        if valid is not None:
-            valid.is_cut = pl_trainer.limit_val_batches != 1.0
-            if state is not None and (place := loader_of_rank(state["nbtrain"], "valid")) is not None:
-                valid.load_state_dict(place)
+        _resume_loaders(self.addon, pl_trainer)
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        own = self.addon.restored["nbtrain"] if self.addon.restored is not None else {}
-        if own.get("finished") is not None and of_rank(own).get("logged") is not None:
-            load_logged(pl_trainer, of_rank(own)["logged"])
+        _resume_logged(self.addon, pl_trainer)
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         state, self.addon.restored = self.addon.restored, None
         if state is not None:
             resume_epoch(self.trainer, pl_module, state)
 
-    # -- is it time?
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         every, last, validates = self.addon.every_n_steps, pl_trainer.max_steps, self.addon.validate_on_save
         loop: Any = pl_trainer.fit_loop.epoch_loop
@@ -184,7 +196,7 @@ class StateKeeper(Checkpoint, Leaving):
         loop.validate_next = validates and due
         if loop._num_ready_batches_reached():
             self._due = due or ends
-            ends = ends or self._saves_epoch(self.trainer.train_state.counts.epoch + 1)
+            ends = ends or _saves_epoch(self.addon, self.trainer.train_state.counts.epoch + 1)
         elif due or ends:  # now, or after a validation that is due anyway
             self._cut, self._waits = ends, validates_anyway(pl_trainer)
             if not self._waits:
@@ -217,14 +229,9 @@ class StateKeeper(Checkpoint, Leaving):
         state = self.trainer.train_state
         if self._cut:
             self.saver.adopt(pl_trainer)
-        elif due or (self.addon.save_best and state.history.last_is_best) or self._saves_epoch(state.counts.epoch):
+        elif due or (self.addon.save_best and state.history.last_is_best) or _saves_epoch(self.addon, state.counts.epoch):
             self._save(pl_trainer, None, random_state())
 
-    def _saves_epoch(self, epoch: int) -> bool:
-        every = self.addon.every_n_epochs
-        return every is not None and epoch % every == 0
-
-    # -- the end
     def on_leave(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not self.saver.is_saved:
             save_between(self.saver, pl_trainer)
@@ -236,5 +243,5 @@ class StateKeeper(Checkpoint, Leaving):
 
     def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if self.addon.save_on_error and isinstance(exception, Exception) and _is_at_batch(self.trainer, pl_trainer):
-            self.saver.save_after_error(pl_trainer)
+            save_after_error(self.saver, pl_trainer)
         self.saver.close()

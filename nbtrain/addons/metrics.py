@@ -106,6 +106,17 @@ def _filled(part: Tensor, shape: Sequence[int]) -> Tensor:
     return filled
 
 
+def _label_and_output(phase: str, outputs: Any) -> tuple[Tensor, Tensor]:
+    """What a step has returned for metrics. Raises StepError if it is missing."""
+    missing = [name for name in ("label", "output") if not isinstance(outputs, Mapping) or not isinstance(outputs.get(name), Tensor)]
+    if missing:
+        step = "train_step" if phase == "train" else "test_step"
+        raise StepError(
+            f"{step} returned no tensor {missing[0]!r}, which metrics= needs.", remedy='Add it: return {"output": ..., "label": ...}.'
+        )
+    return outputs["label"].detach(), outputs["output"].detach()
+
+
 # %% ../../nbs/addons/metrics.ipynb #4aaf238c
 class _Gathered:
     """Labels and outputs of one pass over one loader, or the metrics that are updated with them."""
@@ -255,15 +266,9 @@ class _Measure(PassKeeper):
         groups = [group for group in dict.fromkeys(groups) if self._measures(group)]
         if not groups:
             return
-        missing = [name for name in ("label", "output") if not isinstance(outputs, Mapping) or not isinstance(outputs.get(name), Tensor)]
-        if missing:
-            step = "train_step" if phase == "train" else "test_step"
-            raise StepError(
-                f"{step} returned no tensor {missing[0]!r}, which metrics= needs.", remedy='Add it: return {"output": ..., "label": ...}.'
-            )
-        label, output = outputs["label"].detach(), outputs["output"].detach()
+        label, output = _label_and_output(phase, outputs)
         if phase == "train":
-            self._continue_pass(cast(torch.device, module.device))
+            self._continue_pass(output.device)
         for group in groups:
             if group not in self._passes[phase]:
                 self._passes[phase][group] = self._gathered(group, output.device)

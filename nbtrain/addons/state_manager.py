@@ -102,8 +102,7 @@ class StateManagerAddon(AddOnBase):
         symlink_best_and_last: Make `best` and `last` symbolic links; False, or a file system without links, makes copies.
         validate_on_save: Validate before each save by steps or epochs, and where a run ends in the middle of an epoch.
         stop_on_save_error: Raise the error of a save that fails, which ends the run. By default it is noted and the run continues.
-        save_on_error: Where an error ends the run, save what has been reached as `after-error` in the run folder, in a single process.
-            `resume="auto"` does not take it, because it is not exact: give its path.
+        save_on_error: Where an error ends the run, save what it has reached as `after-error` in the run folder; resume by its path.
     """
 
     save_path: str | Path | None = None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
 
 # %% auto #0
-__all__ = ["write_state", "note_inexact", "check_loaders", "StateSaver"]
+__all__ = ["write_state", "note_inexact", "check_loaders", "StateSaver", "save_after_error"]
 
 
 # %% ../../nbs/addons/state_saver.ipynb #1faeda1a
@@ -132,36 +132,14 @@ class StateSaver:
         if (finished is None) not in self._checked:  # once within an epoch, and once after one
             self._checked.add(finished is None)
             check_loaders(addon, self.trainer)
-        state = self._dump(pl_trainer)
+        state = self.dump(pl_trainer)
         if pl_trainer.is_global_zero:
             return self._write(pl_trainer, state | {"nbtrain": own}, row)
         if self._shares:
             self._write_part(state)
         return None
 
-    def save_after_error(self, pl_trainer: L.Trainer) -> None:
-        """Save what the trainer has after the batches that are finished, beside the checkpoints of the run. The record says where.
-
-        It is not exact: the failed batch has drawn random numbers. Errors are noted, since there is one to be raised already.
-        """
-        module: Any = pl_trainer.lightning_module
-        addon, progress = self.addon, pl_trainer.fit_loop.epoch_loop.batch_progress
-        finished = progress.current.completed
-        is_whole = progress.is_last_batch and finished == progress.current.ready
-        suffix = ".ckpt" if addon.save_format == "ckpt" else ""
-        path = self.trainer.open_run_dir() / f"after-error{suffix}"
-        try:
-            own = own_part(self.trainer, module, finished, random_state(), addon.open_loader, addon.open_valid, addon.attributes)
-            state = self._dump(pl_trainer) | {"nbtrain": own | {"awaits_validation": is_whole}}
-            keep_weights(state, kept_weights(self.trainer))
-            self.writer.save(state, path, addon.save_format, config=_config(self.trainer.model))
-        except Exception as error:
-            self.trainer.recorder.note(f"the state after the error was not saved: {first_line(error)}")
-        else:
-            how = "apply_weights takes its weights" if is_whole else "resume from it repeats the failed batch, with other random numbers"
-            self.trainer.recorder.note(f"The state after the error is in {path.name}: {how}.")
-
-    def _dump(self, pl_trainer: L.Trainer) -> dict[str, Any]:
+    def dump(self, pl_trainer: L.Trainer) -> dict[str, Any]:
         """Lightning's checkpoint; an empty one in a rank that does not write."""
         strategy = pl_trainer.strategy
         if not isinstance(strategy, SplitStrategy):
@@ -214,3 +192,27 @@ class StateSaver:
         history = self.trainer.train_state.history
         for row in (*history.epochs, *history.validations):
             row.path = row.path if row.path is not None and row.path.exists() else None
+
+
+# %% ../../nbs/addons/state_saver.ipynb #b9061c3c
+def save_after_error(saver: StateSaver, pl_trainer: L.Trainer) -> None:
+    """Save what the trainer has after the batches that are finished, beside the checkpoints of the run. The record says where.
+
+    It is not exact: the failed batch has drawn random numbers. Errors are noted, since there is one to be raised already.
+    """
+    module: Any = pl_trainer.lightning_module
+    addon, trainer, progress = saver.addon, saver.trainer, pl_trainer.fit_loop.epoch_loop.batch_progress
+    finished = progress.current.completed
+    is_whole = progress.is_last_batch and finished == progress.current.ready
+    suffix = ".ckpt" if addon.save_format == "ckpt" else ""
+    path = trainer.open_run_dir() / f"after-error{suffix}"
+    try:
+        own = own_part(trainer, module, finished, random_state(), addon.open_loader, addon.open_valid, addon.attributes)
+        state = saver.dump(pl_trainer) | {"nbtrain": own | {"awaits_validation": is_whole}}
+        keep_weights(state, kept_weights(trainer))
+        saver.writer.save(state, path, addon.save_format, config=_config(trainer.model))
+    except Exception as error:
+        trainer.recorder.note(f"the state after the error was not saved: {first_line(error)}")
+    else:
+        how = "apply_weights takes its weights" if is_whole else "resume from it repeats the failed batch, with other random numbers"
+        trainer.recorder.note(f"The state after the error is in {path.name}: {how}.")

@@ -42,6 +42,18 @@ def validates_anyway(pl_trainer: L.Trainer) -> bool:
         pl_trainer.should_stop = stops
 
 
+def _objection(loop: LeanEpochLoop, data_fetcher: _DataFetcher) -> str:
+    if not loop.lean:
+        return "turned off"
+    if loop.restarting:
+        return "an epoch that Lightning restarts"
+    if loop.automatic_optimization._skip_backward:
+        return "a pass without updates"
+    if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
+        return "a training_step that takes dataloader_iter"
+    return why_not_lean(loop.trainer)
+
+
 # %% ../../nbs/engine/lean_training.ipynb #5de3a17c
 class LeanEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop; a lean one where `why_not_lean` has no objection.
@@ -73,7 +85,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
             self.start_at = 0
 
     def run(self, data_fetcher: _DataFetcher) -> None:
-        self.stood_aside, is_rest = self._objection(data_fetcher), self.restarting
+        self.stood_aside, is_rest = _objection(self, data_fetcher), self.restarting
         with explain_full_memory(self):
             if self.stood_aside:
                 super().run(data_fetcher)
@@ -138,17 +150,6 @@ class LeanEpochLoop(_TrainingEpochLoop):
             module.on_validation_end()
             pl_trainer.training = True
             pl_trainer._logger_connector._first_loop_iter = first_loop_iter
-
-    def _objection(self, data_fetcher: _DataFetcher) -> str:
-        if not self.lean:
-            return "turned off"
-        if self.restarting:
-            return "an epoch that Lightning restarts"
-        if self.automatic_optimization._skip_backward:
-            return "a pass without updates"
-        if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
-            return "a training_step that takes dataloader_iter"
-        return why_not_lean(self.trainer)
 
 
 # %% ../../nbs/engine/lean_training.ipynb #fd0dbfb9
