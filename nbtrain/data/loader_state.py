@@ -63,6 +63,7 @@ def set_generator_state(generator: Any, state: Any) -> None:
 # %% ../../nbs/data/loader_state.ipynb #49663b17
 _MOST_OBJECTS, _MOST_ITEMS = 5_000, 256
 _LEAVES = (Tensor, np.ndarray, nn.Module, torch.optim.Optimizer, io.IOBase, ModuleType, type, str, bytes, PurePath)
+_LEAVES += (torch.distributed.ProcessGroup,) if torch.distributed.is_available() else ()
 _PLAIN = (int, float, bool, str, type(None), np.integer, np.floating, np.bool_)
 _CLOSED = ("lightning", "lightning_fabric", "pytorch_lightning", "nbtrain.trainer", "multiprocessing", "threading", "logging")
 _KNOWN = sys.stdlib_module_names | {"torch", "numpy", "nbtrain"}

@@ -179,7 +179,7 @@ class _TrainingPass(LeanPass):
                 gradients.release()  # before a validation, which needs the memory
                 is_over = between.settle(is_open=self.is_open)
         except BaseException as error:  # StopIteration: the loader ended before the end that was known
-            if self.logs_anything():
+            if self.pl_trainer.training and self.connector._first_loop_iter is not None and self.logs_anything():
                 self.connector.on_batch_end()
             if not isinstance(error, StopIteration):
                 raise

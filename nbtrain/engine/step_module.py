@@ -184,6 +184,8 @@ class RecordingModule(PassModule):
     def is_repeated(self) -> bool:
         """Was this batch counted already? LBFGS and SAM call their closure several times; a row is that of the first, before the update."""
         turn, before = self.owner.turn, self._recorded
+        if self._batches is None:  # an epoch that Lightning restarts has no start
+            self._batches = self.trainer.fit_loop.epoch_loop.batch_progress.total
         here = self._batches.ready, "" if turn is None else turn.name
         self.__dict__["_recorded"] = here  # through nn.Module it costs 1 µs
         return here == before

@@ -84,7 +84,7 @@ def candidates(epochs: Sequence[Row], validations: Sequence[Row], monitor: str) 
 
 def is_same_validation(row: Row, validations: Sequence[Row]) -> bool:
     """Has the newest validation come after the last batch that `row`, the one of an epoch, counts?"""
-    return bool(validations) and "epoch" in row and validations[-1]["step"] == row.get("step")
+    return bool(validations) and "epoch" in row and "step" in row and validations[-1].get("step") == row["step"]
 
 
 def adds_row(event: Event) -> bool:

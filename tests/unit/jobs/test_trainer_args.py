@@ -122,6 +122,7 @@ class Numbered(DataLoader):
         for self.n_given, batch in enumerate(super().__iter__(), start=1):
             if self.n_given > n_done:
                 yield batch
+        self.n_given = 0  # the end of a pass is the beginning of the next one
 
     def state_dict(self):
         return {"n_given": self.n_given}
