@@ -56,7 +56,11 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return end
 
 
-STRATEGIES = ['"ddp_find_unused_parameters_false"', "DDPStrategy(bucket_cap_mb=1)", "ModelParallelStrategy()"]
+LONG = pytest.mark.long
+STRATEGIES = [
+    '"ddp_find_unused_parameters_false"',
+    *(pytest.param(s, marks=LONG) for s in ("DDPStrategy(bucket_cap_mb=1)", "ModelParallelStrategy()")),
+]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -71,7 +75,7 @@ def test_lightnings_strategies_run_under_torchrun(strategy: str, usual: dict[str
         assert torch.allclose(usual["best"][name], end["best"][name], atol=1e-5), name
 
 
-@pytest.mark.parametrize("strategy", ['"deepspeed_stage_2"', "FSDPStrategy()"])
+@pytest.mark.parametrize("strategy", ['"deepspeed_stage_2"', pytest.param("FSDPStrategy()", marks=LONG)])
 def test_strategies_for_gpus_are_refused_by_name_on_a_cpu(strategy: str, tmp_path: Path) -> None:
     end, output = run_script(tmp_path, strategy, torchrun())
     assert not end and ("needs GPUs" in output or "needs the package deepspeed" in output)

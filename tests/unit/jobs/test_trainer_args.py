@@ -122,10 +122,9 @@ class Numbered(DataLoader):
         for self.n_given, batch in enumerate(super().__iter__(), start=1):
             if self.n_given > n_done:
                 yield batch
-        self.n_given = 0  # the end of a pass is the beginning of the next one
 
     def state_dict(self):
-        return {"n_given": self.n_given}
+        return {"n_given": self.n_given % len(self)}  # the end of a pass is the beginning of the next one
 
     def load_state_dict(self, state):
         print("went to", state["n_given"])
