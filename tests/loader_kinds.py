@@ -57,6 +57,13 @@ RNGS: dict[str, Callable[[], Any]] = {
 
 
 # -- samplers
+def without_replacement(draw: Callable[[], float]) -> Iterator[int]:
+    """All indices, each chosen by a `draw` in [0, 1)."""
+    left = list(range(N))
+    while left:
+        yield left.pop(int(draw() * len(left)))
+
+
 class Sized(Sampler[int]):
     def __init__(self) -> None:
         pass
@@ -79,9 +86,7 @@ class Lazy(Draws):
     """Draws index after index, without replacement."""
 
     def __iter__(self) -> Iterator[int]:
-        left = list(range(N))
-        while left:
-            yield left.pop(int(noise(self.rng) * len(left)))
+        return without_replacement(lambda: noise(self.rng))
 
 
 class Inside(Sized):
@@ -167,6 +172,42 @@ class CountsInDict(Sized):
         return iter(order_by(random.Random(self.state["epoch"])))
 
 
+class CountsInArrays(Sized):
+    """Counts in a tensor, in an array that a list has too, and in a scalar of NumPy."""
+
+    def __init__(self) -> None:
+        self.epoch, self.seen = torch.zeros((), dtype=torch.long), np.zeros(3, dtype=np.int64)
+        self.both, self.scalar = [self.seen], np.int32(0)
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        self.both[0][1] += 2
+        self.scalar = np.int32(self.scalar + 3)
+        return iter(order_by(random.Random(int(self.epoch + self.seen[1] + self.scalar))))
+
+
+class CountsOnClass(Sized):
+    n_passes = 0
+
+    def __init__(self) -> None:
+        CountsOnClass.n_passes = 0  # as in another process
+
+    def __iter__(self) -> Iterator[int]:
+        CountsOnClass.n_passes += 1
+        return iter(order_by(random.Random(self.n_passes)))
+
+
+class Deep(Sized):
+    """Its generator is behind thousands of other objects."""
+
+    def __init__(self) -> None:
+        self.objects = [[[object()] for _ in range(100)] for _ in range(60)]
+        self.objects[-1][-1] = [[[[random.Random(3)]]]]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(order_by(self.objects[-1][-1][0][0][0][0]))
+
+
 class SetEpoch(Sized):
     """Lightning sets its epoch."""
 
@@ -215,9 +256,7 @@ class Drawn(Sized):
     """Draws index after index from the global random numbers, without replacement."""
 
     def __iter__(self) -> Iterator[int]:
-        left = list(range(N))
-        while left:
-            yield left.pop(int(torch.rand(()).item() * len(left)))
+        return without_replacement(lambda: torch.rand(()).item())
 
 
 class Over(Sized):
@@ -272,7 +311,7 @@ def by_batches(make: Callable[[], Any], **options: Any) -> Callable[[], DataLoad
 
 # -- datasets
 class Noisy(Dataset[Any]):
-    """Adds noise from a generator of its own."""
+    """Adds noise from the generator that it keeps."""
 
     def __init__(self, rng: Any) -> None:
         self.data, self.chance = make_dataset(), rng
@@ -526,10 +565,14 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "sampler that counts": by_sampler(Counts),
     "sampler that counts at the end": by_sampler(lambda: Counts(at_end=True)),
     "sampler that counts in a dict": by_sampler(CountsInDict),
+    "sampler that counts in arrays": by_sampler(CountsInArrays),
+    "sampler that counts on its class": by_sampler(CountsOnClass),
+    "sampler with a generator behind 6,000 objects": by_sampler(Deep),
     "sampler with set_epoch": by_sampler(SetEpoch),
     "sampler that shuffles a short list in place": by_sampler(lambda: Shuffles(list(range(N)))),
     "sampler that shuffles a long list in place": by_sampler(lambda: Shuffles(list(range(50 * N)))),
-    "sampler that shuffles an array in place": by_sampler(lambda: Shuffles(np.arange(N))),
+    "sampler that shuffles a short array in place": by_sampler(lambda: Shuffles(np.arange(N))),
+    "sampler that shuffles an array in place": by_sampler(lambda: Shuffles(np.arange(50 * N))),
     "sampler that keeps an iterator": by_sampler(lambda: KeepsIterator(endless())),
     "sampler that keeps a cycle": by_sampler(lambda: KeepsIterator(itertools.cycle(order_by(random.Random(0)) + list(range(7))))),
     "sampler with random numbers of the system": by_sampler(System),
@@ -577,6 +620,7 @@ TASKS: dict[str, Callable[[], Any]] = {
 SAID = {
     "sampler that shuffles a long list in place": "sampler.order",
     "sampler that shuffles an array in place": "sampler.order",
+    "sampler with a generator behind 6,000 objects": "5,000 objects",
     "sampler that keeps an iterator": "sampler.indices",
     "sampler that keeps a cycle": "sampler.indices",
     "sampler with random numbers of the system": "sampler.rng",

@@ -40,7 +40,7 @@ from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, RandomSampler
 from torchmetrics import MeanMetric
-from traced import Memory, Stream, Trace
+from traced import Memory, StopAt, Stream, Trace, hooked_sgd
 
 from nbtrain.engine.lean_loops import use_lean_loops
 
@@ -103,13 +103,6 @@ class NoRate(torch.optim.Optimizer):
         return loss
 
 
-def _hooked(params: Any, module: Any) -> Any:
-    optimizer = torch.optim.SGD(params, 1e-2, momentum=0.9)
-    optimizer.register_step_pre_hook(lambda *_: module.trace.note("before step", module.trainer.global_step))
-    optimizer.register_step_post_hook(lambda *_: module.trace.note("after step", module.trainer.global_step))
-    return optimizer
-
-
 def _own_zero_grad(params: Any, module: Any) -> Any:
     optimizer = torch.optim.Adam(params, 1e-2)
     zero_grad = optimizer.zero_grad
@@ -133,7 +126,7 @@ OPTIMIZERS: dict[str, Callable[[Any, Any], Any]] = {
     "ASGD": lambda params, module: torch.optim.ASGD(params, 1e-2),
     "Adagrad": lambda params, module: torch.optim.Adagrad(params, 1e-2),
     "LBFGS": lambda params, module: torch.optim.LBFGS(params, 0.01, max_iter=3),
-    "hooks": _hooked,
+    "hooks": hooked_sgd,
     "own zero_grad": _own_zero_grad,
     "no_grad step": lambda params, module: NoGradStep(params, 1e-2),
     "late grad": lambda params, module: LateGrad(params, 1e-2),
@@ -179,14 +172,6 @@ LOADERS: dict[str, Callable[[], Any]] = {
 
 
 # -- callbacks
-class StopAt(Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        trainer.should_stop = trainer.should_stop or trainer.global_step == self.step
-
-
 class Logs(Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         pl_module.log("of_callback", float(batch_idx), on_step=True, on_epoch=True)
@@ -269,7 +254,7 @@ _NEED_THE_STEP_VALUE = "best by a step's value"
 
 # -- modules
 class Sub(torch.Tensor):
-    """A tensor of a class of its own."""
+    """A tensor subclass."""
 
 
 class Drawn(L.LightningModule):

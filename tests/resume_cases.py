@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from samples import Breaks, Broken, make_data, make_loader, make_valid, without_times
+from samples import Augmented, Breaks, Broken, make_data, make_loader, make_valid, without_times
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError
 
@@ -93,7 +93,7 @@ class Tally:
 
 
 class Objects(Net):
-    """Keeps its numbers in an object of a class of its own."""
+    """Keeps its numbers in an object of another class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Extra(Net):
 
 
 class Noisy(Net):
-    """Draws from generators of its own, of three libraries."""
+    """Draws from its generators, of three libraries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,22 +297,8 @@ SCHEDULES: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 
 # -- loaders
-class Augmented(Dataset[Any]):
-    """Samples that are changed with all three kinds of random numbers."""
-
-    def __init__(self) -> None:
-        self.data = make_data()
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, i: int) -> Any:
-        x, y = self.data[i]
-        return x + 0.1 * torch.randn(8) + 0.1 * random.random() + 0.1 * np.random.rand(), y
-
-
 class Own(Sampler[int]):
-    """An order that it draws from a generator of its own."""
+    """An order drawn from the generator of the sampler."""
 
     def __init__(self, n: int) -> None:
         self.n, self.generator = n, torch.Generator().manual_seed(4)
@@ -336,7 +322,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "a generator of its own": lambda: make_loader(own_generator=True),
     "augmented": lambda: DataLoader(Augmented(), 16, shuffle=True),
     "in memory": lambda: TensorLoader(make_data(), batch_size=16, shuffle=True),
-    "a sampler of its own": lambda: DataLoader(make_data(), 16, sampler=Own(70)),
+    "the sampler's own generator": lambda: DataLoader(make_data(), 16, sampler=Own(70)),
     "seeded samples": lambda: SeededLoader(Augmented(), 16),
     "a stream": lambda: DataLoader(Stream(), batch_size=None),
     "workers": lambda: DataLoader(Augmented(), 16, shuffle=True, num_workers=2),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from nbtrain import Trainer
 
@@ -113,6 +115,20 @@ class Broken(RuntimeError):
     pass
 
 
+class Augmented(Dataset[Any]):
+    """Samples that are changed with all three kinds of random numbers."""
+
+    def __init__(self) -> None:
+        self.data = make_data()
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = self.data[i]
+        return x + 0.1 * torch.randn(8) + 0.1 * random.random() + 0.1 * np.random.rand(), y
+
+
 class Breaks(L.Callback):
     """Breaks a run off after `n` batches, as a crash would."""
 
@@ -122,7 +138,10 @@ class Breaks(L.Callback):
     def on_train_batch_end(self, *args: Any) -> None:
         self.n -= 1
         if self.n == 0:
-            raise Broken
+            self.end()
+
+    def end(self) -> None:
+        raise Broken
 
 
 # The configuration of nnScaler's document, as it stands there

@@ -86,3 +86,19 @@ class Stream(IterableDataset[Any]):
 
     def __iter__(self) -> Any:
         yield from make_loader(own_generator=True)
+
+
+class StopAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        trainer.should_stop = trainer.should_stop or trainer.global_step == self.step
+
+
+def hooked_sgd(params: Any, module: Any) -> Any:
+    """SGD whose hooks write to the trace of the module."""
+    optimizer = torch.optim.SGD(params, 1e-2, momentum=0.9)
+    optimizer.register_step_pre_hook(lambda *_: module.trace.note("before step", module.trainer.global_step))
+    optimizer.register_step_post_hook(lambda *_: module.trace.note("after step", module.trainer.global_step))
+    return optimizer

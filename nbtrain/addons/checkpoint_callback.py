@@ -18,7 +18,7 @@ from ..checkpoint.run_state import loader_of_rank, of_rank
 from ..checkpoint.store import clean_folders
 from ..engine.callback import Leaving, PassKeeper, active_callbacks
 from ..engine.logged import load_logged
-from ..engine.lean_training import LeanEpochLoop, validates_anyway
+from ..engine.lean_training import LeanEpochLoop, is_window_closed, validates_anyway
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, in_validation_of_run, is_whole_epoch
 from ..history.history import Row
@@ -99,10 +99,9 @@ def _is_at_batch(trainer: TrainerProtocol, pl_trainer: L.Trainer) -> bool:
     loop, counts = pl_trainer.fit_loop.epoch_loop, trainer.train_state.counts
     if pl_trainer.world_size > 1 or pl_trainer.sanity_checking or not is_whole_epoch(pl_trainer.lightning_module):
         return False
-    finished, start = loop.batch_progress.current.completed, loop.window_start if isinstance(loop, LeanEpochLoop) else 0
-    is_window_closed = (finished - start) % pl_trainer.accumulate_grad_batches == 0
-    updates = loop.automatic_optimization.optim_progress.optimizer.step.total.completed
-    return is_window_closed and finished > 0 and updates == counts.update and pl_trainer.current_epoch == counts.epoch
+    finished, updates = loop.batch_progress.current.completed, loop.automatic_optimization.optim_progress.optimizer.step.total.completed
+    is_closed = finished > 0 and is_window_closed(pl_trainer, finished)
+    return is_closed and updates == counts.update and pl_trainer.current_epoch == counts.epoch
 
 
 def _validation(trainer: TrainerProtocol, pl_trainer: L.Trainer) -> tuple[Row | None, bool]:

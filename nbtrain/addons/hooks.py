@@ -22,7 +22,7 @@ from .gradient_stats import GradientStatsAddon
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Callback, active_callbacks, call_hook, listeners, notes, notifier
 from ..engine.hooks import HOOKS, check_names
-from ..engine.lean_training import LeanEpochLoop
+from ..engine.lean_training import is_window_closed
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, add_note, first_line, nearest
@@ -184,9 +184,7 @@ class _At:
     @property
     def is_first(self) -> bool:
         """Is it the first batch of a window, where Lightning zeroes gradients?"""
-        loop = self.pl_trainer.fit_loop.epoch_loop
-        start = loop.window_start if isinstance(loop, LeanEpochLoop) else 0
-        return (loop.batch_idx - start) % self.pl_trainer.accumulate_grad_batches == 0
+        return is_window_closed(self.pl_trainer, self.pl_trainer.fit_loop.epoch_loop.batch_idx)
 
     @property
     def is_last(self) -> bool:

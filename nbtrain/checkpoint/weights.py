@@ -124,8 +124,8 @@ def _read_safetensors(path: Path) -> Weights:
 def load_weights(model: nn.Module, weights: Mapping[str, Any], strict: bool = True) -> None:
     """Load `weights` into the model. Raises CheckpointError that names what does not fit; without `strict` only for a wrong shape.
 
-    As in torch, a module with a way of its own to load decides what fits it. A buffer gets the shape that was saved. Extra states that are
-    no tensors may be missing, because a file of weights can't have them.
+    As in torch, a module with its own `_load_from_state_dict` decides what fits it. A buffer gets the shape that was saved. Extra states
+    that are no tensors may be missing, because a file of weights can't have them.
     """
     state = model.state_dict()
     weights = fitted(weights, state)

@@ -26,7 +26,7 @@ from .loader import StatefulLoader
 from ..rng import keep_random
 
 # %% auto #0
-__all__ = ["generator_state", "set_generator_state", "LoaderParts", "find_parts", "LoaderState", "why_not_exact"]
+__all__ = ["MOST_NUMBERS", "generator_state", "set_generator_state", "LoaderParts", "find_parts", "LoaderState", "why_not_exact"]
 
 # %% ../../nbs/data/loader_state.ipynb #2739bb1f
 _KINDS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
@@ -61,7 +61,7 @@ def set_generator_state(generator: Any, state: Any) -> None:
 
 
 # %% ../../nbs/data/loader_state.ipynb #49663b17
-_MOST_OBJECTS, _MOST_ITEMS = 5_000, 256
+_MOST_OBJECTS, _MOST_ITEMS, MOST_NUMBERS = 5_000, 256, 64
 _LEAVES = (Tensor, np.ndarray, nn.Module, torch.optim.Optimizer, io.IOBase, ModuleType, type, str, bytes, PurePath)
 _LEAVES += (torch.distributed.ProcessGroup,) if torch.distributed.is_available() else ()
 _PLAIN = (int, float, bool, str, type(None), np.integer, np.floating, np.bool_)
@@ -107,10 +107,11 @@ def _used_by(function: FunctionType, *, all_names: bool = True) -> dict[str, Any
 
 
 def _of_class(item: Any) -> Iterator[tuple[str, Any]]:
-    """The generators and the methods of the class of `item`, where it is not a known library's."""
+    """The generators and the methods of the class of `item`, and the class, where it is not a known library's."""
     for kind in type(item).__mro__:
         if kind.__module__.partition(".")[0] in _KNOWN:
             continue
+        yield f".{kind.__name__}", kind
         for name, value in vars(kind).items():
             value = getattr(value, "fget", None) or getattr(value, "__func__", value)
             if isinstance(value, (FunctionType, *_KINDS)):
@@ -135,6 +136,8 @@ def _items(item: Any) -> Mapping[Any, Any] | None:
         return item if type(item).__module__ == "collections" or isinstance(item, dict) else _attributes(item)
     if isinstance(item, (list, tuple, deque, set, frozenset)):
         return dict(enumerate(item)) if len(item) <= _MOST_ITEMS else {}
+    if isinstance(item, type):
+        return {name: value for name, value in vars(item).items() if not name.startswith("__")}
     return _attributes(item) if hasattr(type(item), "__slots__") or hasattr(item, "__dict__") else None
 
 
@@ -178,6 +181,9 @@ class LoaderParts:
         if isinstance(item, Iterator) and not hasattr(item, "__dict__") and not isinstance(item, io.IOBase):
             self.iterators[path] = item
             return False
+        if isinstance(item, type) and item.__module__.partition(".")[0] not in _KNOWN:
+            self.holders[path] = item
+            return False
         if isinstance(item, _LEAVES) or _is_closed(item):
             self.ends += [] if isinstance(item, (Tensor, np.ndarray)) else [item]
             return False
@@ -196,7 +202,7 @@ def find_parts(loader: Any) -> LoaderParts:
     kept = []  # an object that were gone could leave its id to another
     while queue:
         path, item = queue.popleft()
-        if isinstance(item, _PLAIN) or id(item) in seen:
+        if isinstance(item, _PLAIN) or id(item) in seen or (isinstance(item, tuple) and all(isinstance(part, _PLAIN) for part in item)):
             continue
         if len(seen) >= _MOST_OBJECTS:
             found.is_whole = False
@@ -210,22 +216,48 @@ def find_parts(loader: Any) -> LoaderParts:
 
 # %% ../../nbs/data/loader_state.ipynb #65c86c91
 def _plain_values(item: Any) -> dict[Any, Any]:
-    """The numbers and short texts that `item` holds."""
+    """The numbers, short texts and small arrays that `item` holds."""
     if isinstance(item, (MethodType, partial, tuple, set, frozenset)):
         return {}
-    items = _used_by(item, all_names=False) if isinstance(item, FunctionType) else _items(item) or {}
-    return (
-        {key: value for key, value in items.items() if isinstance(value, _PLAIN) and _is_small(value)} if len(items) <= _MOST_ITEMS else {}
-    )
+    items = _plain_holder(item)
+    return {key: _kept(value) for key, value in items.items() if _is_small(value)} if len(items) <= _MOST_ITEMS else {}
 
 
 def _is_small(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() <= MOST_NUMBERS and value.layout is torch.strided
+    if isinstance(value, np.ndarray):
+        return value.size <= MOST_NUMBERS and value.dtype.kind in "biuf"
+    if not isinstance(value, _PLAIN):
+        return False
     return (type(value) is not int or value.bit_length() < 2000) and (not isinstance(value, str) or len(value) < 1000)
+
+
+def _kept(value: Any) -> Any:
+    """`value`, which later changes of an array do not reach."""
+    return value.detach().clone() if isinstance(value, Tensor) else value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _plain_holder(holder: Any) -> Mapping[Any, Any]:
+    return _used_by(holder, all_names=False) if isinstance(holder, FunctionType) else _items(holder) or {}
+
+
+def _filled(present: Any, value: Any) -> Any:
+    """The array that is there with the numbers of `value`, as others may refer to it; or a copy of `value`."""
+    if type(present) is not type(value) or present.shape != value.shape or present.dtype != value.dtype:
+        return _kept(value)
+    with torch.no_grad():
+        present[...] = value
+    return present
 
 
 def _set_value(holder: Any, key: Any, value: Any) -> None:
     """Set what `holder` has under `key`, past a `__setattr__` that refuses it."""
-    if isinstance(holder, FunctionType):
+    if isinstance(value, (Tensor, np.ndarray)):
+        value = _filled(_plain_holder(holder).get(key), value)
+    if isinstance(holder, type):
+        setattr(holder, key, value)
+    elif isinstance(holder, FunctionType):
         if key in _cells(holder):
             _cells(holder)[key].cell_contents = value
         else:
@@ -291,7 +323,11 @@ class LoaderState:
 
 
 def _is_equal(left: Any, right: Any) -> bool:
-    return type(left) is type(right) and left == right
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, (Tensor, np.ndarray)):
+        return left.dtype == right.dtype and np.array_equal(left, right)
+    return left == right
 
 
 def _matched(generators: Mapping[str, Any], states: Any) -> Iterator[tuple[Any, Any]]:
@@ -330,6 +366,8 @@ def why_not_exact(parts: LoaderParts) -> list[str]:
         if isinstance(generator, random.SystemRandom)
     ]
     reasons += [f"{path[1:]} is an iterator, whose place can't be saved" for path in parts.iterators if path]
+    if not parts.is_whole:
+        reasons.append(f"the loader holds more than {_MOST_OBJECTS:,} objects, and a generator or a counter deep in it would not be found")
     for loader in parts.loaders.values():
         if loader.num_workers and loader.persistent_workers and not (_is_fixed(loader.dataset) and _is_default(loader.collate_fn)):
             name = type(loader.dataset).__name__

@@ -24,7 +24,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from .loader_state import LoaderParts, LoaderState, find_parts, why_not_exact
+from .loader_state import MOST_NUMBERS, LoaderParts, LoaderState, find_parts, why_not_exact
 from ..errors import first_line
 from ..rng import keep_random, random_state
 
@@ -104,7 +104,7 @@ def _orders(parts: LoaderParts) -> dict[str, tuple[int, int, int | None]]:
 
 def _is_order(item: Any) -> bool:
     if isinstance(item, (np.ndarray, Tensor)):
-        return item.ndim == 1
+        return item.ndim == 1 and len(item) > MOST_NUMBERS
     return len(item) > 256 or not all(isinstance(value, (int, float, str)) for value in item)  # else its items are saved
 
 
@@ -132,18 +132,17 @@ class OrderCheck:
         moved = [path[1:] for path, found in _orders(find_parts(self.state.loader)).items() if self._is_moved(path, found)]
         if moved or self._fresh is None:
             return [f"{path} changes its order in place" for path in moved]
-        before = self.state.take(changed=False, with_own=False)
+        place = self.state.take(changed=False, with_own=False)  # all values: copies share those of a class
         try:
-            return self._differences(in_pass)
+            return self._differences(place, in_pass)
         finally:
-            self.state.put(before, workers=False)  # a copy shares what its functions use
+            self.state.put(place, workers=False)  # a copy shares what its functions use, too
 
     def _is_moved(self, path: str, found: tuple[int, int, int | None]) -> bool:
         before = self._orders.get(path)
         return before is not None and before[:2] == found[:2] and before != found
 
-    def _differences(self, in_pass: bool) -> list[str]:
-        place = self.state.take(with_own=False)
+    def _differences(self, place: dict[str, Any], in_pass: bool) -> list[str]:
         live = _copied(self.state.loader, find_parts(self.state.loader))
         restored = _copied(self._fresh, find_parts(self._fresh))
         ours = _drawn(live)

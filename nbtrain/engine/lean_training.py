@@ -20,7 +20,7 @@ from .lean_update import LeanUpdate, WholeStep
 from .step_module import StepModule
 
 # %% auto #0
-__all__ = ["validates_anyway", "LeanEpochLoop"]
+__all__ = ["is_window_closed", "validates_anyway", "LeanEpochLoop"]
 
 
 # %% ../../nbs/engine/lean_training.ipynb #24b12a00
@@ -31,6 +31,13 @@ class _Optimization(_AutomaticOptimization):
         loop = self.trainer.fit_loop.epoch_loop
         assert isinstance(loop, LeanEpochLoop)
         return super()._make_zero_grad_fn(batch_idx - loop.window_start, optimizer)
+
+
+def is_window_closed(pl_trainer: L.Trainer, n_batches: int) -> bool:
+    """Is no window of accumulated gradients open after the first `n_batches` of the epoch?"""
+    loop = pl_trainer.fit_loop.epoch_loop
+    start = loop.window_start if isinstance(loop, LeanEpochLoop) else 0
+    return (n_batches - start) % pl_trainer.accumulate_grad_batches == 0
 
 
 def validates_anyway(pl_trainer: L.Trainer) -> bool:
@@ -113,7 +120,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
         return self.automatic_optimization._skip_backward or super()._should_accumulate()
 
     def _accumulated_batches_reached(self) -> bool:
-        return (self.batch_progress.current.ready - self.window_start) % self.trainer.accumulate_grad_batches == 0
+        return is_window_closed(self.trainer, self.batch_progress.current.ready)
 
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
         if self.trainer.should_stop and self._should_accumulate():

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from .meter import Meter
 from .protocol import TrainerProtocol
-from .step_module import StepModule
+from .step_module import StepModule, in_validation_of_run
 from .train_state import Mode
 from ..events import Event, EventKind, Phase, Progress
 
@@ -257,7 +257,7 @@ class RecorderCallback(L.Callback):
         recorder = self.recorder
         recorder.flush()
         recorder.pass_place = recorder.pass_place.interrupted or PassPlace()
-        if isinstance(pl_module, StepModule) and pl_module.whole_epoch and pl_trainer.state.fn == "fit":
+        if isinstance(pl_module, StepModule) and in_validation_of_run(pl_trainer, pl_module):
             counts = recorder.trainer.train_state.counts
             before = {"epoch": counts.epoch + (recorder.pass_place.phase == "train"), "step": counts.step}  # 0: before the training
             recorder.emit_now("valid", {"row": before | _validation_metrics(pl_trainer, pl_module)})

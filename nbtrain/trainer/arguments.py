@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from ..engine.train_state import Mode
 from ..errors import ConfigError, OptionError, nearest
 from ..events import MonitorMode, known_mode
+from .lightning_args import as_list
 
 # %% auto #0
 __all__ = [
@@ -59,9 +60,7 @@ def check_lightning(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def accumulates(arguments: Mapping[str, Any]) -> bool:
     """Does `lightning={...}` let several batches make one update?"""
-    callbacks = arguments.get("callbacks") or []
-    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-    changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
+    changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in as_list(arguments.get("callbacks")))
     return changes or arguments.get("accumulate_grad_batches", 1) != 1
 
 

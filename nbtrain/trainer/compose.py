@@ -137,7 +137,7 @@ def make_addons(
 
 
 def take_strategy(kind: type[Any], lightning: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """`lightning={"strategy": ...}` as the option of the addon that spreads a run, where that has no strategy of its own yet."""
+    """`lightning={"strategy": ...}` as the option of the addon that spreads a run, where that was not given a strategy."""
     launcher = next((a for a in kind.addons if a.decides_where_runs_execute and a not in kind.addon_instances), None)
     if launcher is None or "strategy" not in options(launcher) or "strategy" in given or "strategy" not in lightning:
         return {}

@@ -17,6 +17,7 @@ from ..addons.limits import LimitsAddon
 from ..addons.state_manager import StateManagerAddon, end_before
 from ..engine.control import refuse_while_on
 from ..errors import ConfigError
+from .lightning_args import as_list
 
 if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
@@ -75,9 +76,8 @@ def _has_waited(trainer: TrainerBase, saved: Mapping[str, Any]) -> bool:
     counts, given = trainer.train_state.counts, trainer.lightning
     if counts.epoch < (given.get("min_epochs") or 0) or counts.update < (given.get("min_steps") or 0):
         return False
-    callbacks = given.get("callbacks") or []
     states = saved.get("callbacks", {})
-    others = [c for c in (callbacks if isinstance(callbacks, list) else [callbacks]) if isinstance(c, EarlyStopping)]
+    others = [c for c in as_list(given.get("callbacks")) if isinstance(c, EarlyStopping)]
     waited = any(states.get(c.state_key, {}).get("wait_count", 0) >= max(c.patience, 1) for c in others)
     return waited or any(addon.has_ended(saved) for addon in trainer.active_addons if isinstance(addon, EarlyStoppingAddon))
 

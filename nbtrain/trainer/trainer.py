@@ -33,14 +33,7 @@ from ..optim.schedulers import Scheduler
 from .addon_options import AddonOptions
 from .arguments import accumulates, check_lightning, check_run, check_save_path, make_optimizer, resolve_monitor
 from .base import TrainerBase
-from nbtrain.trainer.compose import (
-    check_addon_options,
-    constructor_parameters,
-    make_addons,
-    take_strategy,
-    with_instances,
-    written_class,
-)
+from .compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
 from .evaluate import TrainerEvaluation
 from .gallery import Draw, Gallery, first_samples, worst_samples
 from .live_edits import TrainerControls

@@ -1,6 +1,6 @@
 """Runs drawn at random, broken off after some batches and resumed in a new trainer, end bit for bit as the ones that were not.
 
-`NBTRAIN_FAULT_CASES` says how many are drawn. A tenth of them is killed in a process of its own instead.
+`NBTRAIN_FAULT_CASES` says how many are drawn. A tenth of them is killed in a separate process instead.
 """
 
 from __future__ import annotations
@@ -11,26 +11,20 @@ import signal
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import lightning as L
 import pytest
 from children import CONTEXT
 from resume_cases import Case, differences, draw
+from samples import Breaks
 
 N_CASES = int(os.environ.get("NBTRAIN_FAULT_CASES", "12"))
 
 
-class Dies(L.Callback):
+class Dies(Breaks):
     """Kills its process after `n` batches, also while a checkpoint is written."""
 
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self.n -= 1
-        if self.n == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def end(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run_in_process(case: Case, folder: Path) -> None:

@@ -17,10 +17,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from safetensors.torch import load_file
-from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
+from samples import Augmented, Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from nbtrain import (
     CheckpointError,
@@ -40,20 +40,6 @@ from nbtrain.checkpoint.snapshot import snapshot
 
 EVERY_SAVE = bool(os.environ.get("NBTRAIN_EVERY_SAVE"))
 Saving = Regress.add_on(StateManagerAddon)
-
-
-class Augmented(Dataset[Any]):
-    """Samples that are changed with all three kinds of random numbers."""
-
-    def __init__(self, n: int = 70) -> None:
-        self.data = make_data(n)
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, i: int) -> Any:
-        x, y = self.data[i]
-        return x + 0.1 * torch.randn(8) + 0.1 * random.random() + 0.1 * np.random.rand(), y
 
 
 class Stream(IterableDataset[Any]):

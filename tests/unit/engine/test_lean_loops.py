@@ -27,7 +27,7 @@ from lightning.pytorch.callbacks import (
 from samples import make_loader, make_model, make_valid
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
-from traced import Memory, Stream, Trace
+from traced import Memory, StopAt, Stream, Trace, hooked_sgd
 
 from nbtrain.engine.lean_loops import use_lean_loops
 from nbtrain.engine.lean_pass import unknown_version
@@ -173,13 +173,6 @@ def optimizing(make: Callable[[Module], Any]) -> type[Module]:
     return type("Optimizing", (Module,), {"configure_optimizers": make})
 
 
-def _hooked(module: Module) -> Any:
-    optimizer = torch.optim.SGD(module.parameters(), 1e-2, momentum=0.9)
-    optimizer.register_step_pre_hook(lambda *_: module.trace.note("before step", module.trainer.global_step))
-    optimizer.register_step_post_hook(lambda *_: module.trace.note("after step", module.trainer.global_step))
-    return optimizer
-
-
 def _replaced(module: Module) -> Any:
     optimizer = torch.optim.SGD(module.parameters(), 1e-2, momentum=0.9)
     step = optimizer.step
@@ -273,14 +266,6 @@ def _wrap(name: str) -> Callable[..., None]:
         setattr(module, name, own)
 
     return wrap
-
-
-class StopAt(Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        trainer.should_stop = trainer.should_stop or trainer.global_step == self.step
 
 
 class LogsToo(Callback):
@@ -441,7 +426,7 @@ CASES: dict[str, dict[str, Any]] = {
     "Timer": {"callbacks": [lambda: Timer(interval="step", duration="00:01:00:00")]},
     "StochasticWeightAveraging": {"callbacks": [lambda: StochasticWeightAveraging(swa_lrs=1e-2, swa_epoch_start=1)]},
     "LearningRateMonitor": {"callbacks": [lambda: LearningRateMonitor("step")], "module": optimizing(_scheduled("step")), "logger": True},
-    "an optimizer with hooks": {"module": optimizing(_hooked)},
+    "an optimizer with hooks": {"module": optimizing(lambda self: hooked_sgd(self.parameters(), self))},
     "an optimizer whose step was replaced": {"module": optimizing(_replaced)},
     "LBFGS": {"module": optimizing(lambda self: torch.optim.LBFGS(self.parameters(), 0.01, max_iter=3))},
     "a scheduler of betas": {"module": optimizing(lambda self: torch.optim.SGD(self.parameters(), 0.01, momentum=0.9, nesterov=True))},
