@@ -117,7 +117,7 @@ class Channel:
 
     def __init__(self, connection: Connection) -> None:
         self.commands: list[Any] = []
-        self.tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self.tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()  # None: there will be no more
         self._connection, self._parent = connection, os.getppid()
         self._lock = threading.Lock()
         self._sigterm, self._reported = threading.Event(), False
@@ -153,6 +153,8 @@ class Channel:
                     if kind == "task":
                         self.commands = []  # in this thread, so that no command after the task is lost
                         self.tasks.put(value)
+                    elif kind == "end":
+                        self.tasks.put(None)
                     else:
                         self.commands.append(value)
         except (EOFError, OSError):
@@ -257,8 +259,7 @@ def main(descriptor: int, preload: Sequence[str]) -> None:
     for name in preload:
         importlib.import_module(name)
     keep = frozenset(sys.modules)
-    while True:
-        task = channel.tasks.get()
+    while (task := channel.tasks.get()) is not None:
         try:
             result = _do(task, channel, keep)
         except BaseException as error:  # also SystemExit, into which Lightning turns an interrupt
@@ -266,7 +267,8 @@ def main(descriptor: int, preload: Sequence[str]) -> None:
             _flush()
             os._exit(1)  # closing the process group may wait for ranks that have ended
         _flush()
-        channel.send("result", result)
+        has_threads = any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
+        channel.send("result", (result, has_threads))
 
 
 def _do(task: Task, channel: Channel, keep: frozenset[str]) -> bytes:

@@ -127,6 +127,7 @@ class _Worker:
         self.output = self.process.stdout
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self.is_open = True  # False at the end of the output
+        self.has_threads = False  # which it waits for before it ends, such as one of a logger that is late
         self.last_output: deque[str] = deque(maxlen=2000)  # characters
 
     def send(self, kind: str, value: Any) -> None:
@@ -157,6 +158,17 @@ class _Worker:
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
+    def end(self) -> None:
+        """End it, once its threads are done."""
+        self.send("end", None)
+        while self.has_threads and self.is_alive:
+            if not self.is_open:
+                time.sleep(_POLL_S)
+            elif connection.wait([self.output.fileno()], _POLL_S):
+                sys.stderr.write(self.read_output())
+        sys.stderr.write(self.read_rest())
+        self.kill()
+
     def kill(self) -> None:
         """End it and all processes that it started."""
         try:
@@ -182,8 +194,9 @@ class Pool:
         """`n` workers for `environment`: those that wait and fit, and new ones."""
         fit = [worker for worker in self._idle if worker.is_alive and same_libraries(worker.environment, environment)]
         taken = fit[:n]
-        self._end([worker for worker in self._idle if worker not in fit])
-        self._idle = fit[n:]
+        others = [worker for worker in self._idle if worker not in fit]
+        self._end([worker for worker in others if not worker.has_threads])
+        self._idle = fit[n:] + [worker for worker in others if worker.has_threads]
         return taken + [_Worker(environment, self.preload) for _ in range(n - len(taken))]
 
     def give_back(self, workers: Sequence[_Worker]) -> None:
@@ -198,7 +211,7 @@ class Pool:
     def _end(self, workers: Sequence[_Worker]) -> None:
         if os.getpid() == self._pid:  # a forked child must not end the workers of its parent
             for worker in workers:
-                worker.kill()
+                worker.end()
 
 
 def _environment(n: int) -> dict[str, str]:
@@ -384,6 +397,8 @@ class Launch:
         if kind == "message":
             on_message(rank, value)
         else:
+            if kind == "result":
+                value, worker.has_threads = value
             self._outcome.finish(rank, kind, value)
             _show(rank, worker.read_rest())
         return True

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -249,6 +250,30 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     pool.close()
     assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)  # a zombie would be there
     assert dict(os.environ) == environment and list(tmp_path.iterdir()) == []
+
+
+def test_threads_of_a_task_such_as_a_late_loggers_are_waited_for_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(rank: Rank) -> None:
+        def write() -> None:
+            threading.main_thread().join()  # a guard of a logger waits so
+            print("waiting")
+            (tmp_path / f"{rank.number}").write_text("late")
+
+        threading.Thread(target=write).start()
+        dist.barrier()
+
+    pool = Pool()
+    with Launch(work, 2, pool=pool) as running:
+        running.wait()
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # needs other workers
+    with Launch(add_up, 1, pool=pool) as running:
+        running.wait()
+    assert list(tmp_path.iterdir()) == []
+    pool.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+    assert capsys.readouterr().err == "waiting\nwaiting\n"
 
 
 PARENT = """
