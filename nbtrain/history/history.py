@@ -243,8 +243,13 @@ class MeasuredRows:
     @property
     def best(self) -> Row | None:
         """The row with the best monitored value; the earlier one on a tie, never a NaN. It may be a validation inside an epoch."""
+        return self._best.of(self.candidates, self.monitor, self.monitor_mode)
+
+    @property
+    def candidates(self) -> list[Row]:
+        """The rows that are compared: all validations for a metric of theirs, else the epochs."""
         rows: Any = text.candidates(self.epochs, self.validations, self.monitor)
-        return self._best.of(rows, self.monitor, self.monitor_mode)
+        return rows
 
     @property
     def last_is_best(self) -> bool:
