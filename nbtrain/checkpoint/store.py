@@ -15,7 +15,7 @@ from pathlib import Path
 from .atomic import clean_leftovers, point_to
 from .files import newest_valid, read_counts
 from ..errors import CheckpointError, ConfigError, first_line
-from ..history.run_folder import load_run, run_folders
+from ..history.run_folder import read_history, run_folders
 
 # %% auto #0
 __all__ = ["FOLDER", "CheckpointStore", "open_folder", "clean_folders", "newest_checkpoint", "find_checkpoint"]
@@ -127,12 +127,12 @@ def find_checkpoint(save_path: str | Path, resume: str | Path, note: Callable[[s
 def _note_other_best(link: Path, note: Callable[[str], None]) -> None:
     """Say it where the checkpoint that `best` points to is not the one of the best epoch on the record."""
     try:
-        counts, history = read_counts(link), load_run(link.parent.parent)
+        counts, history = read_counts(link), read_history(link.parent.parent)
     except (CheckpointError, ConfigError):
         return  # the reader of the checkpoint raises what is wrong with it
     best = history.best
     if counts is None or best is None:
         return
-    first, last = sorted((counts["step"], best["step"]))  # a window that was open then, or the validation itself, may lie between
-    if any(first <= row["step"] <= last and row is not best for row in history.candidates):
+    first, last = sorted((counts["step"], best.get("step", 0)))  # a window that was open then, or the validation itself, may lie between
+    if any(first <= row.get("step", 0) <= last and row is not best for row in history.candidates):
         note(f"{link.name} holds the state after {counts['epoch']} epochs; the record says that epoch {best['epoch']} is the best.")

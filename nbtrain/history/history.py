@@ -208,11 +208,11 @@ class MeasuredRows:
     def drop_after(self, step: int, epoch: int) -> None:
         """Drop what was measured past `step`, and the rows past `epoch`: also that of an epoch that was cut at `step`."""
         self._best = _BestRow()
-        dropped = [row for row in self.epochs if row["step"] > step or row["epoch"] > epoch]
+        dropped = [row for row in self.epochs if row.get("step", 0) > step or row["epoch"] > epoch]
         self.epochs = [row for row in self.epochs if row not in dropped]
-        validations = [row for row in self.validations if row["step"] <= step]
+        validations = [row for row in self.validations if row.get("step", 0) <= step]
         self.validations = [_validation_alone(row) if row in dropped else row for row in validations]
-        self.tests = [row for row in self.tests if row["step"] <= step]
+        self.tests = [row for row in self.tests if row.get("step", 0) <= step]
         self.marks = [(progress, text) for progress, text in self.marks if progress.step <= step]
         for table in self.steps.values():
             table.drop_after(step)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +17,8 @@ import pytest
 import torch
 from samples import Regress, make_loader, make_model, make_trainer, make_valid
 
-from nbtrain import NbtrainError, StateManagerAddon
+from nbtrain import StateManagerAddon
 from nbtrain.checkpoint.weights import read_weights
-from nbtrain.cli import main
 from nbtrain.errors import CheckpointError
 
 N_FLIPS = int(os.environ.get("NBTRAIN_FLIPS", "24"))
@@ -39,7 +37,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def places(checkpoint: Path) -> list[Place]:
     """The parts of a checkpoint: each file of a folder and each header of safetensors; in a zip archive headers, records and directory."""
     if checkpoint.is_dir():
-        files = [path for path in sorted(checkpoint.iterdir())]
+        files = sorted(checkpoint.iterdir())
         headers = [(file, 0, 8 + int.from_bytes(file.read_bytes()[:8], "little")) for file in files if file.suffix == ".safetensors"]
         return headers + [(file, 0, file.stat().st_size) for file in files]
     with zipfile.ZipFile(checkpoint) as archive:

@@ -382,7 +382,7 @@ def test_failure_to_record_is_noted_and_the_run_goes_on(tmp_path: Path, monkeypa
     assert trainer.run(1, make_loader()).status == "completed"
     events = [json.loads(line) for line in (tmp_path / "run-001" / "events.jsonl").read_text().splitlines()]
     (note,) = [event["data"]["text"] for event in events if event["kind"] == "note"]
-    assert note.startswith("The source of this run was not kept: JSONDecodeError: ")
+    assert note.startswith("The source of this run was not kept: ConfigError: provenance.json is damaged")
 
 
 def test_recording_takes_less_than_50_ms_apart_from_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
