@@ -121,11 +121,14 @@ _DATA: dict[str, tuple[_Test, ...]] = {
 }
 
 
-def _is_whole(progress: Progress, time_s: Any) -> bool:
+def _is_placed(event: Any) -> bool:
+    """Has an event a time, and a progress of its kind?"""
+    progress = event.progress
     counts = (progress.run, progress.epoch, progress.n_epochs, progress.batch, progress.step, progress.update)
-    times = all(_is_number(time) and math.isfinite(time) for time in (progress.elapsed_s, time_s))
+    times = all(_is_number(time) and math.isfinite(time) for time in (progress.elapsed_s, event.time_s))
     n_batches = progress.n_batches is None or _is_count(progress.n_batches)
-    return times and n_batches and all(map(_is_count, counts)) and progress.phase in get_args(Phase)
+    phase = progress.phase in get_args(Phase) and (event.kind != "steps" or progress.phase != "idle")
+    return times and n_batches and all(map(_is_count, counts)) and phase
 
 
 # %% ../nbs/events.ipynb #9742f624
@@ -151,7 +154,7 @@ class Event:
             event = cls(**{**fields, "progress": Progress(**fields["progress"])})
             tables = {key: _decode(event.data[key]) for key in ("values", "row", "best") if event.data.get(key) is not None}
             event = replace(event, data={**event.data, **tables})
-            is_whole = _is_whole(event.progress, event.time_s) and all(is_valid(event.data) for is_valid in _DATA[event.kind])
+            is_whole = _is_placed(event) and all(is_valid(event.data) for is_valid in _DATA[event.kind])
         except (TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"not an event: {line[:80]!r}") from error
         if not is_whole:

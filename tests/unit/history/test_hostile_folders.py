@@ -88,7 +88,7 @@ def record(**values: Any) -> Change:
 
     def do(folder: Path) -> None:
         content = json.loads((folder / "provenance.json").read_text()) | values
-        kept = {name: value for name, value in content.items() if value is not None}
+        kept = {name: value for name, value in content.items() if value is not None or name not in values}
         (folder / "provenance.json").write_text(json.dumps(kept))
 
     return do
@@ -287,3 +287,103 @@ def test_a_hostile_run_folder_is_shown_or_refused(name: str, folder: Path, whole
     is_changed = found != folder or not file.is_file() or file.is_symlink() or file.read_bytes() != (whole / "events.jsonl").read_bytes()
     for reader in READERS if is_changed else ("show", "diff"):
         check(reader, found, whole)
+
+
+NASTY: list[Any] = [
+    None, True, -1, 0, 2**62, 2**64, 10**30, 0.5, 1e308, float("nan"), float("-inf"), "", "nan", ESCAPES, MARKUP, "../..", [], [None], {}, {"a": {}}
+]  # fmt: skip
+
+
+def change_somewhere(value: Any, rng: random.Random) -> Any:
+    """`value` with one of the values in it replaced, left out or under another key."""
+    if not isinstance(value, (dict, list)) or not value or rng.random() < 0.1:
+        return rng.choice(NASTY)
+    key = rng.choice(list(value) if isinstance(value, dict) else range(len(value)))
+    chance = rng.random()
+    if chance < 0.1 and isinstance(value, dict):
+        return {name: item for name, item in value.items() if name != key}
+    if chance < 0.2 and isinstance(value, dict):
+        return value | {rng.choice([ESCAPES, MARKUP, "", "step"]): value[key]}
+    value = value.copy()
+    value[key] = change_somewhere(value[key], rng)
+    return value
+
+
+def change_at_random(folder: Path, rng: random.Random) -> None:
+    """Some values of the records are others, or some bits of the files."""
+    if rng.random() < 0.5:
+        name = rng.choice(["events.jsonl", "provenance.json", "source/steps.py"])
+        raw = bytearray((folder / name).read_bytes())
+        for _ in range(rng.choice([1, 2, 30])):
+            raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+        (folder / name).write_bytes(raw[: rng.randrange(len(raw))] if rng.random() < 0.2 else raw)
+        return
+    write_lines(folder, [change_somewhere(line, rng) if rng.random() < 0.3 else line for line in lines_of(folder)])
+    content = json.loads((folder / "provenance.json").read_text())
+    (folder / "provenance.json").write_text(json.dumps(change_somewhere(content, rng) if rng.random() < 0.7 else content))
+
+
+def test_run_folders_that_are_changed_at_random_are_shown_or_refused(folder: Path, whole: Path) -> None:
+    for seed in range(N_DRAWS):
+        shutil.rmtree(folder)
+        shutil.copytree(whole, folder)
+        change_at_random(folder, random.Random(seed))
+        for reader in READERS if seed % 20 == 0 else [name for name in READERS if "comparison" not in name]:  # it draws a figure
+            check(reader, folder, whole)
+
+
+def test_what_is_damaged_is_said_in_one_line_and_the_rest_is_shown(folder: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add(b"rubbish", {"kind": "party"})(folder)
+    record(git=3, runs=None)(folder)
+    (folder / "source" / "steps.py").unlink()
+    lines = show(folder).splitlines()
+    said = "note: 2 of {} lines of events.jsonl are damaged and left out; the first is line 2.".format(len(lines_of(whole)) + 2)
+    assert said in lines and "note: provenance.json is damaged: its git, runs can't be read." in lines
+    assert lines[1].startswith("Regress · Sequential") and "Origin" in lines and lines[-1] == "source/steps.py is missing."
+    assert said.replace("note: ", "note: a: ") in diff(folder, whole).splitlines()
+    assert repr(compare(folder)).splitlines()[-1] == said.replace("note: ", "note: run-001: ")
+    with pytest.warns(UserWarning, match="2 of .* lines of events.jsonl are damaged"):
+        assert load_run(folder).epochs == load_run(whole).epochs
+    assert main(["follow", str(folder)]) == 0
+    followed = capsys.readouterr().out.splitlines()
+    assert [line for line in followed if "damaged" in line] == [f"note: line {n} of events.jsonl is damaged, and left out." for n in (2, 3)]
+    assert followed[-1].startswith("✓ completed")
+
+
+def test_a_record_that_is_damaged_is_said_by_show_and_diff(folder: Path, whole: Path) -> None:
+    (folder / "provenance.json").write_text("{")
+    assert "note: provenance.json is damaged: it is not JSON." in show(folder).splitlines()
+    assert "note: b: provenance.json is damaged: it is not JSON." in diff(whole, folder).splitlines()
+
+
+def test_errors_of_the_command_line_show_escapes_as_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "a\x1b[2J" / "run-001"
+    run.mkdir(parents=True)
+    (tmp_path / "outside").write_text("{}")
+    (run / "events.jsonl").symlink_to(tmp_path / "outside")
+    assert main(["show", str(run.parent)]) == 2
+    shown = capsys.readouterr().err
+    assert "events.jsonl is not read: it leads out of the run folder." in shown and "a\\x1b[2J" in shown and "\x1b" not in shown
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "a\x00b", "nowhere", ""], ids=["too long", "with a zero", "missing", "empty"])
+def test_a_path_that_is_none_is_refused(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for read in (show, compare, load_run):
+        with pytest.raises(ConfigError):
+            read(path)
+
+
+def test_an_event_of_a_stranger_never_has_other_types() -> None:
+    good = {"kind": "note", "progress": {}, "time_s": 0, "data": {"text": "a"}}
+    assert Event.from_json(json.dumps(good)).data == {"text": "a"}
+    for change in (
+        {"time_s": "now"},
+        {"data": {"text": 3}},
+        {"data": None},
+        {"progress": {"run": 1.5}},
+        {"progress": {"phase": "lunch"}},
+        {"kind": "end"},
+    ):
+        with pytest.raises(ValueError, match="not an event"):
+            Event.from_json(json.dumps(good | change))
