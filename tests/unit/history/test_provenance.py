@@ -366,6 +366,7 @@ def test_second_run_adds_its_arguments_and_changed_source(tmp_path: Path, module
 def test_keep_source_false_keeps_nothing(tmp_path: Path) -> None:
     make_trainer(save_path=tmp_path, keep_source=False).run(1, make_loader())
     assert sorted(file.name for file in (tmp_path / "run-001").iterdir()) == [
+        ".lock",
         "best.safetensors",
         "curves.png",
         "events.jsonl",
