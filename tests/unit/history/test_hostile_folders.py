@@ -290,7 +290,8 @@ def test_a_hostile_run_folder_is_shown_or_refused(name: str, folder: Path, whole
 
 
 NASTY: list[Any] = [
-    None, True, -1, 0, 2**62, 2**64, 10**30, 0.5, 1e308, float("nan"), float("-inf"), "", "nan", ESCAPES, MARKUP, "../..", [], [None], {}, {"a": {}}
+    None, True, -1, 0, 2**62, 2**64, 10**30, 0.5, 1e308, float("nan"), float("-inf"),
+    "", "nan", ESCAPES, MARKUP, "../..", [], [None], {}, {"a": {}},
 ]  # fmt: skip
 
 
@@ -337,7 +338,7 @@ def test_what_is_damaged_is_said_in_one_line_and_the_rest_is_shown(folder: Path,
     record(git=3, runs=None)(folder)
     (folder / "source" / "steps.py").unlink()
     lines = show(folder).splitlines()
-    said = "note: 2 of {} lines of events.jsonl are damaged and left out; the first is line 2.".format(len(lines_of(whole)) + 2)
+    said = f"note: 2 of {len(lines_of(whole)) + 2} lines of events.jsonl are damaged and left out; the first is line 2."
     assert said in lines and "note: provenance.json is damaged: its git, runs can't be read." in lines
     assert lines[1].startswith("Regress · Sequential") and "Origin" in lines and lines[-1] == "source/steps.py is missing."
     assert said.replace("note: ", "note: a: ") in diff(folder, whole).splitlines()
