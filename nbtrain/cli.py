@@ -404,6 +404,12 @@ def _reports_errors() -> bool:
     return not int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
 
 
+def _print_error(error: NbtrainError) -> None:
+    from nbtrain.views.text import visible  # a path in it may be by a stranger
+
+    print(f"nbtrain: {visible(str(error), lines=True)}", file=sys.stderr)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit code: 0 done, 1 for an error of nbtrain's, 2 for a bad argument, 130 after Ctrl-C.
 
@@ -422,10 +428,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except ConfigError as error:
         if _reports_errors():
-            print(f"nbtrain: {error}", file=sys.stderr)
+            _print_error(error)
         return 2
     except NbtrainError as error:
-        print(f"nbtrain: {error}", file=sys.stderr)
+        _print_error(error)
         return 1
     except ModuleNotFoundError as error:
         if given[0] in _CONFIGURED:  # it is a user's module that misses one

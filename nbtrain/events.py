@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 # %% auto #0
 __all__ = ["Phase", "EventKind", "Status", "MonitorMode", "Progress", "Event", "is_better", "known_mode", "Plan"]
@@ -67,6 +67,70 @@ def _decode(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: [number(i) for i in item] if isinstance(item, list) else number(item) for key, item in values.items()}
 
 
+# %% ../nbs/events.ipynb #99d87157
+_Test = Callable[[Any], bool]
+_TOO_LARGE = 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < _TOO_LARGE)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _TOO_LARGE
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, dict) and all(map(_is_number, row.values())) and all(_is_count(row.get(name, 0)) for name in ("epoch", "step"))
+
+
+def _is_text(name: str) -> _Test:
+    return lambda data: isinstance(data[name], str)
+
+
+def _is_one_of(name: str, *words: str) -> _Test:
+    return lambda data: data[name] in words
+
+
+def _is_header(data: dict[str, Any]) -> bool:
+    rest = {name: value for name, value in data.items() if name != "best"}
+    numbers = [data.get(name) for name in ("n_params", "n_train_batches", "n_valid_batches")]
+    is_plain = all(isinstance(value, (str, type(None))) or _is_number(value) for value in rest.values())
+    return (
+        is_plain and all(number is None or _is_count(number) for number in numbers) and (data.get("best") is None or _is_row(data["best"]))
+    )
+
+
+def _is_block(data: dict[str, Any]) -> bool:
+    columns = data["values"].values()
+    same_length = all(isinstance(column, list) and len(column) == data["n"] for column in columns)
+    is_measured = _is_count(data["n"]) and _is_number(data["samples"]) and (data.get("lr") is None or _is_number(data["lr"]))
+    return same_length and is_measured and all(_is_number(value) for column in columns for value in column)
+
+
+_DATA: dict[str, tuple[_Test, ...]] = {
+    "start": (_is_header, _is_text("monitor"), _is_one_of("monitor_mode", *get_args(MonitorMode))),
+    "steps": (_is_block,),
+    "valid": (lambda data: _is_row(data["row"]) and "epoch" in data["row"],),
+    "epoch": (lambda data: _is_row(data["row"]) and "epoch" in data["row"],),
+    "test": (lambda data: _is_row(data["row"]),),
+    "note": (_is_text("text"),),
+    "mark": (_is_text("text"),),
+    "state": (_is_one_of("state", "running", "pausing", "paused", "stopping"),),
+    "end": (_is_one_of("status", *get_args(Status)), _is_text("reason")),
+}
+
+
+def _is_placed(event: Any) -> bool:
+    """Has an event a time, and a progress of its kind?"""
+    progress = event.progress
+    counts = (progress.run, progress.epoch, progress.n_epochs, progress.batch, progress.step, progress.update)
+    times = all(_is_number(time) and math.isfinite(time) for time in (progress.elapsed_s, event.time_s))
+    n_batches = progress.n_batches is None or _is_count(progress.n_batches)
+    phase = progress.phase in get_args(Phase) and (event.kind != "steps" or progress.phase != "idle")
+    return times and n_batches and all(map(_is_count, counts)) and phase
+
+
 # %% ../nbs/events.ipynb #9742f624
 @dataclass(frozen=True)
 class Event:
@@ -84,14 +148,18 @@ class Event:
 
     @classmethod
     def from_json(cls, line: str) -> Event:
-        """The event that `to_json` wrote. Raises ValueError on a line that is cut off or is not an event."""
+        """The event that `to_json` wrote. Raises ValueError on a line that is cut off or is not an event, also by the types in it."""
         try:
             fields = json.loads(line)
             event = cls(**{**fields, "progress": Progress(**fields["progress"])})
-        except (TypeError, KeyError) as error:
+            tables = {key: _decode(event.data[key]) for key in ("values", "row", "best") if event.data.get(key) is not None}
+            event = replace(event, data={**event.data, **tables})
+            is_whole = _is_placed(event) and all(is_valid(event.data) for is_valid in _DATA[event.kind])
+        except (TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"not an event: {line[:80]!r}") from error
-        tables = {key: _decode(event.data[key]) for key in ("values", "row") if key in event.data}
-        return replace(event, data={**event.data, **tables})
+        if not is_whole:
+            raise ValueError(f"not an event: {line[:80]!r}")
+        return event
 
 
 # %% ../nbs/events.ipynb #8c805885

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 import threading
 import zipfile
 import zlib
@@ -36,6 +35,8 @@ __all__ = [
     "read_checkpoint",
     "read_snapshot",
     "verify_checkpoint",
+    "verify_weights",
+    "read_counts",
     "Newest",
     "newest_valid",
     "Writer",
@@ -119,7 +120,7 @@ def write_checkpoint(taken: Snapshot, path: str | Path, save_format: SaveFormat 
 def _write_file(taken: Snapshot, path: Path) -> None:
     state = taken.state | {_HEADER: {"version": _VERSION, "views": list(taken.views.items())}}
     checksums = get_crc32_options()
-    set_crc32_options(True)  # without checksums the file would be refused as damaged
+    set_crc32_options(True)  # without checksums damage would pass unseen
     try:
         with open(path, "wb") as file:  # given a path, torch names its records after the temporary file, and hides the system's message
             torch.save(state, file)
@@ -134,17 +135,27 @@ def _check_version(name: str, header: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{name} is of version {header.get('version')!r}; this nbtrain reads version {_VERSION}.")
 
 
+_ZIP_START = b"PK\3\4"
+_MARKED_FOLDER = 0x10  # in the attributes of a record
+
+
 def _verify_zip(path: Path) -> None:
-    """Compare all records of a torch file with their checksums. Raises CheckpointError for damage."""
+    """Compare all records of a torch file with their checksums, if it was written with any. Raises CheckpointError for damage."""
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, ValueError, struct.error) as error:
+            records = [record for record in archive.infolist() if record.file_size]
+            damaged = archive.testzip() if any(record.CRC for record in records) else None
+    except Exception as error:  # of any type: a flipped bit can name another compression, whose reader has its own errors
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         size = path.stat().st_size
         what = f"is cut off or damaged: its {size} bytes are not a whole zip archive" if size else "is empty"
         raise CheckpointError(f"{path.name} {what}.") from error
     if damaged is not None:
         raise CheckpointError(f"{path.name} is damaged: the checksum of its record {damaged!r} does not match.")
+    for record in records:
+        if record.external_attr & _MARKED_FOLDER:  # no checksum covers this bit, and torch would return memory that it has not filled
+            raise CheckpointError(f"{path.name} is damaged: its record {record.filename!r} is marked as a folder.")
 
 
 def _read_file(path: Path) -> tuple[Any, Mapping[str, Any]]:
@@ -181,6 +192,14 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _verified_content(folder: Path) -> Mapping[str, Any]:
     """The content of `state.json`, after its checksum and those of the other files were compared."""
+    content = _sealed_content(folder)
+    for name, seen in content["files"].items():
+        _verify_file(folder / name, seen["size"], seen["crc32"])
+    return content
+
+
+def _sealed_content(folder: Path) -> Mapping[str, Any]:
+    """The content of `state.json`, after its checksum was compared."""
     file = folder / "state.json"
     if not file.is_file():
         raise CheckpointError(f"{folder.name} holds no state.json: it is not a checkpoint, or an incomplete one.")
@@ -194,8 +213,6 @@ def _verified_content(folder: Path) -> Mapping[str, Any]:
     wanted = {part_file(rank, n_ranks) for rank in range(min(n_ranks, len(files)))} | set(_TENSOR_FILES[1 if n_ranks else 0 :])
     if not wanted <= files.keys() <= wanted | {*_TENSOR_FILES, "config.json"}:
         raise CheckpointError(f"state.json lists invalid files, or not all: {', '.join(map(repr, sorted(files)))}.")
-    for name, seen in files.items():
-        _verify_file(folder / name, seen["size"], seen["crc32"])
     return content
 
 
@@ -247,6 +264,40 @@ def verify_checkpoint(path: str | Path) -> None:
     path = _existing(path)
     with _explained(path):
         _verified_content(path) if path.is_dir() else _verify_zip(path)
+
+
+def verify_weights(file: Path) -> None:
+    """Compare a file of weights with the checksums that are known: its own in a torch file, those of the `state.json` beside safetensors.
+
+    Raises CheckpointError for damage.
+    """
+    with _explained(file):
+        if file.suffix == ".safetensors":
+            files = _sealed_content(file.parent)["files"] if _is_sealed(file.parent / "state.json") else {}
+            if file.name in files:
+                _verify_file(file, files[file.name]["size"], files[file.name]["crc32"])
+        elif _begins(file, _ZIP_START):
+            _verify_zip(file)
+
+
+def read_counts(path: Path) -> Mapping[str, Any] | None:
+    """The epochs, batches and updates that an nbtrain checkpoint has counted, without its tensors. None for another's.
+
+    Raises CheckpointError if it can't be read.
+    """
+    with _explained(path):
+        state = _sealed_content(path)["state"] if path.is_dir() else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return state["nbtrain"]["counts"] if "nbtrain" in state else None
+
+
+def _begins(file: Path, start: bytes) -> bool:
+    with open(file, "rb") as stream:
+        return stream.read(len(start)) == start
+
+
+def _is_sealed(file: Path) -> bool:
+    """Is this a `state.json` of ours? Another tool may have one beside its weights."""
+    return file.is_file() and _begins(file, _seal(b"")[:11])
 
 
 def _existing(path: str | Path) -> Path:

@@ -314,6 +314,14 @@ def restore(trainer: Restorable, path: Path) -> dict[str, Any]:
     return dict(state)
 
 
+def _named(state: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+    """`state`, which `file` holds. Raises CheckpointError unless its counts are those that the file is named for."""
+    counts = state.get("nbtrain", {}).get("counts", {})
+    if file.stem != f"epoch={counts.get('epoch')}-step={counts.get('update')}":
+        raise CheckpointError(f"{file.name} holds the state after {counts.get('epoch')} epochs and {counts.get('update')} updates.")
+    return state
+
+
 def _restore_best(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> None:
     """Restore the weights of the best epoch: from the checkpoint beside `path` that has them, or from this one."""
     best, trainer.train_state.best_weights = trainer.train_state.history.best, state["nbtrain"].get("best_weights")
@@ -321,7 +329,7 @@ def _restore_best(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path
         return
     file = path.with_name(Path(state["nbtrain"]["best"]).name)
     try:
-        found = weights_of(state if file == path else read_checkpoint(file))
+        found = weights_of(state if file == path else _named(read_checkpoint(file), file))
         trainer.train_state.best_weights = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         best.path = file
     except CheckpointError as error:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .atomic import clean_leftovers, point_to
-from .files import newest_valid
+from .files import newest_valid, read_counts
 from ..errors import CheckpointError, ConfigError, first_line
-from ..history.run_folder import run_folders
+from ..history.run_folder import read_history, run_folders
 
 # %% auto #0
 __all__ = ["FOLDER", "CheckpointStore", "open_folder", "clean_folders", "newest_checkpoint", "find_checkpoint"]
@@ -118,4 +118,21 @@ def find_checkpoint(save_path: str | Path, resume: str | Path, note: Callable[[s
             raise CheckpointError(f"There is no checkpoint {str(path)!r}.", remedy='Give a path, "last", "best" or "auto".')
         return path
     links = [run / FOLDER / name for run in run_folders(save_path) for name in (resume, f"{resume}.ckpt")]
-    return next((link.resolve() for link in links if link.exists()), None)
+    link = next((link for link in links if link.exists()), None)
+    if link is not None and resume == "best":
+        _note_other_best(link, note)
+    return link.resolve() if link is not None else None
+
+
+def _note_other_best(link: Path, note: Callable[[str], None]) -> None:
+    """Say it where the checkpoint that `best` points to is not the one of the best epoch on the record."""
+    try:
+        counts, history = read_counts(link), read_history(link.parent.parent)
+    except (CheckpointError, ConfigError):
+        return  # the reader of the checkpoint raises what is wrong with it
+    best = history.best
+    if counts is None or best is None:
+        return
+    first, last = sorted((counts["step"], best.get("step", 0)))  # a window that was open then, or the validation itself, may lie between
+    if any(first <= row.get("step", 0) <= last and row is not best for row in history.candidates):
+        note(f"{link.name} holds the state after {counts['epoch']} epochs; the record says that epoch {best['epoch']} is the best.")

@@ -5,7 +5,6 @@
 # %% ../../nbs/checkpoint/weights.ipynb #36ebb2ea
 from __future__ import annotations
 
-import pickle
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -15,12 +14,12 @@ from typing import Any
 
 import torch
 from fsspec.core import url_to_fs
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .atomic import written
-from .files import read_checkpoint
+from .files import read_checkpoint, verify_weights
 from ..compat.weight_names import bare, fitted, of_part
 from ..distributed.parallelism import whole
 from ..errors import CheckpointError
@@ -80,7 +79,8 @@ def read_weights(path: str | Path) -> Weights:
 
     A file may be given by its URL, such as "s3://bucket/last.ckpt", for which fsspec may need a package such as s3fs.
 
-    Python objects are not unpickled. Raises CheckpointError for a missing file, and for one that can't be read that way.
+    The checksums that are known of it are compared, and Python objects are not unpickled. Raises CheckpointError for a missing or damaged
+    file, and for one that can't be read that way.
     """
     if url := _url(path):
         with TemporaryDirectory() as folder:
@@ -97,16 +97,19 @@ def read_weights(path: str | Path) -> Weights:
         path = path / "model.safetensors"
     if not path.is_file():
         raise CheckpointError(f"There is no file {str(path)!r}.", remedy="Give the path of a file of weights.")
+    verify_weights(path)
     try:
-        if path.suffix == ".safetensors":
-            return dict(bare(_read_safetensors(path)))
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError) as error:
+        return dict(bare(_read_safetensors(path))) if path.suffix == ".safetensors" else _read_torch(path)
+    except Exception as error:  # a file by a stranger can make the readers raise anything
         raise CheckpointError(
             f"{path.name} holds no weights that can be read safely.",
             where=str(path),
             remedy="It is damaged, or it holds Python objects, which are not unpickled; save it again as .safetensors.",
         ) from error
+
+
+def _read_torch(path: Path) -> Weights:
+    found = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(found, Mapping):
         return {}
     weights = found.get("state_dict", found)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError
 from ..events import MonitorMode
 from .history import History
-from .run_folder import find_run, load_run
+from .run_folder import find_run, read_history
 from ..views import plots
-from ..views.text import best_row, table_text
+from ..views.text import best_row, note_line, table_text, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,13 +33,14 @@ class Comparison:
     """The histories of several runs by name, as a table and as a figure."""
 
     histories: Mapping[str, History]
+    notes: Sequence[str] = ()  # what could not be read
 
     def table(self) -> str:
         """The best epoch of each run, or its test; a star marks the best of all, where all runs monitor the same metric."""
         rows = {name: h.best or h.last or {} for name, h in self.histories.items()}
         kinds: set[tuple[str, MonitorMode]] = {(h.monitor, h.monitor_mode) for h in self.histories.values()}
         best = best_row(rows.values(), *kinds.pop()) if len(kinds) == 1 else None
-        names = ["run", *rows]
+        names = ["run", *map(visible, rows)]
         width = max(map(len, names))
         return "\n".join(f"{name.ljust(width)}  {line}" for name, line in zip(names, table_text(list(rows.values()), best).splitlines()))
 
@@ -52,22 +53,31 @@ class Comparison:
         path = Path(path)
         if path.suffix not in (".png", ".html"):
             raise ConfigError(f"{path.name!r} is neither PNG nor HTML.", remedy="Give a name that ends in .png or .html.")
-        path.write_bytes(plots.png(self.plot()) if path.suffix == ".png" else f"<!DOCTYPE html>\n{self._repr_html_()}\n".encode())
+        content = plots.png(self.plot()) if path.suffix == ".png" else f"<!DOCTYPE html>\n{self._repr_html_()}\n".encode()
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise ConfigError(f"{str(path)!r} can't be written: {error.strerror}.", remedy="Give a folder that is there.") from error
         return path
 
     def __repr__(self) -> str:
-        return self.table()
+        return "\n".join([self.table(), *map(note_line, self.notes)])
 
     def _repr_html_(self) -> str:
         picture = base64.b64encode(plots.png(self.plot())).decode()
-        return f'<pre>{escape(self.table())}</pre><img alt="curves" src="data:image/png;base64,{picture}">'
+        return f'<pre>{escape(repr(self))}</pre><img alt="curves" src="data:image/png;base64,{picture}">'
 
 
 # %% ../../nbs/history/compare.ipynb #c38086d7
 def compare(*paths: str | Path) -> Comparison:
-    """The runs in these run folders, or the newest in each folder of run folders. Raises ConfigError where there is no run."""
+    """The runs in these run folders, or the newest in each folder of run folders. Raises ConfigError where there is no run.
+
+    Damaged lines of a record are left out, which the comparison says.
+    """
     folders = [find_run(path).resolve() for path in paths]
     if not folders:
         raise ConfigError("There is nothing to compare.", remedy="Give run folders.")
     common = os.path.commonpath([folder.parent for folder in folders])
-    return Comparison({folder.relative_to(common).as_posix(): load_run(folder) for folder in folders})
+    names, notes = {folder: folder.relative_to(common).as_posix() for folder in folders}, []
+    histories = {name: read_history(folder, lambda text, name=name: notes.append(f"{name}: {text}")) for folder, name in names.items()}
+    return Comparison(histories, notes)

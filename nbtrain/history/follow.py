@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..events import Event
-from .run_folder import find_run
+from ..errors import ConfigError
+from ..events import Event, Progress
+from .run_folder import find_run, recorded_file
 from ..views.text import View
 
 # %% auto #0
@@ -18,38 +19,51 @@ __all__ = ["follow"]
 
 
 # %% ../../nbs/history/follow.ipynb #3f0e909a
-def _lines(file: Path, wait: Callable[[], None]) -> Iterator[str]:
+def _lines(file: Path, wait: Callable[[], None]) -> Iterator[bytes]:
     """The lines of a file that grows, each when it is complete; `wait` is called while there is no new one."""
-    with open(file, encoding="utf-8") as stream:
-        line = ""
+    with open(file, "rb") as stream:
+        line = b""
         while True:
             line += stream.readline()
-            if line.endswith("\n"):
+            if line.endswith(b"\n"):
                 yield line
-                line = ""
+                line = b""
             else:
                 wait()
+
+
+def _event(line: bytes, number: int, before: Progress) -> Event:
+    """The event of a line; for a damaged one a note that says so."""
+    try:
+        return Event.from_json(line.decode())
+    except ValueError:
+        return Event("note", before, data={"text": f"line {number} of events.jsonl is damaged, and left out."})
 
 
 def follow(path: str | Path, view: View, *, every_s: float = 0.2, wait: Callable[[float], None] = time.sleep) -> None:
     """Pass the events of the run folder `path`, or of the newest in a folder of them, to `view`: the existing ones, then each new one.
 
-    Returns when the run is over. The file is read every `every_s` seconds. Raises ConfigError where nothing was recorded.
+    Returns when the run is over. The file is read every `every_s` seconds. For a damaged line `view` gets a note. Raises ConfigError where
+    nothing was recorded.
     """
-    is_over = False
+    is_over, progress = False, Progress()
 
     def wait_for_more() -> None:
         if is_over:
             raise _Over
         wait(every_s)
 
+    file = recorded_file(find_run(path), "events.jsonl")
     try:
-        for line in _lines(find_run(path) / "events.jsonl", wait_for_more):
-            event = Event.from_json(line)
+        for number, line in enumerate(_lines(file, wait_for_more), start=1):
+            event = _event(line, number, progress)
+            progress = event.progress
             view.update(event)
             is_over = event.kind == "end"
     except _Over:
         return
+    except OSError as error:
+        raise ConfigError(f"{file.name} can't be read: {error.strerror}.", where=str(file.parent)) from error
 
 
 class _Over(Exception):

@@ -208,11 +208,11 @@ class MeasuredRows:
     def drop_after(self, step: int, epoch: int) -> None:
         """Drop what was measured past `step`, and the rows past `epoch`: also that of an epoch that was cut at `step`."""
         self._best = _BestRow()
-        dropped = [row for row in self.epochs if row["step"] > step or row["epoch"] > epoch]
+        dropped = [row for row in self.epochs if row.get("step", 0) > step or row["epoch"] > epoch]
         self.epochs = [row for row in self.epochs if row not in dropped]
-        validations = [row for row in self.validations if row["step"] <= step]
+        validations = [row for row in self.validations if row.get("step", 0) <= step]
         self.validations = [_validation_alone(row) if row in dropped else row for row in validations]
-        self.tests = [row for row in self.tests if row["step"] <= step]
+        self.tests = [row for row in self.tests if row.get("step", 0) <= step]
         self.marks = [(progress, text) for progress, text in self.marks if progress.step <= step]
         for table in self.steps.values():
             table.drop_after(step)
@@ -243,8 +243,13 @@ class MeasuredRows:
     @property
     def best(self) -> Row | None:
         """The row with the best monitored value; the earlier one on a tie, never a NaN. It may be a validation inside an epoch."""
+        return self._best.of(self.candidates, self.monitor, self.monitor_mode)
+
+    @property
+    def candidates(self) -> list[Row]:
+        """The rows that are compared: all validations for a metric of theirs, else the epochs."""
         rows: Any = text.candidates(self.epochs, self.validations, self.monitor)
-        return self._best.of(rows, self.monitor, self.monitor_mode)
+        return rows
 
     @property
     def last_is_best(self) -> bool:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from importlib import metadata
@@ -27,12 +27,13 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import nbtrain
+from ..errors import ConfigError, first_line
 from .history import History, Row
-from .run_folder import find_run, read_events
+from .run_folder import find_run, read_events, read_file
 from .source_code import PLAIN, Reached, reach
 from .source_file import is_cell, lambda_text
 from .user_code import is_kind, mro, name_of, own, state
-from ..views.text import Board, format_value, record_text, summary_line
+from ..views.text import Board, format_value, note_line, record_text, summary_line, titles, visible
 
 # %% auto #0
 __all__ = [
@@ -335,9 +336,65 @@ def record(
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """What `record` wrote to `provenance.json`; None where nothing was recorded."""
-    file = folder / "provenance.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    """What `record` wrote to `provenance.json`; None where nothing was recorded. Raises ConfigError where it is damaged."""
+    if not os.path.lexists(folder / "provenance.json"):
+        return None
+    raw = read_file(folder, "provenance.json")
+    try:
+        content = json.loads(raw)
+        json.dumps(content, ensure_ascii=False)  # what is nested too deeply to be written raises here
+    except (RecursionError, ValueError) as error:
+        raise ConfigError("provenance.json is damaged: it is not JSON.", where=str(folder)) from error
+    if not isinstance(content, dict):
+        raise ConfigError("provenance.json is damaged: it holds no record.", where=str(folder))
+    return content
+
+
+# %% ../../nbs/history/provenance.ipynb #a6aa0c64
+def _is_dict_of(kind: type | tuple[type, ...]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(isinstance(item, kind) for item in value.values())
+
+
+def _is_list_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(isinstance(item, kind) for item in value)
+
+
+def _is_git(value: Any) -> bool:
+    return value is None or (_is_dict_of((str, bool, type(None)))(value) and {"commit", "branch", "dirty"} <= value.keys())
+
+
+def _are_sources(value: Any) -> bool:
+    sources = value.values() if _is_dict_of(dict)(value) else [{}]
+    return all(isinstance(source.get("values"), dict) and _is_list_of(str)(source.get("no_source")) for source in sources)
+
+
+_FIELDS: dict[str, tuple[Callable[[Any], bool], Any]] = {  # how each field looks, and what is shown where it does not
+    "command": (_is_list_of(str), []),
+    "python": (lambda value: isinstance(value, str), "?"),
+    "platform": (lambda value: isinstance(value, str), "?"),
+    "versions": (_is_dict_of(str), {}),
+    "seed": (lambda value: value is None or isinstance(value, int), None),
+    "device": (lambda value: isinstance(value, str), "?"),
+    "git": (_is_git, None),
+    "arguments": (lambda value: isinstance(value, dict), {}),
+    "sources": (lambda value: _are_sources(value) and bool(value), {"source": {"values": {}, "no_source": []}}),
+    "runs": (_is_list_of(dict), []),
+}
+
+
+def _known_record(folder: Path, notes: list[str]) -> dict[str, Any] | None:
+    """The record of a run folder, whose damaged fields are empty; None where there is none. `notes` gets a line about the damage."""
+    try:
+        content = read_record(folder)
+    except ConfigError as error:
+        notes.append(first_line(error))
+        return None
+    if content is None:
+        return None
+    damaged = [name for name, (is_whole, _) in _FIELDS.items() if name not in content or not is_whole(content[name])]
+    if damaged:
+        notes.append(f"provenance.json is damaged: its {', '.join(damaged)} can't be read.")
+    return {**content, **{name: _FIELDS[name][1] for name in damaged}}
 
 
 # %% ../../nbs/history/provenance.ipynb #f1e1be5b
@@ -377,16 +434,25 @@ def _origin(content: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in rows.items() if value is not None}
 
 
-def _recorded(folder: Path) -> tuple[Board, History]:
-    board, history = Board(), History()
-    for event in read_events(folder):
+def _recorded(folder: Path) -> tuple[Board, History, dict[str, Any] | None, list[str]]:
+    """What the record of a run says, and what of it can't be read."""
+    board, history, notes = Board(), History(), []
+    for event in read_events(folder, notes.append):
         board.update(event)
         history.update(event)
-    return board, history
+    return board, history, _known_record(folder, notes), notes
 
 
 def _newest_source(content: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return list(content["sources"].items())[-1]
+
+
+def _steps(folder: Path, source: str) -> str:
+    """The source in a run folder, or a line that says why it can't be read."""
+    try:
+        return read_file(folder, f"{source}/steps.py").decode(errors="replace")
+    except ConfigError as error:
+        return first_line(error)
 
 
 def show(path: str | Path) -> str:
@@ -395,10 +461,10 @@ def show(path: str | Path) -> str:
     Raises ConfigError where there is no run.
     """
     folder = find_run(path)
-    parts = [f"{folder}\n{record_text(_recorded(folder)[0])}"]
-    content = read_record(folder)
+    board, _, content, notes = _recorded(folder)
+    parts = ["\n".join([str(folder), record_text(board), *map(note_line, notes)])]
     if content is None:
-        return "\n\n".join([*parts, "Its source was not kept."])
+        return visible("\n\n".join([*parts, "Its source was not kept."] if not notes else parts), lines=True)
     parts += [_section("Origin", _origin(content)), _section("Arguments", content["arguments"])]
     quiet = ("source",) if len(content["sources"]) == 1 else ()
     for number, run in enumerate(content["runs"], start=1):
@@ -406,8 +472,8 @@ def show(path: str | Path) -> str:
     name, found = _newest_source(content)
     parts += [_section("Values that the code reads", found["values"])]
     parts += [_section("Without source", dict.fromkeys(found["no_source"], ""))]
-    parts.append(f"Source ({name}/steps.py)\n\n{(folder / name / 'steps.py').read_text(encoding='utf-8')}")
-    return "\n\n".join(part.rstrip() for part in parts if part)
+    parts.append(f"Source ({name}/steps.py)\n\n{_steps(folder, name)}")
+    return visible("\n\n".join(part.rstrip() for part in parts if part), lines=True)
 
 
 # %% ../../nbs/history/provenance.ipynb #d7c2f888
@@ -429,15 +495,15 @@ def _metrics(histories: Iterable[History]) -> str:
     rows = [rows[0], rows[2], rows[1], rows[3]]
     names = list(dict.fromkeys(name for row in rows for name in ("epoch", *row.metrics) if name in row))
     lines = [["Metrics", "best a", "best b", "last a", "last b"]]
-    lines += [[f"  {name}", *(format_value(row.get(name)) for row in rows)] for name in names]
+    lines += [[f"  {title}", *(format_value(row.get(name)) for row in rows)] for name, title in zip(names, titles(names))]
     widths = [max(map(len, column)) for column in zip(*lines)]
     table = ["  ".join([line[0].ljust(widths[0]), *(text.rjust(w) for text, w in zip(line[1:], widths[1:]))]) for line in lines]
     return "\n".join(table) if names else ""
 
 
-def _source_changes(a: Path, b: Path) -> str:
-    texts = [file.read_text(encoding="utf-8").splitlines() for file in (a / "steps.py", b / "steps.py")]
-    return "\n".join(difflib.unified_diff(texts[0], texts[1], f"a/{a.name}/steps.py", f"b/{b.name}/steps.py", lineterm=""))
+def _source_changes(folders: Sequence[Path], a: str, b: str) -> str:
+    texts = [_steps(folder, name).splitlines() for folder, name in zip(folders, (a, b))]
+    return "\n".join(difflib.unified_diff(texts[0], texts[1], f"a/{a}/steps.py", f"b/{b}/steps.py", lineterm=""))
 
 
 def _run_arguments(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -452,13 +518,18 @@ def diff(a: str | Path, b: str | Path) -> str:
     Raises ConfigError where one of them holds no run.
     """
     folders = [find_run(a), find_run(b)]
-    boards, histories = zip(*map(_recorded, folders))
-    parts = ["\n".join(f"{name} {folder} · {summary_line(board)}" for name, folder, board in zip("ab", folders, boards))]
-    parts.append(_metrics(histories))
-    old, new = (read_record(folder) for folder in folders)
+    boards, histories, (old, new), notes = zip(*map(_recorded, folders))
+    lines = [f"{name} {folder} · {summary_line(board)}" for name, folder, board in zip("ab", folders, boards)]
+    lines += [note_line(f"{name}: {text}") for name, texts in zip("ab", notes) for text in texts]
+    parts = list(filter(None, ["\n".join(lines), _metrics(histories)]))
+    return visible("\n\n".join([*parts, *_differences(folders, old, new)]), lines=True)
+
+
+def _differences(folders: Sequence[Path], old: dict[str, Any] | None, new: dict[str, Any] | None) -> list[str]:
+    """In what the records of two runs differ."""
     if old is None or new is None:
         missing = " and ".join(name for name, content in (("a", old), ("b", new)) if content is None)
-        return "\n\n".join([*filter(None, parts), f"The source of {missing} was not kept."])
+        return [f"The source of {missing} was not kept, or can't be read."]
     (a_name, a_found), (b_name, b_found) = _newest_source(old), _newest_source(new)
     changes = [
         _changes("Origin", _origin({**old, "versions": {}}), _origin({**new, "versions": {}})),
@@ -466,6 +537,6 @@ def diff(a: str | Path, b: str | Path) -> str:
         _changes("Arguments", old["arguments"], new["arguments"]),
         _changes("Runs", _run_arguments(old["runs"]), _run_arguments(new["runs"])),
         _changes("Values that the code reads", a_found["values"], b_found["values"]),
-        _source_changes(folders[0] / a_name, folders[1] / b_name),
+        _source_changes(folders, a_name, b_name),
     ]
-    return "\n\n".join([*filter(None, parts), *(list(filter(None, changes)) or ["Nothing else differs."])])
+    return list(filter(None, changes)) or ["Nothing else differs."]

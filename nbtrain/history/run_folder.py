@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import RawIOBase
 from pathlib import Path
 
@@ -17,7 +17,17 @@ from .history import History
 from ..views import plots
 
 # %% auto #0
-__all__ = ["run_folders", "open_run_folder", "RunFolder", "find_run", "read_events", "load_run"]
+__all__ = [
+    "run_folders",
+    "open_run_folder",
+    "RunFolder",
+    "find_run",
+    "recorded_file",
+    "read_file",
+    "read_events",
+    "read_history",
+    "load_run",
+]
 
 
 # %% ../../nbs/history/run_folder.ipynb #e6829999
@@ -106,32 +116,68 @@ def _drop_cut_line(file: Path) -> None:
 # %% ../../nbs/history/run_folder.ipynb #30fed9c0
 def find_run(path: str | Path) -> Path:
     """The run folder `path`, or the newest `run-NNN` in a folder of them. Raises ConfigError where there is no run."""
-    if (Path(path) / "events.jsonl").exists():
-        return Path(path)
-    run = next((run for run in run_folders(path) if (run / "events.jsonl").exists()), None)
+    try:
+        run = next((run for run in (Path(path), *run_folders(path)) if (run / "events.jsonl").is_file()), None)
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r} can't be read: {error.strerror}.") from error
     if run is None:
         raise ConfigError(f"No run was recorded in {str(path)!r}.", remedy="Give a run folder: it holds events.jsonl.")
     return run
 
 
-def read_events(folder: Path) -> Iterator[Event]:
-    """The events of a run folder, as far as they were written. Raises ConfigError where a line other than the last is damaged."""
-    file = folder / "events.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines()
+def recorded_file(folder: Path, name: str) -> Path:
+    """The file `name` of a run folder. Raises ConfigError where it is missing, no plain file, or a link that leads out of the folder."""
+    try:
+        file, inside = (folder / name).resolve(), folder.resolve()
+        is_file = file.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a ring, a name that is too long or no name
+        raise ConfigError(f"{name} can't be read: it is not the name of a file.", where=str(folder)) from error
+    if not file.is_relative_to(inside):
+        raise ConfigError(f"{name} is not read: it leads out of the run folder.", where=str(folder))
+    if not is_file:
+        raise ConfigError(f"{name} is missing.", where=str(folder))
+    return file
+
+
+def read_file(folder: Path, name: str) -> bytes:
+    """What is in the file `name` of a run folder. Raises ConfigError as `recorded_file` does, and where it can't be read."""
+    try:
+        return recorded_file(folder, name).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{name} can't be read: {error.strerror}.", where=str(folder)) from error
+
+
+def read_events(folder: Path, note: Callable[[str], None] = lambda text: None) -> Iterator[Event]:
+    """The events of a run folder, as far as they were written. Damaged lines are left out, and `note` gets one line about them.
+
+    Raises ConfigError where the file can't be read.
+    """
+    lines = read_file(folder, "events.jsonl").split(b"\n")
+    damaged = []
     for number, line in enumerate(lines, start=1):
         try:
-            yield Event.from_json(line)
-        except ValueError as error:
-            if number < len(lines):  # a kill cuts the last line short, and only that one
-                raise ConfigError(f"{file.name} is damaged at line {number} of {len(lines)}.", where=str(file)) from error
+            yield Event.from_json(line.decode())
+        except ValueError:
+            damaged += [number] if number < len(lines) else []  # a kill cuts the last line short, and only that one
+    if damaged:
+        note(f"{len(damaged)} of {len(lines) - 1} lines of events.jsonl are damaged and left out; the first is line {damaged[0]}.")
+
+
+def read_history(folder: Path, note: Callable[[str], None] = lambda text: None) -> History:
+    """The history of a run folder, as far as it was written; damaged lines as in `read_events`."""
+    history = History()
+    for event in read_events(folder, note):
+        history.update(event)
+    return history
 
 
 def load_run(path: str | Path) -> History:
     """The history of a run folder, or of the newest `run-NNN` in a folder of them, as far as it was written.
 
-    Raises ConfigError where there is no run, or where a line other than the last is damaged.
+    Damaged lines are left out, with a warning. Raises ConfigError where there is no run.
     """
-    history = History()
-    for event in read_events(find_run(path)):
-        history.update(event)
+    notes: list[str] = []
+    history = read_history(find_run(path), notes.append)
+    for text in notes:
+        warnings.warn(text, stacklevel=2)
     return history

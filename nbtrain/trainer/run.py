@@ -51,7 +51,7 @@ class Run:
         self._check(background)
         self._prepare()
         trainer = self.trainer
-        trainer.control.begin(self.outcome.follow)
+        trainer.control.begin(partial(self.sinks.follow, self.outcome.follow))
         if not background and not (in_shell() and trainer.own_thread and threading.current_thread() is threading.main_thread()):
             return self._run_here()
         handle = RunHandle(trainer.control, lambda: trainer.recorder.place, partial(refresh_view, trainer))
@@ -72,11 +72,14 @@ class Run:
             raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
 
     def _prepare(self) -> None:
-        """Once, before the first run: seed and run folder."""
-        if self.trainer.train_state.run == 0 and self.trainer.seed is not None:
-            seed_all(self.trainer.seed)
-        if self.trainer.save_path is not None:
-            self.trainer.open_run_dir()
+        """Lock the run folder, which is made before the first run, and seed that one."""
+        trainer = self.trainer
+        if trainer.save_path is not None:
+            trainer.open_run_dir()
+        if trainer.run_dir is not None:
+            trainer.world.agree(self.sinks.lock)
+        if trainer.train_state.run == 0 and trainer.seed is not None:
+            seed_all(trainer.seed)
 
     def _run_here(self) -> RunResult:
         control = self.trainer.control

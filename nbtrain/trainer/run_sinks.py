@@ -9,8 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..errors import NbtrainError, first_line
+from ..engine.control import State
+from ..errors import ConfigError, NbtrainError, first_line
 from ..history.run_folder import RunFolder
+from ..history.run_lock import RunLock
 from ..views.notebook import Controls, NotebookView, open_view
 from ..engine.protocol import EventSink
 
@@ -52,6 +54,39 @@ class RunSinks:
     def __init__(self, trainer: TrainerBase) -> None:
         self.trainer = trainer
         self._opened: list[EventSink] = []
+        self._lock: RunLock | None = None  # of the run folder
+
+    def lock(self) -> None:
+        """Lock the run folder, also again after a pause. Raises ConfigError where another run writes to it.
+
+        A run that was paused meanwhile leaves the folder to the other one; what it saves from then on goes to a new run folder.
+        """
+        trainer = self.trainer
+        if trainer.run_dir is None or not trainer.world.is_first:
+            return
+        is_new = self._lock is None
+        self._lock = self._lock or RunLock(trainer.run_dir)
+        try:
+            problem = self._lock.take()
+        except ConfigError:
+            if self._opened:
+                trainer.sinks[:] = [sink for sink in trainer.sinks if not isinstance(sink, RunFolder)]
+                trainer.run_dir = self._lock = None
+            raise
+        if problem and is_new:
+            trainer.recorder.note(f"{trainer.run_dir.name} can't be locked, so that nothing keeps a second run out of it: {problem}.")
+
+    def follow(self, listener: Callable[[State], None], state: State) -> None:
+        """The run pauses, continues, or is about to stop. While it is paused, another run may write to its folder."""
+        if state != "paused":
+            self.lock()
+        listener(state)
+        if state == "paused" and self.trainer.launcher is None:
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def open(self, *, validates: bool) -> None:
         """Begin to show and to record."""
@@ -65,6 +100,7 @@ class RunSinks:
 
     def close(self) -> None:
         """The run is over."""
+        self._unlock()
         self.trainer.sinks[:] = [sink for sink in self.trainer.sinks if sink not in self._opened]
 
 

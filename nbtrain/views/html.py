@@ -21,9 +21,11 @@ from nbtrain.views.text import (
     format_value,
     header_line,
     mark_line,
+    note_line,
     place_words,
     rate_words,
     summary_line,
+    titles,
     visible_rows,
 )
 
@@ -54,8 +56,7 @@ def _row_html(row: Row | None, names: Sequence[str], best: Row | None) -> str:
 def table_html(rows: Sequence[Row], best: Row | None = None, caption: str = "Metrics by epoch") -> str:
     """The metrics as an HTML table; the best row is bold and has a star, a NaN is red and has a sign."""
     names = column_names(rows)
-    titles = ["time" if name == "time_s" else name for name in names]
-    head = "".join(f'<th scope="col" style="{_HEAD}">{escape(title)}</th>' for title in titles)
+    head = "".join(f'<th scope="col" style="{_HEAD}">{escape(title)}</th>' for title in titles(names))
     body = "".join(_row_html(row, names, best) for row in visible_rows(rows, best))
     caption = f'<caption style="caption-side:bottom;text-align:left;opacity:.75;padding:2px 10px">{escape(caption)}</caption>'
     style = "border-collapse:collapse;margin:4px 0;font-size:13px"
@@ -108,7 +109,7 @@ def record_html(board: Board, png: bytes | None = None) -> str:
     elif board.is_on:
         parts.append(curve_svg(board.curve, board.marks))
     parts += [f"<div>{escape(mark_line(*mark))}</div>" for mark in board.marks]
-    parts += [f"<div>note: {escape(note)}</div>" for note in board.notes]
+    parts += [f"<div>{escape(note_line(note))}</div>" for note in board.notes]
     parts.append(f"<div>{escape(_state_line(board) if board.is_on else summary_line(board))}</div>")
     return f'<div style="max-width:720px;line-height:1.5">{"".join(parts)}</div>'
 
@@ -121,7 +122,7 @@ def _state_line(board: Board) -> str:
 
 # %% ../../nbs/views/html.ipynb #a48d298f
 def _bar(label: str, text: str, value: float, n: int | None, rest: str) -> str:
-    full = f'value="{value:.10g}" max="{n}"' if n else ""
+    full = f'value="{value:.10g}" max="{escape(str(n))}"' if n else ""
     return (
         f'<span>{escape(text)}</span><progress {full} aria-label="{label}" style="width:100%"></progress>'
         f'<span style="opacity:.8">{escape(rest)}</span>'

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..events import Progress
-from .text import Row, column_names
+from .text import Row, column_names, visible
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import, and most imports of this module plot nothing
     from matplotlib.axes import Axes
@@ -57,7 +58,7 @@ def _panel(
     axes: Axes, quantity: str, names: Sequence[str], rows: Sequence[Row], best: Row | None, marks: Sequence[tuple[Progress, str]]
 ) -> None:
     for name in names:
-        _line(axes, name, rows, label=next((p.rstrip("_") for p in _PREFIXES if name.startswith(p)), name))
+        _line(axes, name, rows, label=next((p.rstrip("_") for p in _PREFIXES if name.startswith(p)), _plain(name)))
     if best is not None and "epoch" in best:
         axes.axvline(best["epoch"], color="0.6", linewidth=0.8, linestyle=":")
     for place, _ in marks:
@@ -66,15 +67,23 @@ def _panel(
     _dress(axes, quantity)
 
 
+_DRAWN = 1e100  # matplotlib has no ticks for values near the largest float
+
+
+def _plain(name: str) -> str:
+    """A name as matplotlib draws it, to which dollars are formulas."""
+    return visible(name).replace("$", r"\$")
+
+
 def _line(axes: Axes, name: str, rows: Sequence[Row], **style: Any) -> None:
-    points = [(row["epoch"], row[name]) for row in rows if name in row and "epoch" in row]
+    points = [(row["epoch"], row[name]) for row in rows if name in row and "epoch" in row and not _DRAWN < abs(row[name]) < math.inf]
     if len(points) <= 30:
         style |= {"marker": "o", "markersize": 3}
     axes.plot(*zip(*points), linewidth=1.5, linestyle="-" if name.startswith("train_") else "--", **style)
 
 
 def _dress(axes: Axes, quantity: str) -> None:
-    axes.set_title(quantity, fontsize=10)
+    axes.set_title(_plain(quantity), fontsize=10)
     axes.set_xlabel("epoch", fontsize=9)
     axes.tick_params(labelsize=8)
     axes.legend(fontsize=8, frameon=False)
@@ -108,6 +117,6 @@ def compared(runs: Mapping[str, Sequence[Row]]) -> Figure:
         for i, (run, rows) in enumerate(runs.items()):
             known = [name for name in names if any(name in row for row in rows)]
             for name in known:
-                _line(axes, name, rows, color=f"C{i}", label=run if name == known[-1] else None)
+                _line(axes, name, rows, color=f"C{i}", label=_plain(run) if name == known[-1] else None)
         _dress(axes, quantity)
     return figure

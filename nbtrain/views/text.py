@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ __all__ = [
     "format_value",
     "format_time",
     "format_count",
+    "visible",
     "candidates",
     "is_same_validation",
     "adds_row",
@@ -33,9 +35,11 @@ __all__ = [
     "rate_words",
     "progress_line",
     "mark_line",
+    "note_line",
     "best_words",
     "summary_line",
     "column_names",
+    "titles",
     "visible_rows",
     "cells",
     "table_text",
@@ -53,7 +57,7 @@ def format_value(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else f"{value:.4g}"
-    return str(value)
+    return visible(str(value))
 
 
 def format_time(seconds: float | None) -> str:
@@ -71,6 +75,18 @@ def format_count(count: float) -> str:
         if count >= size * 0.9995:
             return f"{count / size:.3g}{unit}"
     return f"{count:.3g}"
+
+
+# %% ../../nbs/views/text.ipynb #7a019c39
+_OBEYED = r"\x00-\x08\x0b-\x1f\x7f-\x9f"  # by a terminal
+_TURNING = r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # the direction of writing, or a line
+_UNSEEN = re.compile(rf"[{_OBEYED}{_TURNING}\ud800-\udfff]")
+
+
+def visible(text: str, *, lines: bool = False) -> str:
+    """`text` with its control characters as codes, such as `\\x1b` for escape. `lines`: it may have several lines, and tabs."""
+    shown = _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return shown if lines else shown.replace("\n", "\\n").replace("\t", "\\t")
 
 
 # %% ../../nbs/views/text.ipynb #19584645
@@ -96,7 +112,7 @@ def with_best(rows: Sequence[Row], best: Row | None, validations: Sequence[Row])
     """`rows`, and before the row of its epoch the best validation, where it lies inside an epoch."""
     rows = list(rows)
     if best is not None and any(row is best for row in validations) and not any(row is best for row in rows):
-        rows.insert(next((i for i, row in enumerate(rows) if row.get("step", 0) > best["step"]), len(rows)), best)
+        rows.insert(next((i for i, row in enumerate(rows) if row.get("step", 0) > best.get("step", 0)), len(rows)), best)
     return rows
 
 
@@ -261,7 +277,7 @@ def header_line(header: Mapping[str, Any], run: int) -> str:
     """`Digits · SmallCNN · 1.2M params · cuda:0 · 32-true · run 1`."""
     n_params = f"{format_count(header['n_params'])} params" if "n_params" in header else None
     parts = [header.get("title"), header.get("model"), n_params, header.get("device"), header.get("precision"), f"run {run}"]
-    return " · ".join(str(part) for part in parts if part)
+    return " · ".join(visible(str(part)) for part in parts if part)
 
 
 def place_words(progress: Progress) -> tuple[str, str]:
@@ -295,13 +311,18 @@ def progress_line(board: Board) -> str:
 # %% ../../nbs/views/text.ipynb #4cf9c9f6
 def mark_line(progress: Progress, text: str) -> str:
     """`✎ epoch 3, batch 251: lr 0.001 → 0.0001`."""
-    return f"✎ {progress.place}: {text}"
+    return f"✎ {progress.place}: {visible(text)}"
+
+
+def note_line(text: str) -> str:
+    """`note: resumed from last.ckpt`."""
+    return f"note: {visible(text, lines=True)}"
 
 
 def best_words(best: Row, monitor: str) -> str:
     """The best epoch and its metric: `best val_loss 0.1 at epoch 4`; by `train_loss` where `monitor` was not measured."""
     monitor = monitor if monitor in best else "train_loss"
-    return f"best {monitor} {format_value(best[monitor])} at epoch {best['epoch']}"
+    return f"best {visible(monitor)} {format_value(best[monitor])} at epoch {best['epoch']}"
 
 
 def summary_line(board: Board) -> str:
@@ -309,7 +330,7 @@ def summary_line(board: Board) -> str:
     p, best = board.progress, board.best
     parts = [f"{ICONS[board.status]} {board.status}"]
     if board.reason:
-        parts.append(board.reason)
+        parts.append(visible(board.reason))
     if p.epoch:
         parts.append(f"{p.epoch} epoch{'s' if p.epoch > 1 else ''}")
     parts.append(format_time(p.elapsed_s))
@@ -331,6 +352,11 @@ def column_names(rows: Iterable[Row]) -> list[str]:
     return (["epoch"] if "epoch" in present else []) + sorted(names, key=group) + ends
 
 
+def titles(names: Iterable[str]) -> list[str]:
+    """The heads of the columns."""
+    return ["time" if name == "time_s" else visible(name) for name in names]
+
+
 def visible_rows(rows: Sequence[Row], best: Row | None) -> list[Row | None]:
     """The rows a table shows; None stands for a gap."""
     if len(rows) <= 50:
@@ -349,7 +375,7 @@ def table_text(rows: Sequence[Row], best: Row | None = None) -> str:
     """An aligned table; the best row ends with a star."""
     names = column_names(rows)
     shown = visible_rows(rows, best)
-    lines = [["time" if name == "time_s" else name for name in names]]
+    lines = [titles(names)]
     lines += [["…"] * len(names) if row is None else cells(row, names) for row in shown]
     widths = [max(map(len, column)) for column in zip(*lines)]
     marks = [""] + [" ★" if row is not None and row is best else "" for row in shown]
@@ -363,7 +389,7 @@ def record_text(board: Board) -> str:
     if board.rows:
         parts.append(table_text(board.table, board.best))
     parts += [mark_line(*mark) for mark in board.marks]
-    parts += [f"note: {note}" for note in board.notes]
+    parts += [note_line(note) for note in board.notes]
     parts.append(progress_line(board) if board.is_on else summary_line(board))
     return "\n".join(parts)
 
@@ -378,7 +404,7 @@ class View(Protocol):
 def _event_line(event: Event) -> str | None:
     """The line for a note, for a change by hand, and for a run that pauses, continues or is about to stop."""
     if event.kind == "note":
-        return f"note: {event.data['text']}"
+        return note_line(event.data["text"])
     if event.kind == "mark":
         return mark_line(event.progress, event.data["text"])
     return f"{ICONS[event.data['state']]} {event.data['state']}" if event.kind == "state" else None
@@ -408,10 +434,11 @@ class TerminalView:
 
     def _row(self, row: Row) -> None:
         names = column_names([row])
-        widths = [max(len(name), 6 if name == "epoch" else 9) for name in names]
+        heads = titles(names)
+        widths = [max(len(head), 6 if head == "epoch" else 9) for head in heads]
         if names != self._names:
             self._names = names
-            self._line("  ".join(("time" if n == "time_s" else n).rjust(w) for n, w in zip(names, widths)))
+            self._line("  ".join(head.rjust(w) for head, w in zip(heads, widths)))
         star = " ★" if row is self.board.best else ""
         self._line("  ".join(text.rjust(w) for text, w in zip(cells(row, names), widths)) + star)
 
@@ -452,5 +479,5 @@ class LogView:
         names = column_names([row])
         star = " ★" if row is self.board.best else ""
         epochs = f"/{self.board.progress.n_epochs}" if "epoch" in row else ""
-        texts = [f"{'time' if n == 'time_s' else n} {text}" for n, text in zip(names, cells(row, names))]
+        texts = [f"{title} {text}" for title, text in zip(titles(names), cells(row, names))]
         return " · ".join([texts[0] + epochs, *texts[1:]]) + star

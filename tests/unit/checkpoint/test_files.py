@@ -607,6 +607,35 @@ def test_missing_checkpoint_and_addresses_are_refused(tmp_path: Path) -> None:
     assert str(error.value) == f"'https://example.com/a.ckpt' is an address, not a file.\n  {remedy}"
 
 
+def test_weights_that_were_swapped_beside_their_checksum_are_refused(tmp_path: Path) -> None:
+    """By the path of the folder and by that of the file; the weights of another tool beside its own state.json are read."""
+    path = store(STATE, tmp_path / "c", "safetensor")
+    save_file({"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}, path / WEIGHTS, {"format": "pt"})
+    for given in (path, path / WEIGHTS):
+        with pytest.raises(CheckpointError, match=r"^model.safetensors is damaged: its checksum does not match\."):
+            read_weights(given)
+    (path / JSON).write_text('{"step": 3}')
+    assert read_weights(path)["bias"].tolist() == [0, 0]
+
+
+def test_torch_files_without_checksums_are_read(tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"weight": torch.ones(2)}, tmp_path / "new.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    for name in ("old.pt", "new.pt"):
+        assert read_weights(tmp_path / name)["weight"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("value", [{"state_dict": 3}, {"state_dict": {1: 2}, "nbtrain": 1}, {"state_dict": [1]}], ids=repr)
+def test_weights_of_a_wrong_type_are_refused(value: Any, tmp_path: Path) -> None:
+    torch.save(value, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match="holds no weights that can be read safely"):
+        read_weights(tmp_path / "a.pt")
+
+
 def test_link_within_a_folder_to_a_device_is_not_read(tmp_path: Path) -> None:
     path = store(STATE, tmp_path / "c", "safetensor")
     (path / WEIGHTS).unlink()

@@ -366,6 +366,7 @@ def test_second_run_adds_its_arguments_and_changed_source(tmp_path: Path, module
 def test_keep_source_false_keeps_nothing(tmp_path: Path) -> None:
     make_trainer(save_path=tmp_path, keep_source=False).run(1, make_loader())
     assert sorted(file.name for file in (tmp_path / "run-001").iterdir()) == [
+        ".lock",
         "best.safetensors",
         "curves.png",
         "events.jsonl",
@@ -382,7 +383,7 @@ def test_failure_to_record_is_noted_and_the_run_goes_on(tmp_path: Path, monkeypa
     assert trainer.run(1, make_loader()).status == "completed"
     events = [json.loads(line) for line in (tmp_path / "run-001" / "events.jsonl").read_text().splitlines()]
     (note,) = [event["data"]["text"] for event in events if event["kind"] == "note"]
-    assert note.startswith("The source of this run was not kept: JSONDecodeError: ")
+    assert note.startswith("The source of this run was not kept: ConfigError: provenance.json is damaged")
 
 
 def test_recording_takes_less_than_50_ms_apart_from_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

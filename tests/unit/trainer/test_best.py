@@ -14,7 +14,9 @@ import torch
 from samples import Regress, make_loader, make_trainer, make_valid, without_times
 
 from nbtrain import EarlyStoppingAddon, EMAAddon, LimitsAddon, StateManagerAddon
-from nbtrain.checkpoint.files import read_checkpoint
+from nbtrain.checkpoint.atomic import point_to
+from nbtrain.checkpoint.files import SaveFormat, read_checkpoint
+from nbtrain.checkpoint.store import find_checkpoint
 from nbtrain.events import Event, is_better
 from nbtrain.history.run_folder import load_run, read_events
 from nbtrain.views.text import Board, record_text, table_text
@@ -98,6 +100,14 @@ def check_best(trainer: Any, mode: str) -> None:
     assert lists({name.removeprefix("model."): value for name, value in state.items()}) == expected
     starred = [line for line in repr(history).splitlines() if "★" in line]
     assert len(starred) == 1 and f"{history.best['val_score']:.4g}" in starred[0].split()
+    assert noted_of_best(trainer) == []
+
+
+def noted_of_best(trainer: Any) -> list[str]:
+    """What is said of `best` where it is looked for."""
+    notes: list[str] = []
+    assert find_checkpoint(trainer.save_path, "best", notes.append) is not None
+    return notes
 
 
 @pytest.mark.parametrize("lean", [True, False])
@@ -109,6 +119,35 @@ def test_best_is_that_of_all_validations(way: str, mode: str, lean: bool, tmp_pa
     scores = [row["val_score"] for row in trainer.history.validations]
     assert str(scores) == str(trainer.script[: len(scores)]) and len(scores) == len(trainer.watch.weights) > 1
     check_best(trainer, mode)
+
+
+@pytest.mark.parametrize("symlinks", [True, False])
+@pytest.mark.parametrize("save_format", ["ckpt", "safetensor"])
+def test_best_of_another_epoch_than_that_of_the_record_is_said(save_format: SaveFormat, symlinks: bool, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"save_format": save_format, "symlink_best_and_last": symlinks}
+    trainer = build(tmp_path, options, [0.5, 0.2, 0.9, 0.8])
+    trainer.run(4, make_loader(), make_valid())
+    folder, suffix = trainer.run_dir / "checkpoints", ".ckpt" if save_format == "ckpt" else ""
+    assert noted_of_best(trainer) == []
+    for epoch in (1, 3):
+        point_to(folder / f"best{suffix}", folder / f"epoch={epoch}-step={5 * epoch}{suffix}", copy=not symlinks)
+        said = f"best{suffix} holds the state after {epoch} epochs; the record says that epoch 2 is the best."
+        assert noted_of_best(trainer) == [said]
+    other = build(tmp_path, options, [0.9])
+    other.run(4, make_loader(), make_valid(), resume="best")
+    assert said in (other.run_dir / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize("save_format", ["ckpt", "safetensor"])
+def test_a_file_of_another_epoch_in_place_of_the_best_one_is_not_taken_for_it(save_format: SaveFormat, tmp_path: Path) -> None:
+    trainer = build(tmp_path, {"save_format": save_format}, [0.5, 0.2, 0.9])
+    trainer.run(3, make_loader(), make_valid())
+    folder, suffix = trainer.run_dir / "checkpoints", ".ckpt" if save_format == "ckpt" else ""
+    point_to(folder / f"epoch=2-step=10{suffix}", folder / f"epoch=1-step=5{suffix}", copy=True)
+    other = build(tmp_path, {"save_format": save_format}, [0.9])
+    other.run(4, make_loader(), make_valid(), resume="auto")
+    said = f"the best weights are lost: epoch=2-step=10{suffix} holds the state after 1 epochs and 5 updates."
+    assert said in (other.run_dir / "events.jsonl").read_text()
 
 
 def test_losses_of_one_epoch_give_the_least_of_them(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""Bits flipped at random in what a run has saved: every reader returns the very same values, or raises a CheckpointError.
+
+`NBTRAIN_FLIPS` says how many damaged files each reader gets.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samples import Regress, make_loader, make_model, make_trainer, make_valid
+
+from nbtrain import StateManagerAddon
+from nbtrain.checkpoint.weights import read_weights
+from nbtrain.errors import CheckpointError
+
+N_FLIPS = int(os.environ.get("NBTRAIN_FLIPS", "24"))
+Saving = Regress.add_on(StateManagerAddon)
+Place = tuple[Path, int, int]  # from one byte of a file to another
+
+
+@pytest.fixture(scope="module", params=["ckpt", "safetensor"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The newest checkpoint of a run, which is also the best one."""
+    trainer = make_trainer(Saving, save_path=tmp_path_factory.mktemp("runs"), save_format=request.param)
+    result = trainer.run(2, make_loader(), make_valid())
+    return result.last.path
+
+
+def places(checkpoint: Path) -> list[Place]:
+    """The parts of a checkpoint: each file of a folder and each header of safetensors; in a zip archive headers, records and directory."""
+    if checkpoint.is_dir():
+        files = sorted(checkpoint.iterdir())
+        headers = [(file, 0, 8 + int.from_bytes(file.read_bytes()[:8], "little")) for file in files if file.suffix == ".safetensors"]
+        return headers + [(file, 0, file.stat().st_size) for file in files]
+    with zipfile.ZipFile(checkpoint) as archive:
+        records, directory = archive.infolist(), archive.start_dir
+    found = []
+    for record, end in zip(records, [*(record.header_offset for record in records[1:]), directory]):
+        found += [(checkpoint, record.header_offset, record.header_offset + 30), (checkpoint, record.header_offset + 30, end)]
+    of_directory = [(checkpoint, directory, checkpoint.stat().st_size)]
+    return found + of_directory * len(found)  # its bits are as likely to be drawn as those of all others
+
+
+def damage(at: Place, rng: random.Random) -> None:
+    """Flip a bit, sometimes several, or overwrite some bytes."""
+    file, first, end = at
+    raw = bytearray(file.read_bytes())
+    if rng.random() < 0.1:
+        begin = rng.randrange(first, end)
+        raw[begin : begin + 8] = rng.randbytes(8)
+    for _ in range(rng.choice([1, 1, 1, 1, 2, 5])):
+        raw[rng.randrange(first, end)] ^= 1 << rng.randrange(8)
+    file.write_bytes(raw)
+
+
+def damaged(whole: Path, folder: Path, seed: int) -> Iterator[Path]:
+    """Copies of `whole`, each with another damage."""
+    copy = folder / whole.name
+    for number in range(N_FLIPS):
+        rng = random.Random(f"{seed} {number} {whole.suffix}")
+        if copy.is_dir():
+            shutil.rmtree(copy)
+        shutil.copytree(whole, copy) if whole.is_dir() else shutil.copy(whole, copy)
+        damage(rng.choice(places(copy)), rng)
+        yield copy
+
+
+def resumed(path: Path) -> Any:
+    trainer = make_trainer(Saving, model=make_model(7), save_path=path.parent / "other")
+    trainer.load_state(path)
+    state = trainer.train_state
+    return [trainer.model.state_dict(), trainer.optimizer.state_dict(), state.counts, state.history.state_dict(), state.best_weights]
+
+
+def applied(path: Path) -> Any:
+    trainer = make_trainer(model=make_model(7))
+    trainer.apply_weights(path)
+    return trainer.model.state_dict()
+
+
+def applied_file(path: Path) -> Any:
+    """As `applied`, by the path of the weights in a folder."""
+    return applied(path / "model.safetensors" if path.is_dir() else path)
+
+
+def loaded(path: Path) -> Any:
+    return Regress.load_from_checkpoint(path, model=make_model(7), device="cpu", log_bar=False).model.state_dict()
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "resume": resumed, "apply_weights": applied, "apply_weights of a file": applied_file,
+    "read_weights": read_weights, "load_from_checkpoint": loaded,
+}  # fmt: skip
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_a_damaged_checkpoint_is_read_as_it_was_or_refused(read: Callable[[Path], Any], checkpoint: Path, tmp_path: Path) -> None:
+    expected, refused = read(checkpoint), 0
+    for copy in damaged(checkpoint, tmp_path, seed=list(READERS.values()).index(read)):
+        try:
+            found = read(copy)
+        except CheckpointError as error:
+            assert copy.name in str(error)
+            refused += 1
+        else:
+            assert same(found, expected)
+    assert refused > N_FLIPS // 4
+
+
+def test_a_record_that_is_marked_as_a_folder_is_refused_by_every_reader(tmp_path: Path) -> None:
+    """torch does not read such a record, and returns memory with whatever was in it."""
+    result = make_trainer(Saving, save_path=tmp_path).run(1, make_loader(), make_valid())
+    path = result.last.path
+    with zipfile.ZipFile(path) as archive:
+        directory = archive.start_dir
+    raw = bytearray(path.read_bytes())
+    at = raw.rindex(b"PK\x01\x02", 0, raw.index(b"archive/data/0", directory))
+    raw[at + 38] ^= 0x10
+    path.write_bytes(raw)
+    for read in READERS.values():
+        with pytest.raises(CheckpointError, match="its record 'archive/data/0' is marked as a folder"):
+            read(path)
