@@ -15,7 +15,7 @@ from lightning.pytorch.trainer import call
 
 from .state_saver import StateSaver, note_inexact, save_after_error
 from ..checkpoint.run_state import loader_of_rank, of_rank
-from ..checkpoint.store import clean_folders
+from ..checkpoint.store import clean_folders, go_back
 from ..engine.callback import Leaving, PassKeeper, active_callbacks
 from ..engine.logged import load_logged
 from ..engine.lean_training import LeanEpochLoop, validates_anyway
@@ -164,7 +164,9 @@ class StateKeeper(Checkpoint, Leaving):
             return
         self.saver.open(pl_trainer)
         if pl_trainer.is_global_zero:
-            clean_folders(self.addon.folder(self.trainer), self.addon.saves_to)
+            folder, counts = self.addon.folder(self.trainer), self.trainer.train_state.counts
+            clean_folders(folder, self.addon.saves_to)
+            go_back(folder, counts.epoch, counts.update)
         begin_attributes(self.addon, self.trainer)
         if self.addon.restored is not None:
             resume_callbacks(pl_trainer, self.addon.restored)

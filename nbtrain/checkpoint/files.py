@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 import threading
@@ -30,6 +31,7 @@ from ..errors import CheckpointError
 # %% auto #0
 __all__ = [
     "SaveFormat",
+    "SUPERSEDED",
     "write_folder",
     "seen_file",
     "write_checkpoint",
@@ -38,6 +40,9 @@ __all__ = [
     "verify_checkpoint",
     "Newest",
     "newest_valid",
+    "progress_of",
+    "read_superseded",
+    "ordered_names",
     "Writer",
 ]
 
@@ -273,6 +278,10 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 # %% ../../nbs/checkpoint/files.ipynb #c2564641
+SUPERSEDED = "superseded"  # a file beside checkpoints
+_NAME = re.compile(r"epoch=(\d+)-step=(\d+)(?:\.ckpt)?")
+
+
 @dataclass(frozen=True)
 class Newest:
     """The newest valid checkpoint of a folder, None if there is none, and the errors of newer ones that are damaged."""
@@ -282,16 +291,43 @@ class Newest:
 
 
 def newest_valid(folder: str | Path) -> Newest:
-    """Find the newest valid checkpoint in `folder`, by its time of writing: a folder or a file `*.ckpt`, not a link or leftover."""
-    candidates = [path for path in Path(folder).iterdir() if _looks_like_checkpoint(path)] if Path(folder).is_dir() else []
+    """Find the newest valid checkpoint in `folder`, by the progress in its name: a folder or a file `*.ckpt`, not a link or leftover."""
     skipped = []
-    for path in sorted(candidates, key=_when_written, reverse=True):
+    for path in _newest_first(Path(folder)):
+        if not _looks_like_checkpoint(path):
+            continue
         try:
             verify_checkpoint(path)
             return Newest(path, tuple(skipped))
         except CheckpointError as error:
             skipped.append(error)
     return Newest(None, tuple(skipped))
+
+
+def progress_of(name: str) -> tuple[int, int] | None:
+    """Finished epochs and updates of the checkpoint `name`, as a run names it; None for another name."""
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def read_superseded(folder: Path) -> set[str]:
+    """The names of the checkpoints that lie past one to which a run went back."""
+    file = folder / SUPERSEDED
+    return set(file.read_text(encoding="utf-8").split()) if file.is_file() else set()
+
+
+def ordered_names(folder: Path) -> list[str]:
+    """The names that runs gave to checkpoints in `folder`, the newest last; no file of them is looked at."""
+    superseded = read_superseded(folder)
+    named = [(name not in superseded, progress, name) for name in os.listdir(folder) if (progress := progress_of(name))]
+    return [name for *_, name in sorted(named)]
+
+
+def _newest_first(folder: Path) -> Iterator[Path]:
+    if folder.is_dir():
+        yield from (folder / name for name in reversed(ordered_names(folder)))
+        others = [path for path in folder.iterdir() if progress_of(path.name) is None and _looks_like_checkpoint(path)]
+        yield from sorted(others, key=_when_written, reverse=True)
 
 
 def _when_written(path: Path) -> tuple[int, str]:

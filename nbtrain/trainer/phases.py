@@ -44,9 +44,9 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path) -> int:
     left = _left(trainer, n_epoch, number, manager.restored or {})
     trainer.resumed, trainer.continues_run = left > 0, left > 0 and number == state.phase
     state.run += not trainer.continues_run  # no run of the saved number follows
-    if left:
-        trainer.recorder.note(f"resumed from {path.name}")
-    else:
+    if left and trainer.parent is None:
+        trainer.recorder.note(f"resumed from {Path(path).name}")
+    elif not left:
         _end_before(trainer, manager, number)
     return left
 
