@@ -17,7 +17,7 @@ from .checkpoint_callback import StateKeeper, begin_attributes, load_attributes,
 from .state_saver import note_inexact, write_state
 from ..checkpoint.attribute_state import AttributeState
 from ..checkpoint.files import SaveFormat, Writer
-from ..checkpoint.run_state import Restorable, from_outside, loader_of_rank, of_rank, own_part, restore, without_weights
+from ..checkpoint.run_state import Restorable, from_outside, loader_of_rank, of_rank, own_part, restore, restore_end, without_weights
 from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder, own_run
 from ..checkpoint.weights import url_of
 from ..data.resumable_loader import ResumableLoader, ValidLoader
@@ -180,13 +180,13 @@ class StateManagerAddon(AddOnBase):
         """The checkpoint that `resume` means: "last", "best", "auto", a path or a URL. None if there is none yet."""
         return world_of(trainer).agree(partial(find_checkpoint, self.saves_to, resume, trainer.recorder.note))
 
-    def restore(self, trainer: Restorable, checkpoint: str | Path) -> None:
-        """Restore the trainer from a checkpoint, by its path or URL; callbacks and loader follow in the next run."""
-        _restore(self, trainer, checkpoint)
+    def restore(self, trainer: Restorable, checkpoint: str | Path) -> str | Path:
+        """Restore the trainer from a checkpoint, by its path or URL; callbacks and loader follow in the next run. Returns the file."""
+        return _restore(self, trainer, checkpoint)
 
 
 # %% ../../nbs/addons/state_manager.ipynb #0cd3f022
-def _restore(addon: StateManagerAddon, trainer: Restorable, checkpoint: str | Path) -> None:
+def _restore(addon: StateManagerAddon, trainer: Restorable, checkpoint: str | Path) -> str | Path:
     run_dir = None
     if not url_of(checkpoint):
         path = Path(checkpoint)
@@ -197,11 +197,16 @@ def _restore(addon: StateManagerAddon, trainer: Restorable, checkpoint: str | Pa
     addon.restored = restore(trainer, checkpoint, run_dir)
     addon.rest = without_weights(addon.restored)
     load_attributes(addon, trainer, addon.restored["nbtrain"])
+    return checkpoint
 
 
-def end_before(addon: StateManagerAddon) -> None:
-    """The restored run is finished: random numbers continue from here on as after its end, and not only in the next run."""
+def end_before(addon: StateManagerAddon, trainer: Restorable, checkpoint: str | Path) -> None:
+    """The restored run is finished: all is as after its end, from here on and not only in the next run."""
     assert addon.restored is not None
+    if "end" in addon.restored:  # it ended within an epoch
+        addon.restored = restore_end(trainer, addon.restored, checkpoint)
+        addon.rest = without_weights(addon.restored)
+        load_attributes(addon, trainer, addon.restored["nbtrain"])
     own = addon.restored["nbtrain"]
     if own["finished"] is None and own["random"] is not None:
         set_random_state(own["random"])

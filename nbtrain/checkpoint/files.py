@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -353,6 +353,7 @@ class Writer:
         self._write_state = write
         self._errors: list[Exception] = []
         self._snapshot: Snapshot | None = None
+        self._held: tuple[Any, ...] | None = None  # the other arguments of a save that waits for `release`
         self._done = threading.Event()
         self._done.set()
 
@@ -364,15 +365,27 @@ class Writer:
         *,
         config: Mapping[str, Any] | None = None,
         then: Callable[[Path], None] | None = None,
+        hold: bool = False,
     ) -> None:
         """Take a snapshot of `state` and write it to `path` in the thread. Then call `then(path)` there, once it is on the disk.
 
-        Waits for the save before it. Raises CheckpointError for a value that can't be stored; `take_errors` returns errors of writing.
+        Waits for the save before it. With `hold` it is written when `release` or `wait` is called. Raises CheckpointError for a value that can't be stored; `take_errors` returns errors of writing.
         """
         self.wait()
         self._snapshot = snapshot(state, into=self._snapshot)
-        self._done = done = threading.Event()
-        arguments = (done, self._snapshot, Path(path), save_format, config, then)
+        self._done, self._held = threading.Event(), (Path(path), save_format, config, then)
+        if not hold:
+            self.release()
+
+    def release(self, more: Mapping[str, Any] | None = None) -> None:
+        """Write the snapshot that is held, if there is one, with what is in `more`."""
+        held, taken, self._held = self._held, self._snapshot, None
+        if held is None or taken is None:
+            return
+        if more:
+            added = snapshot(more)
+            taken = replace(taken, state=taken.state | added.state, views=taken.views | added.views)
+        arguments = (self._done, taken, *held)
         try:
             threading.Thread(target=self._write, args=arguments, name="nbtrain-checkpoint").start()
         except RuntimeError:  # the interpreter is ending and starts no more threads
@@ -385,6 +398,7 @@ class Writer:
 
     def wait(self) -> None:
         """Wait until the save is on the disk or has failed."""
+        self.release()
         self._done.wait()
 
     def take_errors(self) -> list[Exception]:

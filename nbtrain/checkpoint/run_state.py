@@ -47,6 +47,7 @@ __all__ = [
     "checked",
     "Restorable",
     "restore",
+    "restore_end",
 ]
 
 # %% ../../nbs/checkpoint/run_state.ipynb #8b91b8ce
@@ -150,7 +151,9 @@ def loader_of_rank(own: Mapping[str, Any], name: str = "loader") -> Any:
 def without_weights(state: Mapping[str, Any]) -> dict[str, Any]:
     """Lightning's part of a state, without what is large."""
     return {
-        name: value for name, value in state.items() if name not in ("state_dict", _TRAINING, _VALIDATED, "optimizer_states", "nbtrain")
+        name: value
+        for name, value in state.items()
+        if name not in ("state_dict", _TRAINING, _VALIDATED, "optimizer_states", "nbtrain", "end")
     }
 
 
@@ -316,6 +319,20 @@ def restore(trainer: Restorable, checkpoint: str | Path, run_dir: Path | None = 
         history.epochs[-1].path = path
     _restore_best(trainer, state, checkpoint)
     return dict(state)
+
+
+def restore_end(trainer: Restorable, state: Mapping[str, Any], checkpoint: str | Path) -> dict[str, Any]:
+    """Leave the trainer, which has restored the `state` of a cut epoch, as the run that ended there has left it.
+
+    Returns the state with that in place of what would continue the epoch.
+    """
+    ended = {**state, **state["end"]}
+    own, here = ended.pop("end")["nbtrain"], trainer.train_state
+    here.load_state_dict({name: own[name] for name in ("counts", "history")})
+    here.metrics.update({mode: own["metrics"][mode] for mode in here.metrics})
+    here.history.epochs[-1].path = Path(checkpoint)
+    _restore_best(trainer, ended, checkpoint)
+    return ended
 
 
 def _restore_best(trainer: TrainerProtocol, state: Mapping[str, Any], checkpoint: str | Path) -> None:
