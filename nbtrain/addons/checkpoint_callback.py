@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.trainer import call
 
-from .state_saver import StateSaver, note_inexact, save_after_error
+from .early_stopping import EarlyStoppingAddon
+from .state_saver import StateSaver, note_inexact, save_after_error, settings_of
 from ..checkpoint.run_state import loader_of_rank, of_rank
-from ..checkpoint.store import clean_folders
-from ..engine.callback import Leaving, PassKeeper, active_callbacks
+from ..checkpoint.store import clean_folders, go_back
+from ..engine.callback import Leaving, PassKeeper, Stopper, active_callbacks
 from ..engine.logged import load_logged
 from ..engine.lean_training import LeanEpochLoop, is_window_closed, validates_anyway
 from ..engine.protocol import TrainerProtocol
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
 
 # %% auto #0
-__all__ = ["resume_callbacks", "resume_epoch", "begin_attributes", "load_attributes", "save_between", "StateKeeper"]
+__all__ = ["resume_callbacks", "resume_epoch", "begin_attributes", "load_attributes", "has_stopped", "save_between", "StateKeeper"]
 
 
 # %% ../../nbs/addons/checkpoint_callback.ipynb #a2fa1f25
@@ -80,6 +81,19 @@ def load_attributes(addon: StateManagerAddon, trainer: TrainerProtocol, own: Map
 
 def _note_unsaved(addon: StateManagerAddon, trainer: TrainerProtocol, what: str) -> None:
     note_inexact(addon, trainer, [f"{what}, and is not saved. Give it state_dict and load_state_dict"] if what else [])
+
+
+def has_stopped(trainer: TrainerProtocol, saved: Mapping[str, Any]) -> bool:
+    """Had early stopping requested the end of the run that was `saved`, and would it under the settings of now?"""
+    given = trainer.lightning.get("callbacks") or []
+    states, stopped = saved.get("callbacks", {}), saved.get("stopped", {})
+    callbacks = [c for c in (given if isinstance(given, list) else [given]) if isinstance(c, (EarlyStopping, Stopper))]
+    waited = [c for c in callbacks if isinstance(c, EarlyStopping)]
+    return (
+        any(states.get(c.state_key, {}).get("wait_count", 0) >= max(c.patience, 1) for c in waited)
+        or any(c.state_key in stopped and stopped[c.state_key] == settings_of(c) for c in callbacks)
+        or any(addon.has_ended(saved) for addon in trainer.active_addons if isinstance(addon, EarlyStoppingAddon))
+    )
 
 
 def _stops(pl_trainer: L.Trainer) -> bool:
@@ -163,7 +177,9 @@ class StateKeeper(Checkpoint, Leaving):
             return
         self.saver.open(pl_trainer)
         if pl_trainer.is_global_zero:
-            clean_folders(self.addon.folder(self.trainer), self.addon.saves_to)
+            folder, counts = self.addon.folder(self.trainer), self.trainer.train_state.counts
+            clean_folders(folder, self.addon.saves_to)
+            go_back(folder, counts.epoch, counts.update)
         begin_attributes(self.addon, self.trainer)
         if self.addon.restored is not None:
             resume_callbacks(pl_trainer, self.addon.restored)
@@ -171,6 +187,9 @@ class StateKeeper(Checkpoint, Leaving):
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step_seen = pl_trainer.global_step
+        if self.trainer.continues_run and has_stopped(self.trainer, self.addon.restored or {}):
+            self.saver.stopped = dict((self.addon.restored or {}).get("stopped", {}))
+            pl_trainer.should_stop = True  # it was requested before min_epochs or min_steps were reached
         _resume_loaders(self.addon, pl_trainer)
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -219,7 +238,7 @@ class StateKeeper(Checkpoint, Leaving):
     def _save(self, pl_trainer: L.Trainer, finished: int | None, random: dict[str, Any], validation: Row | None = None) -> None:
         """Save. The checkpoint has the weights of the `validation`, or of one that was inside a window which is closed now."""
         owed, self._owed = self._owed, None
-        self.saver.save(pl_trainer, finished, random, owed if owed is not None else validation)
+        self.saver.save(pl_trainer, finished, random, owed if owed is not None else validation, hold=self._cut)
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not is_whole_epoch(pl_module):

@@ -33,6 +33,10 @@ class _EarlyStop(Stopper):
     def monitor(self) -> str:
         return self.trainer.train_state.history.monitor
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"patience": self.addon.patience, "delta": self.addon.delta}
+
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if in_validation_of_run(pl_trainer, pl_module) and self.monitor.startswith("val_"):
             self._look(pl_trainer, pl_module, self.monitor)
@@ -108,4 +112,6 @@ class EarlyStoppingAddon(AddOnBase):
 
     def has_ended(self, state: Mapping[str, Any]) -> bool:
         """Had a run waited long enough when the checkpoint `state` was saved?"""
-        return state.get("callbacks", {}).get(_EarlyStop.__qualname__, {}).get("n_waited", 0) >= self.patience
+        name = _EarlyStop.__qualname__
+        waited = state.get("callbacks", {}).get(name, {}).get("n_waited", 0) >= self.patience
+        return waited or state.get("stopped", {}).get(name) == {"patience": self.patience, "delta": self.delta}

@@ -137,6 +137,10 @@ class _Adapter(Stopper):
     def state_key(self) -> str:
         return f"HFCallback[{self.name}]"
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.callback.state()["args"]) if isinstance(self.callback, _Exportable) else {}
+
     def state_dict(self) -> dict[str, Any]:
         exported = self.callback.state()["attributes"] if isinstance(self.callback, _Exportable) else {}
         return {"state": asdict(self.state), "callback": exported, "loss": float(self._loss), "n_updates": self._n_updates}
@@ -198,6 +202,7 @@ class HFCallback(_Adapter):
         state.max_steps, state.num_train_epochs = _n_updates(pl_trainer), pl_trainer.max_epochs or 0
         state.is_world_process_zero, state.is_local_process_zero = pl_trainer.is_global_zero, pl_trainer.local_rank == 0
         self.control.should_training_stop = self._in_window = False
+        self.reason = ""
         if is_whole_epoch(pl_module):
             self.notify("on_train_begin", pl_trainer, pl_module)
 

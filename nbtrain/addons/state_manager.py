@@ -17,8 +17,9 @@ from .checkpoint_callback import StateKeeper, begin_attributes, load_attributes,
 from .state_saver import note_inexact, write_state
 from ..checkpoint.attribute_state import AttributeState
 from ..checkpoint.files import SaveFormat, Writer
-from ..checkpoint.run_state import Restorable, from_outside, loader_of_rank, of_rank, own_part, restore, without_weights
-from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder
+from ..checkpoint.run_state import Restorable, from_outside, loader_of_rank, of_rank, own_part, restore, restore_end, without_weights
+from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder, own_run
+from ..checkpoint.weights import url_of
 from ..data.resumable_loader import ResumableLoader, ValidLoader
 from ..distributed.launcher import Launcher
 from ..distributed.replica import world_of
@@ -165,38 +166,47 @@ class StateManagerAddon(AddOnBase):
     def load_state(self, trainer: Restorable, path: str | Path | None = None) -> Path:
         """Restore the checkpoint at `path`, or the newest whole one of the newest run folder; the next `run` continues there.
 
-        Raises CheckpointError if there is none, or if it belongs to another model or optimizer, and ConfigError while a run is on.
+        One that is not in a run folder of `save_path` is only read, and the next `run` has a new run folder. Raises CheckpointError if there is none, or if it belongs to another model or optimizer, and ConfigError while a run is on.
         """
         refuse_while_on(trainer.control)
-        found = Path(path) if path is not None else self.find(trainer, "auto")
+        found = path if path is not None else self.find(trainer, "auto")
         if found is None:
             raise CheckpointError(f"There is no checkpoint in {str(self.save_path)!r} yet.", remedy="Run an epoch first, or give a path.")
         self.restore(trainer, found)
         trainer.train_state.first_epoch = trainer.train_state.counts.epoch
-        return found
+        return Path(found)
 
-    def find(self, trainer: TrainerProtocol, resume: str | Path) -> Path | None:
-        """The checkpoint that `resume` means: "last", "best", "auto" or a path. None if there is none yet."""
+    def find(self, trainer: TrainerProtocol, resume: str | Path) -> str | Path | None:
+        """The checkpoint that `resume` means: "last", "best", "auto", a path or a URL. None if there is none yet."""
         return world_of(trainer).agree(partial(find_checkpoint, self.saves_to, resume, trainer.recorder.note))
 
-    def restore(self, trainer: Restorable, path: Path) -> None:
-        """Restore the trainer from the checkpoint at `path`; callbacks and loader follow in the next run."""
-        _restore(self, trainer, path)
+    def restore(self, trainer: Restorable, checkpoint: str | Path) -> str | Path:
+        """Restore the trainer from a checkpoint, by its path or URL; callbacks and loader follow in the next run. Returns the file."""
+        return _restore(self, trainer, checkpoint)
 
 
 # %% ../../nbs/addons/state_manager.ipynb #0cd3f022
-def _restore(addon: StateManagerAddon, trainer: Restorable, path: Path) -> None:
-    path = path.resolve() if path.is_symlink() else path  # `last` will point to another one soon
-    _check_seen(trainer, path)
+def _restore(addon: StateManagerAddon, trainer: Restorable, checkpoint: str | Path) -> str | Path:
+    run_dir = None
+    if not url_of(checkpoint):
+        path = Path(checkpoint)
+        checkpoint = path = path.resolve() if path.is_symlink() else path  # `last` will point to another one soon
+        _check_seen(trainer, path)
+        run_dir = own_run(addon.saves_to, trainer.run_dir, path)
     begin_attributes(addon, trainer)
-    addon.restored = restore(trainer, path)
+    addon.restored = restore(trainer, checkpoint, run_dir)
     addon.rest = without_weights(addon.restored)
     load_attributes(addon, trainer, addon.restored["nbtrain"])
+    return checkpoint
 
 
-def end_before(addon: StateManagerAddon) -> None:
-    """The restored run is finished: random numbers continue from here on as after its end, and not only in the next run."""
+def end_before(addon: StateManagerAddon, trainer: Restorable, checkpoint: str | Path) -> None:
+    """The restored run is finished: all is as after its end, from here on and not only in the next run."""
     assert addon.restored is not None
+    if "end" in addon.restored:  # it ended within an epoch
+        addon.restored = restore_end(trainer, addon.restored, checkpoint)
+        addon.rest = without_weights(addon.restored)
+        load_attributes(addon, trainer, addon.restored["nbtrain"])
     own = addon.restored["nbtrain"]
     if own["finished"] is None and own["random"] is not None:
         set_random_state(own["random"])

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from ..checkpoint.files import Writer
 from ..checkpoint.run_state import keep_weights, kept_weights, own_part, without_weights
@@ -18,7 +20,7 @@ from ..checkpoint.sharded import ShardWriter, meet_ranks
 from ..checkpoint.snapshot import plain
 from ..checkpoint.store import FOLDER
 from ..distributed.parallelism import SplitStrategy
-from ..engine.callback import listeners, notify
+from ..engine.callback import Stopper, listeners, notify
 from ..engine.protocol import TrainerProtocol
 from ..errors import first_line
 from ..history.history import Row
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
 
 # %% auto #0
-__all__ = ["write_state", "note_inexact", "check_loaders", "StateSaver", "save_after_error"]
+__all__ = ["write_state", "name_best", "note_inexact", "check_loaders", "stop_settings", "settings_of", "StateSaver", "save_after_error"]
 
 
 # %% ../../nbs/addons/state_saver.ipynb #1faeda1a
@@ -41,12 +43,13 @@ def write_state(
     *,
     row: Row | None = None,
     in_parts: bool = False,
+    hold: bool = False,
 ) -> Path:
     """Submit `state` to the writer. Returns the path; the file is there once the writer has written it.
 
     Then the links are set and old checkpoints are removed, whose paths are added to `expired`. Raises CheckpointError for a value that
     can't be stored; `writer.take_errors()` returns errors of writing. `row`: that of the validation of these weights, else it is
-    the newest epoch's between two epochs. `in_parts`: each rank writes a shard, to a folder.
+    the newest epoch's between two epochs. `in_parts`: each rank writes a shard, to a folder. `hold`: as in `Writer.save`.
     """
     counts, history = trainer.train_state.counts, trainer.train_state.history
     suffix = ".ckpt" if addon.save_format == "ckpt" and not in_parts else ""
@@ -55,19 +58,26 @@ def write_state(
         row = history.epochs[-1]
     if row is not None and row.path is None:
         row.path = path
-    best = history.best.path if addon.save_best and history.best is not None else None
-    best = best if best is not None and best.parent == path.parent else None
-    state["nbtrain"]["best"] = best.name if best is not None else None
-    if best is None and trainer.train_state.best_weights is not None:  # no file has them
-        state["nbtrain"]["best_weights"] = trainer.train_state.best_weights
+    best = name_best(addon, trainer, state["nbtrain"], path)
     earlier = best == path and history.best is not None and history.best["step"] != counts.step  # it was inside a window
     keep_weights(state, kept_weights(trainer), trainer.train_state.best_weights if earlier else None)
 
     def settle(path: Path) -> None:
         expired.extend(addon.store.settle(path, best))
 
-    writer.save(state, path, addon.save_format, config=_config(trainer.model), then=settle)
+    writer.save(state, path, addon.save_format, config=_config(trainer.model), then=settle, hold=hold)
     return path
+
+
+def name_best(addon: StateManagerAddon, trainer: TrainerProtocol, own: dict[str, Any], path: Path) -> Path | None:
+    """Put into nbtrain's part of the checkpoint at `path` the name of the best one's file, or its weights. Returns that file."""
+    history = trainer.train_state.history
+    best = history.best.path if addon.save_best and history.best is not None else None
+    best = best if best is not None and best.parent == path.parent else None
+    own["best"] = best.name if best is not None else None
+    if best is None and trainer.train_state.best_weights is not None:  # no file has them
+        own["best_weights"] = trainer.train_state.best_weights
+    return best
 
 
 def _config(model: Any) -> Any:
@@ -93,6 +103,26 @@ def check_loaders(addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
 
 
 # %% ../../nbs/addons/state_saver.ipynb #33d70f87
+def stop_settings(pl_trainer: L.Trainer) -> dict[str, Any]:
+    """Which callbacks have requested the end of the run, and how they were set; those of Lightning and of nbtrain are known."""
+    callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    return {c.state_key: settings_of(c) for c in callbacks if _has_stopped(c)}
+
+
+def _has_stopped(callback: L.Callback) -> bool:
+    if isinstance(callback, EarlyStopping):
+        return callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED
+    return isinstance(callback, Stopper) and bool(callback.reason)
+
+
+def settings_of(callback: L.Callback) -> dict[str, Any]:
+    """What decides when a callback ends a run. Under the same settings a run that it has ended is finished."""
+    if isinstance(callback, EarlyStopping):
+        names = ("patience", "min_delta", "stopping_threshold", "divergence_threshold", "check_finite")
+        return {name: value for name in names if isinstance(value := getattr(callback, name), (bool, int, float, type(None)))}
+    return callback.settings if isinstance(callback, Stopper) else {}
+
+
 class StateSaver:
     """Saves the state of `trainer` during a run of Lightning, in each rank."""
 
@@ -102,6 +132,8 @@ class StateSaver:
         self._shares = False  # does each rank write a shard?
         self._saved: tuple[int, int] | None = None  # epochs and updates of the newest save
         self._path: Path | None = None  # of the newest save, in the first rank
+        self._expired: list[Path] = []  # what it has removed
+        self.stopped: dict[str, Any] = {}  # by which callbacks the end was requested before this run was resumed, and their settings
         self._checked: set[bool] = set()  # was a save checked after an epoch (True), within one (False)?
 
     def open(self, pl_trainer: L.Trainer) -> None:
@@ -116,10 +148,12 @@ class StateSaver:
         counts = self.trainer.train_state.counts
         return self._saved == (counts.epoch, counts.update)
 
-    def save(self, pl_trainer: L.Trainer, finished: int | None, random: dict[str, Any], row: Row | None = None) -> Path | None:
+    def save(
+        self, pl_trainer: L.Trainer, finished: int | None, random: dict[str, Any], row: Row | None = None, *, hold: bool = False
+    ) -> Path | None:
         """Save after `finished` batches of the open epoch, None between two epochs; `row` is as in `write_state`.
 
-        Returns the path; None in any rank but the first.
+        Returns the path; None in any rank but the first. `hold`: the run ends within the epoch, and `adopt` writes the file.
 
         The file is written in the background. Raises CheckpointError for a save that failed, with `stop_on_save_error`.
         """
@@ -132,11 +166,13 @@ class StateSaver:
         if (finished is None) not in self._checked:  # once within an epoch, and once after one
             self._checked.add(finished is None)
             check_loaders(addon, self.trainer)
-        state = self.dump(pl_trainer)
+        state = self.dump(pl_trainer) | {"stopped": {**self.stopped, **stop_settings(pl_trainer)} if pl_trainer.should_stop else {}}
         if pl_trainer.is_global_zero:
-            return self._write(pl_trainer, state | {"nbtrain": own}, row)
+            return self._write(pl_trainer, state | {"nbtrain": own}, row, hold)
         if self._shares:
-            self._write_part(state)
+            self.writer.save(state, Path(), hold=hold)  # the first rank sends the path
+            if not hold:
+                self._finish_part()
         return None
 
     def dump(self, pl_trainer: L.Trainer) -> dict[str, Any]:
@@ -147,24 +183,29 @@ class StateSaver:
         with strategy.in_parts() if self._shares else nullcontext():
             return pl_trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
 
-    def _write_part(self, state: dict[str, Any]) -> None:
-        self.writer.save(state, Path())  # the first rank sends the path
+    def _finish_part(self) -> None:
         if self.addon.stop_on_save_error:  # as the first rank does, so that all of them stop
             self.writer.wait()
         self._report()
 
-    def _write(self, pl_trainer: L.Trainer, state: dict[str, Any], row: Row | None) -> Path:
+    def _write(self, pl_trainer: L.Trainer, state: dict[str, Any], row: Row | None, hold: bool) -> Path:
         self.addon.rest = without_weights(state)
-        expired: list[Path] = []
-        self._path = path = write_state(self.addon, self.trainer, state, self.writer, expired, row=row, in_parts=self._shares)
+        self._expired = expired = []
+        options = {"row": row, "in_parts": self._shares, "hold": hold}
+        self._path = path = write_state(self.addon, self.trainer, state, self.writer, expired, **options)
+        if not hold:
+            self._finish(pl_trainer, path)
+        return path
+
+    def _finish(self, pl_trainer: L.Trainer, path: Path) -> None:
+        """Notify those who wait for the save, and report its errors."""
         waits = any(listeners(pl_trainer, name) for name in ("on_checkpoint_saved", "on_checkpoint_expired"))
         if waits or (self._shares and self.addon.stop_on_save_error):
             self.writer.wait()
         if self._report() and waits:
             notify(pl_trainer, "on_checkpoint_saved", path)
-            for old in expired:
+            for old in self._expired:
                 notify(pl_trainer, "on_checkpoint_expired", old)
-        return path
 
     def _report(self) -> bool:
         """Note or raise the errors of the saves that are finished. Returns whether there were none."""
@@ -176,14 +217,29 @@ class StateSaver:
         return not errors
 
     def adopt(self, pl_trainer: L.Trainer) -> None:
-        """Link the checkpoint of an epoch that ended early with the row of that epoch, which was added after the save."""
+        """Write the checkpoint of an epoch that ended early, with how the run has ended: its last row was added after the last batch."""
         state = self.trainer.train_state
         self._saved = state.counts.epoch, state.counts.update
-        if self._path is not None:
-            self.writer.wait()
+        if self._path is None:
+            self.writer.release()
+            if self._shares:
+                self._finish_part()
+        else:
             state.history.epochs[-1].path = self._path
+            self.writer.release({"end": self._end(pl_trainer, self._path)})
+            self._finish(pl_trainer, self._path)
+            self.writer.wait()
             for old in self.addon.store.adopt_best(self._path) if state.history.last_is_best else []:
                 notify(pl_trainer, "on_checkpoint_expired", old)
+
+    def _end(self, pl_trainer: L.Trainer, path: Path) -> dict[str, Any]:
+        """What a checkpoint of a cut epoch has beside it: how the run has left the trainer, as a save between two epochs has it."""
+        addon, module = self.addon, pl_trainer.lightning_module
+        attributes = addon.attributes
+        own = own_part(self.trainer, module, None, random_state(), addon.open_loader, addon.open_valid, attributes)  # pyright: ignore[reportArgumentType]
+        name_best(addon, self.trainer, own, path)
+        rest = {} if isinstance(pl_trainer.strategy, SplitStrategy) else without_weights(self.dump(pl_trainer))
+        return rest | {"nbtrain": own}
 
     def close(self) -> None:
         """End a run: wait until everything is written, and remove the paths of deleted checkpoints from the history."""

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from ..errors import CheckpointError
 # %% auto #0
 __all__ = [
     "SaveFormat",
+    "SUPERSEDED",
     "write_folder",
     "seen_file",
     "write_checkpoint",
@@ -39,6 +41,9 @@ __all__ = [
     "read_counts",
     "Newest",
     "newest_valid",
+    "progress_of",
+    "read_superseded",
+    "ordered_names",
     "Writer",
 ]
 
@@ -324,6 +329,10 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 # %% ../../nbs/checkpoint/files.ipynb #c2564641
+SUPERSEDED = "superseded"  # a file beside checkpoints
+_NAME = re.compile(r"epoch=(\d+)-step=(\d+)(?:\.ckpt)?")
+
+
 @dataclass(frozen=True)
 class Newest:
     """The newest valid checkpoint of a folder, None if there is none, and the errors of newer ones that are damaged."""
@@ -333,16 +342,43 @@ class Newest:
 
 
 def newest_valid(folder: str | Path) -> Newest:
-    """Find the newest valid checkpoint in `folder`, by its time of writing: a folder or a file `*.ckpt`, not a link or leftover."""
-    candidates = [path for path in Path(folder).iterdir() if _looks_like_checkpoint(path)] if Path(folder).is_dir() else []
+    """Find the newest valid checkpoint in `folder`, by the progress in its name: a folder or a file `*.ckpt`, not a link or leftover."""
     skipped = []
-    for path in sorted(candidates, key=_when_written, reverse=True):
+    for path in _newest_first(Path(folder)):
+        if not _looks_like_checkpoint(path):
+            continue
         try:
             verify_checkpoint(path)
             return Newest(path, tuple(skipped))
         except CheckpointError as error:
             skipped.append(error)
     return Newest(None, tuple(skipped))
+
+
+def progress_of(name: str) -> tuple[int, int] | None:
+    """Finished epochs and updates of the checkpoint `name`, as a run names it; None for another name."""
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def read_superseded(folder: Path) -> set[str]:
+    """The names of the checkpoints that lie past one to which a run went back."""
+    file = folder / SUPERSEDED
+    return set(file.read_text(encoding="utf-8").split()) if file.is_file() else set()
+
+
+def ordered_names(folder: Path) -> list[str]:
+    """The names that runs gave to checkpoints in `folder`, the newest last; no file of them is looked at."""
+    superseded = read_superseded(folder)
+    named = [(name not in superseded, progress, name) for name in os.listdir(folder) if (progress := progress_of(name))]
+    return [name for *_, name in sorted(named)]
+
+
+def _newest_first(folder: Path) -> Iterator[Path]:
+    if folder.is_dir():
+        yield from (folder / name for name in reversed(ordered_names(folder)))
+        others = [path for path in folder.iterdir() if progress_of(path.name) is None and _looks_like_checkpoint(path)]
+        yield from sorted(others, key=_when_written, reverse=True)
 
 
 def _when_written(path: Path) -> tuple[int, str]:
@@ -368,6 +404,7 @@ class Writer:
         self._write_state = write
         self._errors: list[Exception] = []
         self._snapshot: Snapshot | None = None
+        self._held: tuple[Any, ...] | None = None  # the other arguments of a save that waits for `release`
         self._done = threading.Event()
         self._done.set()
 
@@ -379,15 +416,27 @@ class Writer:
         *,
         config: Mapping[str, Any] | None = None,
         then: Callable[[Path], None] | None = None,
+        hold: bool = False,
     ) -> None:
         """Take a snapshot of `state` and write it to `path` in the thread. Then call `then(path)` there, once it is on the disk.
 
-        Waits for the save before it. Raises CheckpointError for a value that can't be stored; `take_errors` returns errors of writing.
+        Waits for the save before it. With `hold` it is written when `release` or `wait` is called. Raises CheckpointError for a value that can't be stored; `take_errors` returns errors of writing.
         """
         self.wait()
         self._snapshot = snapshot(state, into=self._snapshot)
-        self._done = done = threading.Event()
-        arguments = (done, self._snapshot, Path(path), save_format, config, then)
+        self._done, self._held = threading.Event(), (Path(path), save_format, config, then)
+        if not hold:
+            self.release()
+
+    def release(self, more: Mapping[str, Any] | None = None) -> None:
+        """Write the snapshot that is held, if there is one, with what is in `more`."""
+        held, taken, self._held = self._held, self._snapshot, None
+        if held is None or taken is None:
+            return
+        if more:
+            added = snapshot(more)
+            taken = replace(taken, state=taken.state | added.state, views=taken.views | added.views)
+        arguments = (self._done, taken, *held)
         try:
             threading.Thread(target=self._write, args=arguments, name="nbtrain-checkpoint").start()
         except RuntimeError:  # the interpreter is ending and starts no more threads
@@ -400,6 +449,7 @@ class Writer:
 
     def wait(self) -> None:
         """Wait until the save is on the disk or has failed."""
+        self.release()
         self._done.wait()
 
     def take_errors(self) -> list[Exception]:

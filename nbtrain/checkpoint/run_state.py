@@ -15,8 +15,7 @@ from torch import Tensor
 
 from .attribute_state import AttributeState
 from .files import read_checkpoint
-from .store import FOLDER
-from .weights import Weights, load_weights
+from .weights import Weights, load_weights, local_file, url_of
 from ..compat.weight_names import bare, of_part
 from ..data.resumable_loader import ResumableLoader, ValidLoader
 from ..distributed.parallelism import gather
@@ -48,6 +47,7 @@ __all__ = [
     "checked",
     "Restorable",
     "restore",
+    "restore_end",
 ]
 
 # %% ../../nbs/checkpoint/run_state.ipynb #8b91b8ce
@@ -151,7 +151,9 @@ def loader_of_rank(own: Mapping[str, Any], name: str = "loader") -> Any:
 def without_weights(state: Mapping[str, Any]) -> dict[str, Any]:
     """Lightning's part of a state, without what is large."""
     return {
-        name: value for name, value in state.items() if name not in ("state_dict", _TRAINING, _VALIDATED, "optimizer_states", "nbtrain")
+        name: value
+        for name, value in state.items()
+        if name not in ("state_dict", _TRAINING, _VALIDATED, "optimizer_states", "nbtrain", "end")
     }
 
 
@@ -289,15 +291,20 @@ class Restorable(TrainerProtocol, Protocol):
     """A trainer, as a checkpoint that is restored sees it."""
 
     resumed: bool  # was a checkpoint restored since the last run?
+    parent: str | None  # the checkpoint that it is from, where a new run continues from it
 
 
-def restore(trainer: Restorable, path: Path) -> dict[str, Any]:
-    """Restore weights, optimizer and state of `trainer` from the checkpoint at `path`. Returns all that is in it.
+def restore(trainer: Restorable, checkpoint: str | Path, run_dir: Path | None = None) -> dict[str, Any]:
+    """Restore weights, optimizer and state of `trainer` from a checkpoint, by its path or URL. Returns all that is in it.
+
+    `run_dir`: the run folder in which it continues; without one the next run is a new one, whose parent is this checkpoint.
 
     The meters of an open epoch, the place in its loader and the callbacks are restored when the next run begins. Raises CheckpointError
     where it can't be restored; the trainer is then as before, unless the model or the optimizer turns out to be another one.
     """
-    state = read_checkpoint(path)
+    path = Path(checkpoint)
+    with local_file(checkpoint) as file:
+        state = read_checkpoint(file)
     own = checked(trainer, state, path)
     _restore_weights(trainer, state, path)
     metrics = {mode: own["metrics"][mode] for mode in trainer.train_state.metrics}
@@ -305,12 +312,12 @@ def restore(trainer: Restorable, path: Path) -> dict[str, Any]:
     trainer.train_state.load_state_dict({name: value for name, value in pieces.items() if name != "meters"})
     trainer.train_state.run -= 1  # the next run to begin is the one that was saved
     trainer.resumed, trainer.continues_run = True, False
-    if path.parent.name == FOLDER:
-        trainer.run_dir = path.parent.parent
+    trainer.run_dir = run_dir
+    trainer.parent = None if run_dir is not None else url_of(checkpoint) or str(path.resolve())
     history = trainer.train_state.history
     if own["finished"] is None and history.epochs:
         history.epochs[-1].path = path
-    _restore_best(trainer, state, path)
+    _restore_best(trainer, state, checkpoint)
     return dict(state)
 
 
@@ -322,14 +329,30 @@ def _named(state: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
     return state
 
 
-def _restore_best(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> None:
-    """Restore the weights of the best epoch: from the checkpoint beside `path` that has them, or from this one."""
+def restore_end(trainer: Restorable, state: Mapping[str, Any], checkpoint: str | Path) -> dict[str, Any]:
+    """Leave the trainer, which has restored the `state` of a cut epoch, as the run that ended there has left it.
+
+    Returns the state with that in place of what would continue the epoch.
+    """
+    ended = {**state, **state["end"]}
+    own, here = ended.pop("end")["nbtrain"], trainer.train_state
+    here.load_state_dict({name: own[name] for name in ("counts", "history")})
+    here.metrics.update({mode: own["metrics"][mode] for mode in here.metrics})
+    here.history.epochs[-1].path = Path(checkpoint)
+    _restore_best(trainer, ended, checkpoint)
+    return ended
+
+
+def _restore_best(trainer: TrainerProtocol, state: Mapping[str, Any], checkpoint: str | Path) -> None:
+    """Restore the weights of the best epoch: from the file beside `checkpoint` that has them, or from this one."""
     best, trainer.train_state.best_weights = trainer.train_state.history.best, state["nbtrain"].get("best_weights")
     if state["nbtrain"]["best"] is None or best is None:
         return
-    file = path.with_name(Path(state["nbtrain"]["best"]).name)
+    name, url = Path(state["nbtrain"]["best"]).name, url_of(checkpoint)
+    file = Path(checkpoint).with_name(name)
     try:
-        found = weights_of(state if file == path else _named(read_checkpoint(file), file))
+        with local_file(f"{url.rpartition('/')[0]}/{name}" if url else file) as local:
+            found = weights_of(state if file == Path(checkpoint) else _named(read_checkpoint(local), file))
         trainer.train_state.best_weights = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         best.path = file
     except CheckpointError as error:

@@ -12,16 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .atomic import clean_leftovers, point_to
-from .files import newest_valid, read_counts
+from .atomic import clean_leftovers, point_to, written
+from .files import SUPERSEDED, newest_valid, ordered_names, progress_of, read_counts, read_superseded
+from .weights import url_of
 from ..errors import CheckpointError, ConfigError, first_line
 from ..history.run_folder import read_history, run_folders
 
 # %% auto #0
-__all__ = ["FOLDER", "CheckpointStore", "open_folder", "clean_folders", "newest_checkpoint", "find_checkpoint"]
+__all__ = ["FOLDER", "CheckpointStore", "open_folder", "go_back", "clean_folders", "newest_checkpoint", "own_run", "find_checkpoint"]
 
 # %% ../../nbs/checkpoint/store.ipynb #f70e6f7b
 FOLDER = "checkpoints"  # in a run folder
+_MAX_REMOVED = 1000  # by one save, which would wait for more
 
 
 @dataclass
@@ -36,31 +38,37 @@ class CheckpointStore:
 
     def settle(self, path: Path, best: Path | None) -> list[Path]:
         """A checkpoint is on the disk: set the links, and remove old ones. `best`: that of the best epoch. Returns what was removed."""
+        if progress := progress_of(path.name):
+            go_back(path.parent, *progress)
         if self.save_last:
             _point("last", path, copy=not self.symlinks)
         if best is not None and (best == path or best != self._best) and best.exists():
             self._point_best(best)
-        return self._remove_old(path.parent)
+        return self._remove_old(path)
 
     def adopt_best(self, path: Path) -> list[Path]:
         """The checkpoint at `path`, which was written before its epoch was over, turns out to be the best. Returns what was removed."""
         if not (self.save_best and path.exists()):
             return []
         self._point_best(path)
-        return self._remove_old(path.parent)
+        return self._remove_old(path)
 
     def _point_best(self, path: Path) -> None:
         _point("best", path, copy=not self.symlinks)
         self._best = path
 
-    def _remove_old(self, folder: Path) -> list[Path]:
+    def _remove_old(self, newest: Path) -> list[Path]:
         if self.keep_last_n is None:
             return []
-        saved = sorted((path for path in folder.glob("epoch=*-step=*")), key=lambda path: path.stat().st_mtime_ns)
-        pointed = {link.resolve() for link in folder.iterdir() if link.is_symlink()}
-        old = [path for path in saved[: -self.keep_last_n] if path.resolve() not in pointed and path != self._best]
+        folder = newest.parent
+        with os.scandir(folder) as entries:
+            links = [entry.path for entry in entries if entry.is_symlink()]
+        kept = {newest.name, *(Path(link).resolve().name for link in links)}
+        kept |= {self._best.name} if self._best is not None and self._best.parent == folder else set()
+        old = [folder / name for name in ordered_names(folder)[: -self.keep_last_n] if name not in kept][:_MAX_REMOVED]
         for path in old:
-            _delete(path)
+            with suppress(FileNotFoundError):
+                _delete(path)
         return old
 
 
@@ -90,6 +98,21 @@ def open_folder(run_dir: Path) -> Path:
     return folder
 
 
+def go_back(folder: Path, epoch: int, update: int) -> None:
+    """A run is at `epoch` finished epochs and `update` updates: the checkpoints in its `folder` past that are superseded.
+
+    Their names are listed in a file, so that the newest one is not among them, and they are removed first.
+    """
+    before, here = read_superseded(folder), (epoch, update)
+    progress = {name: at for name in os.listdir(folder) if (at := progress_of(name))}
+    now = {name for name, at in progress.items() if at > here or (name in before and at != here)}
+    if before and not now:
+        (folder / SUPERSEDED).unlink()
+    elif now != before:
+        with written(folder / SUPERSEDED) as temp:
+            temp.write_text("".join(f"{name}\n" for name in sorted(now)), encoding="utf-8")
+
+
 def clean_folders(folder: Path, save_path: str | Path) -> None:
     """Remove what was cut off, in `folder` and in all run folders: a run that was killed early begins again in another one."""
     for found in {folder, *(run / FOLDER for run in run_folders(save_path))}:
@@ -108,15 +131,26 @@ def newest_checkpoint(save_path: str | Path, note: Callable[[str], None]) -> Pat
     return None
 
 
-def find_checkpoint(save_path: str | Path, resume: str | Path, note: Callable[[str], None]) -> Path | None:
-    """The checkpoint that `resume` means: "last", "best", "auto" or a path. None where there is none yet."""
+def own_run(save_path: str | Path, run_dir: Path | None, checkpoint: Path) -> Path | None:
+    """The run folder in which a run continues from `checkpoint`: `run_dir`, or one in `save_path`.
+
+    None where the checkpoint is anywhere else: it is only read, and a new run continues from it.
+    """
+    folder = checkpoint.parent.resolve()
+    run = folder.parent if folder.name == FOLDER else folder
+    if run_dir is not None and run == run_dir.resolve():
+        return run_dir
+    return Path(save_path) / run.name if folder.name == FOLDER and run.parent == Path(save_path).resolve() else None
+
+
+def find_checkpoint(save_path: str | Path, resume: str | Path, note: Callable[[str], None]) -> str | Path | None:
+    """The checkpoint that `resume` means: "last", "best", "auto", a path or a URL. None where there is none yet."""
     if resume == "auto":
         return newest_checkpoint(save_path, note)
     if resume not in ("last", "best"):
-        path = Path(resume)
-        if not path.exists():
-            raise CheckpointError(f"There is no checkpoint {str(path)!r}.", remedy='Give a path, "last", "best" or "auto".')
-        return path
+        if not url_of(resume) and not Path(resume).exists():
+            raise CheckpointError(f"There is no checkpoint {str(resume)!r}.", remedy='Give a path, "last", "best" or "auto".')
+        return resume
     links = [run / FOLDER / name for run in run_folders(save_path) for name in (resume, f"{resume}.ckpt")]
     link = next((link for link in links if link.exists()), None)
     if link is not None and resume == "best":

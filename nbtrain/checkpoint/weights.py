@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,7 +26,7 @@ from ..distributed.parallelism import whole
 from ..errors import CheckpointError
 
 # %% auto #0
-__all__ = ["Weights", "copy_weights", "save_weights", "read_weights", "load_weights"]
+__all__ = ["Weights", "copy_weights", "save_weights", "url_of", "local_file", "read_weights", "load_weights"]
 
 # %% ../../nbs/checkpoint/weights.ipynb #c2077b6a
 Weights = dict[str, Tensor]
@@ -50,7 +51,7 @@ def save_weights(model: nn.Module, path: str | Path, *, overwrite: bool = False)
 
     Returns it. Raises CheckpointError for a file that exists, unless `overwrite`.
     """
-    url = _url(path)
+    url = url_of(path)
     if not overwrite and (url_to_fs(url)[0].exists(url) if url else Path(path).exists()):
         raise CheckpointError(f"{str(path)!r} exists.", remedy="Give another name, or overwrite=True.")
     if url:
@@ -67,11 +68,26 @@ def save_weights(model: nn.Module, path: str | Path, *, overwrite: bool = False)
     return path
 
 
-def _url(path: str | Path) -> str:
+def url_of(path: str | Path) -> str:
     """`path` where it is the URL of a file in a store, else ""."""
     if isinstance(path, Path):  # it has one slash of the two
         return re.sub(r"^([\w+.-]{2,}):/(?!/)", r"\1://", str(path)) if re.match(r"[\w+.-]{2,}:/", str(path)) else ""
     return path if "://" in path else ""
+
+
+@contextmanager
+def local_file(path: str | Path) -> Iterator[Path]:
+    """`path`, or where it is a URL a copy of that file or folder, which is removed at the end. Raises CheckpointError if there is none."""
+    if not (url := url_of(path)):
+        yield Path(path)
+        return
+    with TemporaryDirectory() as folder:
+        file_system, copy = url_to_fs(url)[0], Path(folder, PurePosixPath(url).name)
+        try:
+            file_system.get(url, str(copy), recursive=file_system.isdir(url))
+        except FileNotFoundError as error:
+            raise CheckpointError(f"There is no file {url!r}.", remedy="Give the URL of a checkpoint or of a file of weights.") from error
+        yield copy
 
 
 def read_weights(path: str | Path) -> Weights:
@@ -82,15 +98,11 @@ def read_weights(path: str | Path) -> Weights:
     The checksums that are known of it are compared, and Python objects are not unpickled. Raises CheckpointError for a missing or damaged
     file, and for one that can't be read that way.
     """
-    if url := _url(path):
-        with TemporaryDirectory() as folder:
-            local_file = Path(folder, PurePosixPath(url).name)
-            try:
-                url_to_fs(url)[0].get_file(url, str(local_file))
-            except FileNotFoundError as error:
-                raise CheckpointError(f"There is no file {url!r}.", remedy="Give the URL of a file of weights.") from error
-            return read_weights(local_file)
-    path = Path(path)
+    with local_file(path) as file:
+        return _read_weights(file)
+
+
+def _read_weights(path: Path) -> Weights:
     if path.is_dir():
         if any(path.glob("rank-*.safetensors")):
             return of_part(read_checkpoint(path)["state_dict"])

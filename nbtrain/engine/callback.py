@@ -167,6 +167,11 @@ class Stopper(L.Callback):
 
     reason = ""
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that decide when it ends a run, as plain data. A run that it has ended is finished as long as they stay the same."""
+        return {}
+
     def stop_if(self, pl_trainer: L.Trainer, wanted: bool, reason: str) -> None:
         """End the run after this batch if any process wants to. All processes must call it."""
         if pl_trainer.strategy.reduce_boolean_decision(wanted, all=False):

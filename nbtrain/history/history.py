@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = ["StepTable", "Row", "write_csv", "data_frame", "MeasuredRows", "History", "ResultMetrics", "RunResult"]
+__all__ = ["StepTable", "Row", "write_csv", "data_frame", "validation_alone", "MeasuredRows", "History", "ResultMetrics", "RunResult"]
 
 
 # %% ../../nbs/history/history.ipynb #df4b47df
@@ -147,7 +147,7 @@ def _is_validated(row: Mapping[str, Any]) -> bool:
     return any(name.startswith("val_") for name in row)
 
 
-def _validation_alone(row: Row) -> Row:
+def validation_alone(row: Row) -> Row:
     """The validation of an epoch's `row`."""
     alone = Row({name: value for name, value in row.items() if name in ("epoch", "step") or name.startswith("val_")})
     alone.path = row.path
@@ -211,7 +211,7 @@ class MeasuredRows:
         dropped = [row for row in self.epochs if row.get("step", 0) > step or row["epoch"] > epoch]
         self.epochs = [row for row in self.epochs if row not in dropped]
         validations = [row for row in self.validations if row.get("step", 0) <= step]
-        self.validations = [_validation_alone(row) if row in dropped else row for row in validations]
+        self.validations = [validation_alone(row) if row in dropped else row for row in validations]
         self.tests = [row for row in self.tests if row.get("step", 0) <= step]
         self.marks = [(progress, text) for progress, text in self.marks if progress.step <= step]
         for table in self.steps.values():

@@ -5,21 +5,24 @@
 # %% ../../nbs/history/run_folder.ipynb #6426deb2
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
 from io import RawIOBase
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigError
-from ..events import Event
-from .history import History
+from ..events import Event, EventKind, Progress
+from .history import History, Row, StepTable, validation_alone
 from ..views import plots
 
 # %% auto #0
 __all__ = [
     "run_folders",
     "open_run_folder",
+    "history_events",
     "RunFolder",
     "find_run",
     "recorded_file",
@@ -63,6 +66,30 @@ def open_run_folder(save_path: str | Path) -> Path:
 
 
 # %% ../../nbs/history/run_folder.ipynb #18d3ee1c
+def _blocks(table: StepTable) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The last step of each stretch without a gap, and the data of its event."""
+    begin = 0
+    for end in range(1, len(table) + 1):
+        if end == len(table) or table.steps[end] != table.steps[end - 1] + 1:
+            values = {name: list(column[begin:end]) for name, column in table.columns.items()}
+            known = {name: value for name, value in values.items() if not all(map(math.isnan, value))}
+            yield table.steps[end - 1], {"values": known, "n": end - begin, "samples": 0, "lr": None}
+            begin = end
+
+
+def history_events(history: History, run: int = 1) -> list[Event]:
+    """Events that make `history` again, by their steps; a run that continues from another one begins its record with them."""
+    found: list[tuple[EventKind, Progress, dict[str, Any]]] = []
+    for phase, table in history.steps.items():
+        found += [("steps", Progress(run, phase, step=step), data) for step, data in _blocks(table)]  # pyright: ignore[reportArgumentType]
+    early = [row for row in history.validations if not row["epoch"]]  # which are among the tests too
+    rows: list[tuple[EventKind, Row]] = [("valid", validation_alone(row)) for row in history.validations]
+    rows += [("epoch", row) for row in history.epochs] + [("test", row) for row in history.tests if row not in early]
+    found += [(kind, Progress(run, epoch=row.get("epoch", 0), step=row["step"]), {"row": dict(row)}) for kind, row in rows]
+    found += [("mark", at, {"text": text}) for at, text in history.marks]
+    return [Event(*event[:2], data=event[2]) for event in sorted(found, key=lambda event: event[1].step)]
+
+
 class RunFolder:
     """Writes a run's events to `events.jsonl` as they come, and at its end `history.csv` and `curves.png`.
 
@@ -74,6 +101,12 @@ class RunFolder:
         self._file: RawIOBase | None = None
         self._waiting = b""
         self._warned = False
+
+    def begin(self, run: int) -> None:
+        """Write what the history has already, if nothing is recorded in the folder yet."""
+        if not (self.path / "events.jsonl").exists():
+            for event in history_events(self.history, run):
+                self.update(event)
 
     def update(self, event: Event) -> None:
         self._waiting += event.to_json().encode() + b"\n"

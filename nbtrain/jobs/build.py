@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -73,7 +74,7 @@ class Job:
         except CheckpointError as error:
             remedy = "Give the configuration of that run, or --checkpoint.resume_from with another state."
             raise CheckpointError(first_line(error), where=str(path), remedy=remedy) from error
-        return path.name
+        return Path(path).name
 
     def evaluate(self, stage: str) -> dict[str, float]:
         """The metrics of a pass over the data of "val" or "test"."""

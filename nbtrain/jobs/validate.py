@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..addons.hooks import HooksAddon
+from ..checkpoint.weights import url_of
 from ..compat.config_fields import AUTOMATIC, ignored_fields, unsupported
 from ..config.compute_plan import ComputePlan, device_batches, plan_compute
 from ..config.document import At, Document, Problems, dotted
@@ -128,7 +129,7 @@ def _check_limits(settings: Settings, document: Document, problems: Problems) ->
         where = document.place(("checkpoint", "every_n_epochs"))
         problems.add("checkpoint.every_n_train_steps and checkpoint.every_n_epochs are both given.", where, "Give one of them.")
     resume = saving.resume_from
-    if resume is not None and resume not in ("last", "best", "auto") and not Path(resume).exists():
+    if resume is not None and resume not in ("last", "best", "auto") and not url_of(resume) and not Path(resume).exists():
         where = document.place(("checkpoint", "resume_from"))
         problems.add(f"checkpoint.resume_from: {resume!r} does not exist.", where, "Give last, best, auto or the path of a checkpoint.")
     elif saving.no_save and resume is not None:

@@ -139,6 +139,7 @@ class TrainerBase(TrainerArguments):
         self.result: RunResult | None = None
         self.ran: Ran | None = None  # what the newest training run was given
         self.resumed = False  # was a state loaded since the last run?
+        self.parent: str | None = None  # the checkpoint from which the next run continues, where that is a new run
         self.continues_run = False  # and is the next run the very run that was saved?
         self.finished_phase = 0  # the newest phase that this object has finished, or found finished
         self.handle: RunHandle | None = None  # of the newest run in a thread

@@ -25,6 +25,7 @@ class BestWeights(L.Callback):
 
     def __init__(self, trainer: TrainerProtocol) -> None:
         self.trainer = trainer
+        self._step = -1  # at which the newest copy was made
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         history = self.trainer.train_state.history
@@ -39,12 +40,13 @@ class BestWeights(L.Callback):
         self._check_monitor(pl_trainer)
         history = self.trainer.train_state.history
         if history.last_is_best:
-            if not history.last_validation_is_best:
+            if self._step != self.trainer.train_state.counts.step:  # no validation at the end of the epoch has made it
                 self._copy()
             notify(pl_trainer, "on_best_changed", history.last)
 
     def _copy(self) -> None:
         state = self.trainer.train_state
+        self._step = state.counts.step
         state.best_weights = copy_weights(self.trainer.model, state.best_weights, kept_weights(self.trainer))
 
     def _check_monitor(self, pl_trainer: L.Trainer) -> None:

@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.callbacks import EarlyStopping
-
+from ..addons.checkpoint_callback import has_stopped
 from ..addons.early_stopping import EarlyStoppingAddon
 from ..addons.limits import LimitsAddon
 from ..addons.state_manager import StateManagerAddon, end_before
 from ..engine.control import refuse_while_on
 from ..errors import ConfigError
-from .lightning_args import as_list
 
 if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
@@ -40,15 +38,15 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path) -> int:
     if path is None:
         trainer.recorder.note(f"resume={resume!r}: nothing was saved in {str(trainer.save_path)!r} yet, so this is a fresh run.")
         return n_epoch
-    manager.restore(trainer, path)
+    path = manager.restore(trainer, path)
     number = number if resume in ("auto", "last") else state.phase
     left = _left(trainer, n_epoch, number, manager.restored or {})
     trainer.resumed, trainer.continues_run = left > 0, left > 0 and number == state.phase
     state.run += not trainer.continues_run  # no run of the saved number follows
-    if left:
-        trainer.recorder.note(f"resumed from {path.name}")
-    else:
-        _end_before(trainer, manager, number)
+    if left and trainer.parent is None:
+        trainer.recorder.note(f"resumed from {Path(path).name}")
+    elif not left:
+        _end_before(trainer, manager, path, number)
     return left
 
 
@@ -62,10 +60,10 @@ def _left(trainer: TrainerBase, n_epoch: int, number: int, saved: Mapping[str, A
     return max(state.first_epoch + n_epoch - state.counts.epoch, 0)
 
 
-def _end_before(trainer: TrainerBase, manager: StateManagerAddon, number: int) -> None:
+def _end_before(trainer: TrainerBase, manager: StateManagerAddon, path: str | Path, number: int) -> None:
     """Leave the trainer as the run that is finished has left it."""
     trainer.finished_phase = number
-    end_before(manager)
+    end_before(manager, trainer, path)
     for addon in trainer.active_addons:
         if isinstance(addon, EarlyStoppingAddon):
             addon.end(trainer)
@@ -76,10 +74,7 @@ def _has_waited(trainer: TrainerBase, saved: Mapping[str, Any]) -> bool:
     counts, given = trainer.train_state.counts, trainer.lightning
     if counts.epoch < (given.get("min_epochs") or 0) or counts.update < (given.get("min_steps") or 0):
         return False
-    states = saved.get("callbacks", {})
-    others = [c for c in as_list(given.get("callbacks")) if isinstance(c, EarlyStopping)]
-    waited = any(states.get(c.state_key, {}).get("wait_count", 0) >= max(c.patience, 1) for c in others)
-    return waited or any(addon.has_ended(saved) for addon in trainer.active_addons if isinstance(addon, EarlyStoppingAddon))
+    return has_stopped(trainer, saved)
 
 
 def _max_steps(trainer: TrainerBase) -> float:

@@ -115,6 +115,9 @@ class Run:
         if state.run == 1:
             advise(trainer, self.loader)
         keep_source(trainer, self.n_epoch, self.loader, self.valid_loader)
+        if trainer.parent is not None:
+            trainer.recorder.note(f"This is a new run, and continues from {trainer.parent}")
+            trainer.parent = None
         if trainer.mode == "train":
             trainer.ran = Ran.after(trainer.ran, goal, self.loader, self.valid_loader)
 

@@ -36,6 +36,7 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
         "monitor_mode": trainer.monitor_mode,
         "best": trainer.train_state.history.best,
         "resumed": trainer.resumed,
+        "parent": trainer.parent,
         "n_train_batches": _n_batches(loader, arguments.get("limit_train_batches")),
         "n_valid_batches": _n_batches(valid_loader, arguments.get("limit_val_batches")),
     }
@@ -83,6 +84,7 @@ def keep_source(trainer: TrainerBase, n_epoch: int, loader: Iterable[Any], valid
         return
     arguments = {name: value for name, value in trainer.given.items() if value is not None}
     run = {"mode": trainer.mode, "n_epoch": n_epoch, "loader": loader, "valid_loader": valid_loader}
+    run |= {"parent": trainer.parent} if trainer.parent is not None else {}
     roots = [trainer, loader, valid_loader]
     try:
         record(trainer.run_dir, roots, arguments=arguments, run=run, seed=trainer.seed, device=str(trainer.device))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.control import State
@@ -94,9 +95,16 @@ class RunSinks:
         if not trainer.world.is_first:
             return
         trainer.view = open_view(view_controls(trainer, validates=validates)) if trainer.log_bar else None
-        self._opened = [RunFolder(trainer.run_dir, trainer.train_state.history)] if trainer.run_dir is not None else []
+        self._opened = [self._folder(trainer.run_dir)] if trainer.run_dir is not None else []
         self._opened += [trainer.view] if trainer.view is not None else []
         trainer.sinks += self._opened
+
+    def _folder(self, run_dir: Path) -> RunFolder:
+        """The sink that writes to the run folder, which begins with what a new run has of its parent."""
+        folder = RunFolder(run_dir, self.trainer.train_state.history)
+        if self.trainer.parent is not None:
+            folder.begin(self.trainer.train_state.run)
+        return folder
 
     def close(self) -> None:
         """The run is over."""

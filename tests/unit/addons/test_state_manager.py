@@ -17,7 +17,19 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from safetensors.torch import load_file
-from samples import Augmented, Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
+from samples import (
+    Augmented,
+    Breaks,
+    Broken,
+    Regress,
+    make_data,
+    make_loader,
+    make_model,
+    make_trainer,
+    make_valid,
+    same_weights,
+    without_times,
+)
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, IterableDataset
@@ -288,6 +300,64 @@ def test_what_a_kill_left_in_any_run_folder_is_cleaned_at_the_next_start(tmp_pat
     trainer = make_trainer(Saving, save_path=tmp_path)
     trainer.run(1, make_loader(), resume="auto")
     assert trainer.run_dir.name == "run-002" and not leftover.exists()
+
+
+# -- the newest state is the one furthest on
+def turn_clock_back(folder: Path) -> None:
+    """Give the checkpoints of a folder times in the reverse order."""
+    for time_s, path in enumerate(sorted(folder.glob("epoch=*"), key=lambda path: path.stat().st_mtime_ns, reverse=True), 1_000_000):
+        for file in (path, *path.glob("*")):
+            os.utime(file, (time_s, time_s))
+
+
+@pytest.mark.parametrize("save_format", ["ckpt", "safetensor"])
+def test_lives_under_a_clock_that_goes_back_continue_where_the_one_before_was(save_format: str, tmp_path: Path) -> None:
+    options = {"save_path": tmp_path / "lives", "save_format": save_format, "every_n_steps": 1, "keep_source": False}
+    never = make_trainer(Saving, save_path=tmp_path / "never", every_n_steps=1)
+    never.run(4, make_loader(), make_valid())
+    torch.manual_seed(0)
+    reached = []
+    for _ in range(3):
+        trainer = make_trainer(Saving, **options, lightning={"callbacks": [Breaks(6)]})
+        with pytest.raises(Broken):
+            trainer.run(4, make_loader(), make_valid(), resume="auto")
+        reached.append(trainer.counts.update)
+        turn_clock_back(trainer.run_dir / "checkpoints")
+    last = make_trainer(Saving, **options)
+    last.run(4, make_loader(), make_valid(), resume="auto")
+    assert reached == [5, 10, 15] and last.counts == never.counts and same_weights(last.model, never.model)
+
+
+def test_old_checkpoints_are_removed_by_their_progress_and_not_by_their_time(tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path, save_best=False)
+    one.run(12, make_loader())
+    turn_clock_back(one.run_dir / "checkpoints")
+    two = make_trainer(Saving, save_path=tmp_path, save_best=False, keep_last_n=3)
+    two.run(13, make_loader(), resume="auto")
+    assert saved(two) == ["epoch=11-step=55.ckpt", "epoch=12-step=60.ckpt", "epoch=13-step=65.ckpt", "last.ckpt"]
+
+
+@pytest.mark.parametrize("keep_last_n", [None, 1, 2])
+def test_a_run_that_went_back_is_resumed_and_not_what_it_left_behind(keep_last_n: int | None, tmp_path: Path) -> None:
+    one = make_trainer(Saving, save_path=tmp_path, save_best=False)
+    one.run(6, make_loader())
+    path = one.run_dir / "checkpoints" / "epoch=2-step=10.ckpt"
+    options = {"optimizer": lambda params: torch.optim.Adam(params, lr=1e-3), "save_best": False, "keep_last_n": keep_last_n}
+    never = make_trainer(Saving, save_path=tmp_path / "never", **options)
+    never.run(5, make_loader(), resume=path)
+    killed = make_trainer(Saving, save_path=tmp_path, **options, lightning={"callbacks": [Breaks(7)]})
+    with pytest.raises(Broken):
+        killed.run(5, make_loader(), resume=path)
+    again = make_trainer(Saving, save_path=tmp_path, **options)
+    again.run(5, make_loader(), resume="auto")
+    assert same_weights(again.model, never.model) and again.counts.epoch == 5
+    kept = {None: range(1, 7), 1: range(5, 6), 2: range(4, 6)}[keep_last_n]
+    assert saved(again) == [*(f"epoch={n}-step={5 * n}.ckpt" for n in kept), "last.ckpt", *(["superseded"] if keep_last_n is None else [])]
+    assert make_trainer(Saving, save_path=tmp_path).load_state().name == "epoch=5-step=25.ckpt"
+    if keep_last_n is None:  # what was left behind is there by its path, and is then the newest
+        left = make_trainer(Saving, save_path=tmp_path)
+        left.run(7, make_loader(), resume=path.with_name("epoch=6-step=30.ckpt"))
+        assert left.counts.epoch == 7 and "superseded" not in saved(left)
 
 
 # -- when and where

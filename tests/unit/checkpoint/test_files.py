@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from nbtrain.checkpoint.atomic import clean_leftovers, point_to, written
 from nbtrain.checkpoint.files import SaveFormat, Writer, newest_valid, read_checkpoint, verify_checkpoint, write_checkpoint
 from nbtrain.checkpoint.snapshot import plain, snapshot
+from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.checkpoint.weights import load_weights, read_weights
 from nbtrain.errors import CheckpointError
 
@@ -696,6 +697,42 @@ def test_newest_whole_checkpoint_is_found_and_the_others_are_told(tmp_path: Path
         f"c3.ckpt is cut off or damaged: its {paths[3].stat().st_size} bytes are not a whole zip archive.",
         "c2.ckpt holds no state.json: it is not a checkpoint, or an incomplete one.",
     ]
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths whose files were opened or asked for their size and times."""
+    found: list[str] = []
+    for module, name in ((os, "stat"), (os, "lstat"), (io, "open")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda path, *args, real=real, **options: found.append(str(path)) or real(path, *args, **options))
+    return found
+
+
+@both_formats
+def test_newest_of_many_is_found_by_its_name(save_format: SaveFormat, tmp_path: Path, looked_at: list[str]) -> None:
+    suffix = ".ckpt" if save_format == "ckpt" else ""
+    for step in range(10_000):
+        os.close(os.open(tmp_path / f"epoch={step // 100}-step={step}{suffix}", os.O_CREAT))
+    newest = store({"epoch": 100}, tmp_path / f"epoch=100-step=10000{suffix}", save_format)
+    os.utime(newest, (1, 1))
+    looked_at.clear()
+    assert newest_valid(tmp_path).path == newest
+    assert len(looked_at) < 40
+
+
+def test_old_ones_of_many_are_removed_by_their_names(tmp_path: Path, looked_at: list[str]) -> None:
+    for step in range(5000):
+        os.close(os.open(tmp_path / f"epoch=0-step={step}.ckpt", os.O_CREAT))
+    kept = CheckpointStore(keep_last_n=2)
+    removed = []
+    for step in range(5000, 5010):
+        path = store({"epoch": 0}, tmp_path / f"epoch=0-step={step}.ckpt", "ckpt")
+        looked_at.clear()
+        removed.append(len(kept.settle(path, best=tmp_path / "epoch=0-step=17.ckpt" if step == 5000 else None)))
+        assert len(looked_at) - 2 * removed[-1] < 100  # of those that go: a folder or a file?
+    assert max(removed) <= 1000 and sum(removed) == 5007
+    assert sorted(path.name for path in tmp_path.glob("epoch=*")) == [f"epoch=0-step={n}.ckpt" for n in (17, 5008, 5009)]
 
 
 @both_formats

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from resume_cases import MODELS, OPTIMIZERS, SETTINGS, STEPS, Case, differences, outcome
-from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid
+from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid, without_times
 from torch import nn
 
-from nbtrain import CheckpointError, EarlyStoppingAddon, StateManagerAddon
+from nbtrain import CheckpointError, EarlyStoppingAddon, HFCallback, LimitsAddon, StateManagerAddon
+from nbtrain.checkpoint.files import ordered_names
 from nbtrain.checkpoint.weights import load_weights
 from nbtrain.optim.optimizer_state import load_optimizer
 
@@ -217,3 +220,122 @@ def test_more_patience_continues_a_run_that_was_ended(tmp_path: Path) -> None:
     options = {"kind": Regress.add_on(StateManagerAddon, EarlyStoppingAddon), "delta": 0.5}
     first = notebook(tmp_path, (20,), patience=1, **options)
     assert notebook(tmp_path, (20,), patience=3, **options).counts.epoch > first.counts.epoch
+
+
+Stopping = Regress.add_on(StateManagerAddon, EarlyStoppingAddon, LimitsAddon)
+EARLY: dict[str, dict[str, Any]] = {
+    "our early stopping": {"patience": 1, "delta": 2.0},
+    "our early stopping, and the best weights": {"patience": 1, "delta": 2.0, "restore_best": True},
+    "our early stopping, saved now and then": {"patience": 1, "delta": 2.0, "every_n_epochs": 2, "save_best": False, "restore_best": True},
+    "our early stopping, inside an epoch": {"patience": 2, "delta": 9.0, "val_every_n_steps": 2, "restore_best": True},
+    "our early stopping, before min_epochs": {"patience": 1, "delta": 2.0, "monitor": "train_loss", "lightning": {"min_epochs": 6}},
+    "patience": {"early": {"patience": 1, "min_delta": 2.0}},
+    "no patience": {"early": {"patience": 0, "min_delta": 2.0}},
+    "patience, before min_steps": {"early": {"patience": 1, "min_delta": 2.0}, "lightning": {"min_steps": 23}},
+    "a threshold": {"early": {"stopping_threshold": 100.0}},
+    "a threshold inside an epoch": {"early": {"stopping_threshold": 9.0, "check_on_train_epoch_end": False}, "val_every_n_steps": 3},
+    "a divergence": {"early": {"divergence_threshold": 0.1}},
+    "a divergence on Lightning's loops": {"early": {"divergence_threshold": 0.1}, "lean": False},
+    "max_steps": {"max_steps": 10, "restore_best": True},
+    "max_steps inside an epoch": {"max_steps": 8, "restore_best": True},
+    "max_steps of Lightning inside an epoch": {"lightning": {"max_steps": 8}, "save_format": "safetensor"},
+    "max_steps inside an epoch, the best at the end": {"max_steps": 8, "validate_on_save": True, "restore_best": True},
+    "max_steps inside an epoch, no file of the best": {"max_steps": 8, "validate_on_save": True, "restore_best": True, "save_best": False},
+    "max_steps inside an epoch on Lightning's loops": {"max_steps": 8, "validate_on_save": True, "lean": False},
+    "max_steps inside an epoch, a save by steps": {"max_steps": 8, "every_n_steps": 4, "keep_last_n": 1},
+    "all its epochs, and the best weights": {"n_epoch": 3, "restore_best": True, "val_every_n_steps": 2},
+}
+
+
+def stopped(folder: Path, options: dict[str, Any], seed: int = 0) -> Any:
+    """The line of a notebook, in a new process."""
+    options = {"patience": 99, **options}
+    early, lean, n_epoch = options.pop("early", None), options.pop("lean", True), options.pop("n_epoch", 12)
+    lightning = {**options.pop("lightning", {}), **({"callbacks": [EarlyStopping("val_loss", **early)]} if early else {})}
+    trainer = make_trainer(Stopping, save_path=folder, keep_source=False, lightning=lightning, model=make_model(seed), **options)
+    trainer.lean_loops = lean
+    torch.manual_seed(1)
+    trainer.run(n_epoch, make_loader(), make_valid(), resume="auto")
+    return trainer
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_the_same_line_again_leaves_everything_as_the_run_that_has_ended_left_it(name: str, tmp_path: Path) -> None:
+    first = stopped(tmp_path, EARLY[name])
+    expected, rows = outcome(first), without_times(first.history.epochs)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for seed in (1, 2):
+        again = stopped(tmp_path, EARLY[name], seed)
+        assert again.result.reason == "finished before" and again.result.best == first.result.best
+        assert outcome(again) == expected and without_times(again.history.epochs) == rows
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+QUICK = ("our early stopping, inside an epoch", "a threshold", "max_steps inside an epoch, the best at the end")
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in EARLY])
+def test_a_kill_after_the_last_save_or_the_one_before_loses_neither_the_end_nor_its_row(name: str, tmp_path: Path) -> None:
+    first = stopped(tmp_path / "first", EARLY[name])
+    expected, rows = outcome(first), without_times(first.history.epochs)
+    saves = ordered_names(first.run_dir / "checkpoints")
+    for n in (len(saves), len(saves) - 1):
+        if n == 0:
+            continue
+        folder = Path(shutil.copytree(tmp_path / "first", tmp_path / f"killed-{n}", symlinks=True))
+        for name_of_later in saves[n:]:
+            later = folder / "run-001" / "checkpoints" / name_of_later
+            shutil.rmtree(later) if later.is_dir() else later.unlink()
+        events = (folder / "run-001" / "events.jsonl").read_text().splitlines(keepends=True)
+        last = max(i for i, line in enumerate(events) if '"kind":"epoch"' in line)
+        (folder / "run-001" / "events.jsonl").write_text("".join(events[:last]))  # the last row was not written
+        again = stopped(folder, EARLY[name], seed=1)
+        assert outcome(again) == expected and without_times(again.history.epochs) == rows, n
+
+
+@pytest.mark.parametrize("monitor", ["val_loss"])
+def test_a_request_to_stop_before_min_epochs_is_kept_where_the_run_is_broken_off(monitor: str, tmp_path: Path) -> None:
+    class Once(EarlyStopping):  # is content again before min_epochs
+        def _evaluate_stopping_criteria(self, current: torch.Tensor) -> tuple[bool, str | None]:
+            self.n = getattr(self, "n", 0) + 1
+            self.stopping_reason = EarlyStoppingReason.STOPPING_THRESHOLD
+            return self.n == 2, None
+
+    def line(folder: Path, *callbacks: Any) -> Any:
+        lightning = {"min_epochs": 4, "callbacks": [Once(monitor), *callbacks]}
+        return notebook(folder, (9,), lightning=lightning)
+
+    expected = outcome(whole := line(tmp_path / "whole"))
+    assert whole.counts.epoch == 4
+    with pytest.raises(Broken):
+        line(tmp_path / "broken", Breaks(17))
+    assert outcome(line(tmp_path / "broken")) == expected
+
+
+def test_a_phase_after_one_that_has_ended_inside_an_epoch_begins_where_that_one_ended(tmp_path: Path) -> None:
+    def lines(folder: Path, n: int) -> Any:
+        kind = Regress.add_on(StateManagerAddon, EarlyStoppingAddon, LimitsAddon)
+        options: dict[str, Any] = {"patience": 2, "delta": 9.0, "val_every_n_steps": 2}
+        return notebook(folder, (6, 2)[:n], kind=kind, **options)
+
+    expected = outcome(lines(tmp_path / "whole", 2))
+    assert lines(tmp_path / "parts", 1).counts.update % 5 != 0
+    assert outcome(lines(tmp_path / "parts", 2)) == expected
+
+
+def test_another_threshold_continues_a_run_that_was_ended(tmp_path: Path) -> None:
+    first = stopped(tmp_path, {"early": {"stopping_threshold": 100.0}, "n_epoch": 3})
+    second = stopped(tmp_path, {"early": {"stopping_threshold": 0.0}, "n_epoch": 3})
+    assert (first.counts.epoch, second.counts.epoch) == (1, 3)
+
+
+def test_a_run_that_a_callback_of_transformers_has_ended_is_finished(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+
+    def line(patience: int) -> Any:
+        callback = transformers.EarlyStoppingCallback(early_stopping_patience=patience, early_stopping_threshold=9.0)
+        return notebook(tmp_path, (9,), lightning={"callbacks": [HFCallback(callback)]})
+
+    first, again = line(2), line(2)
+    assert first.result.status == "stopped" and again.result.reason == "finished before" and again.counts == first.counts
+    assert line(4).counts.epoch > first.counts.epoch

@@ -273,3 +273,11 @@ def test_plateau_waits_for_a_validation_and_never_takes_the_training_loss() -> N
     )
     trainer.run(4, make_loader(), make_valid())
     assert taken == [row["val_loss"] for row in trainer.history.validations]
+
+
+@pytest.mark.parametrize("monitor", ["train_loss", "train_mae", "val_loss"])
+def test_best_weights_of_a_training_metric_are_copied_where_each_epoch_is_validated_too(monitor: str) -> None:
+    trainer = make_trainer(monitor=monitor, monitor_mode="min")
+    trainer.run(1, make_loader(), make_valid())
+    assert trainer.best_weights is not None
+    assert all(torch.equal(value, trainer.best_weights[name]) for name, value in trainer.model.state_dict().items())
