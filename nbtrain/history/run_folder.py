@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from io import RawIOBase
 from pathlib import Path
 
+from ..annotations import checked
 from ..errors import ConfigError
 from ..events import Event
 from .history import History
@@ -126,6 +127,7 @@ def read_events(folder: Path) -> Iterator[Event]:
                 raise ConfigError(f"{file.name} is damaged at line {number} of {len(lines)}.", where=str(file)) from error
 
 
+@checked
 def load_run(path: str | Path) -> History:
     """The history of a run folder, or of the newest `run-NNN` in a folder of them, as far as it was written.
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ..addons.scheduler import scale_schedules
+from ..annotations import checked
 from ..engine.callback import notify
 from ..engine.control import Boundary
 from ..engine.lean_training import LeanEpochLoop
@@ -134,6 +135,7 @@ class TrainerControls(TrainerBase):
         if threading.current_thread() is not self.control.thread:
             self.control.wait_settled()
 
+    @checked
     def resume(self, steps: type[TrainerBase] | None = None, *, background: bool = False) -> RunResult | RunHandle:
         """Continue a paused run at its next batch, as if it had never been paused, and wait for it unless `background`.
 

@@ -17,6 +17,7 @@ from threading import Thread
 
 import torch
 
+from ..annotations import checked
 from ..engine.control import Control, Leave
 from ..errors import RunPaused
 from ..history.history import RunResult
@@ -122,6 +123,7 @@ class RunHandle:
             return self._control.state
         return "failed" if self.error is not None or self.result is None else self.result.status
 
+    @checked
     def wait(self, timeout_s: float | None = None) -> RunResult:
         """The result, once the run is over. Raises what it has raised, RunPaused where it is paused, TimeoutError after `timeout_s`."""
         self.is_waited_for = True
