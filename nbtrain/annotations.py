@@ -27,7 +27,7 @@ def _is_scalar(value: Any, kind: type[Any]) -> bool:
     """Is `value` a bool, an int or a float in this sense?"""
     if kind is bool or isinstance(value, bool):
         return kind is bool and isinstance(value, bool)
-    return isinstance(value, Integral if kind is int else Real)
+    return isinstance(value, int if kind is int else Real)
 
 
 def _is_container(value: Any, kind: type[Any]) -> bool:
@@ -120,9 +120,12 @@ def describe(hint: Any) -> str:
     """What `hint` accepts, in words."""
     origin, options = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return _enumerate([describe(option) for option in options])
+        flat = [
+            part for option in options for part in ([Literal[o] for o in get_args(option)] if get_origin(option) is Literal else [option])
+        ]
+        return _enumerate(map(describe, flat))
     if origin is Literal:
-        return _enumerate([repr(option) for option in options])
+        return _enumerate(map(repr, options))
     if origin is type:
         return f"a subclass of {getattr(options[0], '__name__', options[0])}"
     kind = origin or hint
@@ -135,7 +138,8 @@ def _enumerate(words: Iterable[str]) -> str:
 
 
 def _with_article(name: str) -> str:
-    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+    by_letters = len(name) > 1 and name[1].isupper() and name[0] in "FHLMNRSX"  # an LRScheduler
+    return f"{'an' if by_letters or name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def _shown(value: Any) -> str:
@@ -153,6 +157,8 @@ def _remedy(at: str, value: Any, hint: Any) -> str:
         return nearest(value, map(str, choices))
     if isinstance(value, type) and find_misfit(at, value, hint) and get_origin(hint) is not type:
         return f"Give an object of it: {value.__name__}(...)."
+    if isinstance(value, Integral) and find_misfit(at, int(value), hint) is None:
+        return "Convert it: int(...)."
     if isinstance(value, Mapping) and callable(getattr(get_origin(hint), "__iter__", None)):
         return "A dict gives its keys only: give a list of its values."
     try:

@@ -30,7 +30,7 @@ def check_seed(seed: int | None) -> None:
 
 def seed_process(seed: int) -> None:
     """Seed Python, torch on the CPU, and NumPy where it is loaded. The generators of the devices stay as they are."""
-    random.seed(int(seed))  # it takes no integer of NumPy
+    random.seed(seed)
     torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the devices too
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
