@@ -105,7 +105,7 @@ _MEANINGS = {
 def _count(line: CommandLine, name: str) -> int:
     """The positive integer that an option was given, 1 without it."""
     given = line.options.get(name, ["1"])[-1]
-    if not given.isdigit() or given == "0":
+    if not re.fullmatch("0*[1-9][0-9]{0,8}", given):
         raise ConfigError(f"--{name} must be a positive integer; got {given}.", remedy="Give 1, 2, 3, …")
     return int(given)
 
@@ -181,9 +181,12 @@ def _predict(line: CommandLine) -> int:
         raise ConfigError("predict needs a file to write.", remedy="Give it with -o out.pt.")
     import torch
 
+    path = Path(line.options["out"][-1])
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"{str(path)!r} can't be written.", remedy="Give a file in a folder that exists: -o out.pt.")
     job = _read(line).build()
     _say(f"weights: {job.load() or 'as the model was made'}")
-    outputs, path = job.predict(), Path(line.options["out"][-1])
+    outputs = job.predict()
     if job.trainer.world.is_first:
         torch.save(outputs, path)
     _say(f"{len(outputs)} batches in {path}")
@@ -193,8 +196,8 @@ def _predict(line: CommandLine) -> int:
 def _plan(line: CommandLine) -> int:
     """print what training takes on each device, and the strategy that fits: nbtrain plan -f run.yaml --devices 8 --memory 80"""
     given = line.options.get("memory", [""])[-1]
-    if given and not given.replace(".", "", 1).isdigit():
-        raise ConfigError(f"--memory must be a number of GB; got {given}.", remedy="Give the memory of a device: --memory 80.")
+    if given and not (re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?|\.[0-9]+", given) and float(given)):
+        raise ConfigError(f"--memory must be a positive number of GB; got {given}.", remedy="Give the memory of a device: --memory 80.")
     plan = _read(line).estimate(float(given) if given else None)
     print(plan)
     return 0 if plan.pick is not None else 1

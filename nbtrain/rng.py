@@ -15,11 +15,19 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 
+from .errors import ConfigError
+
 # %% auto #0
-__all__ = ["seed_process", "seed_all", "random_state", "set_random_state", "keep_random", "derive_seed"]
+__all__ = ["check_seed", "seed_process", "seed_all", "random_state", "set_random_state", "keep_random", "derive_seed"]
 
 
 # %% ../nbs/rng.ipynb #7487cc2d
+def check_seed(seed: int | None) -> None:
+    """Raise ConfigError for a seed that torch's generators can't take."""
+    if seed is not None and not -(2**63) <= seed < 2**64:
+        raise ConfigError(f"seed={seed} has more than 64 bits.", remedy="Give a smaller number, such as 0.")
+
+
 def seed_process(seed: int) -> None:
     """Seed Python, torch on the CPU, and NumPy where it is loaded. The generators of the devices stay as they are."""
     random.seed(seed)

@@ -29,9 +29,6 @@ def compile_keywords(compile: bool | str | Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ConfigError for an unknown mode, and OptionError for an unknown keyword.
     """
-    if not isinstance(compile, (bool, str, Mapping)):
-        remedy = "Give True, a mode of torch.compile, or a dict of its keywords."
-        raise ConfigError(f"compile={compile!r} must be a bool, a str or a dict.", remedy=remedy)
     keywords: dict[str, Any] = {"mode": compile} if isinstance(compile, str) else dict(compile) if isinstance(compile, Mapping) else {}
     known = inspect.signature(torch.compile).parameters.keys() - {"model"}
     for name in keywords:

@@ -94,7 +94,7 @@ class EarlyStoppingAddon(AddOnBase):
     after = (EMAAddon,)  # which removes its average from the model before the best weights are restored
 
     def __post_init__(self) -> None:
-        if type(self.patience) is not int or self.patience < 1:
+        if self.patience < 1:
             raise ConfigError(f"patience={self.patience!r} must be a positive integer.", remedy="Give 1, 2, 3, …")
         if not self.delta >= 0:
             raise ConfigError(

@@ -77,9 +77,6 @@ class FreezeAddon(AddOnBase):
     def __post_init__(self) -> None:
         given = [self.freeze] if isinstance(self.freeze, str) else self.freeze
         named = dict(given) if isinstance(given, Mapping) else dict.fromkeys(given)
-        for name, epochs in named.items():
-            if type(epochs) is not int and not isinstance(epochs, range) and epochs is not None:
-                raise ConfigError(f"freeze={{{name!r}: {epochs!r}}} must be epochs.", remedy="Give a number, a range, or None for all.")
         self.epochs = {name: range(epochs) if isinstance(epochs, int) else epochs for name, epochs in named.items()}
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:

@@ -93,8 +93,6 @@ class GradientClipAddon(AddOnBase):
                 f"gradient_clip={self.gradient_clip!r} must be 0 or a positive number.",
                 remedy="Give a positive number, or 0 for no clipping.",
             )
-        if self.gradient_clip_algorithm not in ("norm", "value"):
-            raise ConfigError(f"gradient_clip_algorithm={self.gradient_clip_algorithm!r} is unknown.", remedy='Give "norm" or "value".')
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Clip(self.gradient_clip, self.gradient_clip_algorithm)] if self.gradient_clip else []

@@ -100,7 +100,7 @@ class GradientStatsAddon(AddOnBase):
     def __post_init__(self) -> None:
         for name in ("stats_every_n_steps", "stats_depth"):
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
+            if value < 1:
                 raise ConfigError(f"{name}={value!r} must be a positive integer.", remedy="Give 1, 2, 3, …")
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:

@@ -87,7 +87,7 @@ class LimitsAddon(AddOnBase):
     def __post_init__(self) -> None:
         for name in ("max_steps", "steps_per_epoch", "max_val_steps", "val_every_n_steps", "val_every_n_epochs"):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
+            if value is not None and value < 1:
                 raise ConfigError(f"{name}={value!r} must be a positive integer.", remedy="Give 1, 2, 3, … or leave it out.")
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:

@@ -246,7 +246,7 @@ class LoggersAddon(AddOnBase):
     Raises ConfigError for an unknown name or a value of another type, and AddOnError if the package of a tracker is not installed.
     """
 
-    loggers: Sequence[str | Logger] = ()
+    loggers: str | Logger | Sequence[str | Logger] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.loggers, (str, Logger)):
@@ -254,9 +254,6 @@ class LoggersAddon(AddOnBase):
         for given in self.loggers:
             if isinstance(given, str) and given not in LOCAL:
                 raise ConfigError(f"loggers=[{given!r}] is unknown.", remedy=nearest(given, LOCAL))
-            if not isinstance(given, (str, Logger)):
-                remedy = f"Give one of {', '.join(map(repr, LOCAL))}, or an instance of a Lightning logger."
-                raise ConfigError(f"loggers=[{given!r}] has an item of type {type(given).__name__}.", remedy=remedy)
             if isinstance(given, str) and (package := LOCAL[given][0]) is not None:
                 _check_installed(package, f"loggers=[{given!r}] needs")
         self._deliveries: list[Delivery] = []

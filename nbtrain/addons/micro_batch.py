@@ -17,7 +17,7 @@ from ..data.batch import batch_size, is_out_of_memory, split
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import active_callbacks
 from ..engine.protocol import TrainerProtocol
-from ..errors import ConfigError, StepError, nearest
+from ..errors import StepError
 
 # %% auto #0
 __all__ = ["MicroBatchAddon"]
@@ -140,10 +140,6 @@ class MicroBatchAddon(AddOnBase):
     micro_reduction: Literal["mean", "sum"] = "mean"
 
     def __post_init__(self) -> None:
-        if self.micro_reduction not in ("mean", "sum"):
-            raise ConfigError(
-                f"micro_reduction={self.micro_reduction!r} is unknown.", remedy=nearest(str(self.micro_reduction), ("mean", "sum"))
-            )
         self.n_at_once: int | None = None
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:

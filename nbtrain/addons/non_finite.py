@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import lightning as L
 from torch.nn.utils import get_total_norm
@@ -19,7 +19,7 @@ from ..engine.addon import AddOnBase
 from ..engine.callback import Stopper, active_callbacks
 from ..engine.protocol import EventSink, TrainerProtocol
 from ..engine.step_module import StepModule
-from ..errors import ConfigError, StepError, nearest
+from ..errors import ConfigError, StepError
 from ..events import Event
 
 # %% auto #0
@@ -134,9 +134,7 @@ class NonFiniteAddon(AddOnBase):
     after = (HooksAddon, LoggersAddon, WebLoggerAddon)
 
     def __post_init__(self) -> None:
-        if self.nonfinite not in get_args(NonFinite):
-            raise ConfigError(f"nonfinite={self.nonfinite!r} is unknown.", remedy=nearest(str(self.nonfinite), get_args(NonFinite)))
-        if type(self.max_skipped) is not int or self.max_skipped < 0:
+        if self.max_skipped < 0:
             raise ConfigError(f"max_skipped={self.max_skipped!r} must be 0 or a positive integer.", remedy="Give 0, 1, 2, …")
         self.n_skipped = 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import lightning as L
 
@@ -26,7 +26,7 @@ from ..distributed.replica import world_of
 from ..engine.addon import AddOnBase
 from ..engine.control import Boundary, refuse_while_on
 from ..engine.protocol import TrainerProtocol
-from ..errors import CheckpointError, ConfigError, nearest
+from ..errors import CheckpointError, ConfigError
 from ..rng import random_state, set_random_state
 
 # %% auto #0
@@ -39,15 +39,11 @@ SaveType = Literal["merged", "sharded", "deduped"]
 def _check_options(addon: StateManagerAddon) -> None:
     if addon.save_path is None:
         raise ConfigError("StateManagerAddon needs a folder to save in.", remedy='Give save_path="runs/my-run".')
-    for name, known in (("save_format", get_args(SaveFormat)), ("save_type", get_args(SaveType))):
-        value = getattr(addon, name)
-        if value not in known:
-            raise ConfigError(f"{name}={value!r} is unknown.", remedy=nearest(str(value), known))
     if addon.every_n_epochs is not None and addon.every_n_steps is not None:
         raise ConfigError("every_n_epochs and every_n_steps are both given.", remedy="Give one of them.")
     for name in ("every_n_epochs", "every_n_steps", "keep_last_n"):
         value = getattr(addon, name)
-        if value is not None and (type(value) is not int or value < 1):
+        if value is not None and value < 1:
             raise ConfigError(f"{name}={value!r} must be a positive integer.", remedy="Give 1, 2, 3, … or leave it out.")
 
 

@@ -12,11 +12,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 from .document import At, Document, Problems, dotted
 from ..compat.module_names import current_name
-from ..errors import ConfigError, add_note, nearest
+from ..errors import ConfigError, NbtrainError, add_note, first_line, nearest
+from ..history.user_code import is_user_file
 
 if TYPE_CHECKING:
     from nbtrain.config.schema import Settings
@@ -135,7 +137,7 @@ class Maker:
         if _VALUE_TYPE in value:
             if value[_VALUE_TYPE] == "function":
                 return load_name(value.get("value"))
-            return self._call(load_name(value[_VALUE_TYPE]), at, value.get("value"))
+            return self.make(load_name(value[_VALUE_TYPE]), at, value.get("value"))
         if "__type" in value:
             return self.call(load_name(value["__type"]), {name: item for name, item in value.items() if name != "__type"}, at)
         return {key: self.value(item, (*at, key)) for key, item in value.items()}
@@ -146,12 +148,18 @@ class Maker:
 
     def call(self, target: Callable[..., Any], arguments: Mapping[str, Any], at: At, *first: Any, **automatic: Any) -> Any:
         """`target(*first, **arguments, **automatic)`; an error in it says which part of the configuration wanted it."""
-        return self._call(target, at, *first, **self.arguments(arguments, at), **automatic)
+        return self.make(target, at, *first, **self.arguments(arguments, at), **automatic)
 
-    def _call(self, target: Callable[..., Any], at: At, *first: Any, **arguments: Any) -> Any:
+    def make(self, target: Callable[..., Any], at: At, *first: Any, **arguments: Any) -> Any:
+        """`target(*first, **arguments)`, wanted at `at`. Raises ConfigError where a library refuses its arguments."""
         try:
             return target(*first, **arguments)
         except Exception as error:
+            *_, last = extract_tb(error.__traceback__)
+            is_refusal = isinstance(error, (TypeError, ValueError, RuntimeError)) and not isinstance(error, NbtrainError)
+            if is_refusal and (not is_user_file(last.filename) or len(extract_tb(error.__traceback__)) == 1):
+                what = f"{dotted(at)}: {getattr(target, '__qualname__', target)} raised {type(error).__name__}: {first_line(error)}"
+                raise ConfigError(what, where=self.document.place(at)) from error
             add_note(error, f"nbtrain: {dotted(at)}, {self.document.place(at)}")
             raise
 

@@ -99,7 +99,7 @@ class Batching:
     drop_last: bool
 
     def __post_init__(self) -> None:
-        if type(self.batch_size) is not int or self.batch_size < 1:
+        if self.batch_size < 1:
             raise ConfigError(
                 f"batch_size must be a positive integer, got {self.batch_size!r}.", remedy="Give the number of samples in a batch."
             )

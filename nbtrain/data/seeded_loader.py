@@ -14,6 +14,7 @@ import torch
 from torch import Generator
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
+from ..annotations import checked
 from .loader import Batching, check_same
 from ..errors import ConfigError, OptionError, nearest
 from ..rng import derive_seed, keep_random, seed_process
@@ -82,6 +83,7 @@ class SeededLoader:
 
     batch_sampler = None  # Lightning reads it where it finds a sampler
 
+    @checked
     def __init__(
         self,
         dataset: Any,
@@ -130,6 +132,7 @@ class SeededLoader:
         """Itself: Lightning looks for `set_epoch` at a loader's sampler."""
         return self
 
+    @checked
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next pass. A pass that was loaded keeps its place if it has this number."""
         if self._here.begun or epoch != self._here.epoch:

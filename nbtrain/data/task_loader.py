@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.fabric.utilities.data import sized_len
 
+from ..annotations import checked
 from ..errors import ConfigError, StepError
 from ..rng import derive_seed, keep_random
 
@@ -52,6 +53,7 @@ class TaskLoader:
 
     batch_sampler = None  # Lightning asks a validation loader with a sampler for it
 
+    @checked
     def __init__(
         self, loaders: Mapping[str, Iterable[Any]], weights: Mapping[str, float] | None = None, n_batches: int | None = None
     ) -> None:
@@ -65,6 +67,8 @@ class TaskLoader:
             raise ConfigError(f"weights are of {sorted(self.weights)}, and loaders of {sorted(self.loaders)}.", remedy="Give one of each.")
         if not all(weight > 0 for weight in self.weights.values()):
             raise ConfigError(f"weights={self.weights} are not all positive.", remedy="Leave out a loader that is not to be read.")
+        if n_batches is not None and n_batches < 1:
+            raise ConfigError(f"n_batches={n_batches} must be a positive integer.", remedy="Give 1, 2, 3, … or leave it out.")
         self._n_batches = n_batches if n_batches is not None else sum(n or 0 for n in lengths.values())
 
     def __len__(self) -> int:
@@ -91,6 +95,7 @@ class TaskLoader:
             raise StepError(f"The loader of {name!r} gave no batch.", remedy="Give a DataLoader, a list, or an object with __iter__.")
         return iterator, batch
 
+    @checked
     def set_epoch(self, epoch: int) -> None:
         """Pass the number of the epoch on to the loaders and their samplers."""
         for loader in self.loaders.values():

@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
 
+from ..annotations import checked
 from .loader import Batching, check_same
 from ..errors import ConfigError
 
@@ -87,6 +88,7 @@ class TensorLoader:
     Raises ConfigError for anything that is not a set of samples, CheckpointError for the state of another loader.
     """
 
+    @checked
     def __init__(
         self,
         *tensors: Tensor | TensorDataset | Mapping[Any, Tensor],

@@ -5,9 +5,10 @@
 # %% ../../nbs/engine/addon.ipynb #887e55e6
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, fields
-from functools import wraps
+from functools import cache, wraps
 from itertools import combinations, count
 from typing import Any, ClassVar, Literal
 
@@ -16,6 +17,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from typing_extensions import dataclass_transform
 
+from ..annotations import check_values, read_hint
 from .protocol import EventSink, TrainerProtocol
 from ..errors import AddOnError, OptionError, nearest
 
@@ -45,8 +47,13 @@ def options(addon: type[AddOnBase]) -> dict[str, Field[Any]]:
 
 
 def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
-    """The constructor of `addon`, which raises OptionError for an unknown option and names the nearest one."""
+    """The constructor of `addon`, which refuses an unknown option, and a value that does not fit the option's annotation."""
     init = addon.__init__
+
+    @cache
+    def hints() -> dict[str, Any]:
+        spaces = {name: vars(sys.modules[_claimant(addon, name).__module__]) for name in options(addon)}
+        return {name: read_hint(field.type, spaces[name]) for name, field in options(addon).items()}
 
     @wraps(init)
     def checked(self: AddOnBase, *args: Any, **given: Any) -> None:
@@ -55,6 +62,7 @@ def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
             raise OptionError(f"{addon.__name__} takes no option {name!r}.", remedy=nearest(name, known))
         if args:
             raise OptionError(f"{addon.__name__} takes options by name, got {args[0]!r}.", remedy=f"Known are: {', '.join(known)}.")
+        check_values(given, hints())
         init(self, **given)
 
     return checked

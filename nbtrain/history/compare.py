@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..annotations import checked
 from ..errors import ConfigError
 from ..events import MonitorMode
 from .history import History
@@ -69,6 +70,7 @@ class Comparison:
 
 
 # %% ../../nbs/history/compare.ipynb #c38086d7
+@checked
 def compare(*paths: str | Path) -> Comparison:
     """The runs in these run folders, or the newest in each folder of run folders. Raises ConfigError where there is no run.
 

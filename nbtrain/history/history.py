@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..annotations import checked
 from ..compat.result_keys import result_of
 from ..events import Event, MonitorMode, Progress, Status
 from ..views import html, plots, text
@@ -281,6 +282,7 @@ class History(MeasuredRows):
         """The curves by epoch as a matplotlib figure."""
         return plots.curves(self.epochs, self.best, self.marks)
 
+    @checked
     def to_csv(self, path: str | Path) -> Path:
         """Write the epochs' rows to `path`; an empty cell where an epoch lacks a metric."""
         return write_csv(self.epochs or self.tests, path)

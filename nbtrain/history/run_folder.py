@@ -13,6 +13,7 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
+from ..annotations import checked
 from ..errors import ConfigError
 from ..events import Event, EventKind, Progress
 from .history import History, Row, StepTable, validation_alone
@@ -204,6 +205,7 @@ def read_history(folder: Path, note: Callable[[str], None] = lambda text: None) 
     return history
 
 
+@checked
 def load_run(path: str | Path) -> History:
     """The history of a run folder, or of the newest `run-NNN` in a folder of them, as far as it was written.
 

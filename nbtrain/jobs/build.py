@@ -33,7 +33,7 @@ from ..engine.addon import AddOnBase
 from ..errors import CheckpointError, ConfigError, first_line
 from ..history.history import RunResult
 from .validate import LOGGERS, STAGES, check_part, device_type, hook_part, n_available, notes
-from ..rng import seed_all
+from ..rng import check_seed, seed_all
 from ..trainer.model_trainer import ModelTrainer
 from ..trainer.trainer import Trainer
 
@@ -129,10 +129,12 @@ def _loader(settings: Settings, maker: Maker, stage: str, batch_size: int) -> An
         arguments["collate_fn"] = load_name(arguments["collate_fn"])
     if settings.dataset_sampler.type is not None and not isinstance(dataset, IterableDataset):
         order = _stage_args(maker, settings.dataset_sampler, "dataset_sampler", stage)
-        arguments["sampler"] = load_name(settings.dataset_sampler.type)(dataset=dataset, num_replicas=1, rank=0, **order)
+        arguments["sampler"] = maker.make(
+            load_name(settings.dataset_sampler.type), ("dataset_sampler",), dataset=dataset, num_replicas=1, rank=0, **order
+        )
     elif settings.dataset_sampler not in (DatasetSamplerConfig(), DatasetSamplerConfig(type=None)):
         raise ConfigError(f"{type(dataset).__name__} is iterable, and takes no dataset_sampler.", remedy="Leave dataset_sampler out.")
-    return load_name(settings.dataloader.type)(dataset=dataset, batch_size=batch_size, **arguments)
+    return maker.make(load_name(settings.dataloader.type), ("dataloader",), dataset=dataset, batch_size=batch_size, **arguments)
 
 
 def _stage_args(maker: Maker, section: Any, name: str, stage: str) -> dict[str, Any]:
@@ -243,6 +245,7 @@ def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callb
 # %% ../../nbs/jobs/build.ipynb #10c4818c
 def build(settings: Settings, document: Document, callbacks: Iterable[L.Callback] = ()) -> Job:
     """Make everything that checked `settings` name. `init_env_fn` is given them too, if it takes an argument."""
+    check_seed(settings.seed)
     if settings.seed is not None:
         seed_all(settings.seed)
     if settings.init_env_fn is not None:

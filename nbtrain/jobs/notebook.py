@@ -61,8 +61,10 @@ def read_statements(path: str | Path) -> list[Statement]:
 
 def _read(path: str | Path) -> dict[str, Any]:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        notebook = json.loads(Path(path).read_text(encoding="utf-8"))
+        list(_cells(notebook))
+        return notebook
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{str(path)!r} can't be read as a notebook.", remedy="Give the path of an .ipynb file.") from error
 
 

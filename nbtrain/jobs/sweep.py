@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -23,14 +24,28 @@ from .trainer_args import TrainerArgs
 # %% auto #0
 __all__ = ["choices", "Point", "grid", "run_sweep", "compare_sweep"]
 
-
 # %% ../../nbs/jobs/sweep.ipynb #0d4cb11a
+_MAX_POINTS = 10_000
+
+
+def _span(value: str, first: int, last: int) -> list[str | None]:
+    if last < first:
+        raise ConfigError(f"{value} has no numbers: the first is higher than the last.", remedy=f"Give {last}..{first}.")
+    _check_length(last - first + 1)
+    return [str(n) for n in range(first, last + 1)]
+
+
+def _check_length(n: int) -> None:
+    if n > _MAX_POINTS:
+        raise ConfigError(f"The sweep has {n:,} points, and each is a run.", remedy=f"Give {_MAX_POINTS:,} at most.")
+
+
 def choices(value: str | None) -> list[str | None]:
     """The values that one override stands for: "1e-3,3e-4" two, "0..4" five; commas within brackets or quotes separate nothing."""
     if value is None:
         return [None]
     if span := re.fullmatch(r"(-?\d+)\.\.(-?\d+)", value):
-        return [str(n) for n in range(int(span[1]), int(span[2]) + 1)]
+        return _span(value, int(span[1]), int(span[2]))
     parts = re.findall(r"""(?:[^,\[\]{}()'"]|'[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\}|\([^)]*\))+""", value)
     return list(parts) if len(parts) > 1 else [value]
 
@@ -53,6 +68,7 @@ class Point:
 def grid(overrides: Sequence[Override]) -> list[Point]:
     """All combinations of the overrides' values, the last one varying fastest."""
     options = [choices(override.value) for override in overrides]
+    _check_length(prod(map(len, options)))
     varied = [len(values) > 1 for values in options]
     points = []
     for values in itertools.product(*options):
@@ -82,10 +98,14 @@ def run_sweep(
         raise ConfigError("Two points of the sweep have the same name.", remedy="Give each value once.")
     for point in points:
         TrainerArgs.from_files(files, point.overrides).check()
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{str(folder)!r} can't be made: {error.strerror}.", remedy="Give another folder with -o.") from error
 
     def start(point: Point) -> int:
         place = Path(folder) / point.name
-        place.mkdir(parents=True, exist_ok=True)
+        place.mkdir(exist_ok=True)
         with (place / "output.txt").open("w") as output:
             code = subprocess.run(_command(files, point, Path(folder)), stdout=output, stderr=subprocess.STDOUT).returncode
         report(f"{point.name}: " + ("done" if code == 0 else f"failed with exit code {code}, see {place / 'output.txt'}"))

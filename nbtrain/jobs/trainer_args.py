@@ -13,6 +13,7 @@ from typing import Any
 import lightning as L
 import yaml
 
+from ..annotations import checked
 from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, translate_fields
 from ..compat.module_names import translate_addons
 from ..config.compute_plan import accumulation, plan_compute
@@ -61,11 +62,13 @@ class TrainerArgs(NnScalerFields, Settings):
     document: Document = field(default_factory=Document, repr=False, compare=False)  # what it was read from
 
     @classmethod
+    @checked
     def from_yaml(cls, *paths: str | Path) -> TrainerArgs:
         """From one or several YAML files, of which the later ones win. Raises ConfigError with all that does not fit."""
         return cls.from_files(paths)
 
     @classmethod
+    @checked
     def from_dict(cls, data: Mapping[str, Any]) -> TrainerArgs:
         """From plain data, as `to_dict` gives it."""
         document = Document()
@@ -73,6 +76,7 @@ class TrainerArgs(NnScalerFields, Settings):
         return cls.from_document(document, Problems())
 
     @classmethod
+    @checked
     def from_cli(cls, arguments: Sequence[str]) -> TrainerArgs:
         """From a command line: `-f run.yaml --max_epochs 2`."""
         line = read_command_line(arguments, {"-f": "file"}, {})
@@ -81,6 +85,7 @@ class TrainerArgs(NnScalerFields, Settings):
         return cls.from_files(line.options.get("file", []), line.overrides)
 
     @classmethod
+    @checked
     def from_files(cls, paths: Sequence[str | Path], overrides: Sequence[Override] = ()) -> TrainerArgs:
         """From YAML files, of which the later ones win, and then overrides."""
         document, problems = Document(), Problems()
@@ -99,6 +104,7 @@ class TrainerArgs(NnScalerFields, Settings):
         problems.raise_any()
         return replace(args, document=document)
 
+    @checked
     def to_dict(self, *, defaults: bool = True) -> dict[str, Any]:
         """As plain data, from which `from_dict` makes an equal one; without `defaults` only what differs from them.
 
@@ -106,6 +112,7 @@ class TrainerArgs(NnScalerFields, Settings):
         """
         return escape(named(to_plain(self, defaults=defaults)))
 
+    @checked
     def to_yaml(self, path: str | Path | None = None, *, defaults: bool = False) -> str:
         """As the text of a YAML file, which is written where a path is given."""
         text = yaml.safe_dump(self.to_dict(defaults=defaults), sort_keys=False, allow_unicode=True)
@@ -124,6 +131,7 @@ class TrainerArgs(NnScalerFields, Settings):
         """What a run would be, in a few lines."""
         return _plan_text(self)
 
+    @checked
     def estimate(self, memory_gb: float | None = None) -> DevicePlan:
         """What training takes on each device, and the strategy that fits. `memory_gb`: the memory of a device, else this machine's."""
         return estimate_devices(self, self._source, memory_gb)

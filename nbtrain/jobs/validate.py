@@ -46,6 +46,21 @@ def check_part(
         check_call(target, part.args, (*at, "args"), document, problems, n_first, automatic)
 
 
+_FIELDS = {"seed": "seed", "gradient_clip": "optimizer.clip_gnorm", "log_bar": "enable_progress_bar", "lightning": "lightning"}
+_FIELDS |= {"model": "model", "optimizer": "optimizer", "scheduler": "lr_scheduler"}
+
+
+def _check_trainer(settings: Settings, document: Document, problems: Problems) -> None:
+    """A trainer is a subclass of Trainer, and gets as arguments what no other field gives it."""
+    kind = load_checked(settings.trainer.type, ("trainer", "type"), document, Problems()) if settings.trainer.type is not None else Trainer
+    if kind is not None and not (isinstance(kind, type) and issubclass(kind, Trainer)):
+        what = f"trainer.type: {settings.trainer.type!r} is not a subclass of Trainer."
+        problems.add(what, document.place(("trainer", "type")), "Give the full name of your trainer: package.module.Class.")
+    for name in settings.trainer.args.keys() & _FIELDS.keys():
+        where = document.place(("trainer", "args", name))
+        problems.add(f"trainer.args.{name} is given by the field {_FIELDS[name]}.", where, f"Give --{_FIELDS[name]}.")
+
+
 def _check_parts(settings: Settings, document: Document, problems: Problems) -> None:
     check_part(settings.model, ("model",), document, problems)
     check_part(settings.optimizer, ("optimizer",), document, problems, n_first=1)
@@ -53,6 +68,7 @@ def _check_parts(settings: Settings, document: Document, problems: Problems) -> 
         check_part(settings.lr_scheduler, ("lr_scheduler",), document, problems, n_first=1, automatic=("plan",))
     if settings.trainer.type is not None:
         check_part(settings.trainer, ("trainer",), document, problems, automatic=("model", "optimizer"))
+    _check_trainer(settings, document, problems)
     for name, parts, short in (("log", settings.log, LOGGERS), ("addons", settings.addons, "nbtrain")):
         for i, part in enumerate(parts):
             check_part(part, (name, i), document, problems, short=short)

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from ..annotations import checked
 from ..errors import ConfigError, nearest
 
 # %% auto #0
@@ -33,6 +34,7 @@ def check_patterns(model: nn.Module, patterns: Iterable[str]) -> None:
 
 
 # %% ../../nbs/optim/param_groups.ipynb #05e0f03a
+@checked
 def param_groups(
     model: nn.Module,
     lr: float,

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ..errors import ConfigError, nearest
+from ..annotations import checked
+from ..errors import ConfigError
 from ..events import Plan
 from ..views.plots import blank
 
@@ -101,6 +102,8 @@ class FunctionSchedule:
                 f"scheduler({self.update}) returned {type(lr).__name__}, not a number.",
                 remedy="A function of one argument is step -> lr; a factory takes two, (optimizer, plan).",
             )
+        if not 0 <= lr < math.inf:
+            raise ConfigError(f"scheduler({self.update}) returned {lr}, which is not a learning rate.", remedy="Return a number from 0.")
         set_lr(self.optimizer, float(lr))
 
 
@@ -157,15 +160,29 @@ def resolve_schedule(scheduler: Scheduler, optimizer: Optimizer, plan: Plan, *, 
         if on_batch:
             _check_length(scheduler, plan)
         return Schedule(scheduler, "batch" if on_batch else "epoch")
-    if not callable(scheduler) or isinstance(scheduler, type) or (n_given := n_required(scheduler)) not in (1, 2):
+    if isinstance(scheduler, type) or (n_given := n_required(scheduler)) not in (1, 2):
         raise ConfigError(
             f"scheduler={scheduler!r} is not a schedule.",
             remedy="Give a torch scheduler, a factory (optimizer, plan), or a function step -> lr.",
         )
     check_has_lr(optimizer)
     if n_given == 2:
-        return Schedule(scheduler(optimizer, plan), "update")
+        return Schedule(_made(scheduler(optimizer, plan), optimizer), "update")
     return Schedule(FunctionSchedule(optimizer, scheduler, update), "update")
+
+
+def _made(scheduler: Any, optimizer: Optimizer) -> Any:
+    """What a factory has made, if it can step this optimizer."""
+    if not callable(getattr(scheduler, "step", None)) or isinstance(scheduler, type):
+        raise ConfigError(
+            f"The scheduler factory returned {type(scheduler).__name__}, which has no step().", remedy="Return a torch scheduler from it."
+        )
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise ConfigError(
+            f"The scheduler factory returned a {type(scheduler).__name__} of another optimizer.",
+            remedy="Make it from the optimizer that the factory gets.",
+        )
+    return scheduler
 
 
 def _check_length(scheduler: LRScheduler | ReduceLROnPlateau, plan: Plan) -> None:
@@ -192,9 +209,12 @@ class SchedulerBase(LRScheduler, ABC):
     `eta_min` is the lowest rate, of all groups. Raises ConfigError where `total_iters` is not a positive integer.
     """
 
+    @checked
     def __init__(self, optimizer: Optimizer, total_iters: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
-        if type(total_iters) is not int or total_iters < 1:
+        if total_iters < 1:
             raise ConfigError(f"total_iters must be a positive integer, got {total_iters!r}.", remedy="Give the number of steps.")
+        if not 0 <= eta_min < math.inf:
+            raise ConfigError(f"eta_min must be a number from 0, got {eta_min!r}.", remedy="Give the lowest rate, such as 0.")
         self.total_iters, self.eta_min = total_iters, eta_min
         super().__init__(optimizer, last_epoch)
 
@@ -234,11 +254,11 @@ class SchedulerChain(SchedulerBase):
     anything but SchedulerBase (torch's schedulers are chained by its SequentialLR).
     """
 
+    @checked
     def __init__(self, *schedulers: SchedulerBase) -> None:
-        strange = [type(part).__name__ for part in schedulers if not isinstance(part, SchedulerBase)]
-        if strange or not schedulers:
+        if not schedulers:
             raise ConfigError(
-                f"SchedulerChain was given {strange[0] if strange else 'nothing'}.",
+                "SchedulerChain was given nothing.",
                 remedy="Give schedulers such as WarmUpScheduler; torch's are chained by torch.optim.lr_scheduler.SequentialLR.",
             )
         optimizer = schedulers[0].optimizer
@@ -261,6 +281,7 @@ class SchedulerChain(SchedulerBase):
 
 
 # %% ../../nbs/optim/schedulers.ipynb #bb9cd7c0
+@checked
 def warmup_cosine(optimizer: Optimizer, plan: Plan, *, warmup: float = 0.1, eta_min: float = 0.0) -> SchedulerBase:
     """Rise from `eta_min` for the share `warmup` of the run, in [0, 1), then fall back to it along a cosine. A factory: steps per update.
 
@@ -306,6 +327,7 @@ def _final_lr(max_lr: float, min_lr: float | None, final_div_factor: float | Non
     return low
 
 
+@checked
 def get_lr_scheduler(
     max_lr: float,
     min_lr: float | None,
@@ -319,8 +341,6 @@ def get_lr_scheduler(
     Step s of the warm-up has `max_lr * (s + 1) / warmup_steps`. `final_div_factor` may give the last rate instead: `max_lr` divided by it.
     Raises ConfigError for arguments that contradict each other.
     """
-    if decay_type not in _DECAYS:
-        raise ConfigError(f"decay_type={decay_type!r} is unknown.", remedy=nearest(str(decay_type), _DECAYS))
     _check_steps(warmup_steps, max_steps)
     low, decay = _final_lr(max_lr, min_lr, final_div_factor), _DECAYS[decay_type]
 
@@ -334,6 +354,7 @@ def get_lr_scheduler(
 
 
 # %% ../../nbs/optim/schedulers.ipynb #bda32fcc
+@checked
 def get_multi_step_lr_scheduler(max_lr: float, warmup_steps: int, max_steps: int, milestones: Mapping[float, float]) -> LearningRate:
     """A function `step -> lr`: a warm-up as in `get_lr_scheduler`, then `max_lr`, times a factor from each milestone on.
 
@@ -353,6 +374,7 @@ def get_multi_step_lr_scheduler(max_lr: float, warmup_steps: int, max_steps: int
 
 
 # %% ../../nbs/optim/schedulers.ipynb #e6dca9f9
+@checked
 def get_combined_lr_scheduler(schedules: Mapping[tuple[int, int], LearningRate]) -> LearningRate:
     """A function `step -> lr` made of others: `{(first, end): function}`, each for the steps from `first` to before `end`, counted from 0.
 
@@ -395,6 +417,7 @@ def learning_rates(schedule: Callable[..., Any], n_steps: int, lr: float = 1.0) 
     return rates
 
 
+@checked
 def plot_schedules(schedules: Mapping[str, Callable[..., Any]], n_steps: int, lr: float = 1.0) -> Figure:
     """The rates of several schedules by step as a matplotlib figure; see `learning_rates`."""
     figure = blank(4.5, 2.5)
@@ -410,6 +433,7 @@ def plot_schedules(schedules: Mapping[str, Callable[..., Any]], n_steps: int, lr
     return figure
 
 
+@checked
 def plot_schedule(schedule: Callable[..., Any], n_steps: int, lr: float = 1.0) -> Figure:
     """The rates of one schedule by step as a matplotlib figure; see `learning_rates`."""
     return plot_schedules({"learning rate": schedule}, n_steps, lr)

@@ -173,7 +173,7 @@ class LimitsOptions(TypedDict, total=False):
 class LoggersOptions(TypedDict, total=False):
     """Options of LoggersAddon."""
 
-    loggers: Sequence[str | Logger]
+    loggers: str | Logger | Sequence[str | Logger]
 
 
 class MetricsOptions(TypedDict, total=False):

@@ -15,19 +15,21 @@ import lightning as L
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.optim import Optimizer
 
-from ..engine.train_state import Mode
-from ..errors import ConfigError, OptionError, nearest
+from ..annotations import check_values, parameter_hints
+from ..errors import ConfigError, OptionError, first_line, nearest
 from ..events import MonitorMode, known_mode
 from .lightning_args import as_list
 
 # %% auto #0
 __all__ = [
     "check_lightning",
+    "check_lightning_types",
     "accumulates",
     "check_save_path",
-    "check_mode",
+    "check_model",
     "resolve_monitor",
     "make_optimizer",
     "check_run",
@@ -54,8 +56,14 @@ def check_lightning(arguments: Mapping[str, Any]) -> dict[str, Any]:
         if name in _OURS:
             raise OptionError(f"lightning={{{name!r}: ...}} is set by nbtrain.", remedy=f"Use {_OURS[name]}.")
         if name not in known:
-            raise OptionError(f"lightning.Trainer has no argument {name!r}.", remedy=nearest(name, known - _OURS.keys()))
+            raise OptionError(f"lightning.Trainer has no argument {name!r}.", remedy=nearest(str(name), known - _OURS.keys()))
     return dict(arguments)
+
+
+def check_lightning_types(arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError for one of the `arguments` of `lightning={...}` that Lightning's annotations don't allow."""
+    hints = {f"lightning[{name!r}]": hint for name, hint in parameter_hints(L.Trainer.__init__).items() if name != "strategy"}
+    check_values({f"lightning[{name!r}]": value for name, value in arguments.items()}, hints)
 
 
 def accumulates(arguments: Mapping[str, Any]) -> bool:
@@ -74,30 +82,33 @@ def check_save_path(save_path: str | Path | None) -> None:
         )
 
 
-def check_mode(mode: str) -> Mode:
-    """`mode`, if there is such a mode."""
-    if mode not in ("train", "test"):
-        raise ConfigError(f"mode={mode!r} is unknown.", remedy='Give "train" or "test".')
-    return mode  # pyright: ignore[reportReturnType]
+def check_model(model: nn.Module) -> None:
+    """Raise ConfigError for a model with lazy layers that have no weights yet."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    if lazy := [name for name, tensor in tensors if isinstance(tensor, UninitializedTensorMixin)]:
+        raise ConfigError(
+            f"{type(model).__name__} has weights without a shape: {lazy[0]}.",
+            remedy="Its lazy layers get it from their first input: call the model once, with a batch.",
+        )
 
 
-def resolve_monitor(monitor: str, mode: str | None) -> MonitorMode:
+def resolve_monitor(monitor: str, mode: MonitorMode | None) -> MonitorMode:
     found = mode or known_mode(monitor)
     if found is None:
         raise ConfigError(f"Is more or less of monitor={monitor!r} better?", remedy='Say it with monitor_mode="max" or monitor_mode="min".')
-    if found not in ("min", "max"):
-        raise ConfigError(f"monitor_mode={mode!r} is unknown.", remedy='Give "min" or "max".')
-    return found  # pyright: ignore[reportReturnType]
+    return found
 
 
 def make_optimizer(optimizer: Any, model: nn.Module, mode: str) -> Optimizer | None:
     if isinstance(optimizer, Optimizer) or (optimizer is None and mode == "test"):
         return optimizer
     example = "Give an optimizer, or a factory: lambda params: torch.optim.Adam(params, lr=1e-3)."
-    if not callable(optimizer):
-        given = "Mode 'train' needs an optimizer." if optimizer is None else f"optimizer={type(optimizer).__name__} is not an optimizer."
-        raise ConfigError(given, remedy=example)
-    made = optimizer(model.parameters())
+    if optimizer is None:
+        raise ConfigError("Mode 'train' needs an optimizer.", remedy=example)
+    try:
+        made = optimizer(model.parameters())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"The optimizer factory raised {type(error).__name__}: {first_line(error)}", remedy=example) from error
     if not isinstance(made, Optimizer):
         raise ConfigError(f"The optimizer factory returned {type(made).__name__}.", remedy=example)
     return made
@@ -106,14 +117,10 @@ def make_optimizer(optimizer: Any, model: nn.Module, mode: str) -> Optimizer | N
 # %% ../../nbs/trainer/arguments.ipynb #dd001b84
 def check_run(n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
     """Raise ConfigError for arguments of `run` that can't work, before anything has happened."""
-    if not isinstance(n_epoch, int) or n_epoch < 0:
+    if n_epoch < 0:
         raise ConfigError(f"n_epoch={n_epoch!r} must be an integer of at least 0.", remedy="Give 0, 1, 2, …")
     for name, given in (("loader", loader), ("valid_loader", valid_loader)):
-        if given is None and name == "valid_loader":
-            continue
-        if not isinstance(given, Iterable):
-            raise ConfigError(f"{name}={given!r} can't be iterated.", remedy="Give a DataLoader, or any iterable of batches.")
-        if sized_len(given) == 0:
+        if given is not None and sized_len(given) == 0:
             raise ConfigError(f"The {name} is empty: it has no batch.", remedy="Look at the dataset's length, and at drop_last=True.")
 
 

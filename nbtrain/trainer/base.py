@@ -17,6 +17,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.optim import Optimizer
 
+from ..annotations import checked
 from ..config.from_trainer import Ran
 from ..distributed.launcher import Launcher
 from ..distributed.replica import launcher_of, world_of
@@ -31,7 +32,6 @@ from ..events import Event, MonitorMode
 from ..history.history import History, RunResult
 from ..history.run_folder import open_run_folder
 from ..optim.schedulers import Scheduler
-from .arguments import check_mode
 from .best_weights import BestWeights
 from .compose import Composable, given_addons, new_instance, written_class
 from .lightning_args import lightning_args
@@ -107,11 +107,13 @@ class TrainerArguments(TrainerSteps):
         return self._mode
 
     @mode.setter
+    @checked
     def mode(self, mode: Mode) -> None:
         if threading.current_thread() is not self.control.thread:  # its own passes switch it
             self._refuse_new_mode()
-        self._mode = check_mode(mode)
+        self._mode = mode
 
+    @checked
     def toggle(self, mode: Mode | None = None) -> None:
         """Switch to `mode`, or to the other one. Raises ConfigError while a run is on."""
         self._refuse_new_mode()

@@ -18,6 +18,7 @@ from ..addons.gradient_clip import GradientClipAddon
 from ..addons.hooks import HooksAddon
 from ..addons.non_finite import NonFiniteAddon
 from ..addons.scheduler import SchedulerAddon
+from ..annotations import checked
 from ..engine.addon import AddOnBase, options, ordered
 from ..engine.addon_instance import copy_addon, is_same, join_options, merge_instances
 from ..errors import AddOnError, OptionError, nearest
@@ -171,9 +172,11 @@ def addon_commands(base: type[Any], addons: Iterable[type[AddOnBase]]) -> dict[s
 
 
 def _command(addon: type[AddOnBase], method: Callable[..., Any]) -> Callable[..., Any]:
+    with_check = checked(method)
+
     @wraps(method)
     def command(trainer: Any, *args: Any, **options: Any) -> Any:
-        return method(trainer[addon], trainer, *args, **options)
+        return with_check(trainer[addon], trainer, *args, **options)
 
     signature = inspect.signature(method)
     without_self = signature.replace(parameters=list(signature.parameters.values())[1:])

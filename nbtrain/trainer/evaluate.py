@@ -17,6 +17,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ..annotations import checked
 from ..data.batch import to_device
 from ..data.loader import BatchList, as_loader
 from ..distributed.devices import device_args
@@ -146,6 +147,7 @@ class TrainerEvaluation(TrainerBase):
         """Train, or in mode "test" evaluate, on one batch. It counts as a step and as no epoch. Returns what the step returned."""
         return run_batch(self, batch)
 
+    @checked
     def evaluate(self, data: Iterable[Any] | Dataset[Any], batch_size: int = 32) -> dict[str, float]:
         """The mean of each of `test_step`'s metrics over a loader or a dataset, by the step's own names.
 
@@ -165,6 +167,7 @@ class TrainerEvaluation(TrainerBase):
             self.toggle(mode)
             self.result = result
 
+    @checked
     def validate(self, loader: Iterable[Any]) -> dict[str, float]:
         """The mean of each of `test_step`'s metrics over a validation loader, by the step's own names, as a run would find them now.
 
@@ -172,6 +175,7 @@ class TrainerEvaluation(TrainerBase):
         """
         return {name.removeprefix("val_"): value for name, value in validate(self, loader).items()}
 
+    @checked
     def inference(self, loader: Iterable[Any]) -> list[Any]:
         """`test_step`'s "output" for each batch of `loader`, on the CPU. Mode, logs, metrics and history are as before."""
         return collect(self, loader, self._test_output)

@@ -193,7 +193,7 @@ def worst_samples(trainer: TrainerBase, loader: Iterable[Any], n: int, draw: Dra
 
 
 def _check(n: int, loader: Iterable[Any]) -> None:
-    if type(n) is not int or n < 1:
+    if n < 1:
         raise ConfigError(f"n={n!r} must be a positive integer.", remedy="Give an integer from 1.")
     check_run(1, loader, None)
 

@@ -5,6 +5,7 @@
 # %% ../../nbs/trainer/interrupts.ipynb #2a993f0d
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -89,15 +90,55 @@ class _IgnoreInterrupts:
             self.init(worker_id)
 
 
+_guarded: set[int] = set()  # the main thread, while its workers are guarded
+
+
+@contextmanager
+def _births_unreached() -> Iterator[None]:
+    """Inside, processes that this thread starts have SIGINT blocked: a worker has no `worker_init_fn` while it is being started.
+
+    A thread of its own needs no interrupts, and blocks them. The main thread must get them, and blocks them in each fork alone.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+    elif threading.current_thread() is threading.main_thread():
+        _guarded.add(threading.get_ident())
+        try:
+            yield
+        finally:
+            _guarded.clear()
+    else:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _block_in_fork() -> None:
+    if threading.get_ident() in _guarded:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _unblock_after_fork() -> None:
+    if threading.get_ident() in _guarded:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_block_in_fork, after_in_parent=_unblock_after_fork)
+
+
 @contextmanager
 def workers_ignore_interrupts(*loaders: Iterable[Any] | None) -> Iterator[None]:
-    """While it is open, the workers that these loaders start ignore interrupts."""
+    """While it is open, the workers that these loaders start ignore interrupts, from their first moment on."""
     found = [part for loader in loaders for part in _data_loaders(loader) if part.num_workers]
     before = [part.worker_init_fn for part in found]
     for part in found:
         part.worker_init_fn = _IgnoreInterrupts(part.worker_init_fn)
     try:
-        yield
+        with _births_unreached():
+            yield
     finally:
         for part, init in zip(found, before):
             part.worker_init_fn = init

@@ -5,18 +5,24 @@
 # %% ../../nbs/trainer/live_edits.ipynb #2c8e3272
 from __future__ import annotations
 
+import inspect
+import math
 import threading
+from types import NoneType
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ..addons.scheduler import scale_schedules
+from ..annotations import checked
 from ..engine.callback import notify
 from ..engine.control import Boundary
 from ..engine.lean_training import LeanEpochLoop
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
-from ..errors import ConfigError, OptionError, nearest
+from ..errors import ConfigError, OptionError, first_line, nearest
 from ..history.history import RunResult
 from ..optim.schedulers import scale_lr
 from .base import TrainerBase
@@ -26,21 +32,63 @@ from ..views.notebook import NotebookView
 from ..views.text import format_value
 
 # %% auto #0
-__all__ = ["set_options", "validate_now", "with_addons", "change_class", "TrainerControls"]
+__all__ = ["check_options", "set_options", "validate_now", "with_addons", "change_class", "TrainerControls"]
 
 
 # %% ../../nbs/trainer/live_edits.ipynb #e815dabc
-def set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
-    """Change the optimizer's options, such as `lr` or `weight_decay`, between two batches."""
-    optimizer = trainer.optimizer
+def check_options(optimizer: Optimizer | None, options: dict[str, Any]) -> None:
+    """Raise ConfigError for a value that does not fit the present ones of the optimizer's groups, or that its constructor refuses."""
     if optimizer is None:
         raise ConfigError("The trainer was made without an optimizer, whose options could be set.", remedy="Give the trainer an optimizer.")
     known = [name for name in optimizer.param_groups[0] if name not in ("params", "initial_lr")]
     for name, value in options.items():
         if name not in known:
             raise OptionError(f"{type(optimizer).__name__} has no option {name!r}.", remedy=nearest(name, known))
-        if name == "lr" and not (isinstance(value, (int, float)) and value > 0):
+        if name == "lr" and not (_is_number(value) and value > 0):
             raise ConfigError(f"lr={value!r} must be a positive number.", remedy="Give lr=1e-3, for example.")
+        for group in optimizer.param_groups:
+            _check_like(name, value, group.get(name))
+    for group in optimizer.param_groups:
+        _try_options(type(optimizer), {name: value for name, value in group.items() if name in known}, options)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_like(name: str, value: Any, present: Any) -> None:
+    """Raise ConfigError where `value` is of another kind than what the option has now."""
+    if isinstance(present, (bool, NoneType)):  # None stands for a choice that torch makes
+        fits, words = isinstance(value, (bool, type(present))), "True or False"
+    elif isinstance(present, (int, float, Tensor)):
+        fits, words = _is_number(value), "a finite number"
+    elif isinstance(present, (tuple, list)):
+        is_sequence = isinstance(value, (tuple, list)) and len(value) == len(present)
+        fits, words = is_sequence and all(map(_is_number, value)), f"{len(present)} finite numbers, such as {present!r}"
+    else:
+        fits, words = isinstance(value, type(present)), f"of type {type(present).__name__}"
+    if not fits:
+        raise ConfigError(f"{name}={value!r} must be {words}.", remedy=f"It is {present!r} now.")
+
+
+def _try_options(kind: type[Optimizer], present: dict[str, Any], options: dict[str, Any]) -> None:
+    """Let the constructor look at the new values, where it is one that takes the options of a group by name."""
+    make: Any = kind
+    taken = inspect.signature(kind).parameters.keys()
+    before = {name: value for name, value in present.items() if name in taken}
+    try:
+        make([torch.zeros(1, requires_grad=True)], **before)
+    except Exception:  # a constructor that takes other arguments can't be asked
+        return
+    try:
+        make([torch.zeros(1, requires_grad=True)], **before | {name: value for name, value in options.items() if name in taken})
+    except (TypeError, ValueError, RuntimeError) as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        raise ConfigError(f"{kind.__name__} refuses {given}: {first_line(error)}", remedy="Nothing was changed.") from error
+
+
+def set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
+    """Change the optimizer's options, such as `lr` or `weight_decay`, between two batches."""
     trainer.control.do(lambda at: _set_options(trainer, options))
 
 
@@ -54,7 +102,7 @@ def _set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
             _set_lr(trainer, before, value)
         else:
             for group in trainer.optimizer.param_groups:
-                group[name] = value
+                group[name] = tuple(value) if isinstance(group.get(name), tuple) else value
         changes.append(f"{name} {format_value(before)} → {format_value(value)}")
     trainer.recorder.mark(", ".join(changes))
     if trainer.module is not None:
@@ -82,7 +130,8 @@ def _validate(trainer: TrainerProtocol, at: Boundary | None) -> dict[str, float]
     if at is None:
         raise ConfigError("The run was over before it could be validated.", remedy="evaluate(loader) validates without a run.")
     loop, module = at.pl_trainer.fit_loop.epoch_loop, at.pl_trainer.lightning_module
-    assert isinstance(loop, LeanEpochLoop) and isinstance(module, StepModule)
+    if not isinstance(loop, LeanEpochLoop) or not isinstance(module, StepModule):
+        raise ConfigError("A run on Lightning's own loops can't be validated in between.", remedy="Give val_every_n_steps.")
     if not at.pl_trainer.enable_validation:
         raise ConfigError("This run has no valid_loader.", remedy="Give one to run().")
     loop.validate()
@@ -128,29 +177,34 @@ class TrainerControls(TrainerBase):
     """What a person does to a run that is on."""
 
     def pause(self) -> None:
-        """Pause the run between two batches, and wait until it has. Called in a step or in a callback it returns at once."""
-        self._need_run()
+        """Pause the run between two batches, and wait until it has. Called in a step or in a callback it returns at once.
+
+        Raises ConfigError for a run without a thread of its own, as `run` in a script, which nothing could resume.
+        """
+        self._need_handle()
         self.control.pause()
         if threading.current_thread() is not self.control.thread:
             self.control.wait_settled()
 
+    @checked
     def resume(self, steps: type[TrainerBase] | None = None, *, background: bool = False) -> RunResult | RunHandle:
         """Continue a paused run at its next batch, as if it had never been paused, and wait for it unless `background`.
 
         `steps` is a class that was written again, such as `Digits` after its cell was changed: its steps are used from the next batch on.
         """
-        self._need_run()
+        handle = self._need_handle()
+        if not background:
+            handle.refuse_in_run("resume")
         if steps is not None:
             self.control.do(lambda at: change_class(self, steps))
-        assert self.handle is not None
         if background:
             self.control.proceed()
-            return self.handle
-        with self.handle.listening():
+            return handle
+        with handle.listening():
             self.control.proceed()
             if isinstance(self.view, NotebookView):
                 self.view.show(once=True)
-            return self.handle.wait()
+            return handle.wait()
 
     def stop(self) -> RunResult | None:
         """End the run between two batches, and wait until it has ended; its state is saved where a StateManagerAddon is there.
@@ -164,6 +218,7 @@ class TrainerControls(TrainerBase):
 
     def set(self, **options: Any) -> None:
         """Change options of the optimizer between two batches: `set(lr=1e-4)`. The schedule is scaled with the learning rate."""
+        check_options(self.optimizer, options)
         if not self.control.request_elsewhere("set", **options):
             set_options(self, options)
 
@@ -192,6 +247,13 @@ class TrainerControls(TrainerBase):
         if self.optimizer is not None and self.control.state == "idle":
             self.optimizer.zero_grad()
 
-    def _need_run(self) -> None:
+    def _need_handle(self) -> RunHandle:
+        """The handle of the run that is on."""
         if self.control.state == "idle":
             raise ConfigError("No run is on.", remedy="run(n_epoch, loader) begins one.")
+        if self.handle is None or not self.handle.is_on:
+            raise ConfigError(
+                "This run has the main thread, so it can't be paused and resumed.",
+                remedy="Begin it with run(..., background=True); stop() ends it.",
+            )
+        return self.handle

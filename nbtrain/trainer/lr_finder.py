@@ -266,7 +266,7 @@ def _check(trainer: TrainerBase, loader: Iterable[Any], start: float, end: float
     refuse_while_on(trainer.control, trainer.recorder.place)
     if not 0 < start < end < math.inf:
         raise ConfigError(f"From start={start!r} to end={end!r} no learning rate grows.", remedy="Give 0 < start < end.")
-    if type(n_batches) is not int or n_batches < 10:
+    if n_batches < 10:
         raise ConfigError(f"n_batches={n_batches!r} are too few to see a curve.", remedy="Give an integer from 10; 100 is usual.")
     check_run(1, loader, None)
     if trainer.optimizer is not None:

@@ -18,6 +18,7 @@ from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from typing_extensions import Unpack
 
+from ..annotations import checked
 from ..compat.model_keys import label_key, prediction_of
 from ..data.batch import describe
 from ..data.seeded_loader import SeededLoader
@@ -227,6 +228,7 @@ class DatasetTrainer(Trainer):
         resume: str | Path | None = None,
         background: bool,
     ) -> RunResult | RunHandle: ...
+    @checked
     def run(
         self,
         n_epoch: int,
@@ -244,6 +246,7 @@ class DatasetTrainer(Trainer):
             loader = self.eval_loader if loader is None else loader
         return super().run(n_epoch, self._needed(loader), valid_loader, resume=resume, background=background)
 
+    @checked
     def evaluate(self, data: Iterable[Any] | Dataset[Any] | None = None, batch_size: int | None = None) -> dict[str, float]:
         """As Trainer's `evaluate`: of a loader, of a dataset, or of `eval_dataset` where nothing is given."""
         if isinstance(data, Dataset):
@@ -283,6 +286,7 @@ class ModelTrainer(DatasetTrainer):
     The other arguments are Trainer's. The order of `train_dataset` depends on `seed` (0 where there is none) and epoch alone.
     """
 
+    @checked
     def __init__(
         self,
         model: nn.Module,
@@ -347,6 +351,7 @@ class ModelTrainer(DatasetTrainer):
     def active_addons(self) -> list[AddOnBase]:
         return [*super().active_addons, *([_Perplexity()] if self.perplexity else [])]
 
+    @checked
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the model into `folder` as `from_pretrained` of its class reads it. While a run is on, between two batches."""
         model = as_pretrained(self.model)

@@ -19,6 +19,7 @@ from typing_extensions import Unpack
 from ..addons.accumulation import AccumulationAddon
 from ..addons.cuda_graph import CudaGraphAddon
 from ..addons.multi_gpu import MultiGPUAddon
+from ..annotations import checked
 from ..distributed.devices import Device
 from ..engine.protocol import Turn
 from ..engine.step_module import check_output, named
@@ -187,6 +188,7 @@ class MultiOptimizerTrainer(Trainer):
     The other arguments are Trainer's. Accumulation, fp16 with scaled losses, several processes and `lr_find` are refused.
     """
 
+    @checked
     def __init__(
         self,
         model: nn.Module,
@@ -233,6 +235,7 @@ class MultiOptimizerTrainer(Trainer):
         first, *_, last = [*self.joint.optimizers, *self.joint.optimizers]
         return Turn(self.joint.turn, self.joint.turn == first, self.joint.turn == last)
 
+    @checked
     def lr_find(self, loader: Iterable[Any], *, start: float = 1e-7, end: float = 10.0, n_batches: int = 100) -> RangeTest:
         raise ConfigError("lr_find looks for one learning rate, and here are several.", remedy="Look for each with a Trainer of one step.")
 

@@ -5,12 +5,12 @@
 # %% ../../nbs/trainer/progress.ipynb #8b9c98ee
 from __future__ import annotations
 
+from ..annotations import checked
 from ..checkpoint.weights import Weights
 from ..engine.meter import EpochLog, Meter
 from ..engine.step_module import StepModule
 from ..engine.train_state import Counts, Mode, TrainState
 from ..history.history import History
-from .arguments import check_mode
 
 # %% auto #0
 __all__ = ["ProgressChecker", "TrainerProgress"]
@@ -118,9 +118,10 @@ class TrainerProgress:
         """The validation loss of each batch over all runs, or the test loss where there was no validation."""
         return _losses(self.history, "valid", "val_loss") or _losses(self.history, "test", "test_loss")
 
+    @checked
     def get_loss_history(self, mode: Mode = "train") -> list[float]:
         """`loss_history_train` or `loss_history_test`."""
-        return self.loss_history_train if check_mode(mode) == "train" else self.loss_history_test
+        return self.loss_history_train if mode == "train" else self.loss_history_test
 
 
 def _losses(history: History, phase: str, name: str) -> list[float]:

@@ -13,12 +13,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from threading import Thread
+from threading import Thread, current_thread
 
 import torch
 
+from ..annotations import checked
 from ..engine.control import Control, Leave
-from ..errors import RunPaused
+from ..errors import ConfigError, RunPaused
 from ..history.history import RunResult
 from .interrupts import handles_signals
 
@@ -54,6 +55,10 @@ class RunThread:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def is_current(self) -> bool:
+        return self._thread is current_thread()
 
     def join(self) -> None:
         """Wait until the run is over, however it ends."""
@@ -118,12 +123,17 @@ class RunHandle:
     @property
     def status(self) -> str:
         """The state while it is on: "running", "pausing", "paused", "stopping"; then "completed", "stopped", "interrupted" or "failed"."""
-        if self._thread.is_alive and self._control.state != "idle":
+        if self.is_on:
             return self._control.state
         return "failed" if self.error is not None or self.result is None else self.result.status
 
+    @checked
     def wait(self, timeout_s: float | None = None) -> RunResult:
-        """The result, once the run is over. Raises what it has raised, RunPaused where it is paused, TimeoutError after `timeout_s`."""
+        """The result, once the run is over. Raises what it has raised, RunPaused where it is paused, TimeoutError after `timeout_s`.
+
+        Raises ConfigError in the run's own thread, as in a step or a callback, where it would wait for itself.
+        """
+        self.refuse_in_run("wait")
         self.is_waited_for = True
         try:
             with self.listening():
@@ -149,7 +159,18 @@ class RunHandle:
 
     def join(self) -> None:
         """Wait until the run is over, however it ends."""
+        self.refuse_in_run("join")
         self._thread.join()
+
+    @property
+    def is_on(self) -> bool:
+        """Is this run on, or paused?"""
+        return self._thread.is_alive and self._control.state != "idle"
+
+    def refuse_in_run(self, name: str) -> None:
+        """Raise ConfigError in the thread of this run."""
+        if self._thread.is_current:
+            raise ConfigError(f"{name}() in a step or a callback would wait for its own run.", remedy="Call it in the cell or the script.")
 
     def pause(self) -> None:
         """Request a pause at the end of the running batch."""

@@ -19,6 +19,7 @@ from typing_extensions import Unpack
 from ..addons.gradient_clip import GradientClipAddon
 from ..addons.hooks import Hooks, HooksAddon
 from ..addons.non_finite import NonFinite
+from ..annotations import checked
 from ..checkpoint.sharded import merge_checkpoint
 from ..checkpoint.weights import load_weights, read_weights, save_weights
 from ..config.from_trainer import configuration_text
@@ -26,12 +27,22 @@ from ..distributed.devices import Device, device_args, resolve_device
 from ..distributed.launcher import Launcher
 from ..engine.precision import resolve_precision
 from ..engine.train_state import Mode
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError
 from ..events import MonitorMode
 from ..history.history import RunResult
 from ..optim.schedulers import Scheduler
+from ..rng import check_seed
 from .addon_options import AddonOptions
-from .arguments import accumulates, check_lightning, check_run, check_save_path, make_optimizer, resolve_monitor
+from nbtrain.trainer.arguments import (
+    accumulates,
+    check_lightning,
+    check_lightning_types,
+    check_model,
+    check_run,
+    check_save_path,
+    make_optimizer,
+    resolve_monitor,
+)
 from .base import TrainerBase
 from .compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
 from .evaluate import TrainerEvaluation
@@ -55,12 +66,14 @@ __all__ = ["AnyTrainer", "TrainerWeights", "TrainerInspection", "TrainerRuns", "
 class TrainerWeights(TrainerBase):
     """Weights of the model, to files and from files."""
 
+    @checked
     def save_model(self, filename: str | Path, *, overwrite: bool = False) -> str | Path:
         """Write the bare model's `state_dict` to `filename`, a path or a URL such as "s3://...": as safetensors where it ends so, else as
         a torch file. Returns it. Raises CheckpointError for a file that exists, unless `overwrite`.
         """
         return self.control.do(lambda at: save_weights(self.model, filename, overwrite=overwrite))
 
+    @checked
     def apply_weights(self, filename: str | Path | None = None, strict: bool = True) -> None:
         """Load weights into the model: from a file or a URL, or without one the copy of the best ones.
 
@@ -72,6 +85,7 @@ class TrainerWeights(TrainerBase):
         self.control.do(lambda at: load_weights(self.model, weights, strict))
 
     @staticmethod
+    @checked
     def merge_checkpoint(files: str | Path | Iterable[str | Path], out: str | Path) -> Path:
         """Write what the ranks of a split model have saved in parts (`save_type="sharded"` or `"deduped"`) as one whole state.
 
@@ -93,6 +107,7 @@ class TrainerInspection(TrainerBase):
         """The model's layers with their outputs' shapes and parameters, as `test_step` on `batch` goes through them."""
         return self.control.do(lambda at: summarize(self, batch))
 
+    @checked
     def lr_find(self, loader: Iterable[Any], *, start: float = 1e-7, end: float = 10.0, n_batches: int = 100) -> RangeTest:
         """Train `n_batches` batches with a learning rate that grows from `start` to `end`, and put everything back.
 
@@ -105,6 +120,7 @@ class TrainerInspection(TrainerBase):
         arguments["callbacks"] = [callback for addon in clips for callback in addon.callbacks(self)]
         return find_lr(self, loader, arguments, start, end, n_batches)
 
+    @checked
     def show_results(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None) -> Gallery:
         """The first `n` samples of `loader` with `test_step`'s "output" and the label, as a figure. Changes nothing.
 
@@ -113,6 +129,7 @@ class TrainerInspection(TrainerBase):
         """
         return self.control.do(lambda at: first_samples(self, loader, n, draw))
 
+    @checked
     def show_worst(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None) -> Gallery:
         """The `n` samples of `loader` with the highest loss, the worst first; else as `show_results`.
 
@@ -121,6 +138,7 @@ class TrainerInspection(TrainerBase):
         """
         return self.control.do(lambda at: worst_samples(self, loader, n, draw))
 
+    @checked
     def to_config(self, path: str | Path | None = None, **fields: Any) -> str:
         """The newest run as the text of a YAML file, which is written where a path is given; `nbtrain fit -f run.yaml` repeats it.
 
@@ -176,6 +194,7 @@ class TrainerRuns(TrainerBase):
         resume: str | Path | None = None,
         background: bool,
     ) -> RunResult | RunHandle: ...
+    @checked
     def run(
         self,
         n_epoch: int,
@@ -209,6 +228,7 @@ class TrainerRuns(TrainerBase):
                 return RunOutcome(self).conclude("completed", "finished before")
         return Run(self, n_epoch, loader, valid_loader).start(background=background)
 
+    @checked
     def run_epoch(self, loader: Iterable[Any]) -> RunResult:
         """One epoch on `loader`, or in mode "test" one evaluation: `run(1, loader)`."""
         return self.run(1, loader)
@@ -247,6 +267,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
     Raises ConfigError for an argument that can't work, and OptionError (a TypeError) for one that is unknown.
     """
 
+    @checked
     def __init__(
         self,
         model: nn.Module,
@@ -276,10 +297,9 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         given = with_instances(type(self), given, _SHARED)
         device, scheduler, save_path = given["device"], given["scheduler"], given["save_path"]
         check_save_path(save_path)
-        if not isinstance(model, nn.Module):
-            raise ConfigError(
-                f"model={type(model).__name__} is not a torch.nn.Module.", remedy="Give an instance, such as nn.Linear(2, 1)."
-            )
+        check_seed(seed)
+        check_model(model)
+        check_lightning_types(lightning or {})
         launcher = next((addon for addon in type(self).addons if issubclass(addon, Launcher)), None)
         self.device = launcher.home(device) if launcher is not None else resolve_device(device)
         self.model = model.to(self.device)
@@ -300,6 +320,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user
 
     @classmethod
+    @checked
     def load_from_checkpoint(cls: type[AnyTrainer], path: str | Path, **arguments: Any) -> AnyTrainer:
         """A trainer made with `arguments` whose model has the weights of a Lightning checkpoint of these steps, by path or URL."""
         if "optimizer" not in arguments:
@@ -309,6 +330,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         return trainer
 
     @classmethod
+    @checked
     def from_steps(
         cls: type[AnyTrainer], train_step: Callable[..., Any], test_step: Callable[..., Any] | None = None, name: str = "StepsTrainer"
     ) -> type[AnyTrainer]:
