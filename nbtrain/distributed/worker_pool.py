@@ -345,8 +345,8 @@ class Launch:
     """Runs `payload` in `n` workers of `pool`. Use it as a context manager, which leaves no worker running.
 
     `payload`: a function of a `Rank`, the same for all. `backend`: of torch.distributed. `address`: host and port where this process serves
-    the ranks' store, where port 0 is a free one; without it the ranks meet in a file. Raises WorkerError for a payload that can't be pickled,
-    and for a port in use.
+    the ranks' store, where port 0 is a free one; without it the ranks meet in a file. Raises WorkerError for a payload that can't be
+    pickled, and for a port in use.
     """
 
     def __init__(
