@@ -75,16 +75,16 @@ def _neptune_export(arguments: argparse.Namespace) -> None:
 
 # %% ../nbs/cli.ipynb #aeba2c3b
 _OPTIONS = {"-f": "file", "-o": "out", "--devices": "devices", "--jobs": "jobs", "--memory": "memory"}
-_SWITCHES = {"-h": "help", "--help": "help", "--print-config": "print"}
-_FILES = "-f FILE [-f FILE] [--FIELD VALUE] [--FIELD!] [--devices N] [--print-config]"
+_SWITCHES = {"-h": "help", "--help": "help", "--print-config": "print", "--trust": "trust"}
+_FILES = "-f FILE [-f FILE] [--FIELD VALUE] [--FIELD!] [--devices N] [--print-config] [--trust]"
 _USAGE = {
     "fit": f"{_FILES}\n       nbtrain fit NOTEBOOK [--NAME VALUE] [--devices N]",
     "validate": _FILES,
     "test": _FILES,
     "predict": f"{_FILES} -o PATH",
     "plan": f"{_FILES} [--memory GB]",
-    "resume": "DIR [--FIELD VALUE] [--FIELD!]",
-    "sweep": "-f FILE [-f FILE] [--FIELD VALUE,VALUE] [--FIELD FIRST..LAST] [--jobs N] [-o PATH]",
+    "resume": "DIR [--FIELD VALUE] [--FIELD!] [--trust]",
+    "sweep": "-f FILE [-f FILE] [--FIELD VALUE,VALUE] [--FIELD FIRST..LAST] [--jobs N] [-o PATH] [--trust]",
     "export": "NOTEBOOK [-o PATH]",
 }
 _MEANINGS = {
@@ -99,6 +99,7 @@ _MEANINGS = {
     "--jobs N": "the number of runs at a time (default: 1)",
     "-o PATH": "where to write",
     "--print-config": "print the whole configuration, and do nothing",
+    "--trust": "let the configuration name anything that can be imported: it may run any code",
 }
 
 
@@ -120,6 +121,7 @@ def _read(line: CommandLine) -> TrainerArgs:
     return TrainerArgs.from_files(
         line.options["file"],
         [*line.overrides, *(Override(("compute_config", "runtime_ngpus"), n, False, "--devices") for n in devices)],
+        trust="trust" in line.switches,
     )
 
 
@@ -147,6 +149,8 @@ def _resume(line: CommandLine) -> int:
     from nbtrain.history.run_folder import find_run
 
     folder = find_run(line.rest[0])
+    if hasattr(os, "getuid") and (owner := folder.stat().st_uid) != os.getuid():
+        print(f"nbtrain: {folder} is another user's (number {owner}): look at its {CONFIG_FILE} before you trust it.", file=sys.stderr)
     newest = newest_valid(folder / "checkpoints").path
     if newest is None:
         raise ConfigError(f"There is no checkpoint in {str(folder)!r} to resume from.", remedy="Give a run folder with checkpoints.")
@@ -269,7 +273,7 @@ def _sweep(line: CommandLine) -> int:
     folder, jobs = line.options.get("out", ["sweep"])[-1], _count(line, "jobs")
     if not line.options.get("file"):
         raise ConfigError("No configuration was given.", remedy="Give a file: -f run.yaml.")
-    codes = run_sweep(line.options["file"], line.overrides, folder, jobs)
+    codes = run_sweep(line.options["file"], line.overrides, folder, jobs, trust="trust" in line.switches)
     if table := compare_sweep(list(codes), folder):
         print("\n" + table)
     return max(codes.values())

@@ -96,16 +96,16 @@ def _all_devices(device: Devices) -> list[torch.device]:
 
 
 # %% ../../nbs/addons/multi_gpu.ipynb #8d74134e
-def _address(addon: MultiGPUAddon) -> tuple[str, int]:
-    """Host and port where the ranks meet; port 0 is a free one. Raises ConfigError for an `init_method` other than tcp://HOST:PORT."""
+def _address(addon: MultiGPUAddon) -> tuple[str, int] | None:
+    """Host and port where the ranks meet; None where none is given. Raises ConfigError for an `init_method` other than tcp://HOST:PORT."""
     if addon.init_method is None:
         port = os.environ.get("MASTER_PORT")
         if port and not port.isdecimal():
-            raise ConfigError(f"MASTER_PORT={port!r} must be a port number.", remedy="Unset it: then a free port is found.")
-        return (os.environ.get("MASTER_ADDR", "localhost"), int(port)) if port else ("127.0.0.1", 0)
+            raise ConfigError(f"MASTER_PORT={port!r} must be a port number.", remedy="Unset it: then no port is needed.")
+        return (os.environ.get("MASTER_ADDR", "localhost"), int(port)) if port else None
     found = re.fullmatch(r"tcp://([^:/]+|\[.+\]):(\d{1,5})", addon.init_method)
     if found is None:
-        remedy = 'Give "tcp://localhost:12355", or leave it out: then a free port is found.'
+        remedy = 'Give "tcp://localhost:12355", or leave it out: then no port is needed.'
         raise ConfigError(f"init_method: expected tcp://HOST:PORT, got {addon.init_method!r}.", remedy=remedy)
     return found[1].strip("[]"), int(found[2])
 
@@ -198,7 +198,7 @@ class MultiGPUAddon(Launcher):
     next run until your process ends.
 
     Args:
-        init_method: The address where the processes meet, such as "tcp://localhost:12355". Default: `MASTER_PORT`, or a free port.
+        init_method: The address where the processes meet, such as "tcp://localhost:12355". Default: `MASTER_PORT`, or no port: a file.
         strategy: "ddp": each device has the whole model. "ddp_find_unused_parameters_true": for a model with parameters that a step may
             not use. "fsdp2": the model is sharded over the devices. "tp": layers are split over the devices. "auto": the simplest of
             them for which the devices' memory suffices. Or a Lightning strategy, or a function that returns one.

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
-from .document import Problems
+from .document import Document, Problems
+from .instantiate import check_name
 from .schema import Settings
 from ..errors import nearest
 
@@ -52,9 +54,30 @@ class ComputePlan:
         return f"{self.n_devices} devices, {batches} at a time{shared}, {options}"
 
 
-def plan_compute(settings: Settings, n_available: int, problems: Problems) -> ComputePlan:
-    """The plan for `compute_config` and `pas_policy`; what can't be is added to `problems`."""
-    compute, policy = settings.compute_config, settings.pas_policy
+def _policy(settings: Settings, document: Document, problems: Problems) -> str | None:
+    """The policy by its name; a function, or the full name of one, is called with `compute_config`. None where that failed."""
+    given = settings.pas_policy
+    if isinstance(given, str) and "." not in given:
+        return given
+    function = check_name(given, ("pas_policy",), document, problems)
+    if function is None:
+        return None
+    found = function(settings.compute_config)
+    if found in list(_STRATEGIES):
+        return found
+    name = f"{function.__module__}.{function.__qualname__}" if isinstance(function, FunctionType) else repr(function)
+    problems.add(f"pas_policy: {name} returned {found!r}.", document.place(("pas_policy",)), f"Return one of {', '.join(_STRATEGIES)}.")
+    return None
+
+
+def plan_compute(settings: Settings, n_available: int, problems: Problems, document: Document | None = None) -> ComputePlan:
+    """The plan for `compute_config` and `pas_policy`; what can't be is added to `problems`.
+
+    `document`: where the settings were written, and whether it is trusted to name a policy; None: in Python.
+    """
+    compute, policy = settings.compute_config, _policy(settings, document or Document(trusted=True), problems)
+    if policy is None:
+        return ComputePlan(1, 1)
     n, shards = compute.runtime_ngpus, compute.plan_ngpus
     if n % shards:
         problems.add(
@@ -66,9 +89,9 @@ def plan_compute(settings: Settings, n_available: int, problems: Problems) -> Co
             f"compute_config.runtime_ngpus is {n}, and this machine has {n_available} device{'s'[: n_available != 1]}.",
             remedy="Ask for fewer: --compute_config.plan_ngpus 1 --compute_config.runtime_ngpus 1.",
         )
-    strategies = _STRATEGIES.get(policy) if isinstance(policy, str) else None
+    strategies = _STRATEGIES.get(policy)
     if strategies is None:
-        remedy = "Pipelines have no counterpart here: use tp, or dp." if policy in _PIPELINES else nearest(str(policy), _STRATEGIES)
+        remedy = "Pipelines have no counterpart here: use tp, or dp." if policy in _PIPELINES else nearest(policy, _STRATEGIES)
         problems.add(f"pas_policy is {policy!r}, which is unknown here.", remedy=remedy)
         return ComputePlan(1, 1)
     if shards > 1 and not strategies[2]:

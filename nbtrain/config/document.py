@@ -95,10 +95,14 @@ def _room(holder: Any, key: Key, at: At) -> Any:
 # %% ../../nbs/config/document.ipynb #bb757d26
 @dataclass
 class Document:
-    """A configuration as plain data, and where each value in it was written."""
+    """A configuration as plain data, and where each value in it was written.
+
+    `trusted`: may it name anything that can be imported, as code may? Else what `config.trust` lists, and your own modules.
+    """
 
     data: dict[Any, Any] = field(default_factory=dict)
     places: dict[At, str] = field(default_factory=dict)
+    trusted: bool = False
 
     def place(self, at: At) -> str:
         """Where the value at `at` was written, such as "run.yaml:7"; "" if it is unknown."""

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from traceback import extract_tb
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .document import At, Document, Problems, dotted
+from .trust import check_arguments, check_found, check_written
 from ..compat.module_names import current_name
 from ..errors import ConfigError, NbtrainError, add_note, first_line, nearest
 from ..history.user_code import is_user_file
@@ -24,28 +26,40 @@ if TYPE_CHECKING:
     from nbtrain.config.schema import Settings
 
 # %% auto #0
-__all__ = ["load_name", "importable_name", "named", "literal", "Maker", "check_value", "load_checked", "check_name", "check_call"]
+__all__ = ["load_name", "importable_name", "named", "literal", "load_checked", "Maker", "check_value", "check_name", "check_call"]
 
 
 # %% ../../nbs/config/instantiate.ipynb #a663f895
-def load_name(name: Any, short: str = "") -> Any:
+def load_name(name: Any, short: str = "", *, trusted: bool = True) -> Any:
     """What `name` stands for: "torch.optim.Adam"; a name without a dot is a builtin, or else one of module `short`.
 
-    Anything but a string is returned as it is. Raises ConfigError that says which module failed and why.
+    Anything but a string is returned as it is. Raises ConfigError that says which module failed and why, and for a name of which
+    `config.trust` says that a configuration which is not `trusted` may not use it; that is not imported.
     """
     if not isinstance(name, str):
         return name
     parts = current_name(name).split(".")
     if len(parts) == 1:
         places = [import_module(short)] if short else []
-        return _attribute([*places, builtins], name)
+        parts = [*(short if places and hasattr(places[0], name) else "builtins").split("."), name]
+        if not hasattr(import_module(".".join(parts[:-1])), name):
+            return _attribute([*places, builtins], name)  # which says what is near
+    if not trusted:
+        check_written(name, ".".join(parts))
     found: Any = None
     while parts and (module := _import(f"{found.__name__}.{parts[0]}" if found else parts[0], name)) is not None:
         found, parts = module, parts[1:]
     if found is None:
         raise ConfigError(f"{name!r} can't be imported: there is no module {parts[0]!r}.", remedy="Is it installed, or in this folder?")
+    full = found.__name__
     for part in parts:
         found = _attribute([found], part, name)
+        full = found.__name__ if isinstance(found, ModuleType) else f"{full}.{part}"
+        if not trusted and isinstance(found, ModuleType):
+            check_written(name, full)  # an attribute that is a module leads anywhere
+    if not trusted:
+        check_written(name, full)
+        check_found(name, full, found)
     return found
 
 
@@ -107,6 +121,23 @@ def literal(text: str) -> Any:
 
 
 # %% ../../nbs/config/instantiate.ipynb #43d9dcec
+def load_checked(name: Any, at: At, document: Document, problems: Problems, short: str = "") -> Any:
+    """What `name` stands for, as `load_name` finds it; where it finds nothing a problem is added, and None returned."""
+    try:
+        return load_name(name, short, trusted=document.trusted)
+    except ConfigError as error:
+        problems.add_error(error, document.place(at), f"{dotted(at)}: ")
+        return None
+
+
+def _check_safe(arguments: Mapping[str, Any], at: At, document: Document, problems: Problems) -> None:
+    """Add to `problems` an argument that lets code of a file run, unless the document is trusted."""
+    try:
+        check_arguments({} if document.trusted else arguments)
+    except ConfigError as error:
+        problems.add_error(error, document.place(at), f"{dotted(at)}: ")
+
+
 _LATE = re.compile(r"(\$?)\$!(?:\(([^(){}]*)\)|\{([^(){}]*)\})")
 _VALUE_TYPE = "__value_type"
 
@@ -136,14 +167,26 @@ class Maker:
     def _dict(self, value: dict[Any, Any], at: At) -> Any:
         if _VALUE_TYPE in value:
             if value[_VALUE_TYPE] == "function":
-                return load_name(value.get("value"))
-            return self.make(load_name(value[_VALUE_TYPE]), at, value.get("value"))
+                return self.load(value.get("value"), (*at, "value"))
+            return self.make(self.load(value[_VALUE_TYPE], (*at, _VALUE_TYPE)), at, value.get("value"))
         if "__type" in value:
-            return self.call(load_name(value["__type"]), {name: item for name, item in value.items() if name != "__type"}, at)
-        return {key: self.value(item, (*at, key)) for key, item in value.items()}
+            return self.call(
+                self.load(value["__type"], (*at, "__type")), {name: item for name, item in value.items() if name != "__type"}, at
+            )
+        return self.arguments(value, at)
+
+    def load(self, name: Any, at: At, short: str = "") -> Any:
+        """What the name written at `at` stands for."""
+        problems = Problems()
+        found = load_checked(name, at, self.document, problems, short)
+        problems.raise_any()
+        return found
 
     def arguments(self, arguments: Mapping[str, Any], at: At) -> dict[str, Any]:
         """The keyword arguments written at `at`, ready to be given."""
+        problems = Problems()
+        _check_safe(arguments, at, self.document, problems)
+        problems.raise_any()
         return {name: self.value(item, (*at, name)) for name, item in arguments.items()}
 
     def call(self, target: Callable[..., Any], arguments: Mapping[str, Any], at: At, *first: Any, **automatic: Any) -> Any:
@@ -188,6 +231,7 @@ def check_value(value: Any, at: At, document: Document, problems: Problems) -> N
         for i, item in enumerate(value):
             check_value(item, (*at, i), document, problems)
     elif isinstance(value, dict):
+        _check_safe(value, at, document, problems)
         for key, item in value.items():
             check_value(item, (*at, key), document, problems)
         for key in ("__type", _VALUE_TYPE):
@@ -197,15 +241,6 @@ def check_value(value: Any, at: At, document: Document, problems: Problems) -> N
                     check_call(target, [name for name in value if name != "__type"], at, document, problems)
         if value.get(_VALUE_TYPE) == "function":
             check_name(value.get("value"), (*at, "value"), document, problems)
-
-
-def load_checked(name: Any, at: At, document: Document, problems: Problems, short: str = "") -> Any:
-    """What `name` stands for, as `load_name` finds it; where it finds nothing a problem is added, and None returned."""
-    try:
-        return load_name(name, short)
-    except ConfigError as error:
-        problems.add_error(error, document.place(at), f"{dotted(at)}: ")
-        return None
 
 
 def check_name(name: Any, at: At, document: Document, problems: Problems, short: str = "") -> Callable[..., Any] | None:

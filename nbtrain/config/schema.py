@@ -163,7 +163,7 @@ class Settings:
     """All that a configuration can say."""
 
     compute_config: ComputeConfig = described("devices", ComputeConfig)
-    pas_policy: Name = described("how the devices share the work: autodist, dp, data, tp", "autodist")
+    pas_policy: Name = described("how the devices share the work: autodist, dp, data, tp, or a function of compute_config", "autodist")
     run_mode: Literal["run", "compile"] = described("compile: check the plan and print it, without training", "run")
     init_module: str | None = described("a module that is imported first")
     vars: dict[str, Any] = described("values for $(vars.name) and objects for $!(vars.name)", {})

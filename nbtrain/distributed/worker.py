@@ -28,7 +28,7 @@ from typing import Any
 import cloudpickle
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import FileStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from ..history.user_code import is_user_file, is_user_module
 
@@ -52,13 +52,13 @@ def loads(data: bytes) -> Any:
 # %% ../../nbs/distributed/worker.ipynb #fa7a8181
 @dataclass(frozen=True)
 class Task:
-    """Work for one rank of `world_size`. `payload`: a function of a `Rank`, pickled. `address`: where the ranks meet."""
+    """Work for one rank of `world_size`. `payload`: a function of a `Rank`, pickled. `meeting`: where the ranks meet."""
 
     number: int
     world_size: int
     payload: bytes
     backend: str  # of torch.distributed
-    address: tuple[str, int]  # host and port of the parent's store
+    meeting: str | tuple[str, int]  # a file, or host and port of the parent's store
     folder: str
     path: list[str]
     environment: dict[str, str]
@@ -288,7 +288,8 @@ def _do(task: Task, channel: Channel, keep: frozenset[str]) -> bytes:
 @contextmanager
 def _process_group(task: Task) -> Iterator[None]:
     """Set up torch.distributed for one task."""
-    store = TCPStore(*task.address, is_master=False)
+    place = task.meeting
+    store = FileStore(place, task.world_size) if isinstance(place, str) else TCPStore(*place, is_master=False)
     dist.init_process_group(task.backend, rank=task.number, world_size=task.world_size, store=store)
     yield
     dist.destroy_process_group()

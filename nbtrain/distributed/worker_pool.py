@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import atexit
 import codecs
+import errno
 import functools
 import linecache
 import os
 import pickle
 import select
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -26,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import cloudpickle
-from torch.distributed import DistNetworkError, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from .worker import Failure, Rank, Task, dumps, loads
 from ..errors import WorkerError, add_note
@@ -215,12 +218,16 @@ class Pool:
 
 
 def _environment(n: int) -> dict[str, str]:
-    """This process's environment for each of `n` workers: without variables of the notebook, and with a share of the CPU cores."""
+    """This process's environment for each of `n` workers: without variables of the notebook, and with a share of the CPU cores.
+
+    Gloo, which would listen at the address of the machine's name, listens on the loopback interface: all workers are on this machine.
+    """
     hidden = ("JPY_PARENT_PID", "MPLBACKEND")
     environment = {name: value for name, value in environment_variables().items() if name not in hidden}
     n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     environment.setdefault("OMP_NUM_THREADS", str(max(1, n_cores // n)))
-    return environment
+    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    return environment | ({"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {})
 
 
 # %% ../../nbs/distributed/worker_pool.ipynb #5a82e505
@@ -309,15 +316,41 @@ def _held_interrupts() -> Iterator[threading.Event]:
 
 
 # %% ../../nbs/distributed/worker_pool.ipynb #88c28328
+class _Meeting:
+    """Where the ranks of a launch find each other: a file that only this user can read, or a store at a given `address`.
+
+    It is new for each launch, as an old one has the ranks of an earlier run. A store by itself would listen on all interfaces.
+    """
+
+    def __init__(self, address: tuple[str, int] | None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="nbtrain-") if address is None else None
+        self._store = _serve(*address) if address is not None else None
+        self.place: str | tuple[str, int]
+        self.place = str(Path(self._folder.name, "ranks")) if self._folder else (address[0], self._store.port)  # pyright: ignore
+
+    def close(self) -> None:
+        """Remove the file, or close the port."""
+        self._store = None
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
 def _serve(host: str, port: int) -> TCPStore:
-    """The store in which the ranks find each other. New for each launch: an old one has the ranks of an earlier run."""
+    """A store that listens at `host` alone."""
+    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    server = socket.socket(family, kind, protocol)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        return TCPStore(host, port, is_master=True, wait_for_workers=False)
-    except DistNetworkError as error:
-        if "EADDRINUSE" not in str(error):
+        server.bind(place)
+    except OSError as error:
+        server.close()
+        if error.errno != errno.EADDRINUSE:
             raise
-        remedy = "Give no address, and no MASTER_PORT: then a free port is found."
+        remedy = "Give no address, and no MASTER_PORT: then no port is needed."
         raise WorkerError(f"The address tcp://{host}:{port} is in use already.", remedy=remedy) from error
+    server.listen()
+    port = server.getsockname()[1]
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
 
 
 # %% ../../nbs/distributed/worker_pool.ipynb #6379a05d
@@ -325,35 +358,35 @@ class Launch:
     """Runs `payload` in `n` workers of `pool`. Use it as a context manager, which leaves no worker running.
 
     `payload`: a function of a `Rank`, the same for all. `backend`: of torch.distributed. `address`: host and port where this process serves
-    the ranks' store; port 0 is a free one. Raises WorkerError for a payload that can't be pickled, and for a port in use.
+    the ranks' store, where port 0 is a free one; without it the ranks meet in a file. Raises WorkerError for a payload that can't be
+    pickled, and for a port in use.
     """
 
     def __init__(
-        self, payload: Callable[[Rank], Any], n: int, *, pool: Pool, backend: str = "gloo", address: tuple[str, int] = ("127.0.0.1", 0)
+        self, payload: Callable[[Rank], Any], n: int, *, pool: Pool, backend: str = "gloo", address: tuple[str, int] | None = None
     ) -> None:
         data = pack(payload)
         self._pool = pool
-        self._store: TCPStore | None = _serve(*address)
-        address = address[0], self._store.port
+        self._meeting = _Meeting(address)
         texts = {name: linecache.getlines(name) for name in cells()}
         environment = _environment(n)
         self._workers = pool.take(n, environment)
         self._outcome = _Outcome(n)
         self._kill_at_s = float("inf")
         for number, worker in enumerate(self._workers):
-            worker.send("task", Task(number, n, data, backend, address, str(Path.cwd()), sys.path, environment, texts))
+            worker.send("task", Task(number, n, data, backend, self._meeting.place, str(Path.cwd()), sys.path, environment, texts))
 
     def __enter__(self) -> Launch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._store = None  # which closes the port
         workers, self._workers = self._workers, []
         if self._outcome.running or self._outcome.has_failed:
             for worker in workers:
                 worker.kill()
         else:
             self._pool.give_back(workers)
+        self._meeting.close()
 
     def send(self, command: Any) -> None:
         """Send `command` to all ranks, which find it in their channel's `commands`. From any thread."""

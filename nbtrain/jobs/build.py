@@ -24,7 +24,7 @@ from ..checkpoint.weights import load_weights, read_weights
 from ..compat.config_fields import AUTOMATIC
 from ..config.compute_plan import device_batches, limits, n_epochs, plan_compute
 from ..config.document import At, Document, Problems
-from ..config.instantiate import Maker, load_name
+from ..config.instantiate import Maker
 from ..config.schema import DatasetSamplerConfig, PartConfig, Settings
 from ..distributed.devices import resolve_devices
 from ..distributed.memory_estimate import DevicePlan, device_memory, plan_devices
@@ -96,12 +96,13 @@ class Job:
 
 # %% ../../nbs/jobs/build.ipynb #5c16310c
 def _part(maker: Maker, part: PartConfig, at: At, short: str = "") -> Any:
-    return maker.call(load_name(part.type, short), part.args, (*at, "args"))
+    return maker.call(maker.load(part.type, (*at, "type"), short), part.args, (*at, "args"))
 
 
 def _model_and_optimizer(settings: Settings, maker: Maker) -> tuple[Any, Any]:
-    model = maker.call(load_name(settings.model.type), settings.model.args, ("model", "args"))
-    return model, maker.call(load_name(settings.optimizer.type), settings.optimizer.args, ("optimizer", "args"), model.parameters())
+    model = maker.call(maker.load(settings.model.type, ("model", "type")), settings.model.args, ("model", "args"))
+    optimizer = maker.load(settings.optimizer.type, ("optimizer", "type"))
+    return model, maker.call(optimizer, settings.optimizer.args, ("optimizer", "args"), model.parameters())
 
 
 def _scheduler(settings: Settings, maker: Maker, optimizer: Any) -> Any:
@@ -109,7 +110,7 @@ def _scheduler(settings: Settings, maker: Maker, optimizer: Any) -> Any:
     section = settings.lr_scheduler
     if section is None:
         return None
-    target: Callable[..., Any] = load_name(section.type)
+    target: Callable[..., Any] = maker.load(section.type, ("lr_scheduler", "type"))
     at = ("lr_scheduler", "args")
     if section.interval == "epoch":
         return maker.call(target, section.args, at, optimizer)
@@ -123,18 +124,18 @@ def _loader(settings: Settings, maker: Maker, stage: str, batch_size: int) -> An
     data = getattr(settings.dataset, f"{stage}_args")
     if not data and stage != "train":
         return None
-    dataset = maker.call(load_name(settings.dataset.type), data, ("dataset", f"{stage}_args"))
+    dataset = maker.call(maker.load(settings.dataset.type, ("dataset", "type")), data, ("dataset", f"{stage}_args"))
     arguments = _stage_args(maker, settings.dataloader, "dataloader", stage)
     if isinstance(arguments.get("collate_fn"), str):
-        arguments["collate_fn"] = load_name(arguments["collate_fn"])
+        arguments["collate_fn"] = maker.load(arguments["collate_fn"], ("dataloader", f"{stage}_args", "collate_fn"))
     if settings.dataset_sampler.type is not None and not isinstance(dataset, IterableDataset):
         order = _stage_args(maker, settings.dataset_sampler, "dataset_sampler", stage)
-        arguments["sampler"] = maker.make(
-            load_name(settings.dataset_sampler.type), ("dataset_sampler",), dataset=dataset, num_replicas=1, rank=0, **order
-        )
+        sampler = maker.load(settings.dataset_sampler.type, ("dataset_sampler", "type"))
+        arguments["sampler"] = maker.make(sampler, ("dataset_sampler",), dataset=dataset, num_replicas=1, rank=0, **order)
     elif settings.dataset_sampler not in (DatasetSamplerConfig(), DatasetSamplerConfig(type=None)):
         raise ConfigError(f"{type(dataset).__name__} is iterable, and takes no dataset_sampler.", remedy="Leave dataset_sampler out.")
-    return maker.make(load_name(settings.dataloader.type), ("dataloader",), dataset=dataset, batch_size=batch_size, **arguments)
+    loader = maker.load(settings.dataloader.type, ("dataloader", "type"))
+    return maker.make(loader, ("dataloader",), dataset=dataset, batch_size=batch_size, **arguments)
 
 
 def _stage_args(maker: Maker, section: Any, name: str, stage: str) -> dict[str, Any]:
@@ -161,12 +162,12 @@ def _saving(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _reducing(settings: Settings, lengths: dict[str, Any]) -> dict[str, Any] | None:
+def _reducing(settings: Settings, maker: Maker, lengths: dict[str, Any]) -> dict[str, Any] | None:
     """The options of AccumulationAddon; None where an update has one batch and nothing is reduced."""
     section = settings.optimizer
     given = {name: getattr(section, name) for name in ("grad_reduction", "loss_reduction") if getattr(section, name) != "mean"}
     if given and section.aggregate_outputs_fn is not None:
-        given["aggregate_outputs_fn"] = load_name(section.aggregate_outputs_fn)
+        given["aggregate_outputs_fn"] = maker.load(section.aggregate_outputs_fn, ("optimizer", "aggregate_outputs_fn"))
     return given if given or "accumulate_grad_batches" in lengths else None
 
 
@@ -177,13 +178,13 @@ def _hooks(settings: Settings, maker: Maker) -> Any:
         return None
     if "type" in hook:
         return _part(maker, hook_part(hook), ("hook",))
-    return {name: load_name(function) for name, function in hook.items() if function is not None}
+    return {name: maker.load(function, ("hook", name)) for name, function in hook.items() if function is not None}
 
 
 # %% ../../nbs/jobs/build.ipynb #79c5bb2b
-def _devices(settings: Settings) -> dict[str, Any]:
+def _devices(settings: Settings, document: Document) -> dict[str, Any]:
     """The options of MultiGPUAddon. Under torchrun or SLURM the devices are those of each machine."""
-    plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems())
+    plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems(), document)
     return {"device": _named_devices(device_type(settings), plan.n_devices), **plan.options}
 
 
@@ -197,12 +198,12 @@ def _named_devices(kind: str, n: int) -> list[str]:
 # %% ../../nbs/jobs/build.ipynb #1733f58b
 def _addons(settings: Settings, maker: Maker, lengths: dict[str, Any]) -> tuple[list[type[AddOnBase]], dict[str, Any]]:
     """The addons of the trainer, and their options."""
-    saves, reducing = not settings.checkpoint.no_save, _reducing(settings, lengths)
+    saves, reducing = not settings.checkpoint.no_save, _reducing(settings, maker, lengths)
     addons: list[type[AddOnBase]] = [AccumulationAddon] if reducing is not None else []
     addons += [StateManagerAddon] if saves else []
     given = reducing or {}
     for i, part in enumerate(settings.addons):
-        addons.append(load_name(part.type, "nbtrain"))
+        addons.append(maker.load(part.type, ("addons", i, "type"), "nbtrain"))
         given |= maker.arguments(part.args, ("addons", i, "args"))
     if settings.compute_config.runtime_ngpus > 1:
         addons.append(MultiGPUAddon)
@@ -220,7 +221,8 @@ def _lightning(settings: Settings, maker: Maker, callbacks: list[L.Callback]) ->
 
 
 def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callbacks: list[L.Callback], lengths: dict[str, Any]) -> Trainer:
-    kind: type[Trainer] = load_name(settings.trainer.type) if settings.trainer.type is not None else ModelTrainer
+    named = settings.trainer.type
+    kind: type[Trainer] = maker.load(named, ("trainer", "type")) if named is not None else ModelTrainer
     addons, given = _addons(settings, maker, lengths)
     lightning = _lightning(settings, maker, callbacks)
     if settings.precision not in (None, "none"):
@@ -229,7 +231,7 @@ def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callb
         given["hooks"] = hooks
     given |= maker.arguments(settings.trainer.args, ("trainer", "args"))
     if settings.compute_config.runtime_ngpus > 1:
-        given |= _devices(settings)
+        given |= _devices(settings, maker.document)
     return kind.add_on(*addons)(
         model=model,
         optimizer=optimizer,
@@ -248,12 +250,12 @@ def build(settings: Settings, document: Document, callbacks: Iterable[L.Callback
     check_seed(settings.seed)
     if settings.seed is not None:
         seed_all(settings.seed)
-    if settings.init_env_fn is not None:
-        function = load_name(settings.init_env_fn)
-        function(settings) if inspect.signature(function).parameters else function()
     maker = Maker(document, settings)
+    if settings.init_env_fn is not None:
+        function = maker.load(settings.init_env_fn, ("init_env_fn",))
+        function(settings) if inspect.signature(function).parameters else function()
     model, optimizer = _model_and_optimizer(settings, maker)
-    plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems())
+    plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems(), document)
     batch_size, accumulate = device_batches(settings, plan, Problems())
     loaders = {stage: _loader(settings, maker, stage, batch_size) for stage in STAGES}
     n_batches = sized_len(loaders["train"])

@@ -77,15 +77,21 @@ def grid(overrides: Sequence[Override]) -> list[Point]:
     return points
 
 
-def _command(files: Sequence[str], point: Point, folder: Path) -> list[str]:
+def _command(files: Sequence[str], point: Point, folder: Path, trust: bool) -> list[str]:
     words = [f"{o.text}={o.value}" if o.value is not None else o.text for o in point.overrides]
     given = [word for file in files for word in ("-f", file)] + words
     last = [f"--checkpoint.save_dir={folder / point.name}", "--checkpoint.no_save=false", "--enable_progress_bar=false"]
-    return [sys.executable, "-m", "nbtrain", "fit", *given, *last]
+    return [sys.executable, "-m", "nbtrain", "fit", *given, *last, *(["--trust"] if trust else [])]
 
 
 def run_sweep(
-    files: Sequence[str], overrides: Sequence[Override], folder: str | Path, jobs: int = 1, report: Callable[[str], None] = print
+    files: Sequence[str],
+    overrides: Sequence[Override],
+    folder: str | Path,
+    jobs: int = 1,
+    report: Callable[[str], None] = print,
+    *,
+    trust: bool = False,
 ) -> dict[str, int]:
     """Run the grid, `jobs` of its points at a time, and `report` how each ended. Returns their exit codes by name.
 
@@ -97,7 +103,7 @@ def run_sweep(
     if len(set(names)) < len(names):
         raise ConfigError("Two points of the sweep have the same name.", remedy="Give each value once.")
     for point in points:
-        TrainerArgs.from_files(files, point.overrides).check()
+        TrainerArgs.from_files(files, point.overrides, trust=trust).check()
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -107,7 +113,7 @@ def run_sweep(
         place = Path(folder) / point.name
         place.mkdir(exist_ok=True)
         with (place / "output.txt").open("w") as output:
-            code = subprocess.run(_command(files, point, Path(folder)), stdout=output, stderr=subprocess.STDOUT).returncode
+            code = subprocess.run(_command(files, point, Path(folder), trust), stdout=output, stderr=subprocess.STDOUT).returncode
         report(f"{point.name}: " + ("done" if code == 0 else f"failed with exit code {code}, see {place / 'output.txt'}"))
         return code
 

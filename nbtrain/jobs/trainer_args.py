@@ -49,6 +49,10 @@ class _KeepConfig(L.Callback):
 
 
 # %% ../../nbs/jobs/trainer_args.ipynb #369ea4d6
+def _written_in_python() -> Document:
+    return Document(trusted=True)  # code may name anything
+
+
 @dataclass(frozen=True)
 class ComputeArgs(NnScalerComputeFields, ComputeConfig):
     """On how many devices, with the fields of nnScaler's that are accepted."""
@@ -59,19 +63,22 @@ class TrainerArgs(NnScalerFields, Settings):
     """The configuration of a run, with the fields of `Settings`: parts by name, their arguments, batches, limits, saving."""
 
     compute_config: ComputeArgs = described("devices", ComputeArgs)
-    document: Document = field(default_factory=Document, repr=False, compare=False)  # what it was read from
+    document: Document = field(default_factory=_written_in_python, repr=False, compare=False)  # what it was read from
 
     @classmethod
     @checked
-    def from_yaml(cls, *paths: str | Path) -> TrainerArgs:
-        """From one or several YAML files, of which the later ones win. Raises ConfigError with all that does not fit."""
-        return cls.from_files(paths)
+    def from_yaml(cls, *paths: str | Path, trust: bool = False) -> TrainerArgs:
+        """From one or several YAML files, of which the later ones win. Raises ConfigError with all that does not fit.
+
+        With `trust` they may name anything that can be imported, and so run any code.
+        """
+        return cls.from_files(paths, trust=trust)
 
     @classmethod
     @checked
-    def from_dict(cls, data: Mapping[str, Any]) -> TrainerArgs:
+    def from_dict(cls, data: Mapping[str, Any], *, trust: bool = False) -> TrainerArgs:
         """From plain data, as `to_dict` gives it."""
-        document = Document()
+        document = Document(trusted=trust)
         document.merge(Document(dict(data)))
         return cls.from_document(document, Problems())
 
@@ -79,16 +86,16 @@ class TrainerArgs(NnScalerFields, Settings):
     @checked
     def from_cli(cls, arguments: Sequence[str]) -> TrainerArgs:
         """From a command line: `-f run.yaml --max_epochs 2`."""
-        line = read_command_line(arguments, {"-f": "file"}, {})
+        line = read_command_line(arguments, {"-f": "file"}, {"--trust": "trust"})
         if line.rest:
             raise ConfigError(f"{line.rest[0]!r} is unexpected.", remedy="Put the name of a field before it: --max_epochs 2.")
-        return cls.from_files(line.options.get("file", []), line.overrides)
+        return cls.from_files(line.options.get("file", []), line.overrides, trust="trust" in line.switches)
 
     @classmethod
     @checked
-    def from_files(cls, paths: Sequence[str | Path], overrides: Sequence[Override] = ()) -> TrainerArgs:
+    def from_files(cls, paths: Sequence[str | Path], overrides: Sequence[Override] = (), *, trust: bool = False) -> TrainerArgs:
         """From YAML files, of which the later ones win, and then overrides."""
-        document, problems = Document(), Problems()
+        document, problems = Document(trusted=trust), Problems()
         for path in paths:
             document.merge(read_yaml(path))
         apply_overrides(document, overrides, problems)
@@ -153,12 +160,12 @@ class TrainerArgs(NnScalerFields, Settings):
 
     @property
     def _source(self) -> Document:
-        return self.document if self.document.data else Document(to_plain(self))
+        return self.document if self.document.data else Document(to_plain(self), trusted=self.document.trusted)
 
 
 # %% ../../nbs/jobs/trainer_args.ipynb #964f8463
 def _plan_text(args: TrainerArgs) -> str:
-    compute = plan_compute(args, args.compute_config.runtime_ngpus, Problems())
+    compute = plan_compute(args, args.compute_config.runtime_ngpus, Problems(), args.document)
     n = accumulation(args, compute.n_copies, Problems())
     micro, copies = args.micro_batch_size, compute.n_copies
     size = f"{micro} × {copies} × {n} accumulated = {micro * copies * n} samples an update"

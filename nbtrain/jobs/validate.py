@@ -113,10 +113,10 @@ def _check_compute(settings: Settings, document: Document, problems: Problems) -
     found, world = Problems(), find_world()
     for what, remedy in unsupported(settings):
         found.add(what, remedy=remedy)
-    plan = plan_compute(settings, world.size if world.size > 1 else n_available(device_type(settings)), found)
+    plan = plan_compute(settings, world.size if world.size > 1 else n_available(device_type(settings)), found, document)
     for problem in found.found:
         name = problem.what.split()[0]
-        problems.add(problem.what, document.place(tuple(name.split("."))), problem.remedy)
+        problems.add(problem.what, problem.where or document.place(tuple(name.split("."))), problem.remedy)
     where = document.place(("compute_config", "runtime_ngpus"))
     if found.found:
         return plan

@@ -73,6 +73,48 @@ def test_ranks_meet_and_tell(pool: Pool, capfd: pytest.CaptureFixture[str]) -> N
     assert all(map(is_alive, told.values()))
 
 
+def listening(_: object = None) -> list[str]:
+    """The addresses at which this process listens, as the kernel writes them: 0100007F is 127.0.0.1, in bytes of this machine's order."""
+    sockets = {str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    tables = [Path(f"/proc/net/{table}").read_text().splitlines()[1:] for table in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table]
+    return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
+
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+
+
+def listen_in_a_new_group(rank: Rank) -> list[str]:
+    dist.new_group(backend="gloo")
+    dist.barrier()
+    rank.channel.emit(None)
+    found = [*listening(), *(["elsewhere"] if not os.environ["GLOO_SOCKET_IFNAME"].startswith("lo") else [])]
+    dist.barrier()
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's tables of sockets")
+@pytest.mark.parametrize("host", [None, "127.0.0.1", "localhost"])
+def test_processes_of_one_machine_listen_on_loopback_alone(pool: Pool, host: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")  # as a cluster sets it
+    before, ours = sorted(listening()), []
+    address = None if host is None else (host, 0)
+    with Launch(listen_in_a_new_group, 2, pool=pool, address=address) as running:
+        theirs = running.wait(lambda rank, message: ours.append(sorted(listening())))
+    assert {address for found in theirs for address in found} <= LOOPBACK
+    opened = [address for address in ours[0] if address not in before or ours[0].count(address) > before.count(address)]
+    assert set(opened) <= LOOPBACK if host else ours[0] == before
+
+
+def test_meeting_file_is_private_and_goes_with_the_launch(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Launch(add_up, 2, pool=pool) as running:
+        (folder,) = tmp_path.iterdir()
+        assert folder.stat().st_mode & 0o077 == 0
+        running.wait()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_second_launch_is_warm(pool: Pool) -> None:
     launch(pool, add_up)
     first_message: list[float] = []
@@ -241,9 +283,8 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     environment, pids = dict(os.environ), {}
     pool = Pool()
-    with Launch(add_up, 2, pool=pool) as running:
-        assert running._store is not None
-        port = running._store.port
+    with Launch(add_up, 2, pool=pool, address=("127.0.0.1", 0)) as running:
+        port = int(running._meeting.place[1])
         running.wait(lambda rank, message: pids.update({message: rank}))
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port)).close()
