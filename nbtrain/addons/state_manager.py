@@ -123,6 +123,7 @@ class StateManagerAddon(AddOnBase):
         if self.every_n_epochs is None and self.every_n_steps is None:
             self.every_n_epochs = 1
         self.store = CheckpointStore(self.keep_last_n, self.save_best, self.save_last, self.symlink_best_and_last)
+        self.made_in = Path.cwd()
         self.restored: dict[str, Any] | None = None  # a checkpoint, until the next run has reached its first batch
         self.open_loader: ResumableLoader | None = None
         self.attributes = AttributeState()
@@ -134,10 +135,10 @@ class StateManagerAddon(AddOnBase):
         return vars(self) | {"open_loader": None, "open_valid": None, "rest": {}}
 
     @property
-    def saves_to(self) -> str | Path:
+    def saves_to(self) -> Path:
         """The folder of the run folders."""
         assert self.save_path is not None
-        return self.save_path
+        return self.made_in / self.save_path
 
     def folder(self, trainer: TrainerProtocol) -> Path:
         """The folder of this run's checkpoints, which is created if it is missing."""

@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
+from safetensors import SafetensorError
+
 from ..errors import CheckpointError, first_line
 
 # %% auto #0
@@ -92,7 +94,7 @@ def written(path: Path) -> Iterator[Path]:
             _replace(temp, path)
         finally:
             _remove(temp)
-    except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch raises RuntimeError for a full disk
         raise CheckpointError(
             f"{path.name} could not be written: {_reason(error)}.", where=str(path), remedy="Make room, or give another folder."
         ) from error

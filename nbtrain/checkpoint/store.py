@@ -115,7 +115,7 @@ def go_back(folder: Path, epoch: int, update: int) -> None:
 
 def clean_folders(folder: Path, save_path: str | Path) -> None:
     """Remove what was cut off, in `folder` and in all run folders: a run that was killed early begins again in another one."""
-    for found in {folder, *(run / FOLDER for run in run_folders(save_path))}:
+    for found in {folder, folder.parent, *(place for run in run_folders(save_path) for place in (run, run / FOLDER))}:
         with suppress(OSError):  # it belongs to another user
             clean_leftovers(found)
 

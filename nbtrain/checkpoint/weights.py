@@ -5,6 +5,8 @@
 # %% ../../nbs/checkpoint/weights.ipynb #36ebb2ea
 from __future__ import annotations
 
+import os
+import pickle
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +21,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from .atomic import written
+from .atomic import sync, written
 from .files import read_checkpoint, verify_weights
 from ..compat.weight_names import bare, fitted, of_part
 from ..distributed.parallelism import whole
-from ..errors import CheckpointError
+from ..errors import CheckpointError, first_line
 
 # %% auto #0
 __all__ = ["Weights", "copy_weights", "save_weights", "url_of", "local_file", "read_weights", "load_weights"]
@@ -49,22 +51,30 @@ def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping
 def save_weights(model: nn.Module, path: str | Path, *, overwrite: bool = False) -> str | Path:
     """Write the model's weights to `path`, a file or a URL: as safetensors if it ends in `.safetensors`, else as a torch file.
 
-    Returns it. Raises CheckpointError for a file that exists, unless `overwrite`.
+    Returns it. A file is there as a whole or as it was before. Raises CheckpointError for a file that exists, unless `overwrite`, for a
+    folder of that name, and where it can't be written.
     """
     url = url_of(path)
-    if not overwrite and (url_to_fs(url)[0].exists(url) if url else Path(path).exists()):
-        raise CheckpointError(f"{str(path)!r} exists.", remedy="Give another name, or overwrite=True.")
-    if url:
-        with TemporaryDirectory() as folder:
-            url_to_fs(url)[0].put_file(str(save_weights(model, Path(folder, PurePosixPath(url).name))), url)
-        return url
+    try:
+        if not overwrite and (url_to_fs(url)[0].exists(url) if url else os.path.lexists(path)):
+            raise CheckpointError(f"{str(path)!r} exists.", remedy="Give another name, or overwrite=True.")
+        if url:
+            with TemporaryDirectory() as folder:
+                url_to_fs(url)[0].put_file(str(save_weights(model, Path(folder, PurePosixPath(url).name))), url)
+            return url
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        raise CheckpointError(f"{str(path)!r} could not be written: {reason}.", remedy="Give another place.") from error
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise CheckpointError(f"{str(path)!r} is a folder.", remedy="Give the name of a file.")
     with written(path) as temp:
         if path.suffix == ".safetensors":
             save_file(copy_weights(model), temp)
         else:
-            torch.save(bare(model.state_dict()), temp)
+            with open(temp, "wb") as file:  # given a path, torch hides the system's message
+                torch.save(bare(model.state_dict()), file)
+        sync(temp)
     return path
 
 

@@ -24,7 +24,18 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = ["StepTable", "Row", "write_csv", "data_frame", "validation_alone", "MeasuredRows", "History", "ResultMetrics", "RunResult"]
+__all__ = [
+    "StepTable",
+    "Row",
+    "write_csv",
+    "data_frame",
+    "validation_alone",
+    "MeasuredRows",
+    "History",
+    "ResultMetrics",
+    "short_path",
+    "RunResult",
+]
 
 
 # %% ../../nbs/history/history.ipynb #df4b47df
@@ -324,6 +335,11 @@ class ResultMetrics(dict[str, Any]):
 
 
 # %% ../../nbs/history/history.ipynb #f65858da
+def short_path(path: Path) -> str:
+    """`path`, from the working directory where it is in there."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
 @dataclass(frozen=True)
 class RunResult:
     """How a run ended and what it reached.
@@ -349,5 +365,5 @@ class RunResult:
         if self.best is not None:
             parts.append(f"best epoch {self.best['epoch']}")
         if self.run_dir is not None:
-            parts.append(str(self.run_dir))
+            parts.append(short_path(self.run_dir))
         return f"RunResult({' · '.join(parts)})"

@@ -9,6 +9,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from io import RawIOBase
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,7 @@ class RunFolder:
         self._file: RawIOBase | None = None
         self._waiting = b""
         self._warned = False
+        self._start: Event | None = None
 
     def begin(self, run: int) -> None:
         """Write what the history has already, if nothing is recorded in the folder yet."""
@@ -110,6 +112,28 @@ class RunFolder:
                 self.update(event)
 
     def update(self, event: Event) -> None:
+        self._start = event if event.kind == "start" else self._start
+        if self._file is not None and not (self.path / "events.jsonl").exists():
+            self._make_again(event)
+            if event.kind in ("steps", "valid", "epoch", "test", "mark"):  # the history has it already
+                return
+        self._add(event)
+
+    def _make_again(self, event: Event) -> None:
+        """The folder was removed while the run is on: it begins again with the history."""
+        text = "The run folder was removed while the run was on. It was made again; what was in it is lost."
+        warnings.warn(text, stacklevel=2)
+        assert self._file is not None
+        self._file.close()
+        self._file, self._waiting = None, b""
+        with suppress(OSError):  # which the next write will find, too
+            self.path.mkdir(parents=True, exist_ok=True)
+        start = [self._start] if self._start is not None and self._start is not event else []
+        note = Event("note", event.progress, event.time_s, {"text": text})
+        for earlier in [*start, *history_events(self.history, event.progress.run), note]:
+            self._add(earlier)
+
+    def _add(self, event: Event) -> None:
         self._waiting += event.to_json().encode() + b"\n"
         try:
             self._write()

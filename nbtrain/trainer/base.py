@@ -138,6 +138,7 @@ class TrainerBase(TrainerArguments):
         self.sinks: list[EventSink] = [self.train_state.history]
         self.recorder = Recorder(self, self._emit)
         self.run_dir: Path | None = None
+        self.made_in = Path.cwd()  # where a relative save_path begins, wherever the process goes later
         self.result: RunResult | None = None
         self.ran: Ran | None = None  # what the newest training run was given
         self.resumed = False  # was a state loaded since the last run?
@@ -163,7 +164,7 @@ class TrainerBase(TrainerArguments):
         if self.run_dir is None:
             if self.save_path is None:
                 raise ConfigError("The run needs a folder, and save_path is missing.", remedy='Give save_path="runs/my-run".')
-            self.run_dir = self.world.agree(partial(open_run_folder, self.save_path))
+            self.run_dir = self.world.agree(partial(open_run_folder, self.made_in / self.save_path))
         return self.run_dir
 
     @property

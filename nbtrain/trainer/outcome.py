@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from ..checkpoint.atomic import written
 from ..checkpoint.weights import Weights, copy_weights
 from ..engine.control import State
-from ..errors import ConfigError, NbtrainError, add_note, first_line
+from ..errors import CheckpointError, ConfigError, NbtrainError, add_note, first_line
 from ..events import Status
 from ..history.history import ResultMetrics, Row, RunResult
 
@@ -28,10 +28,11 @@ __all__ = ["write_weights", "name_place", "RunOutcome"]
 
 # %% ../../nbs/trainer/outcome.ipynb #f49795c4
 def write_weights(trainer: TrainerBase, folder: Path) -> None:
-    """Write last.safetensors and best.safetensors, and set the paths of their rows. Raises OSError or SafetensorError."""
+    """Write last.safetensors and best.safetensors, and set the paths of their rows. Raises CheckpointError."""
 
     def save(weights: Weights, name: str, row: Row | None) -> None:
-        save_file(weights, folder / name)
+        with written(folder / name) as temp:
+            save_file(weights, temp)
         if row is not None:
             row.path = folder / name
 
@@ -96,7 +97,7 @@ class RunOutcome:
         if trainer.run_dir is not None and trainer.world.is_first and epochs and epochs[-1].path is None:
             try:
                 write_weights(trainer, trainer.run_dir)
-            except (OSError, SafetensorError) as error:  # a full disk must not cost the result
+            except CheckpointError as error:  # a full disk must not cost the result
                 trainer.recorder.note(f"The weights were not written: {first_line(error)}")
         trainer.recorder.end(status, reason)
         return self.conclude(status, reason)

@@ -29,7 +29,7 @@ from ..engine.precision import resolve_precision
 from ..engine.train_state import Mode
 from ..errors import CheckpointError
 from ..events import MonitorMode
-from ..history.history import RunResult
+from ..history.history import RunResult, short_path
 from ..optim.schedulers import Scheduler
 from ..rng import check_seed
 from .addon_options import AddonOptions
@@ -161,7 +161,7 @@ class TrainerInspection(TrainerBase):
         if (best := history.best) is not None:
             parts.append(best_words(best, self.monitor))
         if self.run_dir is not None:
-            parts.append(str(self.run_dir))
+            parts.append(short_path(self.run_dir))
         return f"{self.title}({' · '.join(parts)})"
 
     def _repr_html_(self) -> str:

@@ -296,10 +296,18 @@ def test_what_a_kill_left_in_any_run_folder_is_cleaned_at_the_next_start(tmp_pat
         temp.touch()
     (temp.parent / "a.ckpt").unlink()
     leftover = temp.with_name(f"{temp.name.rpartition('-')[0]}-00000000.tmp")  # of an earlier process with this one's number
-    leftover.touch()
+    beside = tmp_path / "run-001" / leftover.name.replace("a.ckpt", "after-error.ckpt")
+    living = tmp_path / "run-001" / temp.name.replace(f"-{os.getpid()}-", f"-{os.getppid()}-")
+    for file in (leftover, beside, living, own := tmp_path / "run-001" / "mine.tmp"):
+        file.touch()
     trainer = make_trainer(Saving, save_path=tmp_path)
     trainer.run(1, make_loader(), resume="auto")
-    assert trainer.run_dir.name == "run-002" and not leftover.exists()
+    assert trainer.run_dir.name == "run-002" and [leftover.exists(), beside.exists(), living.exists(), own.exists()] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 # -- the newest state is the one furthest on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,42 @@ def test_addon_of_zae_engine_is_refused_with_what_to_override() -> None:
             @classmethod
             def apply(cls, base: Any) -> Any:
                 return base
+
+
+# -- save_model leaves a whole file or none
+def full(*args: Any, **options: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+@pytest.mark.parametrize("damage", ["full", "folder", "file above", "no permission", "killed"])
+def test_save_model_writes_the_whole_file_or_raises_and_leaves_what_was_there(
+    name: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, path = make_trainer(), tmp_path / name
+    trainer.save_model(path)
+    before, reason = path.read_bytes(), "No space left on device"
+    if damage == "folder":
+        path.unlink()
+        (path / "mine").mkdir(parents=True)
+        reason = "is a folder"
+    elif damage == "file above":
+        path, reason = path / name, "Not a directory|File exists"
+    elif damage == "no permission":
+        monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EACCES, "Permission denied")))
+        reason = "Permission denied"
+    else:
+        monkeypatch.setattr("nbtrain.checkpoint.weights.sync", full)
+    with pytest.raises(CheckpointError, match=reason):
+        trainer.save_model(path, overwrite=True)
+    if damage == "folder":
+        assert (path / "mine").is_dir()
+    else:
+        assert (tmp_path / name).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_errors_of_a_store_are_errors_of_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "put_file", full)
+    with pytest.raises(CheckpointError, match="'memory://full/model.pt' could not be written: No space left on device"):
+        make_trainer().save_model("memory://full/model.pt")

@@ -8,18 +8,22 @@ import math
 import pickle
 import random
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from safetensors.torch import load_file
 from samples import Regress, make_loader, make_model, make_trainer, make_valid, without_times
 
-from nbtrain import ConfigError, History, load_run
+from nbtrain import ConfigError, History, StateManagerAddon, Trainer, load_run
 from nbtrain.engine.meter import Meter
 from nbtrain.events import Event, MonitorMode, Progress
 from nbtrain.history.history import StepTable
+from nbtrain.history.provenance import show
 from nbtrain.history.run_folder import open_run_folder
 from nbtrain.views.text import best_row
 
@@ -302,3 +306,42 @@ def test_trainer_is_pickled_with_what_it_measured() -> None:
     copy = pickle.loads(pickle.dumps(trainer))
     copy.run(1, make_loader())
     assert without_times(copy.history.epochs[:2]) == without_times(trainer.history.epochs) and len(copy.history) == 3
+
+
+class Gone(Callback):
+    """Removes everything in a folder when the second epoch begins."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            shutil.rmtree(self.root)
+
+
+@pytest.mark.parametrize("kind", [Regress, Regress.add_on(StateManagerAddon)])
+def test_a_run_folder_that_is_removed_in_mid_run_is_said_and_made_again(kind: type[Trainer], tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    trainer = make_trainer(kind, save_path=root, keep_source=False, lightning={"callbacks": [Gone(root)]})
+    with pytest.warns(UserWarning, match="The run folder was removed while the run was on. It was made again"):
+        trainer.run(4, make_loader(), make_valid())
+    read = load_run(trainer.run_dir)
+    assert without_times(read.epochs) == without_times(trainer.history.epochs) and len(read) == 4
+    assert list(read.steps["train"].steps) == list(trainer.history.steps["train"].steps)
+    assert "note: The run folder was removed" in show(trainer.run_dir) and (trainer.run_dir / "history.csv").exists()
+    assert trainer.result.last.path.exists()
+
+
+def test_a_relative_save_path_is_of_the_folder_where_the_trainer_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    trainer = make_trainer(Regress.add_on(StateManagerAddon), save_path="runs")
+    again = make_trainer(Regress.add_on(StateManagerAddon), save_path=Path("runs"))
+    assert "runs" not in repr(trainer)
+    monkeypatch.chdir(tmp_path / "b")
+    trainer.run(2, make_loader())
+    monkeypatch.chdir(tmp_path)
+    again.run(3, make_loader(), resume="auto")
+    assert trainer.run_dir == again.run_dir == tmp_path / "a" / "runs" / "run-001" and not list((tmp_path / "b").iterdir())
+    assert again.counts.epoch == 3 and repr(again.result).endswith("a/runs/run-001)")
