@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
