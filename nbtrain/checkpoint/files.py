@@ -311,6 +311,8 @@ def _existing(path: str | Path) -> Path:
         raise CheckpointError(f"{str(path)!r} is an address, not a file.", remedy=remedy)
     if not Path(path).exists():
         raise CheckpointError(f"There is no checkpoint {str(path)!r}.", remedy="Give the path of a .ckpt file or of a checkpoint's folder.")
+    if not (Path(path).is_file() or Path(path).is_dir()):
+        raise CheckpointError(f"{str(path)!r} is neither a file nor a folder.")  # of a pipe no size is known, and its reader would wait
     return Path(path)
 
 
@@ -389,7 +391,11 @@ def _when_written(path: Path) -> tuple[int, str]:
 def _looks_like_checkpoint(path: Path) -> bool:
     if path.is_symlink() or is_leftover(path):
         return False
-    return any((path / name).exists() for name in ("state.json", *_TENSOR_FILES)) if path.is_dir() else path.suffix == ".ckpt"
+    return (
+        any((path / name).exists() for name in ("state.json", *_TENSOR_FILES))
+        if path.is_dir()
+        else path.suffix == ".ckpt" and path.is_file()
+    )
 
 
 # %% ../../nbs/checkpoint/files.ipynb #0987d0d0

@@ -255,13 +255,8 @@ class MeasuredRows:
     @property
     def best(self) -> Row | None:
         """The row with the best monitored value; the earlier one on a tie, never a NaN. It may be a validation inside an epoch."""
-        return self._best.of(self.candidates, self.monitor, self.monitor_mode)
-
-    @property
-    def candidates(self) -> list[Row]:
-        """The rows that are compared: all validations for a metric of theirs, else the epochs."""
         rows: Any = text.candidates(self.epochs, self.validations, self.monitor)
-        return rows
+        return self._best.of(rows, self.monitor, self.monitor_mode)
 
     @property
     def last_is_best(self) -> bool:
@@ -288,6 +283,11 @@ class History(MeasuredRows):
     def table(self) -> list[text.Row]:
         """The rows that a table shows: the epochs, and the best validation where it lies inside one; without epochs the tests."""
         return text.with_best(self.epochs or self.tests, self.best, self.validations)
+
+    @property
+    def candidates(self) -> Sequence[text.Row]:
+        """The rows of which `best` is one: all validations for a metric of theirs, else the epochs."""
+        return text.candidates(self.epochs, self.validations, self.monitor)
 
     def plot(self) -> Figure:
         """The curves by epoch as a matplotlib figure."""

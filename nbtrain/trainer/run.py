@@ -73,13 +73,10 @@ class Run:
 
     def _prepare(self) -> None:
         """Lock the run folder, which is made before the first run, and seed that one."""
-        trainer = self.trainer
-        if trainer.save_path is not None:
-            trainer.open_run_dir()
-        if trainer.run_dir is not None:
-            trainer.world.agree(self.sinks.lock)
-        if trainer.train_state.run == 0 and trainer.seed is not None:
-            seed_all(trainer.seed)
+        if self.trainer.save_path is not None:
+            self.sinks.claim()
+        if self.trainer.train_state.run == 0 and self.trainer.seed is not None:
+            seed_all(self.trainer.seed)
 
     def _run_here(self) -> RunResult:
         control = self.trainer.control

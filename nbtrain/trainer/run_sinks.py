@@ -57,6 +57,11 @@ class RunSinks:
         self._opened: list[EventSink] = []
         self._lock: RunLock | None = None  # of the run folder
 
+    def claim(self) -> None:
+        """Make the run folder, where there is none yet, and lock it. All ranks must call it."""
+        self.trainer.open_run_dir()
+        self.trainer.world.agree(self.lock)
+
     def lock(self) -> None:
         """Lock the run folder, also again after a pause. Raises ConfigError where another run writes to it.
 

@@ -608,6 +608,14 @@ def test_missing_checkpoint_and_addresses_are_refused(tmp_path: Path) -> None:
     assert str(error.value) == f"'https://example.com/a.ckpt' is an address, not a file.\n  {remedy}"
 
 
+def test_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "c.ckpt")
+    for read in (read_checkpoint, verify_checkpoint):
+        with pytest.raises(CheckpointError, match="is neither a file nor a folder"):
+            read(tmp_path / "c.ckpt")
+    assert newest_valid(tmp_path).path is None and newest_valid(tmp_path).skipped == ()
+
+
 def test_weights_that_were_swapped_beside_their_checksum_are_refused(tmp_path: Path) -> None:
     """By the path of the folder and by that of the file; the weights of another tool beside its own state.json are read."""
     path = store(STATE, tmp_path / "c", "safetensor")
