@@ -631,9 +631,9 @@ def test_controls_of_a_foreground_run_say_it_in_another_thread_too(call: str) ->
         thread.start()
         thread.join()
 
-    trainer = asking(2, ask)
+    trainer = asking(0, ask)
     trainer.run(1, make_loader(), background=True).wait()  # its handle is that of another run
-    trainer.n = 0
+    trainer.at = trainer.n + 2
     trainer.run(1, make_loader())
     assert [type(error) for error in errors[-1:]] == [ConfigError] and "main thread" in str(errors[-1])
 
