@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import logging
 import math
 import random
@@ -15,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 from lightning.fabric.loggers.logger import _DummyExperiment, rank_zero_experiment
@@ -24,7 +26,7 @@ from lightning.pytorch.loggers import Logger
 from ..errors import NbtrainError
 
 # %% auto #0
-__all__ = ["Connect", "hushed", "RetryQueue", "Delivery"]
+__all__ = ["Connect", "hushed", "RetryQueue", "draw_apart", "Delivery"]
 
 # %% ../../nbs/loggers/background.ipynb #a4c77140
 _LEVELS = threading.Lock()  # the levels of `logging` belong to the process
@@ -173,6 +175,31 @@ class _Guard:
 
 
 # %% ../../nbs/loggers/background.ipynb #402dad15
+def _own_module() -> ModuleType:
+    """A second `random` of Python's, with a state of its own."""
+    spec = importlib.util.find_spec("random")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_CLIENT_RANDOM = _own_module()
+
+
+def draw_apart(*clients: Any) -> None:
+    """Let the installed packages of these objects' classes draw from another `random` than the training, and urllib3, which they use.
+
+    Clients wait for random times before they try again, in threads of theirs, so that restoring a state can't help. What they draw from
+    NumPy or torch, or by `from random import ...`, is not kept apart.
+    """
+    packages = {"urllib3", *(type(client).__module__.partition(".")[0] for client in clients)}
+    for name, module in tuple(sys.modules.items()):
+        installed = "site-packages" in (getattr(module, "__file__", None) or "")
+        if installed and name.partition(".")[0] in packages and vars(module).get("random") is random:
+            vars(module)["random"] = _CLIENT_RANDOM
+
+
 class _Sender:
     """The thread of a logger in one run: it connects, delivers and closes."""
 
@@ -231,7 +258,7 @@ class _Sender:
 
     def _connect(self) -> None:
         logger: Any = self.connect(self.notes.append)
-        _experiment(logger)  # this is when most clients connect
+        draw_apart(logger, _experiment(logger))  # the experiment is when most clients connect
         self.logger = logger
         if not self.calls.is_closed:
             self.on_connected()

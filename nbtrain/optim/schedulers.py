@@ -418,7 +418,7 @@ def learning_rates(schedule: Callable[..., Any], n_steps: int, lr: float = 1.0) 
 
 
 @checked
-def plot_schedules(schedules: Mapping[str, Callable[..., Any]], n_steps: int, lr: float = 1.0) -> Figure:
+def plot_schedules(schedules: Mapping[str, Scheduler], n_steps: int, lr: float = 1.0) -> Figure:
     """The rates of several schedules by step as a matplotlib figure; see `learning_rates`."""
     figure = blank(4.5, 2.5)
     axes = figure.add_subplot()
@@ -434,6 +434,6 @@ def plot_schedules(schedules: Mapping[str, Callable[..., Any]], n_steps: int, lr
 
 
 @checked
-def plot_schedule(schedule: Callable[..., Any], n_steps: int, lr: float = 1.0) -> Figure:
+def plot_schedule(schedule: Scheduler, n_steps: int, lr: float = 1.0) -> Figure:
     """The rates of one schedule by step as a matplotlib figure; see `learning_rates`."""
     return plot_schedules({"learning rate": schedule}, n_steps, lr)

@@ -324,7 +324,7 @@ def test_tokens_of_a_batch_are_the_loaders_or_asked_for() -> None:
         ({"accumulate": 0}, "accumulate=0 must be a positive integer"),
         ({"accumulate": {5: 2}}, "must have a key for update 0"),
         ({"accumulate": {0: 0}}, "accumulate=0 must be a positive integer"),
-        ({"grad_reduction": "average"}, "grad_reduction='average' is unknown"),
+        ({"grad_reduction": "average"}, "grad_reduction must be .*, got 'average'"),
         ({"grad_reduction": "per-token-mean"}, "needs the number of tokens"),
         ({"loss_reduction": "per-token-mean"}, "needs the number of tokens"),
     ],

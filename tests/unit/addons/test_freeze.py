@@ -62,7 +62,7 @@ def test_patterns_that_fit_nothing_name_the_nearest() -> None:
 def test_nothing_left_to_train_is_an_error() -> None:
     with pytest.raises(ConfigError, match="In epoch 1 all parameters are frozen"):
         make_trainer(Freezing, freeze={"*": 1}).run(1, make_loader())
-    with pytest.raises(ConfigError, match=r"freeze=\{'0': 1.5\} must be epochs"):
+    with pytest.raises(ConfigError, match=r"freeze\['0'\] must be an integer, a range or None, got 1.5"):
         make_trainer(Freezing, freeze={"0": 1.5})
 
 

@@ -1011,3 +1011,43 @@ def test_neptune_export_writes_a_csv_for_each_run_and_joins_its_parts(tmp_path: 
 def test_neptune_export_of_a_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["neptune-export", str(tmp_path)]) == 2
     assert "There is no offline run of Neptune's" in capsys.readouterr().err
+
+
+CLIENT = """
+import random, threading
+from lightning.pytorch.loggers.logger import DummyLogger
+
+class Client(DummyLogger):
+    n_drawn = 0
+
+    def _draw(self):
+        for _ in range(20):
+            random.random()
+        self.n_drawn += 1
+
+    def log_metrics(self, metrics, step=None):
+        self._draw()
+        thread = threading.Thread(target=self._draw)
+        thread.start()
+        thread.join()
+"""
+
+
+def test_what_a_client_draws_in_its_threads_does_not_change_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "drawing_client.py").write_text(CLIENT)
+    monkeypatch.syspath_prepend(str(folder))
+    client = importlib.import_module("drawing_client").Client()
+
+    class Augmented(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            x, y = batch
+            return super().train_step((x * (0.5 + random.random()), y))
+
+    trainers = []
+    for kind, options in ((Augmented, {}), (Augmented.add_on(LoggersAddon), {"loggers": [client]})):
+        trainer = make_trainer(kind, seed=3, **options)
+        trainer.run(3, make_loader())
+        trainers.append(trainer)
+    assert client.n_drawn > 0 and same_weights(trainers[0].model, trainers[1].model)

@@ -264,5 +264,5 @@ def test_model_that_is_not_split_is_saved_whole_whatever_the_type(tmp_path: Path
         warnings.simplefilter("error")
         trainer.run(1, make_loader())
     assert trainer.result.last.path.name == "epoch=1-step=5.ckpt" and trainer.result.last.path.is_file()
-    with pytest.raises(ConfigError, match="save_type='dedupt' is unknown.\n  Did you mean 'deduped'?"):
+    with pytest.raises(ConfigError, match="save_type must be .*, got 'dedupt'.\n  Did you mean 'deduped'?"):
         make_trainer(Regress.add_on(StateManagerAddon), save_path=tmp_path, save_type="dedupt")

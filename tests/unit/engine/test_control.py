@@ -606,3 +606,99 @@ def test_a_new_scheduler_of_a_factory_begins_with_its_own_rates() -> None:
     trainer.at = 0
     trainer.run(1, make_loader())
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+# -- what would wait for itself
+def test_pause_without_a_thread_of_its_own_is_refused() -> None:
+    trainer = asking(2, lambda trainer: trainer.pause())
+    with pytest.raises(ConfigError, match="^This run has the main thread, so it can't be paused and resumed.") as error:
+        trainer.run(1, make_loader())
+    assert "background=True" in str(error.value) and trainer.control.state == "idle"
+
+
+@pytest.mark.parametrize("call", ["pause", "resume"])
+def test_controls_of_a_foreground_run_say_it_in_another_thread_too(call: str) -> None:
+    errors: list[BaseException] = []
+
+    def ask(trainer: Trainer) -> None:
+        def work() -> None:
+            try:
+                getattr(trainer, call)()
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    trainer = asking(0, ask)
+    trainer.run(1, make_loader(), background=True).wait()  # its handle is that of another run
+    trainer.at = trainer.n + 2
+    trainer.run(1, make_loader())
+    assert [type(error) for error in errors[-1:]] == [ConfigError] and "main thread" in str(errors[-1])
+
+
+WAITS: dict[str, Callable[[Any], Any]] = {
+    "resume": lambda trainer: trainer.resume(),
+    "wait": lambda trainer: trainer.handle.wait(),
+    "join": lambda trainer: trainer.handle.join(),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_waiting_for_a_run_in_its_own_step_is_refused(name: str) -> None:
+    trainer = asking(2, WAITS[name])
+    handle = trainer.run(1, make_loader(), background=True)
+    with pytest.raises(ConfigError, match=rf"^{name}\(\) in a step or a callback would wait for its own run."):
+        handle.wait(60)
+
+
+# -- options that can't work are refused when they are set
+REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
+    "a number for two": (torch.optim.Adam, {"betas": 3}, "betas=3 must be 2 finite numbers, such as (0.9, 0.999)."),
+    "three for two": (torch.optim.Adam, {"betas": (0.1, 0.2, 0.3)}, "betas=(0.1, 0.2, 0.3) must be 2 finite numbers"),
+    "text in two": (torch.optim.Adam, {"betas": (0.1, "x")}, "betas=(0.1, 'x') must be 2 finite numbers"),
+    "out of its range": (torch.optim.Adam, {"betas": (0.1, 2.0)}, "Adam refuses betas=(0.1, 2.0): Invalid beta parameter at index 1: 2.0"),
+    "text": (torch.optim.Adam, {"weight_decay": "x"}, "weight_decay='x' must be a finite number."),
+    "a bool": (torch.optim.Adam, {"weight_decay": True}, "weight_decay=True must be a finite number."),
+    "negative": (torch.optim.Adam, {"weight_decay": -1.0}, "Adam refuses weight_decay=-1.0: Invalid weight_decay value: -1.0"),
+    "infinite rate": (torch.optim.Adam, {"lr": float("inf")}, "lr=inf must be a positive number."),
+    "no rate": (torch.optim.Adam, {"lr": float("nan")}, "lr=nan must be a positive number."),
+    "not finite": (torch.optim.SGD, {"momentum": float("nan")}, "momentum=nan must be a finite number."),
+    "a number for a switch": (torch.optim.SGD, {"nesterov": 1}, "nesterov=1 must be True or False."),
+    "needs another": (torch.optim.SGD, {"nesterov": True}, "SGD refuses nesterov=True: Nesterov momentum requires a momentum"),
+    "text for a choice": (torch.optim.Adam, {"foreach": "yes"}, "foreach='yes' must be True or False."),
+    "one of two": (torch.optim.Adam, {"lr": 0.1, "eps": "x"}, "eps='x' must be a finite number."),
+}
+
+
+@pytest.mark.parametrize(("make", "options", "text"), REFUSED.values(), ids=REFUSED)
+def test_option_that_cannot_work_is_refused_and_nothing_changes(make: Callable[..., Any], options: dict[str, Any], text: str) -> None:
+    model = torch.nn.Linear(8, 1)
+    trainer = make_trainer(model=model, optimizer=make([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.2}], lr=0.1))
+    before = [{**group, "params": None} for group in trainer.optimizer.param_groups]
+    with pytest.raises(ConfigError) as error:
+        trainer.set(**options)
+    assert str(error.value).startswith(text)
+    assert [{**group, "params": None} for group in trainer.optimizer.param_groups] == before
+
+
+def test_option_keeps_its_kind() -> None:
+    trainer = make_trainer()
+    trainer.set(betas=[0.8, 0.9], weight_decay=0)
+    assert trainer.optimizer.param_groups[0]["betas"] == (0.8, 0.9)
+    assert trainer.run(1, make_loader()).status == "completed"
+
+
+# -- workers that are being started
+def _blocked(worker_id: int) -> None:
+    assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # since the fork
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signal masks")
+@pytest.mark.parametrize("background", [False, True], ids=["main thread", "own thread"])
+def test_interrupts_do_not_reach_a_worker_that_is_being_started(background: bool) -> None:
+    loader = make_loader(32, num_workers=1, worker_init_fn=_blocked)
+    result = make_trainer().run(1, loader, background=background)
+    assert (result.wait() if isinstance(result, RunHandle) else result).status == "completed"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

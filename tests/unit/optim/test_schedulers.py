@@ -112,7 +112,7 @@ def test_what_is_no_chain_is_refused() -> None:
     optimizer = make_optimizer()
     with pytest.raises(ConfigError, match="drive different optimizers"):
         SchedulerChain(WarmUpScheduler(optimizer, 2), WarmUpScheduler(make_optimizer(), 2))
-    with pytest.raises(ConfigError, match=r"given LinearLR\.\n.*SequentialLR"):
+    with pytest.raises(ConfigError, match=r"must be a SchedulerBase, got a LinearLR"):
         SchedulerChain(torch.optim.lr_scheduler.LinearLR(optimizer))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="given nothing"):
         SchedulerChain()
@@ -157,7 +157,7 @@ def test_functions_agree_with_their_formulas() -> None:
             "min_lr=0.1 and max_lr / final_div_factor = 0.04 are two last rates.\n  Give one of them.",
         ),
         ((1.0, 2.0, 1, 10), "The last rate 2.0 is not between 0 and max_lr=1.0.\n  Give 0 <= min_lr <= max_lr."),
-        ((1.0, 0.1, 1, 10, "cosin"), "decay_type='cosin' is unknown.\n  Did you mean 'cosine'?"),
+        ((1.0, 0.1, 1, 10, "cosin"), "decay_type must be 'cosine', 'linear' or 'exponential', got 'cosin'.\n  Did you mean 'cosine'?"),
     ],
 )
 def test_function_that_contradicts_itself_is_refused(arguments: Any, message: str) -> None:

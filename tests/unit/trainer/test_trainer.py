@@ -169,7 +169,7 @@ def test_loss_history_by_mode() -> None:
     trainer = make_trainer()
     trainer.run(1, make_loader(), make_valid())
     assert trainer.get_loss_history() == trainer.loss_history_train and len(trainer.get_loss_history("test")) == 3
-    with pytest.raises(ConfigError, match="mode='valid' is unknown"):
+    with pytest.raises(ConfigError, match="mode must be .*, got 'valid'"):
         trainer.get_loss_history("valid")
 
 
