@@ -248,7 +248,8 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         save_path: Where run folders go; without it nothing touches the disk.
         monitor: The metric that says which epoch is best. "val_loss" is "train_loss" where there is no validation.
         monitor_mode: "min" or "max"; inferred from well-known names.
-        keep_source: Keep in the run folder what a run came from: the source that it reaches, versions, git, arguments. False: none of it.
+        keep_source: Keep in the run folder what a run came from: the source that it reaches, versions, git, arguments, without
+            secrets. "names": with hashes in the place of source, values and diff. False: none of it.
         lightning: More arguments for `lightning.Trainer`, such as `callbacks` and `logger`.
 
     Raises ConfigError for an argument that can't work, and OptionError (a TypeError) for one that is unknown.
@@ -273,7 +274,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         save_path: str | Path | None = None,
         monitor: str = "val_loss",
         monitor_mode: MonitorMode | None = None,
-        keep_source: bool = True,
+        keep_source: bool | Literal["names"] = True,
         lightning: dict[str, Any] | None = None,
         **addon_options: Unpack[AddonOptions],
     ) -> None:
@@ -294,7 +295,10 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         self.optimizer = make_optimizer(optimizer, model, mode)
         self.scheduler = scheduler
         self.log_bar, self.seed, self.save_path = log_bar, seed, save_path
-        self.keep_source, self.given = keep_source, given
+        if keep_source not in (True, False, "names"):
+            raise ConfigError(f"keep_source must be True, False or 'names', got {keep_source!r}.")
+        self.keep_source: bool | Literal["names"] = keep_source
+        self.given = given
         self.precision = resolve_precision(precision, self.device)
         self.monitor = monitor
         self.monitor_mode = resolve_monitor(monitor, monitor_mode)
