@@ -364,6 +364,23 @@ def test_second_run_adds_its_arguments_and_changed_source(tmp_path: Path, module
     assert [found["values"] for found in kept["sources"].values()] == [{"WEIGHT": 1.0}, {"WEIGHT": 2.0}]
 
 
+def test_keep_source_names_keeps_hashes_in_the_place_of_source(module: Write, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = module("RATE = 12.5\ndef step(x): return x * RATE\n")
+    (repository / "train.py").write_text("lr = 0.25\n")
+    monkeypatch.chdir(repository)
+    record(repository, [mine.step], arguments={"lr": 0.5}, run={}, seed=None, device="cpu", names_only=True)
+    kept = read_record(repository)
+    assert kept is not None and kept["arguments"] == {"lr": 0.5} and kept["git"]["diff"].startswith("sha256:")
+    assert not (repository / "git.diff").exists() and kept["sources"]["source"]["values"]["RATE"].startswith("sha256:")
+    text = (repository / "source" / "steps.py").read_text()
+    assert re.fullmatch(r"# ==== mine\.step · mine\.py\n# sha256:[0-9a-f]{64}\n", text) and "12.5" not in str(kept)
+
+
+def test_another_word_for_keep_source_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keep_source must be True, False or 'names', got 'hashes'"):
+        make_trainer(save_path=tmp_path, keep_source="hashes")
+
+
 def test_keep_source_false_keeps_nothing(tmp_path: Path) -> None:
     make_trainer(save_path=tmp_path, keep_source=False).run(1, make_loader())
     assert sorted(file.name for file in (tmp_path / "run-001").iterdir()) == [

@@ -125,8 +125,8 @@ def test_values_are_hidden_by_name_in_containers_and_lambdas() -> None:
     assert not any(map(is_secret, ("tokenizer", "n_tokens", "monkey", "keyword", "keys", "pattern", "compat", "patience", "path")))
 
 
-@pytest.mark.parametrize("name", [".env", ".env.local", "prod.env", "server.pem", "id_rsa", "credentials", "credentials.json", "secrets.yaml",
-                                  "secrets.yml", ".netrc", "my-secrets.toml", "tls.key", ".pypirc", "service_account.json"])  # fmt: skip
+@pytest.mark.parametrize("name", [".env", ".env.local", "prod.env", "server.pem", "id_rsa", "credentials", "credentials.json",
+                                  "secrets.yaml", "secrets.yml", ".netrc", "my-secrets.toml", "tls.key", ".pypirc", "service_account.json"])  # fmt: skip
 def test_files_with_names_of_secrets_are_left_out(name: str) -> None:
     text = f"diff --git a/x/{name} b/x/{name}\nindex 1..2\n+anything\ndiff --git a/run.py b/run.py\n+lr = 0.1\n"
     assert blot_diff(text) == f"(left out: x/{name})\ndiff --git a/run.py b/run.py\n+lr = 0.1\n"
@@ -166,6 +166,7 @@ def test_git_diff_has_no_ignored_files_and_no_secrets(tmp_path: Path) -> None:
         assert f"+password: {HIDDEN}" in found[1] and f'+secret = "{HIDDEN}"' in found[1] and "sub/x.py" in found[1]
 
 
+@pytest.mark.long
 def test_the_detector_is_imported_when_it_is_needed() -> None:
     code = "import sys, nbtrain.history.provenance, nbtrain.trainer.trainer; print('detect_secrets' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
