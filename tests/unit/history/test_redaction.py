@@ -126,7 +126,8 @@ def test_values_are_hidden_by_name_in_containers_and_lambdas() -> None:
 
 
 @pytest.mark.parametrize("name", [".env", ".env.local", "prod.env", "server.pem", "id_rsa", "credentials", "credentials.json",
-                                  "secrets.yaml", "secrets.yml", ".netrc", "my-secrets.toml", "tls.key", ".pypirc", "service_account.json"])  # fmt: skip
+                                  "secrets.yaml", "secrets.yml", ".netrc", "my-secrets.toml",
+                                  "tls.key", ".pypirc", "service_account.json"])  # fmt: skip
 def test_files_with_names_of_secrets_are_left_out(name: str) -> None:
     text = f"diff --git a/x/{name} b/x/{name}\nindex 1..2\n+anything\ndiff --git a/run.py b/run.py\n+lr = 0.1\n"
     assert blot_diff(text) == f"(left out: x/{name})\ndiff --git a/run.py b/run.py\n+lr = 0.1\n"
