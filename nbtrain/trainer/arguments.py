@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
@@ -27,6 +27,7 @@ __all__ = [
     "accumulates",
     "check_save_path",
     "check_mode",
+    "check_keep_source",
     "resolve_monitor",
     "make_optimizer",
     "check_run",
@@ -80,6 +81,13 @@ def check_mode(mode: str) -> Mode:
     if mode not in ("train", "test"):
         raise ConfigError(f"mode={mode!r} is unknown.", remedy='Give "train" or "test".')
     return mode  # pyright: ignore[reportReturnType]
+
+
+def check_keep_source(given: Any) -> bool | Literal["names"]:
+    """`given`, if it is an option of `keep_source`. Raises ConfigError for anything else, which must not keep the source."""
+    if given not in (True, False, "names"):
+        raise ConfigError(f"keep_source must be True, False or 'names', got {given!r}.")
+    return given
 
 
 def resolve_monitor(monitor: str, mode: str | None) -> MonitorMode:

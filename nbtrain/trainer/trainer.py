@@ -31,7 +31,15 @@ from ..events import MonitorMode
 from ..history.history import RunResult
 from ..optim.schedulers import Scheduler
 from .addon_options import AddonOptions
-from .arguments import accumulates, check_lightning, check_run, check_save_path, make_optimizer, resolve_monitor
+from nbtrain.trainer.arguments import (
+    accumulates,
+    check_keep_source,
+    check_lightning,
+    check_run,
+    check_save_path,
+    make_optimizer,
+    resolve_monitor,
+)
 from .base import TrainerBase
 from nbtrain.trainer.compose import (
     check_addon_options,
@@ -248,8 +256,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         save_path: Where run folders go; without it nothing touches the disk.
         monitor: The metric that says which epoch is best. "val_loss" is "train_loss" where there is no validation.
         monitor_mode: "min" or "max"; inferred from well-known names.
-        keep_source: Keep in the run folder what a run came from: the source that it reaches, versions, git, arguments, without
-            secrets. "names": with hashes in the place of source, values and diff. False: none of it.
+        keep_source: Keep in the run folder what a run came from: the source, versions, git, arguments. "names": hashes of source. False: none of it.
         lightning: More arguments for `lightning.Trainer`, such as `callbacks` and `logger`.
 
     Raises ConfigError for an argument that can't work, and OptionError (a TypeError) for one that is unknown.
@@ -295,10 +302,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         self.optimizer = make_optimizer(optimizer, model, mode)
         self.scheduler = scheduler
         self.log_bar, self.seed, self.save_path = log_bar, seed, save_path
-        if keep_source not in (True, False, "names"):
-            raise ConfigError(f"keep_source must be True, False or 'names', got {keep_source!r}.")
-        self.keep_source: bool | Literal["names"] = keep_source
-        self.given = given
+        self.keep_source, self.given = check_keep_source(keep_source), given
         self.precision = resolve_precision(precision, self.device)
         self.monitor = monitor
         self.monitor_mode = resolve_monitor(monitor, monitor_mode)
