@@ -52,7 +52,8 @@ def source_files(trainer: TrainerProtocol) -> dict[str, bytes]:
         return {}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            record(Path(folder), [trainer], arguments=trainer.given, run={}, seed=trainer.seed, device=str(trainer.device))
+            names_only, device = trainer.keep_source == "names", str(trainer.device)
+            record(Path(folder), [trainer], arguments=trainer.given, run={}, seed=trainer.seed, device=device, names_only=names_only)
         except Exception as error:  # the user's objects may raise anything when they are inspected
             trainer.recorder.note(f"The source of this run was not kept: {type(error).__name__}: {error}")
         return _files_below(Path(folder), ("**/*",))

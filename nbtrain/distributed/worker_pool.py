@@ -33,7 +33,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from .worker import Failure, Rank, Task, dumps, loads
 from ..errors import WorkerError, add_note
-from ..history.provenance import environment_variables
+from ..history.redaction import environment_variables
 from ..history.source_code import reach
 from ..history.source_file import cells
 

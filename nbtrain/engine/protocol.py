@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import lightning as L
 import torch
@@ -50,7 +50,7 @@ class TrainerProtocol(Protocol):
     continues_run: bool  # is the run that is on, or the next one, a saved run that is resumed?
     lightning: dict[str, Any]  # the arguments for Lightning's trainer among them
     seed: int | None
-    keep_source: bool  # may the source of a run be recorded?
+    keep_source: bool | Literal["names"]  # may the source of a run be recorded?
     sinks: list[EventSink]  # what gets each event
 
     @property

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import difflib
-import functools
+import hashlib
 import inspect
 import json
 import linecache
@@ -29,6 +29,7 @@ from typing import Any
 import nbtrain
 from ..errors import ConfigError, first_line
 from .history import History, Row
+from .redaction import HIDDEN, blot_diff, blot_out, environment_variables, is_from_environment, is_secret
 from .run_folder import find_run, read_events, read_file
 from .source_code import PLAIN, Reached, reach
 from .source_file import is_cell, lambda_text
@@ -36,49 +37,10 @@ from .user_code import is_kind, mro, name_of, own, state
 from ..views.text import Board, format_value, note_line, record_text, summary_line, titles, visible
 
 # %% auto #0
-__all__ = [
-    "is_secret",
-    "environment_variables",
-    "is_from_environment",
-    "blot_out",
-    "describe",
-    "git_state",
-    "record",
-    "read_record",
-    "show",
-    "diff",
-]
+__all__ = ["FROM_ENVIRONMENT", "describe", "git_state", "record", "read_record", "show", "diff"]
 
 # %% ../../nbs/history/provenance.ipynb #abc14f8c
-_SECRET_NAME = r"(?:api_?key|key|token|tkn|secret|password|passwd|pwd|credentials?)"
-_HIDDEN, _FROM_ENVIRONMENT = "<redacted>", "<from the environment>"
-
-
-@functools.cache
-def is_secret(name: str) -> bool:
-    """Does `name` sound like a key, a token, a secret or a password?"""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
-    return re.search(rf"(?:^|[_\W]){_SECRET_NAME}(?:$|[_\W])", words, re.IGNORECASE) is not None
-
-
-def environment_variables() -> dict[str, str]:
-    """The environment variables. `os.environ.items()` would raise KeyError where another thread removes one meanwhile."""
-    return {name: value for name in list(os.environ) if (value := os.environ.get(name)) is not None}
-
-
-def is_from_environment(value: Any) -> bool:
-    """Does `value` equal an environment variable? Values of fewer than 4 characters say nothing, and never do."""
-    return type(value) in (str, int, float) and len(str(value)) >= 4 and str(value) in environment_variables().values()
-
-
-def blot_out(text: str) -> str:
-    """`text` without secrets."""
-    for name, value in environment_variables().items():
-        if len(value) >= 6 and is_secret(name):
-            text = text.replace(value, _HIDDEN)
-    # A literal with a digit and without a blank is a key; "[PAD]" or a sentence is not
-    literal = rf"""((?:\b|_){_SECRET_NAME}(?:_\w+)?["'\]]*\s*[:=]\s*)(["'])(?=[^"'\s]*\d)[^"'\s]{{8,}}\2"""
-    return re.sub(literal, rf"\1\2{_HIDDEN}\2", text, flags=re.IGNORECASE)
+FROM_ENVIRONMENT = "<from the environment>"
 
 
 def _assigned_from_environment(reached: Reached) -> set[str]:
@@ -134,10 +96,10 @@ def _sizes(value: Any) -> list[str]:
 def describe(value: Any, name: str = "", depth: int = 3) -> Any:
     """`value`, which is called `name`, as plain JSON: plain values as they are, anything else in a short text."""
     if value is None or is_secret(name):
-        return None if value is None else _HIDDEN
+        return None if value is None else HIDDEN
     value = str(value) if is_kind(value, PurePath) else value
     if is_from_environment(value) or name in os.environ:
-        return _FROM_ENVIRONMENT
+        return FROM_ENVIRONMENT
     if is_kind(value, (str, int, float)) and not is_kind(value, Enum):
         return blot_out(value[:2000]) if is_kind(value, str) else value if math.isfinite(value) else str(value)
     if depth and is_kind(value, dict) and dict.__len__(value) <= 50:
@@ -153,7 +115,7 @@ def describe(value: Any, name: str = "", depth: int = 3) -> Any:
 
 def _short_text(value: Any) -> str:
     if is_kind(value, FunctionType):
-        return (lambda_text(value) if value.__name__ == "<lambda>" else "") or name_of(value)
+        return (blot_out(lambda_text(value), code=True) if value.__name__ == "<lambda>" else "") or name_of(value)
     if is_kind(value, (type, ModuleType)):
         return name_of(value) if is_kind(value, type) else str(state(value).get("__name__"))
     if is_kind(value, (MethodType, BuiltinFunctionType)):
@@ -182,6 +144,7 @@ def _inline(value: Any, name: str = "") -> str:
 # %% ../../nbs/history/provenance.ipynb #8bddd6f6
 _GIT_TIMEOUT_S = 5.0
 _MAX_DIFF = 200_000  # bytes; a notebook with pictures in it has a diff of megabytes
+_DIFF = ("-c", "core.quotePath=false", "diff", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/", "HEAD")
 
 
 def _git(folder: Path, arguments: list[str], out: Any) -> bool:
@@ -212,15 +175,19 @@ def _git_text(folder: Path, *arguments: str) -> str | None:
 
 
 def git_state(folder: Path) -> tuple[dict[str, Any], str] | None:
-    """Commit, branch and whether tracked files were changed, and the diff; None without git or outside a repository."""
+    """Commit, branch and whether tracked files were changed, and the diff; None without git or outside a repository.
+
+    The diff is without secrets, and without files that git ignores or that have a secret's name.
+    """
     status = _git_text(folder, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
     if status is None:
         return None
     heads = dict(re.findall(r"^# branch\.(oid|head) (.+)$", status, re.MULTILINE))
     dirty = re.search(r"^[^#]", status, re.MULTILINE) is not None
     commit = None if heads.get("oid") == "(initial)" else heads.get("oid")
-    diff = _git_text(folder, "diff", "--no-color", "--no-ext-diff", "HEAD") if dirty and commit else ""
-    return {"commit": commit, "branch": heads.get("head"), "dirty": dirty}, blot_out(diff or "")
+    diff = _git_text(folder, *_DIFF) if dirty and commit else ""
+    ignored = _git_text(folder, "ls-files", "-z", "--cached", "--ignored", "--exclude-standard", "--full-name", ":/") if diff else ""
+    return {"commit": commit, "branch": heads.get("head"), "dirty": dirty}, blot_diff(diff or "", frozenset((ignored or "").split("\0")))
 
 
 # %% ../../nbs/history/provenance.ipynb #facc51c3
@@ -248,8 +215,8 @@ def _command() -> list[str]:
     hidden, words = False, []
     for word in sys.argv:
         flag, equals, _ = word.partition("=")
-        secret = word.startswith("-") and is_secret(flag)
-        words.append(_HIDDEN if hidden else f"{flag}={_HIDDEN}" if secret and equals else str(describe(word)))
+        secret = (word.startswith("-") or bool(equals)) and is_secret(flag)
+        words.append(HIDDEN if hidden else f"{flag}={HIDDEN}" if secret and equals else str(describe(word)))
         hidden = secret and not equals
     return words
 
@@ -264,21 +231,26 @@ def _labels(reached: Reached) -> dict[str, str]:
 def _values(reached: Reached) -> dict[str, Any]:
     hidden = _assigned_from_environment(reached)
     return {
-        name: _FROM_ENVIRONMENT if name.rpartition(".")[2] in hidden else describe(value, name.rpartition(".")[2])
+        name: FROM_ENVIRONMENT if name.rpartition(".")[2] in hidden else describe(value, name.rpartition(".")[2])
         for name, value in reached.values.items()
     }
 
 
-def _steps_text(reached: Reached, labels: Mapping[str, str]) -> str:
-    return "\n\n".join(f"# ==== {d.name} · {labels[d.file]}\n{blot_out(d.text)}" for d in reached.definitions)
+def _hash(text: str) -> str:
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _keep_source(folder: Path, content: dict[str, Any], reached: Reached) -> str:
+def _steps_text(reached: Reached, labels: Mapping[str, str], names_only: bool) -> str:
+    texts = ((d, f"# {_hash(d.text)}\n" if names_only else blot_out(d.text, code=True)) for d in reached.definitions)
+    return "\n\n".join(f"# ==== {d.name} · {labels[d.file]}\n{text}" for d, text in texts)
+
+
+def _keep_source(folder: Path, content: dict[str, Any], reached: Reached, names_only: bool = False) -> str:
     """Write the source into `folder`, unless it is there from the run before. Returns the name of the folder in it that has the source."""
     labels = _labels(reached)
-    steps = _steps_text(reached, labels)
+    steps, values = _steps_text(reached, labels, names_only), _values(reached)
     found = {
-        "values": _values(reached),
+        "values": {name: _hash(_text(value)) for name, value in values.items()} if names_only else values,
         "definitions": [{"name": d.name, "from": labels[d.file], "line": d.first} for d in reached.definitions],
         "no_source": reached.no_source,
     }
@@ -286,7 +258,9 @@ def _keep_source(folder: Path, content: dict[str, Any], reached: Reached) -> str
     if last and content["sources"][last] == found and (folder / last / "steps.py").read_text(encoding="utf-8") == steps:
         return last
     name = f"source-{len(content['runs']) + 1}" if last else "source"
-    texts = {"steps.py": steps} | {label: blot_out(reached.files[file]) for file, label in labels.items() if is_cell(file)}
+    texts = {"steps.py": steps} | {
+        label: blot_out(reached.files[file], code=True) for file, label in labels.items() if is_cell(file) and not names_only
+    }
     for file, text in texts.items():
         (folder / name / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / name / file).write_text(text, encoding="utf-8")
@@ -295,9 +269,13 @@ def _keep_source(folder: Path, content: dict[str, Any], reached: Reached) -> str
 
 
 # %% ../../nbs/history/provenance.ipynb #5b58db49
-def _begin(folder: Path, arguments: Mapping[str, Any], packages: list[str], seed: int | None, device: str) -> dict[str, Any]:
-    """The part of the record that holds for all runs of a trainer. Writes `git.diff`."""
+def _begin(
+    folder: Path, arguments: Mapping[str, Any], packages: list[str], seed: int | None, device: str, names_only: bool
+) -> dict[str, Any]:
+    """The part of the record that holds for all runs of a trainer. Writes `git.diff`, or keeps its hash."""
     git = git_state(Path.cwd())
+    if git is not None and git[1] and names_only:
+        git = git[0] | {"diff": _hash(git[1])}, ""
     if git is not None and git[1]:
         (folder / "git.diff").write_text(git[1], encoding="utf-8")
     return {
@@ -315,18 +293,26 @@ def _begin(folder: Path, arguments: Mapping[str, Any], packages: list[str], seed
 
 
 def record(
-    folder: Path, roots: Iterable[Any], *, arguments: Mapping[str, Any], run: Mapping[str, Any], seed: int | None, device: str
+    folder: Path,
+    roots: Iterable[Any],
+    *,
+    arguments: Mapping[str, Any],
+    run: Mapping[str, Any],
+    seed: int | None,
+    device: str,
+    names_only: bool = False,
 ) -> None:
     """Write into `folder` where a run comes from: `provenance.json`, `source/`, and `git.diff` where tracked files were changed.
 
-    `roots` are the functions, classes and objects whose code decides the run, `arguments` those of the trainer, `run` those of this run. A
-    second run in the same folder adds its arguments, and its source where that has changed. Raises OSError where `folder` can't be written.
+    `roots` are the functions, classes and objects whose code decides the run, `arguments` those of the trainer, `run` those of this run.
+    With `names_only`, hashes are kept in the place of source, values and diff. A second run in the same folder adds its arguments, and its
+    source where that has changed. Raises OSError where `folder` can't be written.
     """
     reached = reach(roots)
-    content = read_record(folder) or _begin(folder, arguments, reached.packages, seed, device)
+    content = read_record(folder) or _begin(folder, arguments, reached.packages, seed, device, names_only)
     entry = {
         "began": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
-        "source": _keep_source(folder, content, reached),
+        "source": _keep_source(folder, content, reached, names_only),
         **{name: describe(value, name) for name, value in run.items()},
     }
     content["runs"].append(entry)

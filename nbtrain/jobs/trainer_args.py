@@ -68,10 +68,7 @@ class TrainerArgs(NnScalerFields, Settings):
     @classmethod
     @checked
     def from_yaml(cls, *paths: str | Path, trust: bool = False) -> TrainerArgs:
-        """From one or several YAML files, of which the later ones win. Raises ConfigError with all that does not fit.
-
-        With `trust` they may name anything that can be imported, and so run any code.
-        """
+        """From YAML files, of which the later ones win; with `trust` they may run any code. Raises ConfigError with all that does not fit."""
         return cls.from_files(paths, trust=trust)
 
     @classmethod

@@ -197,9 +197,13 @@ def connect_wandb(options: Mapping[str, Any], run_id: str, folder: Path | None, 
 
 
 def _settings(given: Any) -> dict[str, Any]:
-    """The user's settings over ours: nothing printed, nothing captured from the terminal, and short timeouts."""
+    """The user's settings over ours: nothing printed, nothing captured from the terminal, and short timeouts.
+
+    The client's own copies of the command line, the code and the git diff have secrets in them; nbtrain logs these without.
+    """
     import wandb
 
     ours = {"silent": True, "console": "off", "init_timeout": _INIT_S, "login_timeout": _INIT_S, "finish_timeout": _FINISH_S}
+    ours |= {"disable_git": True, "disable_code": True, "x_disable_meta": True}
     theirs = given.model_dump(exclude_unset=True) if isinstance(given, wandb.Settings) else dict(given or {})
     return ours | theirs

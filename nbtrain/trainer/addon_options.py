@@ -288,7 +288,7 @@ class TrainerOptions(AddonOptions, total=False):
     save_path: str | Path | None
     monitor: str
     monitor_mode: MonitorMode | None
-    keep_source: bool
+    keep_source: bool | Literal["names"]
     lightning: dict[str, Any] | None
 
 

@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
@@ -26,7 +26,6 @@ from .lightning_args import as_list
 # %% auto #0
 __all__ = [
     "check_lightning",
-    "check_lightning_types",
     "accumulates",
     "check_save_path",
     "check_model",
@@ -50,20 +49,20 @@ _OURS = {
 
 
 def check_lightning(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `lightning={...}`. Raises OptionError for what nbtrain sets itself and for what Lightning does not know."""
+    """A copy of `lightning={...}`.
+
+    Raises OptionError for what nbtrain sets itself and for what Lightning does not know, ConfigError for a value of another type than
+    Lightning's.
+    """
     known = inspect.signature(L.Trainer.__init__).parameters.keys() - {"self"}
     for name in arguments:
         if name in _OURS:
             raise OptionError(f"lightning={{{name!r}: ...}} is set by nbtrain.", remedy=f"Use {_OURS[name]}.")
         if name not in known:
             raise OptionError(f"lightning.Trainer has no argument {name!r}.", remedy=nearest(str(name), known - _OURS.keys()))
-    return dict(arguments)
-
-
-def check_lightning_types(arguments: Mapping[str, Any]) -> None:
-    """Raise ConfigError for one of the `arguments` of `lightning={...}` that Lightning's annotations don't allow."""
     hints = {f"lightning[{name!r}]": hint for name, hint in parameter_hints(L.Trainer.__init__).items() if name != "strategy"}
     check_values({f"lightning[{name!r}]": value for name, value in arguments.items()}, hints)
+    return dict(arguments)
 
 
 def accumulates(arguments: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -91,7 +91,7 @@ class TrainerArguments(TrainerSteps):
     monitor_mode: MonitorMode
     seed: int | None
     save_path: str | Path | None
-    keep_source: bool
+    keep_source: bool | Literal["names"]
     log_bar: bool
     _mode: Mode
     lightning: dict[str, Any]  # more arguments for `lightning.Trainer`

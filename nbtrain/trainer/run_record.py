@@ -87,6 +87,8 @@ def keep_source(trainer: TrainerBase, n_epoch: int, loader: Iterable[Any], valid
     run |= {"parent": trainer.parent} if trainer.parent is not None else {}
     roots = [trainer, loader, valid_loader]
     try:
-        record(trainer.run_dir, roots, arguments=arguments, run=run, seed=trainer.seed, device=str(trainer.device))
+        names_only = trainer.keep_source == "names"
+        device = str(trainer.device)
+        record(trainer.run_dir, roots, arguments=arguments, run=run, seed=trainer.seed, device=device, names_only=names_only)
     except Exception as error:
         trainer.recorder.note(f"The source of this run was not kept: {type(error).__name__}: {error}")

@@ -33,16 +33,7 @@ from ..history.history import RunResult, short_path
 from ..optim.schedulers import Scheduler
 from ..rng import check_seed
 from .addon_options import AddonOptions
-from nbtrain.trainer.arguments import (
-    accumulates,
-    check_lightning,
-    check_lightning_types,
-    check_model,
-    check_run,
-    check_save_path,
-    make_optimizer,
-    resolve_monitor,
-)
+from .arguments import accumulates, check_lightning, check_model, check_run, check_save_path, make_optimizer, resolve_monitor
 from .base import TrainerBase
 from .compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
 from .evaluate import TrainerEvaluation
@@ -261,7 +252,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         save_path: Where run folders go; without it nothing touches the disk.
         monitor: The metric that says which epoch is best. "val_loss" is "train_loss" where there is no validation.
         monitor_mode: "min" or "max"; inferred from well-known names.
-        keep_source: Keep in the run folder what a run came from: the source that it reaches, versions, git, arguments. False: none of it.
+        keep_source: Keep in the run folder what a run came from: the source, versions, git, arguments. "names": hashes of source. False: none of it.
         lightning: More arguments for `lightning.Trainer`, such as `callbacks` and `logger`.
 
     Raises ConfigError for an argument that can't work, and OptionError (a TypeError) for one that is unknown.
@@ -287,7 +278,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         save_path: str | Path | None = None,
         monitor: str = "val_loss",
         monitor_mode: MonitorMode | None = None,
-        keep_source: bool = True,
+        keep_source: bool | Literal["names"] = True,
         lightning: dict[str, Any] | None = None,
         **addon_options: Unpack[AddonOptions],
     ) -> None:
@@ -299,7 +290,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         check_save_path(save_path)
         check_seed(seed)
         check_model(model)
-        check_lightning_types(lightning or {})
+
         launcher = next((addon for addon in type(self).addons if issubclass(addon, Launcher)), None)
         self.device = launcher.home(device) if launcher is not None else resolve_device(device)
         self.model = model.to(self.device)

@@ -24,7 +24,8 @@ from torch.utils.data import DataLoader
 
 from nbtrain import ConfigError
 from nbtrain.cli import main
-from nbtrain.history.provenance import blot_out, describe, diff, git_state, is_secret, read_record, record, show
+from nbtrain.history.provenance import describe, diff, git_state, read_record, record, show
+from nbtrain.history.redaction import blot_out, is_secret
 from nbtrain.history.source_code import Reached, reach
 
 Write = Callable[..., ModuleType]
@@ -361,6 +362,23 @@ def test_second_run_adds_its_arguments_and_changed_source(tmp_path: Path, module
     kept = read_record(tmp_path / "run-001")
     assert kept is not None and [(run["n_epoch"], run["source"]) for run in kept["runs"]] == [(1, "source"), (2, "source"), (1, "source-3")]
     assert [found["values"] for found in kept["sources"].values()] == [{"WEIGHT": 1.0}, {"WEIGHT": 2.0}]
+
+
+def test_keep_source_names_keeps_hashes_in_the_place_of_source(module: Write, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = module("RATE = 12.5\ndef step(x): return x * RATE\n")
+    (repository / "train.py").write_text("lr = 0.25\n")
+    monkeypatch.chdir(repository)
+    record(repository, [mine.step], arguments={"lr": 0.5}, run={}, seed=None, device="cpu", names_only=True)
+    kept = read_record(repository)
+    assert kept is not None and kept["arguments"] == {"lr": 0.5} and kept["git"]["diff"].startswith("sha256:")
+    assert not (repository / "git.diff").exists() and kept["sources"]["source"]["values"]["RATE"].startswith("sha256:")
+    text = (repository / "source" / "steps.py").read_text()
+    assert re.fullmatch(r"# ==== mine\.step · mine\.py\n# sha256:[0-9a-f]{64}\n", text) and "12.5" not in str(kept)
+
+
+def test_another_word_for_keep_source_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keep_source must be True, False or 'names', got 'hashes'"):
+        make_trainer(save_path=tmp_path, keep_source="hashes")
 
 
 def test_keep_source_false_keeps_nothing(tmp_path: Path) -> None:
