@@ -104,7 +104,7 @@ def go_back(folder: Path, epoch: int, update: int) -> None:
     Their names are listed in a file, so that the newest one is not among them, and they are removed first.
     """
     before, here = read_superseded(folder), (epoch, update)
-    progress = {name: at for name in os.listdir(folder) if (at := progress_of(name))}
+    progress = {name: at for name in ordered_names(folder) if (at := progress_of(name))}
     now = {name for name, at in progress.items() if at > here or (name in before and at != here)}
     if before and not now:
         (folder / SUPERSEDED).unlink()
