@@ -19,7 +19,7 @@ from ..errors import CheckpointError, ConfigError, first_line
 from ..history.run_folder import run_folders
 
 # %% auto #0
-__all__ = ["FOLDER", "CheckpointStore", "open_folder", "go_back", "clean_folders", "newest_checkpoint", "own_run", "find_checkpoint"]
+__all__ = ["FOLDER", "CheckpointStore", "go_back", "open_folder", "clean_folders", "newest_checkpoint", "own_run", "find_checkpoint"]
 
 # %% ../../nbs/checkpoint/store.ipynb #f70e6f7b
 FOLDER = "checkpoints"  # in a run folder
@@ -87,17 +87,6 @@ def _delete(path: Path) -> None:
         path.unlink()
 
 
-# %% ../../nbs/checkpoint/store.ipynb #f21c1100
-def open_folder(run_dir: Path) -> Path:
-    """The folder of a run folder's checkpoints, which is made where it is not there."""
-    folder = run_dir / FOLDER
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder.name!r} can't be made: {error.strerror}.", where=str(folder)) from error
-    return folder
-
-
 def go_back(folder: Path, epoch: int, update: int) -> None:
     """A run is at `epoch` finished epochs and `update` updates: the checkpoints in its `folder` past that are superseded.
 
@@ -111,6 +100,17 @@ def go_back(folder: Path, epoch: int, update: int) -> None:
     elif now != before:
         with written(folder / SUPERSEDED) as temp:
             temp.write_text("".join(f"{name}\n" for name in sorted(now)), encoding="utf-8")
+
+
+# %% ../../nbs/checkpoint/store.ipynb #f21c1100
+def open_folder(run_dir: Path) -> Path:
+    """The folder of a run folder's checkpoints, which is made where it is not there."""
+    folder = run_dir / FOLDER
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder.name!r} can't be made: {error.strerror}.", where=str(folder)) from error
+    return folder
 
 
 def clean_folders(folder: Path, save_path: str | Path) -> None:
