@@ -96,6 +96,20 @@ def has_stopped(trainer: TrainerProtocol, saved: Mapping[str, Any]) -> bool:
     )
 
 
+def _resume_stop(saver: StateSaver, pl_trainer: L.Trainer) -> None:
+    """Keep a stop that was requested before min_epochs or min_steps were reached."""
+    saved = saver.addon.restored or {}
+    if saver.trainer.continues_run and has_stopped(saver.trainer, saved):
+        saver.stopped, pl_trainer.should_stop = dict(saved.get("stopped", {})), True
+
+
+def _prepare_folder(addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
+    """Remove what killed processes left, and list the checkpoints past this one as superseded."""
+    folder, counts = addon.folder(trainer), trainer.train_state.counts
+    clean_folders(folder, addon.saves_to)
+    go_back(folder, counts.epoch, counts.update)
+
+
 def _stops(pl_trainer: L.Trainer) -> bool:
     """Has a callback requested the end of the run, and may the run end yet?"""
     return pl_trainer.should_stop and pl_trainer.fit_loop._can_stop_early
@@ -178,9 +192,7 @@ class StateKeeper(Checkpoint, Leaving):
             return
         self.saver.open(pl_trainer)
         if pl_trainer.is_global_zero:
-            folder, counts = self.addon.folder(self.trainer), self.trainer.train_state.counts
-            clean_folders(folder, self.addon.saves_to)
-            go_back(folder, counts.epoch, counts.update)
+            _prepare_folder(self.addon, self.trainer)
         begin_attributes(self.addon, self.trainer)
         if self.addon.restored is not None:
             resume_callbacks(pl_trainer, self.addon.restored)
@@ -188,9 +200,7 @@ class StateKeeper(Checkpoint, Leaving):
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step_seen = pl_trainer.global_step
-        if self.trainer.continues_run and has_stopped(self.trainer, self.addon.restored or {}):
-            self.saver.stopped = dict((self.addon.restored or {}).get("stopped", {}))
-            pl_trainer.should_stop = True  # it was requested before min_epochs or min_steps were reached
+        _resume_stop(self.saver, pl_trainer)
         _resume_loaders(self.addon, pl_trainer)
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

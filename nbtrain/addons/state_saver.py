@@ -102,7 +102,7 @@ def check_loaders(addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
             note_inexact(addon, trainer, loader.why_not_exact())
 
 
-# %% ../../nbs/addons/state_saver.ipynb #33d70f87
+# %% ../../nbs/addons/state_saver.ipynb #1cd6bc45
 def stop_settings(pl_trainer: L.Trainer) -> dict[str, Any]:
     """Which callbacks have requested the end of the run, and how they were set; those of Lightning and of nbtrain are known."""
     callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
@@ -123,6 +123,7 @@ def settings_of(callback: L.Callback) -> dict[str, Any]:
     return callback.settings if isinstance(callback, Stopper) else {}
 
 
+# %% ../../nbs/addons/state_saver.ipynb #33d70f87
 class StateSaver:
     """Saves the state of `trainer` during a run of Lightning, in each rank."""
 

@@ -55,7 +55,7 @@ def open_run_folder(save_path: str | Path) -> Path:
         ) from error
 
 
-# %% ../../nbs/history/run_folder.ipynb #18d3ee1c
+# %% ../../nbs/history/run_folder.ipynb #bc102824
 def _blocks(table: StepTable) -> Iterator[tuple[int, dict[str, Any]]]:
     """The last step of each stretch without a gap, and the data of its event."""
     begin = 0
@@ -84,6 +84,7 @@ def history_events(history: History, run: int = 1) -> list[Event]:
     return sorted(found, key=lambda event: event.progress.step)
 
 
+# %% ../../nbs/history/run_folder.ipynb #18d3ee1c
 class RunFolder:
     """Writes a run's events to `events.jsonl` as they come, and at its end `history.csv` and `curves.png`.
 
