@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.trainer import call
 
 from .early_stopping import EarlyStoppingAddon
-from .state_saver import StateSaver, note_inexact, save_after_error, settings_of
+from .state_saver import StateSaver, adopt, note_inexact, save_after_error, settings_of
 from ..checkpoint.run_state import loader_of_rank, of_rank
 from ..checkpoint.store import clean_folders, go_back
 from ..engine.callback import Leaving, PassKeeper, Stopper, active_callbacks
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
 
 # %% auto #0
-__all__ = ["resume_callbacks", "resume_epoch", "begin_attributes", "load_attributes", "has_stopped", "save_between", "StateKeeper"]
+__all__ = ["resume_callbacks", "resume_epoch", "has_stopped", "begin_attributes", "load_attributes", "save_between", "StateKeeper"]
 
 
 # %% ../../nbs/addons/checkpoint_callback.ipynb #a2fa1f25
@@ -67,22 +67,7 @@ def resume_epoch(trainer: TrainerProtocol, module: L.LightningModule, state: Map
         trainer.recorder.resume_epoch(own["finished"])
 
 
-# %% ../../nbs/addons/checkpoint_callback.ipynb #6c4570b5
-def begin_attributes(addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
-    """Look at the attributes of model and trainer, before they change; the record says what of them can't be saved."""
-    _note_unsaved(addon, trainer, addon.attributes.begin(trainer))
-
-
-def load_attributes(addon: StateManagerAddon, trainer: TrainerProtocol, own: Mapping[str, Any]) -> None:
-    """Restore the attributes of model and trainer from nbtrain's part of a checkpoint, or from that of a rank in it."""
-    missing = addon.attributes.load_state_dict(trainer, own["attributes"]) if own.get("attributes") is not None else ""
-    _note_unsaved(addon, trainer, f"{missing} is made after the run has begun" if missing else "")
-
-
-def _note_unsaved(addon: StateManagerAddon, trainer: TrainerProtocol, what: str) -> None:
-    note_inexact(addon, trainer, [f"{what}, and is not saved. Give it state_dict and load_state_dict"] if what else [])
-
-
+# %% ../../nbs/addons/checkpoint_callback.ipynb #f35033b6
 def has_stopped(trainer: TrainerProtocol, saved: Mapping[str, Any]) -> bool:
     """Had early stopping requested the end of the run that was `saved`, and would it under the settings of now?"""
     given = trainer.lightning.get("callbacks") or []
@@ -108,6 +93,22 @@ def _prepare_folder(addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
     folder, counts = addon.folder(trainer), trainer.train_state.counts
     clean_folders(folder, addon.saves_to)
     go_back(folder, counts.epoch, counts.update)
+
+
+# %% ../../nbs/addons/checkpoint_callback.ipynb #6c4570b5
+def begin_attributes(addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
+    """Look at the attributes of model and trainer, before they change; the record says what of them can't be saved."""
+    _note_unsaved(addon, trainer, addon.attributes.begin(trainer))
+
+
+def load_attributes(addon: StateManagerAddon, trainer: TrainerProtocol, own: Mapping[str, Any]) -> None:
+    """Restore the attributes of model and trainer from nbtrain's part of a checkpoint, or from that of a rank in it."""
+    missing = addon.attributes.load_state_dict(trainer, own["attributes"]) if own.get("attributes") is not None else ""
+    _note_unsaved(addon, trainer, f"{missing} is made after the run has begun" if missing else "")
+
+
+def _note_unsaved(addon: StateManagerAddon, trainer: TrainerProtocol, what: str) -> None:
+    note_inexact(addon, trainer, [f"{what}, and is not saved. Give it state_dict and load_state_dict"] if what else [])
 
 
 def _stops(pl_trainer: L.Trainer) -> bool:
@@ -257,7 +258,7 @@ class StateKeeper(Checkpoint, Leaving):
         due, self._due = self._due, False
         state = self.trainer.train_state
         if self._cut:
-            self.saver.adopt(pl_trainer)
+            adopt(self.saver, pl_trainer)
         elif due or (self.addon.save_best and state.history.last_is_best) or _saves_epoch(self.addon, state.counts.epoch):
             self._save(pl_trainer, None, random_state())
 
