@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.trainer import call
 
 from .early_stopping import EarlyStoppingAddon
-from .state_saver import StateSaver, note_inexact, save_after_error, settings_of
+from .state_saver import StateSaver, adopt, note_inexact, save_after_error, settings_of
 from ..checkpoint.run_state import loader_of_rank, of_rank
 from ..checkpoint.store import clean_folders, go_back
 from ..engine.callback import Leaving, PassKeeper, Stopper, active_callbacks
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
 
 # %% auto #0
-__all__ = ["resume_callbacks", "resume_epoch", "begin_attributes", "load_attributes", "has_stopped", "save_between", "StateKeeper"]
+__all__ = ["resume_callbacks", "resume_epoch", "has_stopped", "begin_attributes", "load_attributes", "save_between", "StateKeeper"]
 
 
 # %% ../../nbs/addons/checkpoint_callback.ipynb #a2fa1f25
@@ -67,6 +67,34 @@ def resume_epoch(trainer: TrainerProtocol, module: L.LightningModule, state: Map
         trainer.recorder.resume_epoch(own["finished"])
 
 
+# %% ../../nbs/addons/checkpoint_callback.ipynb #f35033b6
+def has_stopped(trainer: TrainerProtocol, saved: Mapping[str, Any]) -> bool:
+    """Had early stopping requested the end of the run that was `saved`, and would it under the settings of now?"""
+    given = trainer.lightning.get("callbacks") or []
+    states, stopped = saved.get("callbacks", {}), saved.get("stopped", {})
+    callbacks = [c for c in (given if isinstance(given, list) else [given]) if isinstance(c, (EarlyStopping, Stopper))]
+    waited = [c for c in callbacks if isinstance(c, EarlyStopping)]
+    return (
+        any(states.get(c.state_key, {}).get("wait_count", 0) >= max(c.patience, 1) for c in waited)
+        or any(c.state_key in stopped and stopped[c.state_key] == settings_of(c) for c in callbacks)
+        or any(addon.has_ended(saved) for addon in trainer.active_addons if isinstance(addon, EarlyStoppingAddon))
+    )
+
+
+def _resume_stop(saver: StateSaver, pl_trainer: L.Trainer) -> None:
+    """Keep a stop that was requested before min_epochs or min_steps were reached."""
+    saved = saver.addon.restored or {}
+    if saver.trainer.continues_run and has_stopped(saver.trainer, saved):
+        saver.stopped, pl_trainer.should_stop = dict(saved.get("stopped", {})), True
+
+
+def _prepare_folder(addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
+    """Remove what killed processes left, and list the checkpoints past this one as superseded."""
+    folder, counts = addon.folder(trainer), trainer.train_state.counts
+    clean_folders(folder, addon.saves_to)
+    go_back(folder, counts.epoch, counts.update)
+
+
 # %% ../../nbs/addons/checkpoint_callback.ipynb #6c4570b5
 def begin_attributes(addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
     """Look at the attributes of model and trainer, before they change; the record says what of them can't be saved."""
@@ -81,19 +109,6 @@ def load_attributes(addon: StateManagerAddon, trainer: TrainerProtocol, own: Map
 
 def _note_unsaved(addon: StateManagerAddon, trainer: TrainerProtocol, what: str) -> None:
     note_inexact(addon, trainer, [f"{what}, and is not saved. Give it state_dict and load_state_dict"] if what else [])
-
-
-def has_stopped(trainer: TrainerProtocol, saved: Mapping[str, Any]) -> bool:
-    """Had early stopping requested the end of the run that was `saved`, and would it under the settings of now?"""
-    given = trainer.lightning.get("callbacks") or []
-    states, stopped = saved.get("callbacks", {}), saved.get("stopped", {})
-    callbacks = [c for c in (given if isinstance(given, list) else [given]) if isinstance(c, (EarlyStopping, Stopper))]
-    waited = [c for c in callbacks if isinstance(c, EarlyStopping)]
-    return (
-        any(states.get(c.state_key, {}).get("wait_count", 0) >= max(c.patience, 1) for c in waited)
-        or any(c.state_key in stopped and stopped[c.state_key] == settings_of(c) for c in callbacks)
-        or any(addon.has_ended(saved) for addon in trainer.active_addons if isinstance(addon, EarlyStoppingAddon))
-    )
 
 
 def _stops(pl_trainer: L.Trainer) -> bool:
@@ -177,9 +192,7 @@ class StateKeeper(Checkpoint, Leaving):
             return
         self.saver.open(pl_trainer)
         if pl_trainer.is_global_zero:
-            folder, counts = self.addon.folder(self.trainer), self.trainer.train_state.counts
-            clean_folders(folder, self.addon.saves_to)
-            go_back(folder, counts.epoch, counts.update)
+            _prepare_folder(self.addon, self.trainer)
         begin_attributes(self.addon, self.trainer)
         if self.addon.restored is not None:
             resume_callbacks(pl_trainer, self.addon.restored)
@@ -187,9 +200,7 @@ class StateKeeper(Checkpoint, Leaving):
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step_seen = pl_trainer.global_step
-        if self.trainer.continues_run and has_stopped(self.trainer, self.addon.restored or {}):
-            self.saver.stopped = dict((self.addon.restored or {}).get("stopped", {}))
-            pl_trainer.should_stop = True  # it was requested before min_epochs or min_steps were reached
+        _resume_stop(self.saver, pl_trainer)
         _resume_loaders(self.addon, pl_trainer)
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -246,7 +257,7 @@ class StateKeeper(Checkpoint, Leaving):
         due, self._due = self._due, False
         state = self.trainer.train_state
         if self._cut:
-            self.saver.adopt(pl_trainer)
+            adopt(self.saver, pl_trainer)
         elif due or (self.addon.save_best and state.history.last_is_best) or _saves_epoch(self.addon, state.counts.epoch):
             self._save(pl_trainer, None, random_state())
 

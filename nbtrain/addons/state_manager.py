@@ -137,8 +137,7 @@ class StateManagerAddon(AddOnBase):
     @property
     def saves_to(self) -> Path:
         """The folder of the run folders."""
-        assert self.save_path is not None
-        return self.made_in / self.save_path
+        return self.made_in / (self.save_path or "")
 
     def folder(self, trainer: TrainerProtocol) -> Path:
         """The folder of this run's checkpoints, which is created if it is missing."""
@@ -163,7 +162,7 @@ class StateManagerAddon(AddOnBase):
     def load_state(self, trainer: Restorable, path: str | Path | None = None) -> Path:
         """Restore the checkpoint at `path`, or the newest whole one of the newest run folder; the next `run` continues there.
 
-        One that is not in a run folder of `save_path` is only read, and the next `run` has a new run folder. Raises CheckpointError if there is none, or if it belongs to another model or optimizer, and ConfigError while a run is on.
+        Raises CheckpointError if there is none, or if it belongs to another model or optimizer, and ConfigError while a run is on.
         """
         refuse_while_on(trainer.control)
         found = path if path is not None else self.find(trainer, "auto")

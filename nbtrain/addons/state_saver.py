@@ -30,7 +30,17 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
 
 # %% auto #0
-__all__ = ["write_state", "name_best", "note_inexact", "check_loaders", "stop_settings", "settings_of", "StateSaver", "save_after_error"]
+__all__ = [
+    "write_state",
+    "name_best",
+    "note_inexact",
+    "check_loaders",
+    "stop_settings",
+    "settings_of",
+    "StateSaver",
+    "adopt",
+    "save_after_error",
+]
 
 
 # %% ../../nbs/addons/state_saver.ipynb #1faeda1a
@@ -102,7 +112,7 @@ def check_loaders(addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
             note_inexact(addon, trainer, loader.why_not_exact())
 
 
-# %% ../../nbs/addons/state_saver.ipynb #33d70f87
+# %% ../../nbs/addons/state_saver.ipynb #1cd6bc45
 def stop_settings(pl_trainer: L.Trainer) -> dict[str, Any]:
     """Which callbacks have requested the end of the run, and how they were set; those of Lightning and of nbtrain are known."""
     callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
@@ -123,6 +133,7 @@ def settings_of(callback: L.Callback) -> dict[str, Any]:
     return callback.settings if isinstance(callback, Stopper) else {}
 
 
+# %% ../../nbs/addons/state_saver.ipynb #33d70f87
 class StateSaver:
     """Saves the state of `trainer` during a run of Lightning, in each rank."""
 
@@ -216,31 +227,6 @@ class StateSaver:
             self.trainer.recorder.note(f"a checkpoint was not saved: {first_line(error)}")
         return not errors
 
-    def adopt(self, pl_trainer: L.Trainer) -> None:
-        """Write the checkpoint of an epoch that ended early, with how the run has ended: its last row was added after the last batch."""
-        state = self.trainer.train_state
-        self._saved = state.counts.epoch, state.counts.update
-        if self._path is None:
-            self.writer.release()
-            if self._shares:
-                self._finish_part()
-        else:
-            state.history.epochs[-1].path = self._path
-            self.writer.release({"end": self._end(pl_trainer, self._path)})
-            self._finish(pl_trainer, self._path)
-            self.writer.wait()
-            for old in self.addon.store.adopt_best(self._path) if state.history.last_is_best else []:
-                notify(pl_trainer, "on_checkpoint_expired", old)
-
-    def _end(self, pl_trainer: L.Trainer, path: Path) -> dict[str, Any]:
-        """What a checkpoint of a cut epoch has beside it: how the run has left the trainer, as a save between two epochs has it."""
-        addon, module = self.addon, pl_trainer.lightning_module
-        attributes = addon.attributes
-        own = own_part(self.trainer, module, None, random_state(), addon.open_loader, addon.open_valid, attributes)  # pyright: ignore[reportArgumentType]
-        name_best(addon, self.trainer, own, path)
-        rest = {} if isinstance(pl_trainer.strategy, SplitStrategy) else without_weights(self.dump(pl_trainer))
-        return rest | {"nbtrain": own}
-
     def close(self) -> None:
         """End a run: wait until everything is written, and remove the paths of deleted checkpoints from the history."""
         self.writer.wait()
@@ -251,6 +237,33 @@ class StateSaver:
 
 
 # %% ../../nbs/addons/state_saver.ipynb #b9061c3c
+def _ended(saver: StateSaver, pl_trainer: L.Trainer, path: Path) -> dict[str, Any]:
+    """What a checkpoint of a cut epoch has beside it: how the run has left the trainer, as a save between two epochs has it."""
+    addon, module = saver.addon, pl_trainer.lightning_module
+    attributes = addon.attributes
+    own = own_part(saver.trainer, module, None, random_state(), addon.open_loader, addon.open_valid, attributes)  # pyright: ignore[reportArgumentType]
+    name_best(addon, saver.trainer, own, path)
+    rest = {} if isinstance(pl_trainer.strategy, SplitStrategy) else without_weights(saver.dump(pl_trainer))
+    return rest | {"nbtrain": own}
+
+
+def adopt(saver: StateSaver, pl_trainer: L.Trainer) -> None:
+    """Write the checkpoint of an epoch that ended early, with how the run has ended: its last row was added after the last batch."""
+    state = saver.trainer.train_state
+    saver._saved = state.counts.epoch, state.counts.update
+    if saver._path is None:
+        saver.writer.release()
+        if saver._shares:
+            saver._finish_part()
+    else:
+        state.history.epochs[-1].path = saver._path
+        saver.writer.release({"end": _ended(saver, pl_trainer, saver._path)})
+        saver._finish(pl_trainer, saver._path)
+        saver.writer.wait()
+        for old in saver.addon.store.adopt_best(saver._path) if state.history.last_is_best else []:
+            notify(pl_trainer, "on_checkpoint_expired", old)
+
+
 def save_after_error(saver: StateSaver, pl_trainer: L.Trainer) -> None:
     """Save what the trainer has after the batches that are finished, beside the checkpoints of the run. The record says where.
 

@@ -372,7 +372,8 @@ def read_superseded(folder: Path) -> set[str]:
 def ordered_names(folder: Path) -> list[str]:
     """The names that runs gave to checkpoints in `folder`, the newest last; no file of them is looked at."""
     superseded = read_superseded(folder)
-    named = [(name not in superseded, progress, name) for name in os.listdir(folder) if (progress := progress_of(name))]
+    names = os.listdir(folder)  # noqa: PTH208  # a Path for each of 100,000 takes ten times as long
+    named = [(name not in superseded, progress, name) for name in names if (progress := progress_of(name))]
     return [name for *_, name in sorted(named)]
 
 
@@ -426,7 +427,8 @@ class Writer:
     ) -> None:
         """Take a snapshot of `state` and write it to `path` in the thread. Then call `then(path)` there, once it is on the disk.
 
-        Waits for the save before it. With `hold` it is written when `release` or `wait` is called. Raises CheckpointError for a value that can't be stored; `take_errors` returns errors of writing.
+        Waits for the save before it. With `hold` it is written when `release` or `wait` is called. Raises CheckpointError for a value that
+        can't be stored; `take_errors` returns errors of writing.
         """
         self.wait()
         self._snapshot = snapshot(state, into=self._snapshot)

@@ -19,7 +19,7 @@ from ..errors import CheckpointError, ConfigError, first_line
 from ..history.run_folder import read_history, run_folders
 
 # %% auto #0
-__all__ = ["FOLDER", "CheckpointStore", "open_folder", "go_back", "clean_folders", "newest_checkpoint", "own_run", "find_checkpoint"]
+__all__ = ["FOLDER", "CheckpointStore", "go_back", "open_folder", "clean_folders", "newest_checkpoint", "own_run", "find_checkpoint"]
 
 # %% ../../nbs/checkpoint/store.ipynb #f70e6f7b
 FOLDER = "checkpoints"  # in a run folder
@@ -87,6 +87,21 @@ def _delete(path: Path) -> None:
         path.unlink()
 
 
+def go_back(folder: Path, epoch: int, update: int) -> None:
+    """A run is at `epoch` finished epochs and `update` updates: the checkpoints in its `folder` past that are superseded.
+
+    Their names are listed in a file, so that the newest one is not among them, and they are removed first.
+    """
+    before, here = read_superseded(folder), (epoch, update)
+    progress = {name: at for name in ordered_names(folder) if (at := progress_of(name))}
+    now = {name for name, at in progress.items() if at > here or (name in before and at != here)}
+    if before and not now:
+        (folder / SUPERSEDED).unlink()
+    elif now != before:
+        with written(folder / SUPERSEDED) as temp:
+            temp.write_text("".join(f"{name}\n" for name in sorted(now)), encoding="utf-8")
+
+
 # %% ../../nbs/checkpoint/store.ipynb #f21c1100
 def open_folder(run_dir: Path) -> Path:
     """The folder of a run folder's checkpoints, which is made where it is not there."""
@@ -96,21 +111,6 @@ def open_folder(run_dir: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"{folder.name!r} can't be made: {error.strerror}.", where=str(folder)) from error
     return folder
-
-
-def go_back(folder: Path, epoch: int, update: int) -> None:
-    """A run is at `epoch` finished epochs and `update` updates: the checkpoints in its `folder` past that are superseded.
-
-    Their names are listed in a file, so that the newest one is not among them, and they are removed first.
-    """
-    before, here = read_superseded(folder), (epoch, update)
-    progress = {name: at for name in os.listdir(folder) if (at := progress_of(name))}
-    now = {name for name, at in progress.items() if at > here or (name in before and at != here)}
-    if before and not now:
-        (folder / SUPERSEDED).unlink()
-    elif now != before:
-        with written(folder / SUPERSEDED) as temp:
-            temp.write_text("".join(f"{name}\n" for name in sorted(now)), encoding="utf-8")
 
 
 def clean_folders(folder: Path, save_path: str | Path) -> None:

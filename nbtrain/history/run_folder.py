@@ -67,7 +67,7 @@ def open_run_folder(save_path: str | Path) -> Path:
         ) from error
 
 
-# %% ../../nbs/history/run_folder.ipynb #18d3ee1c
+# %% ../../nbs/history/run_folder.ipynb #bc102824
 def _blocks(table: StepTable) -> Iterator[tuple[int, dict[str, Any]]]:
     """The last step of each stretch without a gap, and the data of its event."""
     begin = 0
@@ -81,17 +81,22 @@ def _blocks(table: StepTable) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def history_events(history: History, run: int = 1) -> list[Event]:
     """Events that make `history` again, by their steps; a run that continues from another one begins its record with them."""
-    found: list[tuple[EventKind, Progress, dict[str, Any]]] = []
+    found: list[Event] = []
     for phase, table in history.steps.items():
-        found += [("steps", Progress(run, phase, step=step), data) for step, data in _blocks(table)]  # pyright: ignore[reportArgumentType]
+        at: Any = phase
+        found += [Event("steps", Progress(run, at, step=step), data=data) for step, data in _blocks(table)]
     early = [row for row in history.validations if not row["epoch"]]  # which are among the tests too
-    rows: list[tuple[EventKind, Row]] = [("valid", validation_alone(row)) for row in history.validations]
-    rows += [("epoch", row) for row in history.epochs] + [("test", row) for row in history.tests if row not in early]
-    found += [(kind, Progress(run, epoch=row.get("epoch", 0), step=row["step"]), {"row": dict(row)}) for kind, row in rows]
-    found += [("mark", at, {"text": text}) for at, text in history.marks]
-    return [Event(*event[:2], data=event[2]) for event in sorted(found, key=lambda event: event[1].step)]
+    rows: list[tuple[EventKind, Row]] = [
+        *(("valid", validation_alone(row)) for row in history.validations),
+        *(("epoch", row) for row in history.epochs),
+        *(("test", row) for row in history.tests if row not in early),
+    ]
+    found += [Event(kind, Progress(run, epoch=row.get("epoch", 0), step=row["step"]), data={"row": dict(row)}) for kind, row in rows]
+    found += [Event("mark", at, data={"text": text}) for at, text in history.marks]
+    return sorted(found, key=lambda event: event.progress.step)
 
 
+# %% ../../nbs/history/run_folder.ipynb #18d3ee1c
 class RunFolder:
     """Writes a run's events to `events.jsonl` as they come, and at its end `history.csv` and `curves.png`.
 

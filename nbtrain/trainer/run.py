@@ -112,9 +112,6 @@ class Run:
         if state.run == 1:
             advise(trainer, self.loader)
         keep_source(trainer, self.n_epoch, self.loader, self.valid_loader)
-        if trainer.parent is not None:
-            trainer.recorder.note(f"This is a new run, and continues from {trainer.parent}")
-            trainer.parent = None
         if trainer.mode == "train":
             trainer.ran = Ran.after(trainer.ran, goal, self.loader, self.valid_loader)
 
@@ -127,7 +124,7 @@ class Run:
                 self.trainer.finished_phase = self.trainer.train_state.phase
             return self.outcome.finish(status, reason)
         finally:
-            self.trainer.resumed = self.trainer.continues_run = False
+            self.trainer.resumed, self.trainer.continues_run, self.trainer.parent = False, False, None
             self.sinks.close()
 
     def _execute(self) -> tuple[Status, str]:

@@ -80,6 +80,8 @@ def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:
 # %% ../../nbs/trainer/run_record.ipynb #f6d3877f
 def keep_source(trainer: TrainerBase, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
     """Write into the run folder what this run comes from. What can't be written is noted, and the run continues."""
+    if trainer.parent is not None:
+        trainer.recorder.note(f"This is a new run, and continues from {trainer.parent}")
     if trainer.run_dir is None or not trainer.keep_source or not trainer.world.is_first:
         return
     arguments = {name: value for name, value in trainer.given.items() if value is not None}
