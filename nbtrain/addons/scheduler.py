@@ -9,15 +9,18 @@ import math
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from torch import Tensor
 from torch.optim import Optimizer
 
+from .accumulation import AccumulationAddon
 from .hooks import HooksAddon
 from ..engine.addon import AddOnBase
 from ..engine.callback import active_callbacks
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..events import Plan
-from ..optim.schedulers import FunctionSchedule, Schedule, Scheduler, resolve_schedule, scale_lr
+from ..optim.schedulers import FunctionSchedule, Schedule, Scheduler, resolve_schedule, scale_lr, set_group_lr
 
 # %% auto #0
 __all__ = ["scale_schedules", "SchedulerAddon"]
@@ -38,11 +41,12 @@ class _Step(L.Callback):
         plan = self._plan(pl_trainer)
         optimizer = self.trainer.optimizer
         assert optimizer is not None
-        groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+        groups = [{name: _copied(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
         self._schedule = resolve_schedule(self.scheduler, optimizer, plan, on_batch=self.on_batch, update=self._update)
         if self._saved is not None and (self.trainer.continues_run or self._schedule.scheduler is self.scheduler):
             self._schedule.scheduler.load_state_dict(self._saved)
             for group, values in zip(optimizer.param_groups, groups):  # the constructor of a scheduler sets its first learning rate
+                set_group_lr(group, values.pop("lr"))
                 group.update(values)
         self._take_factor(optimizer)
 
@@ -70,11 +74,13 @@ class _Step(L.Callback):
             in_a_row = first_epoch * math.ceil(n_batches / now["accumulate"]) if n_batches != math.inf else 0
             now = begin or now | {"update": in_a_row}  # an older checkpoint does not have it
         self._begin = now
+        epochs = range(first_epoch, pl_trainer.max_epochs or 0)
         return Plan(
             n_epochs=(pl_trainer.max_epochs or 0) - first_epoch,
             batches_per_epoch=int(n_batches) if n_batches != math.inf else None,
             accumulate=now["accumulate"],
             max_steps=max(pl_trainer.max_steps - now["update"], 0) if pl_trainer.max_steps >= 0 else None,
+            n_updates=_n_updates(self.trainer, pl_trainer, epochs, now["update"]) if n_batches != math.inf else None,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -107,6 +113,26 @@ class _Step(L.Callback):
         assert self._schedule is not None
         if self._schedule.interval == "epoch" and is_whole_epoch(pl_module) and not self._is_replaced:
             self._schedule.step(_monitored(self.trainer.train_state.history.monitor, pl_trainer, pl_module))
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _n_updates(trainer: TrainerProtocol, pl_trainer: L.Trainer, epochs: range, first: int) -> int | None:
+    """The updates of `epochs`, which begin with update `first`, where windows change in length; None where they do not."""
+    windows = next((addon.window_at for addon in trainer.active_addons if isinstance(addon, AccumulationAddon)), None)
+    callback = next((c for c in pl_trainer.callbacks if isinstance(c, GradientAccumulationScheduler)), None)  # pyright: ignore[reportAttributeAccessIssue]
+    update = first
+    for epoch in epochs:
+        left = int(pl_trainer.num_training_batches)
+        while left > 0:
+            by_update = windows(update) if windows is not None else None
+            length = by_update or (callback.get_accumulate_grad_batches(epoch) if callback is not None else None)
+            if length is None:
+                return None
+            left, update = left - length, update + 1
+    return update - first
 
 
 def _monitored(monitor: str, pl_trainer: L.Trainer, module: L.LightningModule) -> float | None:

@@ -8,18 +8,19 @@ from __future__ import annotations
 import json
 import random
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler
 from resume_cases import MODELS, OPTIMIZERS, SETTINGS, STEPS, Case, differences, outcome
 from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid
 from torch import nn
 
-from nbtrain import CheckpointError, EarlyStoppingAddon, StateManagerAddon
+from nbtrain import AccumulationAddon, CheckpointError, EarlyStoppingAddon, StateManagerAddon, warmup_cosine
 from nbtrain.checkpoint.weights import load_weights
 from nbtrain.optim.optimizer_state import load_optimizer
 
@@ -39,6 +40,70 @@ def kinds() -> dict[str, Case]:
 def test_a_run_broken_off_in_mid_epoch_is_resumed_exactly(name: str, tmp_path: Path) -> None:
     warnings.simplefilter("ignore")
     assert differences(kinds()[name], tmp_path) == []
+
+
+# -- schedules
+def interrupted(folder: Path, make: Any, breaks: int | None, n_epoch: int = 3) -> Any:
+    """A run of what `make` returns, saved after each update: whole, or broken off and resumed with other random numbers."""
+    for n, at in enumerate([None] if breaks is None else [breaks, None]):
+        callbacks = [] if at is None else [Breaks(at)]
+        trainer = make(save_path=folder, every_n_steps=1, keep_source=False, lightning={"callbacks": callbacks})
+        torch.manual_seed(n + 1), random.seed(n + 1), np.random.seed(n + 1)
+        with pytest.raises(Broken) if at is not None else nullcontext():
+            trainer.run(n_epoch, make_loader(), resume="auto")
+    return trainer
+
+
+@pytest.mark.parametrize("breaks", [7, 12])
+@pytest.mark.parametrize("windows", [{0: 2, 5: 4}, {0: 1, 3: 2, 6: 3}, {0: 4, 2: 1}])
+def test_a_plan_counts_the_windows_of_the_whole_run(windows: dict[int, int], breaks: int, tmp_path: Path) -> None:
+    plans: list[Any] = []
+
+    def decay(optimizer: Any, plan: Any) -> Any:
+        plans.append(plan.total_steps)
+        return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, plan.total_steps)
+
+    def make(**options: Any) -> Any:
+        return make_trainer(Regress.add_on(StateManagerAddon, AccumulationAddon), accumulate=windows, scheduler=decay, **options)
+
+    whole = interrupted(tmp_path / "whole", make, None)
+    expected = outcome(whole)
+    assert outcome(interrupted(tmp_path / "broken", make, breaks)) == expected
+    assert plans == [whole.counts.update] * 3 and whole.optimizer.param_groups[0]["lr"] == 0
+
+
+def test_a_plan_counts_the_windows_of_lightnings_schedule_of_accumulation(tmp_path: Path) -> None:
+    plans: list[Any] = []
+
+    def constant(optimizer: Any, plan: Any) -> Any:
+        plans.append(plan.total_steps)
+        return torch.optim.lr_scheduler.ConstantLR(optimizer)
+
+    callbacks = [GradientAccumulationScheduler({0: 2, 1: 5})]
+    trainer = make_trainer(scheduler=constant, lightning={"callbacks": callbacks})
+    trainer.run(2, make_loader())
+    trainer.run(1, make_loader())
+    assert plans == [4, 1] and trainer.counts.update == 5
+
+
+TENSOR_SCHEDULES: dict[str, Any] = {
+    "LinearLR": lambda optimizer, plan: torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=12),
+    "OneCycleLR": lambda optimizer, plan: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=16),
+    "warmup_cosine": warmup_cosine,
+    "a function": lambda step: 0.1 * 0.9**step,
+}
+
+
+@pytest.mark.parametrize("name", TENSOR_SCHEDULES)
+def test_a_learning_rate_in_a_tensor_is_resumed_in_the_same_tensor(name: str, tmp_path: Path) -> None:
+    def make(**options: Any) -> Any:
+        def optimizer(params: Any) -> Any:
+            return torch.optim.Adam(params, lr=torch.tensor(0.02))
+
+        return make_trainer(Saving, optimizer=optimizer, scheduler=TENSOR_SCHEDULES[name], **options)
+
+    expected = outcome(interrupted(tmp_path / "whole", make, None))
+    assert outcome(interrupted(tmp_path / "broken", make, 6)) == expected
 
 
 # -- what can't be saved is said
