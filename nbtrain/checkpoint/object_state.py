@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import io
-import random
+
 import weakref
 import zlib
 from collections import OrderedDict, deque
@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .weights import load_weights
+from ..data.loader_state import generator_state, is_generator, set_generator_state
 from ..history.user_code import is_user
 from ..optim.optimizer_state import load_optimizer
 
 # %% auto #0
-__all__ = ["Unsaved", "is_generator", "pack", "Unpacker", "attributes", "pack_module", "fingerprint"]
+__all__ = ["Unsaved", "pack", "Unpacker", "attributes", "pack_module", "fingerprint"]
 
 # %% ../../nbs/checkpoint/object_state.ipynb #ebe7b277
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.Size)
@@ -41,19 +42,6 @@ class Unsaved(Exception):
     def __init__(self, name: str = "") -> None:
         super().__init__(name)
         self.name = name
-
-
-_GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
-    torch.Generator: (lambda g: g.get_state(), lambda g, state: g.set_state(state)),
-    random.Random: (lambda g: g.getstate(), lambda g, state: g.setstate(state)),
-    np.random.Generator: (lambda g: g.bit_generator.state, lambda g, state: setattr(g.bit_generator, "state", state)),
-    np.random.RandomState: (lambda g: g.get_state(legacy=False), lambda g, state: g.set_state(state)),
-}
-
-
-def is_generator(value: Any) -> bool:
-    """Is it a generator of random numbers?"""
-    return isinstance(value, tuple(_GENERATORS))
 
 
 def _pack_tensor(value: Tensor) -> Any:
@@ -110,9 +98,9 @@ def _refuse(value: Any) -> Any:
 
 
 def _pack_object(value: Any, into: Callable[[Any], Any], known: Container[int]) -> Any:
-    for kind, (read, _) in _GENERATORS.items():
-        if isinstance(value, kind):
-            return {_AS: "generator", "state": read(value)}
+    if is_generator(value):
+        state = generator_state(value)
+        return {_AS: "generator", "state": state} if state is not None else _refuse(value)
     if isinstance(value, nn.Module):
         return {_AS: "module", "state": pack_module(value, known)}
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
@@ -183,7 +171,7 @@ class Unpacker:
         if fresh is None or not fits.get(kind, lambda o: hasattr(o, "__dict__"))(fresh):
             self.missing.append(kind.replace("state_dict", "object"))
         elif kind == "generator":
-            next(write for one, (_, write) in _GENERATORS.items() if isinstance(fresh, one))(fresh, state)
+            set_generator_state(fresh, state)
         elif kind == "module":
             self.unpack_module(fresh, state)
         elif kind == "state_dict":
