@@ -34,6 +34,7 @@ class _Step(L.Callback):
         self._update = 0
         self._is_replaced = False
         self._saved: dict[str, Any] | None = None  # the scheduler's state from a checkpoint
+        self._saved_class: str | None = None  # the class of that scheduler
         self._begin: dict[str, int] = {}  # the first update of the run, and the window at that time
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -43,7 +44,12 @@ class _Step(L.Callback):
         assert optimizer is not None
         groups = [{name: _copied(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
         self._schedule = resolve_schedule(self.scheduler, optimizer, plan, on_batch=self.on_batch, update=self._update)
-        if self._saved is not None and (self.trainer.continues_run or self._schedule.scheduler is self.scheduler):
+        kind = type(self._schedule.scheduler).__qualname__
+        if self._saved is not None and self._saved_class not in (None, kind):
+            self.trainer.recorder.note(
+                f"The schedule is a {kind}, and was a {self._saved_class} when the state was saved: it begins again."
+            )
+        elif self._saved is not None and (self.trainer.continues_run or self._schedule.scheduler is self.scheduler):
             self._schedule.scheduler.load_state_dict(self._saved)
             for group, values in zip(optimizer.param_groups, groups):  # the constructor of a scheduler sets its first learning rate
                 set_group_lr(group, values.pop("lr"))
@@ -86,10 +92,13 @@ class _Step(L.Callback):
     def state_dict(self) -> dict[str, Any]:
         scheduler = self._schedule.scheduler if self._schedule is not None else None
         state = {"factor": self.addon.factor, "begin": self._begin}
-        return state | {"scheduler": scheduler.state_dict()} if scheduler is not None and hasattr(scheduler, "state_dict") else state
+        if scheduler is None or not hasattr(scheduler, "state_dict"):
+            return state
+        return state | {"scheduler": scheduler.state_dict(), "class": type(scheduler).__qualname__}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._saved, self._begin = state_dict.get("scheduler"), state_dict.get("begin", {})
+        self._saved_class = state_dict.get("class")
         self.addon.factor = state_dict["factor"]
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -14,12 +14,22 @@ import lightning as L
 
 from .accumulation import AccumulationAddon
 from .checkpoint_callback import StateKeeper, begin_attributes, load_attributes, save_between
-from .state_saver import note_inexact, write_state
+from .run_setup import check_setup, in_words, setup_of
+from .state_saver import note_inexact, part_of, write_state
 from ..checkpoint.attribute_state import AttributeState
 from ..checkpoint.files import SaveFormat, Writer
-from ..checkpoint.run_state import Restorable, from_outside, loader_of_rank, of_rank, own_part, restore, without_weights
+from nbtrain.checkpoint.run_state import (
+    Restorable,
+    check_optimizer,
+    from_outside,
+    loader_of_rank,
+    of_rank,
+    read_state,
+    restore,
+    without_weights,
+)
 from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder
-from ..data.resumable_loader import ResumableLoader, ValidLoader
+from ..data.resumable_loader import NO_PLACE, ResumableLoader, ValidLoader
 from ..distributed.launcher import Launcher
 from ..distributed.replica import world_of
 from ..engine.addon import AddOnBase
@@ -29,7 +39,7 @@ from ..errors import CheckpointError, ConfigError, nearest
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["SaveType", "open_loader", "StateManagerAddon", "end_before"]
+__all__ = ["SaveType", "open_loader", "StateManagerAddon", "check_restored", "end_before"]
 
 # %% ../../nbs/addons/state_manager.ipynb #45daac65
 SaveType = Literal["merged", "sharded", "deduped"]
@@ -101,6 +111,9 @@ class StateManagerAddon(AddOnBase):
         save_last: Let `last` point to the newest checkpoint.
         symlink_best_and_last: Make `best` and `last` symbolic links; False, or a file system without links, makes copies.
         validate_on_save: Validate before each save by steps or epochs, and where a run ends in the middle of an epoch.
+        strict: Refuse to resume where the optimizer, or in mid-epoch the loader, the schedule or the accumulation, is not what the run was
+            saved with. With False the run continues, the record names what differs, an optimizer of another class or with other groups
+            begins again, and so does an open epoch with another loader.
         stop_on_save_error: Raise the error of a save that fails, which ends the run. By default it is noted and the run continues.
         save_on_error: Where an error ends the run, save what it has reached as `after-error` in the run folder; resume by its path.
     """
@@ -115,6 +128,7 @@ class StateManagerAddon(AddOnBase):
     save_last: bool = True
     symlink_best_and_last: bool = True
     validate_on_save: bool = False
+    strict: bool = True
     stop_on_save_error: bool = False
     save_on_error: bool = True
 
@@ -127,6 +141,7 @@ class StateManagerAddon(AddOnBase):
             self.every_n_epochs = 1
         self.store = CheckpointStore(self.keep_last_n, self.save_best, self.save_last, self.symlink_best_and_last)
         self.restored: dict[str, Any] | None = None  # a checkpoint, until the next run has reached its first batch
+        self.restored_from: Path | None = None
         self.open_loader: ResumableLoader | None = None
         self.attributes = AttributeState()
         self.open_valid: ValidLoader | None = None
@@ -179,19 +194,51 @@ class StateManagerAddon(AddOnBase):
         """The checkpoint that `resume` means: "last", "best", "auto" or a path. None if there is none yet."""
         return world_of(trainer).agree(partial(find_checkpoint, self.saves_to, resume, trainer.recorder.note))
 
-    def restore(self, trainer: Restorable, path: Path) -> None:
-        """Restore the trainer from the checkpoint at `path`; callbacks and loader follow in the next run."""
-        _restore(self, trainer, path)
+    def restore(self, trainer: Restorable, path: Path, loader: Any = None) -> None:
+        """Restore the trainer from the checkpoint at `path`; callbacks and loader follow in the next run.
+
+        `loader`: that of the next run, where it is known. Raises CheckpointError for a state that does not fit; nothing is changed then.
+        """
+        _restore(self, trainer, path, loader)
 
 
 # %% ../../nbs/addons/state_manager.ipynb #0cd3f022
-def _restore(addon: StateManagerAddon, trainer: Restorable, path: Path) -> None:
+def _restore(addon: StateManagerAddon, trainer: Restorable, path: Path, loader: Any) -> None:
     path = path.resolve() if path.is_symlink() else path  # `last` will point to another one soon
     _check_seen(trainer, path)
+    state = read_state(trainer, path)
+    found = _fit(addon, trainer, state, path, loader)
+    if "optimizer" not in found:
+        check_optimizer(trainer, state, path)
+    _note_differences(trainer, path, found)
     begin_attributes(addon, trainer)
-    addon.restored = restore(trainer, path)
-    addon.rest = without_weights(addon.restored)
-    load_attributes(addon, trainer, addon.restored["nbtrain"])
+    restore(trainer, path, state, with_optimizer="optimizer" not in found)
+    addon.restored, addon.restored_from, addon.rest = state, path, without_weights(state)
+    load_attributes(addon, trainer, state["nbtrain"])
+
+
+def _fit(addon: StateManagerAddon, trainer: TrainerProtocol, state: dict[str, Any], path: Path, loader: Any) -> dict[str, str]:
+    """Compare `state` with what the run is given. Returns what differs, by part; `state` then fits."""
+    if trainer.mode == "test":
+        return {}
+    own, given = state["nbtrain"], setup_of(trainer, loader)
+    found = check_setup(own, given, path, strict=addon.strict)
+    state["nbtrain"] = own | {"setup": own.get("setup", {}) | given}
+    if "loader" in found:  # an open epoch begins again
+        state["nbtrain"] |= {"finished": None, "loader": NO_PLACE}
+    return found
+
+
+def _note_differences(trainer: TrainerProtocol, path: Path, found: Mapping[str, str]) -> None:
+    if found:
+        trainer.recorder.note(f"{path.name} was saved with {in_words(found)}. The run continues with what it was given.")
+
+
+def check_restored(trainer: TrainerProtocol, loader: Any) -> None:
+    """Raise CheckpointError where a state was loaded that can't be continued with `loader`."""
+    for addon in trainer.active_addons:
+        if isinstance(addon, StateManagerAddon) and addon.restored is not None and addon.restored_from is not None:
+            _note_differences(trainer, addon.restored_from, _fit(addon, trainer, addon.restored, addon.restored_from, loader))
 
 
 def end_before(addon: StateManagerAddon) -> None:
@@ -208,7 +255,7 @@ def _save_now(addon: StateManagerAddon, trainer: TrainerProtocol, at: Boundary |
     if at is None:
         state = from_outside(trainer, addon.rest)
         addon.folder(trainer)
-        state["nbtrain"] = own_part(trainer, None, None, random_state(), addon.open_loader, addon.open_valid, addon.attributes)
+        state["nbtrain"] = part_of(addon, trainer, None, None, random_state())
         writer = Writer()
         path = write_state(addon, trainer, state, writer, [])
     else:

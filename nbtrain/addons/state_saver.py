@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
+from .run_setup import setup_of
 from ..checkpoint.files import Writer
 from ..checkpoint.run_state import keep_weights, kept_weights, own_part, without_weights
 from ..checkpoint.sharded import ShardWriter, meet_ranks
@@ -20,6 +21,7 @@ from ..checkpoint.store import FOLDER
 from ..distributed.parallelism import SplitStrategy
 from ..engine.callback import listeners, notify
 from ..engine.protocol import TrainerProtocol
+from ..engine.step_module import StepModule
 from ..errors import first_line
 from ..history.history import Row
 from ..rng import random_state
@@ -28,10 +30,18 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
 
 # %% auto #0
-__all__ = ["write_state", "note_inexact", "check_loaders", "StateSaver", "save_after_error"]
+__all__ = ["part_of", "write_state", "note_inexact", "check_loaders", "StateSaver", "save_after_error"]
 
 
 # %% ../../nbs/addons/state_saver.ipynb #1faeda1a
+def part_of(
+    addon: StateManagerAddon, trainer: TrainerProtocol, module: StepModule | None, finished: int | None, random: dict[str, Any]
+) -> dict[str, Any]:
+    """nbtrain's part of a state, as `own_part` makes it, and what the run was given."""
+    own = own_part(trainer, module, finished, random, addon.open_loader, addon.open_valid, addon.attributes)
+    return own | {"setup": setup_of(trainer, addon.open_loader) if trainer.mode == "train" else {}}
+
+
 def write_state(
     addon: StateManagerAddon,
     trainer: TrainerProtocol,
@@ -128,7 +138,7 @@ class StateSaver:
         self.trainer.recorder.flush()  # what is in the saved history is in the events too, once
         self._saved = counts.epoch, counts.update
         addon = self.addon
-        own = own_part(self.trainer, module, finished, random, addon.open_loader, addon.open_valid, addon.attributes)
+        own = part_of(addon, self.trainer, module, finished, random)
         if (finished is None) not in self._checked:  # once within an epoch, and once after one
             self._checked.add(finished is None)
             check_loaders(addon, self.trainer)
@@ -207,7 +217,7 @@ def save_after_error(saver: StateSaver, pl_trainer: L.Trainer) -> None:
     suffix = ".ckpt" if addon.save_format == "ckpt" else ""
     path = trainer.open_run_dir() / f"after-error{suffix}"
     try:
-        own = own_part(trainer, module, finished, random_state(), addon.open_loader, addon.open_valid, addon.attributes)
+        own = part_of(addon, trainer, module, finished, random_state())
         state = saver.dump(pl_trainer) | {"nbtrain": own | {"awaits_validation": is_whole}}
         keep_weights(state, kept_weights(trainer))
         saver.writer.save(state, path, addon.save_format, config=_config(trainer.model))

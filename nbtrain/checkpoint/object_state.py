@@ -171,7 +171,7 @@ class Unpacker:
         if fresh is None or not fits.get(kind, lambda o: hasattr(o, "__dict__"))(fresh):
             self.missing.append(kind.replace("state_dict", "object"))
         elif kind == "generator":
-            set_generator_state(fresh, state)
+            self._set_generator(fresh, state)
         elif kind == "module":
             self.unpack_module(fresh, state)
         elif kind == "state_dict":
@@ -181,6 +181,12 @@ class Unpacker:
             for name, item in state.items():
                 vars(fresh)[name] = self.unpack(item, vars(fresh).get(name))
         return fresh
+
+    def _set_generator(self, generator: Any, state: Any) -> None:
+        try:
+            set_generator_state(generator, state)
+        except (TypeError, ValueError, KeyError, RuntimeError):  # a generator of another kind
+            self.missing.append("generator")
 
     def unpack_module(self, module: nn.Module, packed: Mapping[str, Any]) -> None:
         """Restore what `pack_module` returned."""

@@ -22,7 +22,7 @@ from ..errors import CheckpointError, ConfigError
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["loader_place", "restore_loader", "ResumableLoader", "ValidLoader", "borrowed"]
+__all__ = ["NO_PLACE", "loader_place", "restore_loader", "ResumableLoader", "ValidLoader", "borrowed"]
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #9c56be43
@@ -37,6 +37,7 @@ def restore_loader(loader: Any, place: dict[str, Any]) -> None:
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #0ab3fd30
+NO_PLACE = {"length": None, "finished": None, "whole": False, "place": {"own": None, "generators": {}}}  # of another loader
 _END = object()
 _DRAWS = "the loader has no length and draws from the global random numbers between two batches, as the steps do"
 

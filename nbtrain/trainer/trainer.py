@@ -211,7 +211,7 @@ class TrainerRuns(TrainerBase):
         """
         if resume is not None:
             check_run(n_epoch, loader, valid_loader)
-            n_epoch = epochs_left(self, n_epoch, resume)
+            n_epoch = epochs_left(self, n_epoch, resume, loader)
             if n_epoch == 0:
                 return RunOutcome(self).conclude("completed", "finished before")
         return Run(self, n_epoch, loader, valid_loader).start(background=background)
