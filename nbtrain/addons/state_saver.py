@@ -129,25 +129,36 @@ class StateSaver:
     def save(self, pl_trainer: L.Trainer, finished: int | None, random: dict[str, Any], row: Row | None = None) -> Path | None:
         """Save after `finished` batches of the open epoch, None between two epochs; `row` is as in `write_state`.
 
-        Returns the path; None in any rank but the first.
+        Returns the path; None in any rank but the first, and where it has failed.
 
         The file is written in the background. Raises CheckpointError for a save that failed, with `stop_on_save_error`.
         """
-        module: Any = pl_trainer.lightning_module
         counts = self.trainer.train_state.counts
         self.trainer.recorder.flush()  # what is in the saved history is in the events too, once
         self._saved = counts.epoch, counts.update
-        addon = self.addon
-        own = part_of(addon, self.trainer, module, finished, random)
+        try:
+            state = self._collect(pl_trainer, finished, random)
+            path, expired = self._write(state, row) if pl_trainer.is_global_zero else (None, [])
+        except Exception as error:  # of a callback's, a loader's or a model's state
+            if pl_trainer.world_size > 1:  # the other ranks wait for what this one sends
+                raise
+            self._fail(error)
+            return None
+        if path is not None:
+            self._announce(pl_trainer, path, expired)
+        elif self._shares:
+            self._write_part(state)
+        return path
+
+    def _collect(self, pl_trainer: L.Trainer, finished: int | None, random: dict[str, Any]) -> dict[str, Any]:
+        """The whole state; of a rank that does not write, its share of it."""
+        addon, module = self.addon, pl_trainer.lightning_module
+        own = part_of(addon, self.trainer, module, finished, random)  # pyright: ignore[reportArgumentType]
         if (finished is None) not in self._checked:  # once within an epoch, and once after one
             self._checked.add(finished is None)
             check_loaders(addon, self.trainer)
         state = self.dump(pl_trainer)
-        if pl_trainer.is_global_zero:
-            return self._write(pl_trainer, state | {"nbtrain": own}, row)
-        if self._shares:
-            self._write_part(state)
-        return None
+        return state | {"nbtrain": own} if pl_trainer.is_global_zero else state
 
     def dump(self, pl_trainer: L.Trainer) -> dict[str, Any]:
         """Lightning's checkpoint; an empty one in a rank that does not write."""
@@ -163,10 +174,15 @@ class StateSaver:
             self.writer.wait()
         self._report()
 
-    def _write(self, pl_trainer: L.Trainer, state: dict[str, Any], row: Row | None) -> Path:
+    def _write(self, state: dict[str, Any], row: Row | None) -> tuple[Path, list[Path]]:
         self.addon.rest = without_weights(state)
         expired: list[Path] = []
-        self._path = path = write_state(self.addon, self.trainer, state, self.writer, expired, row=row, in_parts=self._shares)
+        self._path = write_state(self.addon, self.trainer, state, self.writer, expired, row=row, in_parts=self._shares)
+        note_inexact(self.addon, self.trainer, self.writer.left_out)
+        return self._path, expired
+
+    def _announce(self, pl_trainer: L.Trainer, path: Path, expired: list[Path]) -> None:
+        """Notify the callbacks of a save, where there are any, once it is on the disk."""
         waits = any(listeners(pl_trainer, name) for name in ("on_checkpoint_saved", "on_checkpoint_expired"))
         if waits or (self._shares and self.addon.stop_on_save_error):
             self.writer.wait()
@@ -174,16 +190,18 @@ class StateSaver:
             notify(pl_trainer, "on_checkpoint_saved", path)
             for old in expired:
                 notify(pl_trainer, "on_checkpoint_expired", old)
-        return path
 
     def _report(self) -> bool:
         """Note or raise the errors of the saves that are finished. Returns whether there were none."""
         errors = self.writer.take_errors()
         for error in errors:
-            if self.addon.stop_on_save_error:
-                raise error
-            self.trainer.recorder.note(f"a checkpoint was not saved: {first_line(error)}")
+            self._fail(error)
         return not errors
+
+    def _fail(self, error: Exception) -> None:
+        if self.addon.stop_on_save_error:
+            raise error
+        self.trainer.recorder.note(f"a checkpoint was not saved: {first_line(error)}")
 
     def adopt(self, pl_trainer: L.Trainer) -> None:
         """Link the checkpoint of an epoch that ended early with the row of that epoch, which was added after the save."""

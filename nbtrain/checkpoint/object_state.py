@@ -9,8 +9,10 @@ import io
 
 import weakref
 import zlib
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Container, Mapping
+from copy import copy
+from dataclasses import is_dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .value_kinds import as_plain, is_value
 from .weights import load_weights
 from ..data.loader_state import generator_state, is_generator, set_generator_state
 from ..history.user_code import is_user
@@ -54,7 +57,7 @@ def _pack_tensor(value: Tensor) -> Any:
 
 
 def _pack_array(value: Any) -> Any:
-    if value.dtype.kind not in "biuf" or value.dtype.itemsize > 8:
+    if value.dtype.kind not in "biufcMmUS":
         raise Unsaved(f"{type(value).__name__} of {value.dtype}")
     return value
 
@@ -77,20 +80,31 @@ def pack(value: Any, known: Container[int] = (), depth: int = 0) -> Any:
         return _pack_tensor(value)
     if isinstance(value, (np.ndarray, np.generic)):
         return _pack_array(value)
+    if is_value(value):
+        return value
     if kind in (list, tuple):
         return kind(map(into, value))
+    if isinstance(value, tuple) and as_plain(value) is not None:
+        return tuple.__new__(kind, map(into, value))
     if kind in (set, frozenset, deque):
         return {_AS: kind.__name__, "items": list(map(into, value))}
     if kind is complex:
         return {_AS: "complex", "items": [value.real, value.imag]}
     if isinstance(value, dict):
-        return {_checked_key(key): into(item) for key, item in value.items()}
+        return _like(value, {_checked_key(key): into(item) for key, item in value.items()})
     return _pack_object(value, into, known)
 
 
 def _checked_key(key: Any) -> Any:
     keys = key if type(key) is tuple else (key,)
-    return key if all(type(one) in _KEYS for one in keys) and key != _AS else _refuse(key)
+    return key if all(type(one) in _KEYS or is_value(one) for one in keys) and key != _AS else _refuse(key)
+
+
+def _like(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """`items` in a dict of the class of `value`, where that is one of the standard library."""
+    if type(value) is defaultdict and as_plain(value) is not None:
+        return defaultdict(value.default_factory, items)
+    return type(value)(items) if type(value) in (OrderedDict, Counter) else items
 
 
 def _refuse(value: Any) -> Any:
@@ -122,8 +136,10 @@ class Unpacker:
     def unpack(self, packed: Any, fresh: Any = None) -> Any:
         """The value that was packed; `fresh`, filled with it, where that is an object of the same kind."""
         kind: Any = type(packed)
-        if kind in (dict, OrderedDict):
+        if isinstance(packed, dict):
             return self._unpack_kind(packed, fresh) if _AS in packed else self._unpack_dict(packed, fresh)
+        if isinstance(packed, tuple) and kind is not tuple:
+            return tuple.__new__(kind, map(self.unpack, packed))
         if kind not in (list, tuple):
             return packed
         same = fresh if type(fresh) is kind else ()
@@ -134,8 +150,8 @@ class Unpacker:
         return kind(items)
 
     def _unpack_dict(self, packed: Mapping[Any, Any], fresh: Any) -> Any:
-        if not isinstance(fresh, dict):
-            return {key: self.unpack(item) for key, item in packed.items()}
+        if not isinstance(fresh, dict) or type(packed) not in (dict, type(fresh)):
+            return _like(packed, {key: self.unpack(item) for key, item in packed.items()})  # pyright: ignore[reportArgumentType]
         items = {key: self.unpack(item, fresh.get(key)) for key, item in packed.items()}
         fresh.clear()
         fresh.update(items)
@@ -163,6 +179,8 @@ class Unpacker:
 
     def _fill(self, kind: str, state: Any, fresh: Any) -> Any:
         """`fresh` with the packed `state` of an object."""
+        if is_dataclass(fresh) and type(fresh).__dataclass_params__.frozen:
+            fresh = copy(fresh)  # others may have it too
         fits = {
             "generator": is_generator,
             "module": lambda o: isinstance(o, nn.Module),
@@ -263,8 +281,10 @@ def fingerprint(value: Any, known: Container[int] = (), depth: int = 0) -> Any:
         return type(value), value
     if isinstance(value, Tensor):
         return _TensorMark(value)
+    if is_value(value):
+        return type(value), value
     if isinstance(value, (np.ndarray, np.generic)):
-        return value.dtype, value.shape, zlib.crc32(np.asarray(value).tobytes()) if value.dtype.kind in "biufc" else id(value)
+        return value.dtype, value.shape, zlib.crc32(np.asarray(value).tobytes()) if value.dtype.kind in "biufcMmUS" else id(value)
     if isinstance(value, Mapping):
         return type(value), [(into(key), into(item)) for key, item in value.items()]
     if isinstance(value, (list, tuple, deque, set, frozenset)):

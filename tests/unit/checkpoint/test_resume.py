@@ -8,10 +8,16 @@ from __future__ import annotations
 import json
 import random
 import warnings
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 from contextlib import nullcontext
+from copy import copy
+from dataclasses import dataclass
+from datetime import date
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -21,6 +27,7 @@ from samples import Breaks, Broken, Regress, make_loader, make_model, make_train
 from torch import nn
 
 from nbtrain import AccumulationAddon, CheckpointError, EarlyStoppingAddon, StateManagerAddon, warmup_cosine
+from nbtrain.checkpoint.files import read_checkpoint
 from nbtrain.checkpoint.object_state import Unpacker, pack
 from nbtrain.checkpoint.weights import load_weights
 from nbtrain.optim.optimizer_state import load_optimizer
@@ -175,6 +182,81 @@ def test_a_generator_of_the_system_is_left_out_and_said(tmp_path: Path) -> None:
     (note,) = notes(trainer)
     assert note.startswith("Resume is not exact here: Sequential.noise is a SystemRandom, and is not saved.")
     assert list(trainer.run_dir.glob("checkpoints/epoch=1*"))
+
+
+class Phase(Enum):
+    WARM, HOT = 1, 2
+
+
+@dataclass(frozen=True)
+class Setting:
+    n: int = 0
+
+
+SETTING = Setting()
+Recent = namedtuple("Recent", "value n")
+CHANGES: dict[str, tuple[Any, Any]] = {
+    "an enum": (Phase.WARM, Phase.HOT),
+    "a path": (Path("a"), Path("b")),
+    "a date": (date(2024, 1, 1), date(2024, 1, 2)),
+    "a named tuple": (Recent(None, 0), Recent(torch.ones(2), 1)),
+    "a counter that is new": (None, Counter("ab")),
+    "an ordered dict": (OrderedDict(a=1, b=2), OrderedDict(b=1, a=2)),
+    "a default dict": (None, defaultdict(list, {1: [2]})),
+    "a frozen dataclass": (SETTING, Setting(3)),
+    "a dict by enums": ({}, {Phase.HOT: 1}),
+    "text of NumPy's": (np.array(["a"]), np.array(["bc"])),
+}
+
+
+@pytest.mark.parametrize("save_format", ["ckpt", "safetensor"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_attribute_of_the_model_keeps_its_type(name: str, save_format: str, tmp_path: Path) -> None:
+    before, after = CHANGES[name]
+
+    def made() -> Any:
+        model: Any = make_model()
+        model.extra = copy(before) if not isinstance(before, Setting) else before
+        return make_trainer(Saving, save_path=tmp_path, model=model, save_format=save_format, keep_source=False)
+
+    trainer = made()
+    trainer.run_batch(next(iter(make_loader())))
+    trainer.model.extra = after
+    trainer.save_state()
+    again = made()
+    again.load_state()
+    assert type(again.model.extra) is type(after) and repr(again.model.extra) == repr(after)
+    assert Phase.WARM.value == 1 and SETTING.n == 0  # what others have too is not changed
+
+
+class Failing(L.Callback):
+    """Its state can't be made, or can't be stored."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        if isinstance(self.state, Exception):
+            raise self.state
+        return {"odd": self.state, "n": 1}
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyError("no"), RuntimeError("no"), MemoryError("no"), OSError("no")], ids=repr)
+def test_training_continues_after_a_save_that_fails_in_any_way(error: Exception, tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, lightning={"callbacks": [Failing(error)]}, keep_source=False)
+    assert trainer.run(2, make_loader()).status == "completed"
+    assert [note for note in notes(trainer) if note.startswith("a checkpoint was not saved: ")]
+    stopping = make_trainer(Saving, save_path=tmp_path, stop_on_save_error=True, lightning={"callbacks": [Failing(error)]})
+    with pytest.raises(type(error)):
+        stopping.run(2, make_loader())
+
+
+def test_a_value_that_can_not_be_stored_is_named_once_and_the_rest_is_saved(tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, lightning={"callbacks": [Failing(object())]}, keep_source=False)
+    trainer.run(2, make_loader())
+    assert notes(trainer) == ["Resume is not exact here: callbacks.Failing.odd is of type object, which a checkpoint can't hold."]
+    path = trainer.run_dir / "checkpoints" / "last.ckpt"
+    assert read_checkpoint(path)["callbacks"]["Failing"] == {"n": 1}
 
 
 class Lazy(Regress):
