@@ -100,6 +100,10 @@ def _checked_key(key: Any) -> Any:
     return key if all(type(one) in _KEYS or is_value(one) for one in keys) and key != _AS else _refuse(key)
 
 
+def _is_frozen(value: Any) -> bool:
+    return is_dataclass(value) and type(value).__dataclass_params__.frozen  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def _like(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     """`items` in a dict of the class of `value`, where that is one of the standard library."""
     if type(value) is defaultdict and as_plain(value) is not None:
@@ -179,7 +183,7 @@ class Unpacker:
 
     def _fill(self, kind: str, state: Any, fresh: Any) -> Any:
         """`fresh` with the packed `state` of an object."""
-        if is_dataclass(fresh) and type(fresh).__dataclass_params__.frozen:
+        if _is_frozen(fresh):
             fresh = copy(fresh)  # others may have it too
         fits = {
             "generator": is_generator,

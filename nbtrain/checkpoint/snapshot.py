@@ -87,6 +87,10 @@ def _is_plain_key(key: Any) -> bool:
     return all(map(_is_plain_key, key)) if type(key) is tuple else type(key) in (type(None), bool, int, float, str)
 
 
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc"
+
+
 class _Unstorable(Exception):
     """A value that no checkpoint can hold."""
 
@@ -180,7 +184,7 @@ class _Copier:
             return kind(self.copy_items(value, where))
         if kind in (list, tuple):
             return kind(self.copy(item, (*where, i)) for i, item in enumerate(value))
-        if kind is bytes or (isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc" and value.dtype.itemsize <= 16):
+        if kind is bytes or _is_numbers(value):
             return self._copy_view(value, where)
         if kind is DTensor:
             return self._copy_shard(value, where)

@@ -113,14 +113,14 @@ def _made_enum(module: str, name: str, member: Any) -> Any:
 def _made_named_tuple(module: str, name: str, items: list[Any]) -> Any:
     kind = loaded_class(module, name)
     is_kind = kind is not None and issubclass(kind, tuple) and len(getattr(kind, "_fields", ())) == len(items)
-    return tuple.__new__(kind, items) if is_kind else tuple(items)
+    return tuple.__new__(kind, items) if is_kind else tuple(items)  # pyright: ignore[reportArgumentType]
 
 
 def _made_dataclass(module: str, name: str, values: dict[str, Any]) -> Any:
     kind = loaded_class(module, name)
     if kind is None or not is_dataclass(kind) or hasattr(kind, "__del__"):
         return values
-    made = object.__new__(kind)  # no method of it is called
+    made = object.__new__(kind)  # pyright: ignore[reportArgumentType]  # no method of it is called
     for field in fields(kind):
         if field.name in values:
             object.__setattr__(made, field.name, values[field.name])
