@@ -203,11 +203,12 @@ class Plan:
     batches_per_epoch: int | None  # None: the loader has no length
     accumulate: int = 1  # batches for one optimizer update
     max_steps: int | None = None  # optimizer updates after which the run ends at the latest
+    n_updates: int | None = None  # those of all epochs, where `accumulate` changes in the run
 
     @property
     def total_steps(self) -> int | None:
         """Optimizer updates in this run; None where their number is unknown."""
         if self.batches_per_epoch is None:
             return self.max_steps
-        n_steps = self.n_epochs * math.ceil(self.batches_per_epoch / self.accumulate)
+        n_steps = self.n_updates if self.n_updates is not None else self.n_epochs * math.ceil(self.batches_per_epoch / self.accumulate)
         return n_steps if self.max_steps is None else min(n_steps, self.max_steps)

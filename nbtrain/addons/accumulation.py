@@ -348,6 +348,10 @@ class AccumulationAddon(AddOnBase):
     def lightning_args(self, trainer: TrainerProtocol) -> dict[str, Any]:
         return {"accumulate_grad_batches": self.accumulate} if isinstance(self.accumulate, int) else {}
 
+    def window_at(self, update: int) -> int | None:
+        """How many batches the window of `update` has, where the option is a dict."""
+        return _at(self.accumulate, update) if isinstance(self.accumulate, Mapping) else None
+
     def window(self, trainer: TrainerProtocol, pl_trainer: L.Trainer) -> int | None:
         """How many batches the current window has; None if no option gives it."""
         if isinstance(self.accumulate, Mapping):

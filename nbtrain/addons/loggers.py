@@ -260,6 +260,7 @@ class LoggersAddon(AddOnBase):
         self._deliveries: list[Delivery] = []
 
     def lightning_loggers(self, trainer: TrainerProtocol) -> list[Logger]:
+        assert not isinstance(self.loggers, (str, Logger))  # a list, since it was made
         named = [given for given in self.loggers if isinstance(given, str)]
         if named and trainer is not None and trainer.run_dir is None and trainer.given.get("save_path") is None:
             raise ConfigError(f"loggers={named} need a folder to write to.", remedy='Give save_path="runs/my-run".')

@@ -9,15 +9,18 @@ import math
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from torch import Tensor
 from torch.optim import Optimizer
 
+from .accumulation import AccumulationAddon
 from .hooks import HooksAddon
 from ..engine.addon import AddOnBase
 from ..engine.callback import active_callbacks
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..events import Plan
-from ..optim.schedulers import FunctionSchedule, Schedule, Scheduler, resolve_schedule, scale_lr
+from ..optim.schedulers import FunctionSchedule, Schedule, Scheduler, resolve_schedule, scale_lr, set_group_lr
 
 # %% auto #0
 __all__ = ["scale_schedules", "SchedulerAddon"]
@@ -31,6 +34,7 @@ class _Step(L.Callback):
         self._update = 0
         self._is_replaced = False
         self._saved: dict[str, Any] | None = None  # the scheduler's state from a checkpoint
+        self._saved_class: str | None = None  # the class of that scheduler
         self._begin: dict[str, int] = {}  # the first update of the run, and the window at that time
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -38,11 +42,17 @@ class _Step(L.Callback):
         plan = self._plan(pl_trainer)
         optimizer = self.trainer.optimizer
         assert optimizer is not None
-        groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+        groups = [{name: _copied(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
         self._schedule = resolve_schedule(self.scheduler, optimizer, plan, on_batch=self.on_batch, update=self._update)
-        if self._saved is not None and (self.trainer.continues_run or self._schedule.scheduler is self.scheduler):
+        kind = type(self._schedule.scheduler).__qualname__
+        if self._saved is not None and self._saved_class not in (None, kind):
+            self.trainer.recorder.note(
+                f"The schedule is a {kind}, and was a {self._saved_class} when the state was saved: it begins again."
+            )
+        elif self._saved is not None and (self.trainer.continues_run or self._schedule.scheduler is self.scheduler):
             self._schedule.scheduler.load_state_dict(self._saved)
             for group, values in zip(optimizer.param_groups, groups):  # the constructor of a scheduler sets its first learning rate
+                set_group_lr(group, values.pop("lr"))
                 group.update(values)
         self._take_factor(optimizer)
 
@@ -70,20 +80,25 @@ class _Step(L.Callback):
             in_a_row = first_epoch * math.ceil(n_batches / now["accumulate"]) if n_batches != math.inf else 0
             now = begin or now | {"update": in_a_row}  # an older checkpoint does not have it
         self._begin = now
+        epochs = range(first_epoch, pl_trainer.max_epochs or 0)
         return Plan(
             n_epochs=(pl_trainer.max_epochs or 0) - first_epoch,
             batches_per_epoch=int(n_batches) if n_batches != math.inf else None,
             accumulate=now["accumulate"],
             max_steps=max(pl_trainer.max_steps - now["update"], 0) if pl_trainer.max_steps >= 0 else None,
+            n_updates=_n_updates(self.trainer, pl_trainer, epochs, now["update"]) if n_batches != math.inf else None,
         )
 
     def state_dict(self) -> dict[str, Any]:
         scheduler = self._schedule.scheduler if self._schedule is not None else None
         state = {"factor": self.addon.factor, "begin": self._begin}
-        return state | {"scheduler": scheduler.state_dict()} if scheduler is not None and hasattr(scheduler, "state_dict") else state
+        if scheduler is None or not hasattr(scheduler, "state_dict"):
+            return state
+        return state | {"scheduler": scheduler.state_dict(), "class": type(scheduler).__qualname__}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._saved, self._begin = state_dict.get("scheduler"), state_dict.get("begin", {})
+        self._saved_class = state_dict.get("class")
         self.addon.factor = state_dict["factor"]
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -107,6 +122,26 @@ class _Step(L.Callback):
         assert self._schedule is not None
         if self._schedule.interval == "epoch" and is_whole_epoch(pl_module) and not self._is_replaced:
             self._schedule.step(_monitored(self.trainer.train_state.history.monitor, pl_trainer, pl_module))
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _n_updates(trainer: TrainerProtocol, pl_trainer: L.Trainer, epochs: range, first: int) -> int | None:
+    """The updates of `epochs`, which begin with update `first`, where windows change in length; None where they do not."""
+    windows = next((addon.window_at for addon in trainer.active_addons if isinstance(addon, AccumulationAddon)), None)
+    callback = next((c for c in pl_trainer.callbacks if isinstance(c, GradientAccumulationScheduler)), None)  # pyright: ignore[reportAttributeAccessIssue]
+    update = first
+    for epoch in epochs:
+        left = int(pl_trainer.num_training_batches)
+        while left > 0:
+            by_update = windows(update) if windows is not None else None
+            length = by_update or (callback.get_accumulate_grad_batches(epoch) if callback is not None else None)
+            if length is None:
+                return None
+            left, update = left - length, update + 1
+    return update - first
 
 
 def _monitored(monitor: str, pl_trainer: L.Trainer, module: L.LightningModule) -> float | None:

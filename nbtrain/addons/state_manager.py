@@ -14,13 +14,24 @@ import lightning as L
 
 from .accumulation import AccumulationAddon
 from .checkpoint_callback import StateKeeper, begin_attributes, load_attributes, save_between
-from .state_saver import note_inexact, write_state
+from .run_setup import check_setup, in_words, setup_of
+from .state_saver import note_inexact, part_of, write_state
 from ..checkpoint.attribute_state import AttributeState
 from ..checkpoint.files import SaveFormat, Writer
-from ..checkpoint.run_state import Restorable, from_outside, loader_of_rank, of_rank, own_part, restore, restore_end, without_weights
+from nbtrain.checkpoint.run_state import (
+    Restorable,
+    check_optimizer,
+    from_outside,
+    loader_of_rank,
+    of_rank,
+    read_state,
+    restore,
+    restore_end,
+)
+from ..checkpoint.run_state import without_weights
 from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder, own_run
 from ..checkpoint.weights import url_of
-from ..data.resumable_loader import ResumableLoader, ValidLoader
+from ..data.resumable_loader import NO_PLACE, ResumableLoader, ValidLoader
 from ..distributed.launcher import Launcher
 from ..distributed.replica import world_of
 from ..engine.addon import AddOnBase
@@ -30,7 +41,7 @@ from ..errors import CheckpointError, ConfigError
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["SaveType", "open_loader", "StateManagerAddon", "end_before"]
+__all__ = ["SaveType", "open_loader", "StateManagerAddon", "check_restored", "end_before"]
 
 # %% ../../nbs/addons/state_manager.ipynb #45daac65
 SaveType = Literal["merged", "sharded", "deduped"]
@@ -98,6 +109,9 @@ class StateManagerAddon(AddOnBase):
         save_last: Let `last` point to the newest checkpoint.
         symlink_best_and_last: Make `best` and `last` symbolic links; False, or a file system without links, makes copies.
         validate_on_save: Validate before each save by steps or epochs, and where a run ends in the middle of an epoch.
+        strict: Refuse to resume where the optimizer, or in mid-epoch the loader, the schedule or the accumulation, is not what the run was
+            saved with. With False the run continues, the record names what differs, an optimizer of another class or with other groups
+            begins again, and so does an open epoch with another loader.
         stop_on_save_error: Raise the error of a save that fails, which ends the run. By default it is noted and the run continues.
         save_on_error: Where an error ends the run, save what it has reached as `after-error` in the run folder; resume by its path.
     """
@@ -112,6 +126,7 @@ class StateManagerAddon(AddOnBase):
     save_last: bool = True
     symlink_best_and_last: bool = True
     validate_on_save: bool = False
+    strict: bool = True
     stop_on_save_error: bool = False
     save_on_error: bool = True
 
@@ -125,6 +140,7 @@ class StateManagerAddon(AddOnBase):
         self.store = CheckpointStore(self.keep_last_n, self.save_best, self.save_last, self.symlink_best_and_last)
         self.made_in = Path.cwd()
         self.restored: dict[str, Any] | None = None  # a checkpoint, until the next run has reached its first batch
+        self.restored_from: str | Path | None = None
         self.open_loader: ResumableLoader | None = None
         self.attributes = AttributeState()
         self.open_valid: ValidLoader | None = None
@@ -176,24 +192,56 @@ class StateManagerAddon(AddOnBase):
         """The checkpoint that `resume` means: "last", "best", "auto", a path or a URL. None if there is none yet."""
         return world_of(trainer).agree(partial(find_checkpoint, self.saves_to, resume, trainer.recorder.note))
 
-    def restore(self, trainer: Restorable, checkpoint: str | Path) -> str | Path:
-        """Restore the trainer from a checkpoint, by its path or URL; callbacks and loader follow in the next run. Returns the file."""
-        return _restore(self, trainer, checkpoint)
+    def restore(self, trainer: Restorable, checkpoint: str | Path, loader: Any = None) -> str | Path:
+        """Restore the trainer from a checkpoint, by its path or URL; callbacks and loader follow in the next run. Returns the file.
+
+        `loader`: that of the next run, where it is known. Raises CheckpointError for a state that does not fit; nothing is changed then.
+        """
+        return _restore(self, trainer, checkpoint, loader)
 
 
 # %% ../../nbs/addons/state_manager.ipynb #0cd3f022
-def _restore(addon: StateManagerAddon, trainer: Restorable, checkpoint: str | Path) -> str | Path:
+def _restore(addon: StateManagerAddon, trainer: Restorable, checkpoint: str | Path, loader: Any) -> str | Path:
     run_dir = None
     if not url_of(checkpoint):
         path = Path(checkpoint)
         checkpoint = path = path.resolve() if path.is_symlink() else path  # `last` will point to another one soon
         _check_seen(trainer, path)
         run_dir = own_run(addon.saves_to, trainer.run_dir, path)
+    state = read_state(trainer, checkpoint)
+    found = _fit(addon, trainer, state, checkpoint, loader)
+    if "optimizer" not in found:
+        check_optimizer(trainer, state, Path(checkpoint))
+    _note_differences(trainer, checkpoint, found)
     begin_attributes(addon, trainer)
-    addon.restored = restore(trainer, checkpoint, run_dir)
-    addon.rest = without_weights(addon.restored)
-    load_attributes(addon, trainer, addon.restored["nbtrain"])
+    restore(trainer, checkpoint, state, run_dir, with_optimizer="optimizer" not in found)
+    addon.restored, addon.restored_from, addon.rest = state, checkpoint, without_weights(state)
+    load_attributes(addon, trainer, state["nbtrain"])
     return checkpoint
+
+
+def _fit(addon: StateManagerAddon, trainer: TrainerProtocol, state: dict[str, Any], checkpoint: str | Path, loader: Any) -> dict[str, str]:
+    """Compare `state` with what the run is given. Returns what differs, by part; `state` then fits."""
+    if trainer.mode == "test":
+        return {}
+    own, given = state["nbtrain"], setup_of(trainer, loader)
+    found = check_setup(own, given, Path(checkpoint), strict=addon.strict)
+    state["nbtrain"] = own | {"setup": own.get("setup", {}) | given}
+    if "loader" in found:  # an open epoch begins again
+        state["nbtrain"] |= {"finished": None, "loader": NO_PLACE}
+    return found
+
+
+def _note_differences(trainer: TrainerProtocol, checkpoint: str | Path, found: Mapping[str, str]) -> None:
+    if found:
+        trainer.recorder.note(f"{Path(checkpoint).name} was saved with {in_words(found)}. The run continues with what it was given.")
+
+
+def check_restored(trainer: TrainerProtocol, loader: Any) -> None:
+    """Raise CheckpointError where a state was loaded that can't be continued with `loader`."""
+    for addon in trainer.active_addons:
+        if isinstance(addon, StateManagerAddon) and addon.restored is not None and addon.restored_from is not None:
+            _note_differences(trainer, addon.restored_from, _fit(addon, trainer, addon.restored, addon.restored_from, loader))
 
 
 def end_before(addon: StateManagerAddon, trainer: Restorable, checkpoint: str | Path) -> None:
@@ -214,7 +262,7 @@ def _save_now(addon: StateManagerAddon, trainer: TrainerProtocol, at: Boundary |
     if at is None:
         state = from_outside(trainer, addon.rest)
         addon.folder(trainer)
-        state["nbtrain"] = own_part(trainer, None, None, random_state(), addon.open_loader, addon.open_valid, addon.attributes)
+        state["nbtrain"] = part_of(addon, trainer, None, None, random_state())
         writer = Writer()
         path = write_state(addon, trainer, state, writer, [])
     else:

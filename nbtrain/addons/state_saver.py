@@ -14,6 +14,7 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
+from .run_setup import setup_of
 from ..checkpoint.files import Writer
 from ..checkpoint.run_state import keep_weights, kept_weights, own_part, without_weights
 from ..checkpoint.sharded import ShardWriter, meet_ranks
@@ -22,6 +23,7 @@ from ..checkpoint.store import FOLDER
 from ..distributed.parallelism import SplitStrategy
 from ..engine.callback import Stopper, listeners, notify
 from ..engine.protocol import TrainerProtocol
+from ..engine.step_module import StepModule
 from ..errors import first_line
 from ..history.history import Row
 from ..rng import random_state
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = [
+    "part_of",
     "write_state",
     "name_best",
     "note_inexact",
@@ -44,6 +47,14 @@ __all__ = [
 
 
 # %% ../../nbs/addons/state_saver.ipynb #1faeda1a
+def part_of(
+    addon: StateManagerAddon, trainer: TrainerProtocol, module: StepModule | None, finished: int | None, random: dict[str, Any]
+) -> dict[str, Any]:
+    """nbtrain's part of a state, as `own_part` makes it, and what the run was given."""
+    own = own_part(trainer, module, finished, random, addon.open_loader, addon.open_valid, addon.attributes)
+    return own | {"setup": setup_of(trainer, addon.open_loader) if trainer.mode == "train" else {}}
+
+
 def write_state(
     addon: StateManagerAddon,
     trainer: TrainerProtocol,
@@ -164,27 +175,38 @@ class StateSaver:
     ) -> Path | None:
         """Save after `finished` batches of the open epoch, None between two epochs; `row` is as in `write_state`.
 
-        Returns the path; None in any rank but the first. `hold`: the run ends within the epoch, and `adopt` writes the file.
+        Returns the path; None in any rank but the first, and where it has failed. `hold`: the run ends within the epoch, and `adopt`
+        writes the file.
 
         The file is written in the background. Raises CheckpointError for a save that failed, with `stop_on_save_error`.
         """
-        module: Any = pl_trainer.lightning_module
         counts = self.trainer.train_state.counts
         self.trainer.recorder.flush()  # what is in the saved history is in the events too, once
         self._saved = counts.epoch, counts.update
-        addon = self.addon
-        own = own_part(self.trainer, module, finished, random, addon.open_loader, addon.open_valid, addon.attributes)
+        try:
+            state = self._collect(pl_trainer, finished, random)
+            self._path = self._write(state, row, hold) if pl_trainer.is_global_zero else None
+        except Exception as error:  # of a callback's, a loader's or a model's state
+            if pl_trainer.world_size > 1:  # the other ranks wait for what this one sends
+                raise
+            self._path = None
+            self._fail(error)
+            return None
+        if self._path is None and self._shares:
+            self.writer.save(state, Path(), hold=hold)  # the first rank sends the path
+        if not hold:
+            self._finish(pl_trainer)
+        return self._path
+
+    def _collect(self, pl_trainer: L.Trainer, finished: int | None, random: dict[str, Any]) -> dict[str, Any]:
+        """The whole state; of a rank that does not write, its share of it."""
+        addon, module = self.addon, pl_trainer.lightning_module
+        own = part_of(addon, self.trainer, module, finished, random)  # pyright: ignore[reportArgumentType]
         if (finished is None) not in self._checked:  # once within an epoch, and once after one
             self._checked.add(finished is None)
             check_loaders(addon, self.trainer)
         state = self.dump(pl_trainer) | {"stopped": {**self.stopped, **stop_settings(pl_trainer)} if pl_trainer.should_stop else {}}
-        if pl_trainer.is_global_zero:
-            return self._write(pl_trainer, state | {"nbtrain": own}, row, hold)
-        if self._shares:
-            self.writer.save(state, Path(), hold=hold)  # the first rank sends the path
-            if not hold:
-                self._finish_part()
-        return None
+        return state | {"nbtrain": own} if pl_trainer.is_global_zero else state
 
     def dump(self, pl_trainer: L.Trainer) -> dict[str, Any]:
         """Lightning's checkpoint; an empty one in a rank that does not write."""
@@ -194,24 +216,19 @@ class StateSaver:
         with strategy.in_parts() if self._shares else nullcontext():
             return pl_trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
 
-    def _finish_part(self) -> None:
-        if self.addon.stop_on_save_error:  # as the first rank does, so that all of them stop
-            self.writer.wait()
-        self._report()
-
-    def _write(self, pl_trainer: L.Trainer, state: dict[str, Any], row: Row | None, hold: bool) -> Path:
+    def _write(self, state: dict[str, Any], row: Row | None, hold: bool) -> Path:
         self.addon.rest = without_weights(state)
         self._expired = expired = []
-        options = {"row": row, "in_parts": self._shares, "hold": hold}
-        self._path = path = write_state(self.addon, self.trainer, state, self.writer, expired, **options)
-        if not hold:
-            self._finish(pl_trainer, path)
+
+        path = write_state(self.addon, self.trainer, state, self.writer, expired, row=row, in_parts=self._shares, hold=hold)
+        note_inexact(self.addon, self.trainer, self.writer.left_out)
         return path
 
-    def _finish(self, pl_trainer: L.Trainer, path: Path) -> None:
-        """Notify those who wait for the save, and report its errors."""
-        waits = any(listeners(pl_trainer, name) for name in ("on_checkpoint_saved", "on_checkpoint_expired"))
-        if waits or (self._shares and self.addon.stop_on_save_error):
+    def _finish(self, pl_trainer: L.Trainer) -> None:
+        """Notify the callbacks of a save, where there are any, once it is on the disk, and report its errors."""
+        path = self._path  # None in any rank but the first
+        waits = path is not None and any(listeners(pl_trainer, name) for name in ("on_checkpoint_saved", "on_checkpoint_expired"))
+        if waits or (self._shares and self.addon.stop_on_save_error):  # all ranks wait, so that all of them stop
             self.writer.wait()
         if self._report() and waits:
             notify(pl_trainer, "on_checkpoint_saved", path)
@@ -222,10 +239,13 @@ class StateSaver:
         """Note or raise the errors of the saves that are finished. Returns whether there were none."""
         errors = self.writer.take_errors()
         for error in errors:
-            if self.addon.stop_on_save_error:
-                raise error
-            self.trainer.recorder.note(f"a checkpoint was not saved: {first_line(error)}")
+            self._fail(error)
         return not errors
+
+    def _fail(self, error: Exception) -> None:
+        if self.addon.stop_on_save_error:
+            raise error
+        self.trainer.recorder.note(f"a checkpoint was not saved: {first_line(error)}")
 
     def close(self) -> None:
         """End a run: wait until everything is written, and remove the paths of deleted checkpoints from the history."""
@@ -239,10 +259,9 @@ class StateSaver:
 # %% ../../nbs/addons/state_saver.ipynb #b9061c3c
 def _ended(saver: StateSaver, pl_trainer: L.Trainer, path: Path) -> dict[str, Any]:
     """What a checkpoint of a cut epoch has beside it: how the run has left the trainer, as a save between two epochs has it."""
-    addon, module = saver.addon, pl_trainer.lightning_module
-    attributes = addon.attributes
-    own = own_part(saver.trainer, module, None, random_state(), addon.open_loader, addon.open_valid, attributes)  # pyright: ignore[reportArgumentType]
-    name_best(addon, saver.trainer, own, path)
+    module: Any = pl_trainer.lightning_module
+    own = part_of(saver.addon, saver.trainer, module, None, random_state())
+    name_best(saver.addon, saver.trainer, own, path)
     rest = {} if isinstance(pl_trainer.strategy, SplitStrategy) else without_weights(saver.dump(pl_trainer))
     return rest | {"nbtrain": own}
 
@@ -253,12 +272,11 @@ def adopt(saver: StateSaver, pl_trainer: L.Trainer) -> None:
     saver._saved = state.counts.epoch, state.counts.update
     if saver._path is None:
         saver.writer.release()
-        if saver._shares:
-            saver._finish_part()
+        saver._finish(pl_trainer)
     else:
         state.history.epochs[-1].path = saver._path
         saver.writer.release({"end": _ended(saver, pl_trainer, saver._path)})
-        saver._finish(pl_trainer, saver._path)
+        saver._finish(pl_trainer)
         saver.writer.wait()
         for old in saver.addon.store.adopt_best(saver._path) if state.history.last_is_best else []:
             notify(pl_trainer, "on_checkpoint_expired", old)
@@ -276,7 +294,7 @@ def save_after_error(saver: StateSaver, pl_trainer: L.Trainer) -> None:
     suffix = ".ckpt" if addon.save_format == "ckpt" else ""
     path = trainer.open_run_dir() / f"after-error{suffix}"
     try:
-        own = own_part(trainer, module, finished, random_state(), addon.open_loader, addon.open_valid, addon.attributes)
+        own = part_of(addon, trainer, module, finished, random_state())
         state = saver.dump(pl_trainer) | {"nbtrain": own | {"awaits_validation": is_whole}}
         keep_weights(state, kept_weights(trainer))
         saver.writer.save(state, path, addon.save_format, config=_config(trainer.model))

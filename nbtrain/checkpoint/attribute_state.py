@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from .object_state import Unpacker, Unsaved, attributes, fingerprint, pack
+from ..data.loader_state import is_generator
 from ..engine.protocol import TrainerProtocol
 from ..history.user_code import is_user
 
@@ -117,6 +118,7 @@ def _kind_unsaved(value: Any, known: set[int]) -> str:
     try:
         pack(value, known)
     except Unsaved as error:
-        opaque = is_user(type(value)) or hasattr(value, "__next__") or isinstance(value, (list, tuple, dict, Tensor, np.ndarray))
+        plain = isinstance(value, (list, tuple, dict, Tensor, np.ndarray))
+        opaque = plain or is_user(type(value)) or hasattr(value, "__next__") or is_generator(value)
         return error.name if opaque else ""  # objects of libraries are mostly configurations
     return ""

@@ -451,6 +451,11 @@ class Writer:
             self._write(*arguments)
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """What of the newest state can't be stored, in words."""
+        return self._snapshot.left_out if self._snapshot is not None else ()
+
+    @property
     def busy(self) -> bool:
         """Is a save being written?"""
         return not self._done.is_set()

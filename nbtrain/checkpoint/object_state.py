@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import io
-import random
+
 import weakref
 import zlib
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Container, Mapping
+from copy import copy
+from dataclasses import is_dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -20,12 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .value_kinds import as_plain, is_value
 from .weights import load_weights
+from ..data.loader_state import generator_state, is_generator, set_generator_state
 from ..history.user_code import is_user
 from ..optim.optimizer_state import load_optimizer
 
 # %% auto #0
-__all__ = ["Unsaved", "is_generator", "pack", "Unpacker", "attributes", "pack_module", "fingerprint"]
+__all__ = ["Unsaved", "pack", "Unpacker", "attributes", "pack_module", "fingerprint"]
 
 # %% ../../nbs/checkpoint/object_state.ipynb #ebe7b277
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.Size)
@@ -43,19 +47,6 @@ class Unsaved(Exception):
         self.name = name
 
 
-_GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
-    torch.Generator: (lambda g: g.get_state(), lambda g, state: g.set_state(state)),
-    random.Random: (lambda g: g.getstate(), lambda g, state: g.setstate(state)),
-    np.random.Generator: (lambda g: g.bit_generator.state, lambda g, state: setattr(g.bit_generator, "state", state)),
-    np.random.RandomState: (lambda g: g.get_state(legacy=False), lambda g, state: g.set_state(state)),
-}
-
-
-def is_generator(value: Any) -> bool:
-    """Is it a generator of random numbers?"""
-    return isinstance(value, tuple(_GENERATORS))
-
-
 def _pack_tensor(value: Tensor) -> Any:
     if type(value) is not Tensor or value.layout is not torch.strided or value.is_meta or value.is_quantized:
         raise Unsaved(type(value).__name__)
@@ -66,7 +57,7 @@ def _pack_tensor(value: Tensor) -> Any:
 
 
 def _pack_array(value: Any) -> Any:
-    if value.dtype.kind not in "biuf" or value.dtype.itemsize > 8:
+    if value.dtype.kind not in "biufcMmUS":
         raise Unsaved(f"{type(value).__name__} of {value.dtype}")
     return value
 
@@ -89,20 +80,35 @@ def pack(value: Any, known: Container[int] = (), depth: int = 0) -> Any:
         return _pack_tensor(value)
     if isinstance(value, (np.ndarray, np.generic)):
         return _pack_array(value)
+    if is_value(value):
+        return value
     if kind in (list, tuple):
         return kind(map(into, value))
+    if isinstance(value, tuple) and as_plain(value) is not None:
+        return tuple.__new__(kind, map(into, value))
     if kind in (set, frozenset, deque):
         return {_AS: kind.__name__, "items": list(map(into, value))}
     if kind is complex:
-        return {_AS: "complex", "items": [value.real, value.imag]}
+        return {_AS: "complex", "items": [value.real, value.imag]}  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(value, dict):
-        return {_checked_key(key): into(item) for key, item in value.items()}
+        return _like(value, {_checked_key(key): into(item) for key, item in value.items()})
     return _pack_object(value, into, known)
 
 
 def _checked_key(key: Any) -> Any:
     keys = key if type(key) is tuple else (key,)
-    return key if all(type(one) in _KEYS for one in keys) and key != _AS else _refuse(key)
+    return key if all(type(one) in _KEYS or is_value(one) for one in keys) and key != _AS else _refuse(key)
+
+
+def _is_frozen(value: Any) -> bool:
+    return is_dataclass(value) and type(value).__dataclass_params__.frozen  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _like(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """`items` in a dict of the class of `value`, where that is one of the standard library."""
+    if type(value) is defaultdict and as_plain(value) is not None:
+        return defaultdict(value.default_factory, items)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType, reportCallIssue]
+    return type(value)(items) if type(value) in (OrderedDict, Counter) else items
 
 
 def _refuse(value: Any) -> Any:
@@ -110,9 +116,9 @@ def _refuse(value: Any) -> Any:
 
 
 def _pack_object(value: Any, into: Callable[[Any], Any], known: Container[int]) -> Any:
-    for kind, (read, _) in _GENERATORS.items():
-        if isinstance(value, kind):
-            return {_AS: "generator", "state": read(value)}
+    if is_generator(value):
+        state = generator_state(value)
+        return {_AS: "generator", "state": state} if state is not None else _refuse(value)
     if isinstance(value, nn.Module):
         return {_AS: "module", "state": pack_module(value, known)}
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
@@ -134,8 +140,10 @@ class Unpacker:
     def unpack(self, packed: Any, fresh: Any = None) -> Any:
         """The value that was packed; `fresh`, filled with it, where that is an object of the same kind."""
         kind: Any = type(packed)
-        if kind in (dict, OrderedDict):
+        if isinstance(packed, dict):
             return self._unpack_kind(packed, fresh) if _AS in packed else self._unpack_dict(packed, fresh)
+        if isinstance(packed, tuple) and kind is not tuple:
+            return tuple.__new__(kind, map(self.unpack, packed))
         if kind not in (list, tuple):
             return packed
         same = fresh if type(fresh) is kind else ()
@@ -146,8 +154,8 @@ class Unpacker:
         return kind(items)
 
     def _unpack_dict(self, packed: Mapping[Any, Any], fresh: Any) -> Any:
-        if not isinstance(fresh, dict):
-            return {key: self.unpack(item) for key, item in packed.items()}
+        if not isinstance(fresh, dict) or type(packed) not in (dict, type(fresh)):
+            return _like(packed, {key: self.unpack(item) for key, item in packed.items()})  # pyright: ignore[reportArgumentType]
         items = {key: self.unpack(item, fresh.get(key)) for key, item in packed.items()}
         fresh.clear()
         fresh.update(items)
@@ -175,6 +183,8 @@ class Unpacker:
 
     def _fill(self, kind: str, state: Any, fresh: Any) -> Any:
         """`fresh` with the packed `state` of an object."""
+        if _is_frozen(fresh):
+            fresh = copy(fresh)  # others may have it too
         fits = {
             "generator": is_generator,
             "module": lambda o: isinstance(o, nn.Module),
@@ -183,7 +193,7 @@ class Unpacker:
         if fresh is None or not fits.get(kind, lambda o: hasattr(o, "__dict__"))(fresh):
             self.missing.append(kind.replace("state_dict", "object"))
         elif kind == "generator":
-            next(write for one, (_, write) in _GENERATORS.items() if isinstance(fresh, one))(fresh, state)
+            self._set_generator(fresh, state)
         elif kind == "module":
             self.unpack_module(fresh, state)
         elif kind == "state_dict":
@@ -193,6 +203,12 @@ class Unpacker:
             for name, item in state.items():
                 vars(fresh)[name] = self.unpack(item, vars(fresh).get(name))
         return fresh
+
+    def _set_generator(self, generator: Any, state: Any) -> None:
+        try:
+            set_generator_state(generator, state)
+        except (TypeError, ValueError, KeyError, RuntimeError):  # a generator of another kind
+            self.missing.append("generator")
 
     def unpack_module(self, module: nn.Module, packed: Mapping[str, Any]) -> None:
         """Restore what `pack_module` returned."""
@@ -269,8 +285,10 @@ def fingerprint(value: Any, known: Container[int] = (), depth: int = 0) -> Any:
         return type(value), value
     if isinstance(value, Tensor):
         return _TensorMark(value)
+    if is_value(value):
+        return type(value), value
     if isinstance(value, (np.ndarray, np.generic)):
-        return value.dtype, value.shape, zlib.crc32(np.asarray(value).tobytes()) if value.dtype.kind in "biufc" else id(value)
+        return value.dtype, value.shape, zlib.crc32(np.asarray(value).tobytes()) if value.dtype.kind in "biufcMmUS" else id(value)
     if isinstance(value, Mapping):
         return type(value), [(into(key), into(item)) for key, item in value.items()]
     if isinstance(value, (list, tuple, deque, set, frozenset)):

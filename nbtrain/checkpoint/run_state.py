@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .attribute_state import AttributeState
 from .files import read_checkpoint
-from .weights import Weights, load_weights, local_file, url_of
+from .weights import Weights, check_weights, load_weights, local_file, url_of
 from ..compat.weight_names import bare, of_part
 from ..data.resumable_loader import ResumableLoader, ValidLoader
 from ..distributed.parallelism import gather
@@ -45,7 +45,9 @@ __all__ = [
     "load_kept_weights",
     "keep_weights",
     "checked",
+    "check_optimizer",
     "Restorable",
+    "read_state",
     "restore",
     "restore_end",
 ]
@@ -249,6 +251,8 @@ def _check_types(state: Mapping[str, Any], own: Mapping[str, Any], path: Path) -
     """A file that was made by hand must not fail half way, with a part of it already in the trainer."""
     wrong = [f"nbtrain.{name}" for name, kind in _PARTS.items() if not isinstance(own[name], kind)]
     wrong += [name for name, kind in (("state_dict", dict), ("optimizer_states", list)) if not isinstance(state[name], kind)]
+    setup = own.get("setup", {})  # a state of before has none
+    wrong += [] if isinstance(setup, dict) and all(isinstance(part, dict) for part in setup.values()) else ["nbtrain.setup"]
     for name, read in (
         ("counts", lambda part: Counts(**part)),
         ("history", History().load_state_dict),
@@ -264,18 +268,46 @@ def _check_types(state: Mapping[str, Any], own: Mapping[str, Any], path: Path) -
 
 
 # %% ../../nbs/checkpoint/run_state.ipynb #29acb78c
-def _restore_weights(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> None:
+def _training_weights(trainer: TrainerProtocol, state: Mapping[str, Any]) -> Weights:
+    return weights_of(state, _TRAINING if _TRAINING in state and trainer.mode == "train" else "state_dict")
+
+
+def _check_fits(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> None:
+    """Raise CheckpointError for the weights of another model, and where no optimizer was saved."""
+    check_weights(trainer.model, _training_weights(trainer, state))
+    if trainer.optimizer is not None and not state["optimizer_states"]:
+        raise CheckpointError(f"{path.name} holds no optimizer.", where=str(path), remedy='It can be loaded in mode "test".')
+
+
+def check_optimizer(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> None:
+    """Raise CheckpointError where the saved optimizer had other groups of parameters."""
+    groups = state["optimizer_states"][0].get("param_groups") if trainer.optimizer is not None else None
+    if groups is None:  # an optimizer made of several
+        return
+    assert trainer.optimizer is not None
+    saved, given = ([len(group["params"]) for group in part] for part in (groups, trainer.optimizer.param_groups))
+    if saved != given:
+        raise CheckpointError(
+            f"{path.name} was saved with another optimizer: its groups had {_listed(saved)} parameters, and have {_listed(given)}.",
+            where=str(path),
+            remedy="Make the optimizer as it was, or begin with the one that you gave: strict=False.",
+        )
+
+
+def _listed(sizes: list[int]) -> str:
+    return ", ".join(map(str, sizes))
+
+
+def _restore_weights(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path, with_optimizer: bool) -> None:
     """Restore weights and optimizer. Raises CheckpointError where they are those of another model or optimizer."""
     training = _TRAINING in state and trainer.mode == "train"
-    weights = weights_of(state, _TRAINING if training else "state_dict")
+    weights = _training_weights(trainer, state)
     convert_model(trainer.model, trainer.precision)  # else 64-bit weights would be rounded here
     load_weights(trainer.model, weights)
     if training:
         load_kept_weights(trainer, weights_of(state, _VALIDATED if _VALIDATED in state else "state_dict"))
-    if trainer.optimizer is None:
+    if trainer.optimizer is None or not with_optimizer:
         return
-    if not state["optimizer_states"]:
-        raise CheckpointError(f"{path.name} holds no optimizer.", where=str(path), remedy='It can be loaded in mode "test".')
     try:
         other = {id(p) for name, p in trainer.model.named_parameters() if name in weights and weights[name].dtype != p.dtype}
         load_optimizer(trainer.optimizer, state["optimizer_states"][0], cast=other)
@@ -294,19 +326,26 @@ class Restorable(TrainerProtocol, Protocol):
     parent: str | None  # the checkpoint that it is from, where a new run continues from it
 
 
-def restore(trainer: Restorable, checkpoint: str | Path, run_dir: Path | None = None) -> dict[str, Any]:
-    """Restore weights, optimizer and state of `trainer` from a checkpoint, by its path or URL. Returns all that is in it.
-
-    `run_dir`: the run folder in which it continues; without one the next run is a new one, whose parent is this checkpoint.
-
-    The meters of an open epoch, the place in its loader and the callbacks are restored when the next run begins. Raises CheckpointError
-    where it can't be restored; the trainer is then as before, unless the model or the optimizer turns out to be another one.
-    """
+def read_state(trainer: TrainerProtocol, checkpoint: str | Path) -> dict[str, Any]:
+    """What a checkpoint, by its path or URL, holds. Raises CheckpointError where `trainer` can't restore it; nothing is changed."""
     path = Path(checkpoint)
     with local_file(checkpoint) as file:
         state = read_checkpoint(file)
-    own = checked(trainer, state, path)
-    _restore_weights(trainer, state, path)
+    checked(trainer, state, path)
+    _check_fits(trainer, state, path)
+    return dict(state)
+
+
+def restore(
+    trainer: Restorable, checkpoint: str | Path, state: Mapping[str, Any], run_dir: Path | None = None, *, with_optimizer: bool = True
+) -> None:
+    """Restore weights, optimizer and state of `trainer` from what `read_state` has found in `checkpoint`.
+
+    `run_dir`: the run folder in which it continues; without one the next run is a new one, whose parent is this checkpoint. The
+    meters of an open epoch, the place in its loader and the callbacks are restored when the next run begins.
+    """
+    own, path = state["nbtrain"], Path(checkpoint)
+    _restore_weights(trainer, state, path, with_optimizer)
     metrics = {mode: own["metrics"][mode] for mode in trainer.train_state.metrics}
     pieces = {"phase": 1, **own, "metrics": metrics}
     trainer.train_state.load_state_dict({name: value for name, value in pieces.items() if name != "meters"})
@@ -318,7 +357,6 @@ def restore(trainer: Restorable, checkpoint: str | Path, run_dir: Path | None = 
     if own["finished"] is None and history.epochs:
         history.epochs[-1].path = path
     _restore_best(trainer, state, checkpoint)
-    return dict(state)
 
 
 def _named(state: Mapping[str, Any], file: Path) -> Mapping[str, Any]:

@@ -11,15 +11,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from functools import partial
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from .value_kinds import as_plain, from_plain
 from ..errors import CheckpointError
 
 # %% auto #0
@@ -69,28 +71,39 @@ class Box:
 class Snapshot:
     """A state that no longer changes: plain values, and tensors on the CPU.
 
-    `views`: the tensors that stand for a numpy array, a numpy scalar or bytes. `buffers`: all tensors, each once; the next snapshot uses
-    their memory again. `boxes`: the tensors that are a shard of a larger one, with their place in it.
+    `views`: what stands for a value of another kind: a tensor for a numpy array, a numpy scalar or bytes, a list for a kind of
+    `value_kinds`. `buffers`: all tensors, each once; the next snapshot uses their memory again. `boxes`: the tensors that are a shard of a
+    larger one, with their place in it. `left_out`: what can't be stored, in words.
     """
 
     state: State
-    views: dict[Where, Literal["array", "scalar", "bytes"]] = field(default_factory=dict)
+    views: dict[Where, str] = field(default_factory=dict)
     buffers: dict[Where, Tensor] = field(default_factory=dict)
     boxes: dict[Where, Box] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
 
-def _checked_key(key: Any, where: Where) -> Any:
-    """`key` of a dict at `where`. Raises CheckpointError for a key that is not plain."""
-    if type(key) is tuple:
-        return tuple(_checked_key(item, where) for item in key)
-    return key if type(key) in (type(None), bool, int, float, str) else _refuse(where, f"has a key of type {type(key).__name__}")
+def _is_plain_key(key: Any) -> bool:
+    return all(map(_is_plain_key, key)) if type(key) is tuple else type(key) in (type(None), bool, int, float, str)
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc"
+
+
+class _Unstorable(Exception):
+    """A value that no checkpoint can hold."""
 
 
 def _refuse(where: Where, what: str) -> NoReturn:
-    raise CheckpointError(
-        f"{'.'.join(map(str, where))} {what}, which a checkpoint can't hold.",
-        remedy="Keep tensors, numbers, text, and lists, tuples and dicts of them in a state_dict.",
-    )
+    raise _Unstorable(f"{'.'.join(map(str, where))} {what}, which a checkpoint can't hold")
+
+
+_NEEDED = ("state_dict", "training_state_dict", "validated_state_dict", "optimizer_states")  # of which no tensor may be missing
+
+
+def _needed(error: _Unstorable) -> CheckpointError:
+    return CheckpointError(f"{error}.", remedy="Keep dense tensors of numbers in the model and in the optimizer.")
 
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #5d2ea199
@@ -128,24 +141,36 @@ class _TensorCopier:
 def snapshot(state: Mapping[str, Any], into: Snapshot | None = None) -> Snapshot:
     """Copy a Lightning checkpoint dict off the devices; hyper-parameters become plain data.
 
-    `into`: an older snapshot, no longer needed, whose memory is used again for tensors that fit. Raises CheckpointError that names the path
-    of a value that can't be stored exactly.
+    `into`: an older snapshot, no longer needed, whose memory is used again for tensors that fit. A value that can't be stored is left out
+    with its key in the nearest dict. Raises CheckpointError for a tensor of the model or the optimizer that can't be stored.
     """
     tensors = _TensorCopier(into.buffers if into is not None else {})
     copier = _Copier(tensors)
     with torch.no_grad():
-        copied = {key: copier.copy(plain(value) if key in _HYPER_PARAMETERS else value, (key,)) for key, value in state.items()}
+        copied = copier.copy_items({key: plain(value) if key in _HYPER_PARAMETERS else value for key, value in state.items()}, ())
     tensors.wait()
-    return Snapshot(copied, copier.views, tensors.buffers, copier.boxes)
+    return Snapshot(copied, copier.views, tensors.buffers, copier.boxes, tuple(copier.left_out))
 
 
 class _Copier:
-    """Copies values of all kinds, and notes `views` and `boxes`."""
+    """Copies values of all kinds, and notes `views`, `boxes` and what is `left_out`."""
 
     def __init__(self, tensors: _TensorCopier) -> None:
         self.tensors = tensors
         self.views: dict[Where, Any] = {}
         self.boxes: dict[Where, Box] = {}
+        self.left_out: list[str] = []
+
+    def copy_items(self, items: Mapping[Any, Any], where: Where) -> dict[Any, Any]:
+        copied = {}
+        for key, item in items.items():
+            try:
+                copied[key] = self.copy(item, (*where, key))
+            except _Unstorable as error:
+                if isinstance(item, Tensor) and (where or (key,))[0] in _NEEDED:
+                    raise _needed(error) from None
+                self.left_out.append(str(error))
+        return copied
 
     def copy(self, value: Any, where: Where) -> Any:
         kind: Any = type(value)
@@ -155,27 +180,36 @@ class _Copier:
             _refuse(where, "is an int of more than 2000 bits")  # weights_only reads no larger ones
         if kind in _VALUES:
             return value
-        if kind in (dict, OrderedDict):
-            return kind((_checked_key(key, where), self.copy(item, (*where, key))) for key, item in value.items())
+        if kind in (dict, OrderedDict) and all(map(_is_plain_key, value)):
+            return kind(self.copy_items(value, where))
         if kind in (list, tuple):
             return kind(self.copy(item, (*where, i)) for i, item in enumerate(value))
-        if kind in (np.ndarray, bytes) or isinstance(value, np.generic):
+        if kind is bytes or _is_numbers(value):
             return self._copy_view(value, where)
         if kind is DTensor:
             return self._copy_shard(value, where)
-        if kind not in (Tensor, nn.Parameter):
-            _refuse(where, f"is of type {kind.__name__}")
+        return self._copy_tensor(value, where) if kind in (Tensor, nn.Parameter) else self._copy_parts(value, where)
+
+    def _copy_parts(self, value: Any, where: Where) -> Any:
+        found = as_plain(value)
+        if found is None:
+            what = f"is a numpy value of dtype {value.dtype}" if isinstance(value, (np.ndarray, np.generic)) else None
+            _refuse(where, what or f"is of type {type(value).__name__}")
+        self.views[where] = found[0]
+        return [self.copy(item, (*where, i)) for i, item in enumerate(found[1])]
+
+    def _copy_tensor(self, value: Tensor, where: Where) -> Tensor:
         if value.layout is not torch.strided or value.is_meta or value.is_quantized:
             _refuse(where, "is a sparse, quantized or meta tensor")
         return self.tensors.copy(value, where)
 
-    def _copy_view(self, value: Any, where: Where) -> Tensor:
+    def _copy_view(self, value: Any, where: Where) -> Any:
         self.views[where] = "bytes" if isinstance(value, bytes) else "scalar" if isinstance(value, np.generic) else "array"
         array = np.array(np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value, order="C")
         try:
             return torch.from_numpy(array)
-        except (TypeError, ValueError):
-            _refuse(where, f"is a numpy value of dtype {array.dtype}")
+        except (TypeError, ValueError):  # a dtype that torch lacks
+            return self._copy_parts(value, where)
 
     def _copy_shard(self, tensor: DTensor, where: Where) -> Tensor:
         chunks = tensor.__create_chunk_list__()  # torch's protocol for checkpoints: where this rank's shards begin
@@ -215,7 +249,6 @@ class Encoder:
         return {"$dict" if type(value) is dict else "$ordered": pairs}
 
     def _encode_tensor(self, tensor: Tensor, where: Where) -> Any:
-        check_dtype(tensor, where)
         name = ".".join(map(str, where)).encode("ascii", "backslashreplace").decode()
         file, tag = self.tensors, "$tensor"
         if where[0] == "state_dict" and len(where) == 2 and str(where[1]).startswith("model."):
@@ -227,18 +260,24 @@ class Encoder:
                 name += "'"
             self._names[key] = name
             # in the order of its memory: no copy is made, and the strides are restored
-            file[name] = tensor.detach().permute(order).contiguous()
+            stored = tensor.detach().permute(order).contiguous()
+            file[name] = torch.view_as_real(stored) if tensor.dtype in _WITHOUT_FORMAT else stored
         elif tag == "$weight":
             self.tied[name] = self._names[key]
         node: Any = {tag: self._names[key]}
+        node = {"$complex": node} if tensor.dtype in _WITHOUT_FORMAT else node
         node = node if order == sorted(order) else {"$permuted": [node, order]}
         return {"$requires_grad": node} if tensor.requires_grad else node
 
 
+_WITHOUT_FORMAT = (torch.complex128, torch.complex32)  # which safetensors lacks
+
+
 def check_dtype(tensor: Tensor, where: Where) -> None:
     """Raise CheckpointError for a dtype that safetensors lacks."""
-    if tensor.dtype in (torch.complex128, torch.complex32):
-        _refuse(where, f"is a tensor of {str(tensor.dtype).removeprefix('torch.')}, which safetensors does not support")
+    if tensor.dtype in _WITHOUT_FORMAT:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise CheckpointError(f"{'.'.join(map(str, where))} is a tensor of {dtype}, which safetensors does not support.")
 
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #410ff249
@@ -263,6 +302,8 @@ def decode(node: Any, weights: Mapping[str, Tensor], tensors: Mapping[str, Tenso
         return tuple(inner)
     if tag in ("$dict", "$ordered"):
         return (dict if tag == "$dict" else OrderedDict)(inner)
+    if tag == "$complex":
+        return torch.view_as_complex(inner)
     if tag == "$requires_grad":
         return inner.detach().requires_grad_()
     if tag == "$permuted":
@@ -287,18 +328,16 @@ def _decode_value(tag: str, content: Any) -> Any:
 # %% ../../nbs/checkpoint/snapshot.ipynb #08a22861
 def changed(value: Any, changes: Mapping[Where, Callable[[Any], Any]], where: Where = ()) -> Any:
     """A copy of `value` in which the value at each path of `changes` is replaced by what the function returns for it."""
-    if where in changes:
-        return changes[where](value)
     if isinstance(value, dict):
-        return type(value)((key, changed(item, changes, (*where, key))) for key, item in value.items())
-    if type(value) in (list, tuple):
-        return type(value)(changed(item, changes, (*where, i)) for i, item in enumerate(value))
-    return value
+        value = type(value)((key, changed(item, changes, (*where, key))) for key, item in value.items())
+    elif type(value) in (list, tuple):
+        value = type(value)(changed(item, changes, (*where, i)) for i, item in enumerate(value))
+    return changes[where](value) if where in changes else value
 
 
 def restore_views(value: Any, views: Mapping[Where, str]) -> Any:
-    """`value` with the tensors at the paths of `views` as numpy arrays, numpy scalars and bytes again."""
-    return changed(value, {where: _VIEWED[kind] for where, kind in views.items()})
+    """`value` with what stands at the paths of `views` for a value of another kind as that value again."""
+    return changed(value, {where: _VIEWED.get(kind) or partial(from_plain, kind) for where, kind in views.items()})
 
 
 _VIEWED: dict[str, Callable[[Tensor], Any]] = {

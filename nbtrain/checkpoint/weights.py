@@ -27,7 +27,7 @@ from ..distributed.parallelism import whole
 from ..errors import CheckpointError, first_line
 
 # %% auto #0
-__all__ = ["Weights", "copy_weights", "save_weights", "url_of", "local_file", "read_weights", "load_weights"]
+__all__ = ["Weights", "copy_weights", "save_weights", "url_of", "local_file", "read_weights", "load_weights", "check_weights"]
 
 # %% ../../nbs/checkpoint/weights.ipynb #c2077b6a
 Weights = dict[str, Tensor]
@@ -153,16 +153,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], strict: bool = Tr
     """
     state = model.state_dict()
     weights = fitted(weights, state)
-    names = {id(part): f"{path}." if path else "" for path, part in model.named_modules()}
-    free = tuple(names[id(part)] for part in model.modules() if _loads_itself(part))
-    buffers = {f"{names[id(part)]}{name}" for part in model.modules() for name in part._buffers}
-    fixed = {n: v for n, v in weights.items() if n in state and n not in buffers and isinstance(v, Tensor) and isinstance(state[n], Tensor)}
-    wrong = [f"{n} is {tuple(v.shape)}, not {tuple(state[n].shape)}" for n, v in fixed.items() if v.shape != state[n].shape]
-    missing = [n for n, v in state.items() if n not in weights and isinstance(v, Tensor)]
-    unknown = [n for n in weights if n not in state]
-    absent = [f"{n} is {what}" for kind, what in ((missing, "missing"), (unknown, "unknown")) for n in kind if not n.startswith(free)]
-    if (strict and absent) or wrong:
-        raise _other_model(model, [*wrong, *absent], remedy=not wrong)
+    _check_fits(model, weights, state, strict)
     _fit_buffers(model, weights)
     found = OrderedDict(weights)
     found._metadata = getattr(state, "_metadata", None)  # pyright: ignore[reportAttributeAccessIssue]  # the versions of the modules
@@ -173,6 +164,25 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], strict: bool = Tr
     left = [n for n in result.missing_keys if isinstance(state.get(n), Tensor)]
     if strict and (left or result.unexpected_keys):
         raise _other_model(model, [*(f"{n} is missing" for n in left), *(f"{n} is unknown" for n in result.unexpected_keys)])
+
+
+def check_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Raise the CheckpointError that `load_weights` would raise, before anything is loaded."""
+    state = model.state_dict()
+    _check_fits(model, fitted(weights, state), state, strict=True)
+
+
+def _check_fits(model: nn.Module, weights: Mapping[str, Any], state: Mapping[str, Any], strict: bool) -> None:
+    names = {id(part): f"{path}." if path else "" for path, part in model.named_modules()}
+    free = tuple(names[id(part)] for part in model.modules() if _loads_itself(part))
+    buffers = {f"{names[id(part)]}{name}" for part in model.modules() for name in part._buffers}
+    fixed = {n: v for n, v in weights.items() if n in state and n not in buffers and isinstance(v, Tensor) and isinstance(state[n], Tensor)}
+    wrong = [f"{n} is {tuple(v.shape)}, not {tuple(state[n].shape)}" for n, v in fixed.items() if v.shape != state[n].shape]
+    missing = [n for n, v in state.items() if n not in weights and isinstance(v, Tensor)]
+    unknown = [n for n in weights if n not in state]
+    absent = [f"{n} is {what}" for kind, what in ((missing, "missing"), (unknown, "unknown")) for n in kind if not n.startswith(free)]
+    if (strict and absent) or wrong:
+        raise _other_model(model, [*wrong, *absent], remedy=not wrong)
 
 
 def _loads_itself(module: nn.Module) -> bool:

@@ -26,11 +26,25 @@ from .loader import StatefulLoader
 from ..rng import keep_random
 
 # %% auto #0
-__all__ = ["MOST_NUMBERS", "generator_state", "set_generator_state", "LoaderParts", "find_parts", "LoaderState", "why_not_exact"]
+__all__ = [
+    "MOST_NUMBERS",
+    "is_generator",
+    "generator_state",
+    "set_generator_state",
+    "LoaderParts",
+    "find_parts",
+    "LoaderState",
+    "why_not_exact",
+]
 
 # %% ../../nbs/data/loader_state.ipynb #2739bb1f
 _KINDS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
 _GLOBAL = {id(found) for found in (torch.default_generator, np.random.rand.__self__, random.random.__self__)}  # pyright: ignore
+
+
+def is_generator(value: Any) -> bool:
+    """Is it a generator of random numbers?"""
+    return isinstance(value, _KINDS)
 
 
 def generator_state(generator: Any) -> Any:

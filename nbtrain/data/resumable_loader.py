@@ -22,7 +22,7 @@ from ..errors import CheckpointError, ConfigError
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["loader_place", "restore_loader", "ResumableLoader", "ValidLoader", "borrowed"]
+__all__ = ["NO_PLACE", "loader_place", "restore_loader", "ResumableLoader", "ValidLoader", "borrowed"]
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #9c56be43
@@ -37,6 +37,7 @@ def restore_loader(loader: Any, place: dict[str, Any]) -> None:
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #0ab3fd30
+NO_PLACE = {"length": None, "finished": None, "whole": False, "place": {"own": None, "generators": {}}}  # of another loader
 _END = object()
 _DRAWS = "the loader has no length and draws from the global random numbers between two batches, as the steps do"
 
@@ -58,8 +59,9 @@ class ResumableLoader(LoaderWrapper):
         self._next: tuple[dict[str, Any], dict[str, Any]] | None = None  # a state to resume from, and the random numbers to continue with
 
     def __iter__(self) -> Iterator[Any]:
+        after_cut = not self._is_whole() and self._n_handed > 0
         saved, self._next, self._ended = self._next, None, False
-        batches = self._begin_pass() if saved is None else self._resume(*saved)
+        batches = self._begin_pass(after_cut=after_cut) if saved is None else self._resume(*saved)
         if saved is not None and self._length() is None:  # Lightning reads ahead, before it tries the validation loader
             batches = chain(self._read_first(batches), batches)
         yield from map(self._hand_out, batches)  # a loop would hold the batch until the next one is read
@@ -69,10 +71,13 @@ class ResumableLoader(LoaderWrapper):
         self._n_handed += 1
         return batch
 
-    def _begin_pass(self, own: Any = None) -> Iterator[Any]:
-        """`own`: the loader's own state, where that is known; to ask for it may draw a random number."""
+    def _begin_pass(self, own: Any = None, *, after_cut: bool = False) -> Iterator[Any]:
+        """`own`: the loader's own state, where that is known; to ask for it may draw a random number.
+
+        `after_cut`: the pass before was cut, so that the loader's own state is still a place in that one.
+        """
         self._n_handed = 0
-        place = self.state.take(with_own=own is None)
+        place = self.state.take(with_own=own is None and not after_cut)
         self._begin = {"place": place if own is None else place | {"own": own}, "random": random_state()}
         batches = iter(self.loader)
         return batches if self._draws is not None or self._length() is not None else chain(self._watch(batches), batches)
@@ -95,7 +100,7 @@ class ResumableLoader(LoaderWrapper):
         finished, place = state["finished"], state["place"]
         if finished is None:
             set_random_state(random)
-            return self._begin_pass(place["own"] if state["whole"] else None)
+            return self._begin_pass(place["own"] if state["whole"] else None, after_cut=not state["whole"])
         self._begin, self._n_handed, ahead = state["begin"], finished, state["handed"] - finished
         if place["own"] is not None and not ahead:
             self.state.put(place)
@@ -114,8 +119,7 @@ class ResumableLoader(LoaderWrapper):
         """The place in the current pass, of which `finished` batches are done; None between two passes."""
         state = {"length": self._length(), "place": self.state.take()}
         if finished is None:
-            whole = not self.state.has_own or self._ended or self._n_handed == self._length()
-            return state | {"finished": None, "whole": whole}
+            return state | {"finished": None, "whole": self._is_whole()}
         return state | {"finished": finished, "handed": self._n_handed, "begin": self._begin}
 
     def load_state_dict(self, state: dict[str, Any], random: dict[str, Any]) -> None:
@@ -133,6 +137,10 @@ class ResumableLoader(LoaderWrapper):
     def why_not_exact(self) -> list[str]:
         """What can't be resumed exactly, as far as a save shows it."""
         return self.check.result(in_pass=True) + ([_DRAWS] if self._draws else [])
+
+    def _is_whole(self) -> bool:
+        """Is the loader's own state, after the current pass, that of the next one?"""
+        return not self.state.has_own or self._ended or self._n_handed == self._length()
 
     def _length(self) -> int | None:
         return sized_len(self.loader)

@@ -138,15 +138,16 @@ class SeededLoader:
         if self._here.begun or epoch != self._here.epoch:
             self._here = _Pass(epoch)
 
-    def _settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
+        """How it was made: what a state must have been saved with."""
         return asdict(self._batching) | {"seed": self.seed}
 
     def state_dict(self) -> dict[str, Any]:
         """The settings, the epoch, and how many of its batches were handed out; after the last one, the next epoch."""
         here = self._here if self._here.position < len(self) else _Pass(self._here.epoch + 1)
-        return self._settings() | {"epoch": here.epoch, "position": here.position}
+        return self.settings() | {"epoch": here.epoch, "position": here.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass begin at the place of `state`; the batches before it are not read."""
-        check_same(self, self._settings(), state)
+        check_same(self, self.settings(), state)
         self._here = _Pass(state["epoch"], state["position"])

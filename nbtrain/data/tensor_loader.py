@@ -137,7 +137,8 @@ class TensorLoader:
             parts = [part.to(self.device, non_blocking=True) for part in parts]
         return parts if self._names is None else dict(zip(self._names, parts))
 
-    def _settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
+        """How it was made: what a state must have been saved with."""
         return asdict(self._batching) | {"own_generator": self.generator is not None}
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,11 +148,11 @@ class TensorLoader:
             position, source = 0, None
         if source is None and self.generator is not None:
             source = self.generator.get_state()
-        return self._settings() | {"position": position, "source": source}
+        return self.settings() | {"position": position, "source": source}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass begin at the place of `state`; the batches before it are not read."""
-        check_same(self, self._settings(), state)
+        check_same(self, self.settings(), state)
         self._pass = self._resumed = _Draws(self.generator, state["position"], state["source"])
 
 

@@ -68,7 +68,7 @@ class TrainerArgs(NnScalerFields, Settings):
     @classmethod
     @checked
     def from_yaml(cls, *paths: str | Path, trust: bool = False) -> TrainerArgs:
-        """From YAML files, of which the later ones win; with `trust` they may run any code. Raises ConfigError with all that does not fit."""
+        """From YAML files, of which the later ones win; with `trust` they may run any code. Raises ConfigError with all problems."""
         return cls.from_files(paths, trust=trust)
 
     @classmethod

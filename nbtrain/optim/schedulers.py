@@ -399,7 +399,7 @@ def get_combined_lr_scheduler(schedules: Mapping[tuple[int, int], LearningRate])
 
 
 # %% ../../nbs/optim/schedulers.ipynb #c3cb6385
-def learning_rates(schedule: Callable[..., Any], n_steps: int, lr: float = 1.0) -> list[float]:
+def learning_rates(schedule: Scheduler, n_steps: int, lr: float = 1.0) -> list[float]:
     """The rates of `n_steps` updates under a function `step -> lr` or a factory; `lr` is the optimizer's rate.
 
     Raises ConfigError for an instance, which would be used up.

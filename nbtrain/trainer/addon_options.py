@@ -237,6 +237,7 @@ class StateManagerOptions(TypedDict, total=False):
     save_last: bool
     symlink_best_and_last: bool
     validate_on_save: bool
+    strict: bool
     stop_on_save_error: bool
     save_on_error: bool
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,8 @@ __all__ = ["epochs_left"]
 
 
 # %% ../../nbs/trainer/phases.ipynb #cd2cd97f
-def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path) -> int:
-    """Restore the saved run that `resume` means. Returns how many epochs are left of the `n_epoch` that it was to have."""
+def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: Iterable[Any]) -> int:
+    """Restore the saved run that `resume` means, for `loader`. Returns how many epochs are left of the `n_epoch` that it was to have."""
     refuse_while_on(trainer.control, trainer.recorder.place)
     if trainer.mode == "test":
         raise ConfigError("In mode 'test' there is no run to resume.", remedy="Load the state with load_state(path).")
@@ -38,7 +38,7 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path) -> int:
     if path is None:
         trainer.recorder.note(f"resume={resume!r}: nothing was saved in {str(trainer.save_path)!r} yet, so this is a fresh run.")
         return n_epoch
-    path = manager.restore(trainer, path)
+    path = manager.restore(trainer, path, loader)
     number = number if resume in ("auto", "last") else state.phase
     left = _left(trainer, n_epoch, number, manager.restored or {})
     trainer.resumed, trainer.continues_run = left > 0, left > 0 and number == state.phase

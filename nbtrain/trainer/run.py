@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..addons.state_manager import check_restored
 from ..config.from_trainer import Ran
 from ..engine.control import Leave, refuse_while_on
 from ..errors import ConfigError
@@ -68,6 +69,7 @@ class Run:
         check_run(self.n_epoch, self.loader, self.valid_loader)
         if trainer.mode == "train":
             check_optimizer(trainer.optimizer, trainer.model)
+            check_restored(trainer, self.loader)
         if background and trainer.world.size > 1:
             raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
 

@@ -214,7 +214,7 @@ class TrainerRuns(TrainerBase):
         """
         if resume is not None:
             check_run(n_epoch, loader, valid_loader)
-            n_epoch = epochs_left(self, n_epoch, resume)
+            n_epoch = epochs_left(self, n_epoch, resume, loader)
             if n_epoch == 0:
                 return RunOutcome(self).conclude("completed", "finished before")
         return Run(self, n_epoch, loader, valid_loader).start(background=background)
@@ -252,7 +252,8 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         save_path: Where run folders go; without it nothing touches the disk.
         monitor: The metric that says which epoch is best. "val_loss" is "train_loss" where there is no validation.
         monitor_mode: "min" or "max"; inferred from well-known names.
-        keep_source: Keep in the run folder what a run came from: the source, versions, git, arguments. "names": hashes of source. False: none of it.
+        keep_source: Keep in the run folder what a run came from: the source, versions, git, arguments. "names" keeps hashes of the
+            source; False keeps none of it.
         lightning: More arguments for `lightning.Trainer`, such as `callbacks` and `logger`.
 
     Raises ConfigError for an argument that can't work, and OptionError (a TypeError) for one that is unknown.
@@ -298,7 +299,8 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         self.optimizer = make_optimizer(optimizer, model, mode)
         self.scheduler = scheduler
         self.log_bar, self.seed, self.save_path = log_bar, seed, save_path
-        self.keep_source, self.given = keep_source, given
+        self.keep_source: bool | Literal["names"] = keep_source
+        self.given = given
         self.precision = resolve_precision(precision, self.device)
         self.monitor = monitor
         self.monitor_mode = resolve_monitor(monitor, monitor_mode)

@@ -9,20 +9,28 @@ import json
 import random
 import shutil
 import warnings
+from collections import Counter, OrderedDict, defaultdict, namedtuple
+from contextlib import nullcontext
+from copy import copy
+from dataclasses import dataclass
+from datetime import date
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from resume_cases import MODELS, OPTIMIZERS, SETTINGS, STEPS, Case, differences, outcome
 from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid, without_times
 from torch import nn
 
-from nbtrain import CheckpointError, EarlyStoppingAddon, HFCallback, LimitsAddon, StateManagerAddon
-from nbtrain.checkpoint.files import ordered_names
+from nbtrain import AccumulationAddon, CheckpointError, EarlyStoppingAddon, HFCallback, LimitsAddon, StateManagerAddon, warmup_cosine
+from nbtrain.checkpoint.files import ordered_names, read_checkpoint
+from nbtrain.checkpoint.object_state import Unpacker, pack
 from nbtrain.checkpoint.weights import load_weights
 from nbtrain.optim.optimizer_state import load_optimizer
 
@@ -42,6 +50,70 @@ def kinds() -> dict[str, Case]:
 def test_a_run_broken_off_in_mid_epoch_is_resumed_exactly(name: str, tmp_path: Path) -> None:
     warnings.simplefilter("ignore")
     assert differences(kinds()[name], tmp_path) == []
+
+
+# -- schedules
+def interrupted(folder: Path, make: Any, breaks: int | None, n_epoch: int = 3) -> Any:
+    """A run of what `make` returns, saved after each update: whole, or broken off and resumed with other random numbers."""
+    for n, at in enumerate([None] if breaks is None else [breaks, None]):
+        callbacks = [] if at is None else [Breaks(at)]
+        trainer = make(save_path=folder, every_n_steps=1, keep_source=False, lightning={"callbacks": callbacks})
+        torch.manual_seed(n + 1), random.seed(n + 1), np.random.seed(n + 1)
+        with pytest.raises(Broken) if at is not None else nullcontext():
+            trainer.run(n_epoch, make_loader(), resume="auto")
+    return trainer
+
+
+@pytest.mark.parametrize("breaks", [7, 12])
+@pytest.mark.parametrize("windows", [{0: 2, 5: 4}, {0: 1, 3: 2, 6: 3}, {0: 4, 2: 1}])
+def test_a_plan_counts_the_windows_of_the_whole_run(windows: dict[int, int], breaks: int, tmp_path: Path) -> None:
+    plans: list[Any] = []
+
+    def decay(optimizer: Any, plan: Any) -> Any:
+        plans.append(plan.total_steps)
+        return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, plan.total_steps)
+
+    def make(**options: Any) -> Any:
+        return make_trainer(Regress.add_on(StateManagerAddon, AccumulationAddon), accumulate=windows, scheduler=decay, **options)
+
+    whole = interrupted(tmp_path / "whole", make, None)
+    expected = outcome(whole)
+    assert outcome(interrupted(tmp_path / "broken", make, breaks)) == expected
+    assert plans == [whole.counts.update] * 3 and whole.optimizer.param_groups[0]["lr"] == 0
+
+
+def test_a_plan_counts_the_windows_of_lightnings_schedule_of_accumulation(tmp_path: Path) -> None:
+    plans: list[Any] = []
+
+    def constant(optimizer: Any, plan: Any) -> Any:
+        plans.append(plan.total_steps)
+        return torch.optim.lr_scheduler.ConstantLR(optimizer)
+
+    callbacks = [GradientAccumulationScheduler({0: 2, 1: 5})]
+    trainer = make_trainer(scheduler=constant, lightning={"callbacks": callbacks})
+    trainer.run(2, make_loader())
+    trainer.run(1, make_loader())
+    assert plans == [4, 1] and trainer.counts.update == 5
+
+
+TENSOR_SCHEDULES: dict[str, Any] = {
+    "LinearLR": lambda optimizer, plan: torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=12),
+    "OneCycleLR": lambda optimizer, plan: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=16),
+    "warmup_cosine": warmup_cosine,
+    "a function": lambda step: 0.1 * 0.9**step,
+}
+
+
+@pytest.mark.parametrize("name", TENSOR_SCHEDULES)
+def test_a_learning_rate_in_a_tensor_is_resumed_in_the_same_tensor(name: str, tmp_path: Path) -> None:
+    def make(**options: Any) -> Any:
+        def optimizer(params: Any) -> Any:
+            return torch.optim.Adam(params, lr=torch.tensor(0.02))
+
+        return make_trainer(Saving, optimizer=optimizer, scheduler=TENSOR_SCHEDULES[name], **options)
+
+    expected = outcome(interrupted(tmp_path / "whole", make, None))
+    assert outcome(interrupted(tmp_path / "broken", make, 6)) == expected
 
 
 # -- what can't be saved is said
@@ -77,6 +149,116 @@ def test_nothing_is_said_of_a_plain_model(tmp_path: Path) -> None:
     trainer = make_trainer(Saving, save_path=tmp_path, keep_source=False)
     trainer.run(1, make_loader())
     assert notes(trainer) == []
+
+
+GENERATORS: dict[str, Any] = {
+    "torch.Generator": lambda: torch.Generator().manual_seed(1),
+    "np.random.Generator": lambda: np.random.default_rng(1),
+    "np.random.BitGenerator": lambda: np.random.PCG64(1),
+    "np.random.RandomState": lambda: np.random.RandomState(1),
+    "random.Random": lambda: random.Random(1),
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_generators_of_all_kinds_are_packed(name: str) -> None:
+    generator, fresh = GENERATORS[name](), GENERATORS[name]()
+    _draw(generator)
+    again = Unpacker(torch.device("cpu")).unpack(pack(generator), fresh)
+    assert again is fresh and _draw(fresh) == _draw(generator) != _draw(GENERATORS[name]())
+
+
+def _draw(generator: Any) -> float:
+    if isinstance(generator, torch.Generator):
+        return torch.rand(1, generator=generator).item()
+    if isinstance(generator, np.random.BitGenerator):
+        return generator.random_raw()
+    return generator.rand() if isinstance(generator, np.random.RandomState) else generator.random()
+
+
+def test_a_generator_of_the_system_is_left_out_and_said(tmp_path: Path) -> None:
+    model = make_model()
+    model.noise = random.SystemRandom()  # type: ignore[assignment]
+    trainer = make_trainer(Saving, save_path=tmp_path, model=model, keep_source=False)
+    trainer.run(1, make_loader())
+    (note,) = notes(trainer)
+    assert note.startswith("Resume is not exact here: Sequential.noise is a SystemRandom, and is not saved.")
+    assert list(trainer.run_dir.glob("checkpoints/epoch=1*"))
+
+
+class Phase(Enum):
+    WARM, HOT = 1, 2
+
+
+@dataclass(frozen=True)
+class Setting:
+    n: int = 0
+
+
+SETTING = Setting()
+Recent = namedtuple("Recent", "value n")
+CHANGES: dict[str, tuple[Any, Any]] = {
+    "an enum": (Phase.WARM, Phase.HOT),
+    "a path": (Path("a"), Path("b")),
+    "a date": (date(2024, 1, 1), date(2024, 1, 2)),
+    "a named tuple": (Recent(None, 0), Recent(torch.ones(2), 1)),
+    "a counter that is new": (None, Counter("ab")),
+    "an ordered dict": (OrderedDict(a=1, b=2), OrderedDict(b=1, a=2)),
+    "a default dict": (None, defaultdict(list, {1: [2]})),
+    "a frozen dataclass": (SETTING, Setting(3)),
+    "a dict by enums": ({}, {Phase.HOT: 1}),
+    "text of NumPy's": (np.array(["a"]), np.array(["bc"])),
+}
+
+
+@pytest.mark.parametrize("save_format", ["ckpt", "safetensor"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_attribute_of_the_model_keeps_its_type(name: str, save_format: str, tmp_path: Path) -> None:
+    before, after = CHANGES[name]
+
+    def made() -> Any:
+        model: Any = make_model()
+        model.extra = copy(before) if not isinstance(before, Setting) else before
+        return make_trainer(Saving, save_path=tmp_path, model=model, save_format=save_format, keep_source=False)
+
+    trainer = made()
+    trainer.run_batch(next(iter(make_loader())))
+    trainer.model.extra = after
+    trainer.save_state()
+    again = made()
+    again.load_state()
+    assert type(again.model.extra) is type(after) and repr(again.model.extra) == repr(after)
+    assert Phase.WARM.value == 1 and SETTING.n == 0  # what others have too is not changed
+
+
+class Failing(L.Callback):
+    """Its state can't be made, or can't be stored."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        if isinstance(self.state, Exception):
+            raise self.state
+        return {"odd": self.state, "n": 1}
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyError("no"), RuntimeError("no"), MemoryError("no"), OSError("no")], ids=repr)
+def test_training_continues_after_a_save_that_fails_in_any_way(error: Exception, tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, lightning={"callbacks": [Failing(error)]}, keep_source=False)
+    assert trainer.run(2, make_loader()).status == "completed"
+    assert [note for note in notes(trainer) if note.startswith("a checkpoint was not saved: ")]
+    stopping = make_trainer(Saving, save_path=tmp_path, stop_on_save_error=True, lightning={"callbacks": [Failing(error)]})
+    with pytest.raises(type(error)):
+        stopping.run(2, make_loader())
+
+
+def test_a_value_that_can_not_be_stored_is_named_once_and_the_rest_is_saved(tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, lightning={"callbacks": [Failing(object())]}, keep_source=False)
+    trainer.run(2, make_loader())
+    assert notes(trainer) == ["Resume is not exact here: callbacks.Failing.odd is of type object, which a checkpoint can't hold."]
+    path = trainer.run_dir / "checkpoints" / "last.ckpt"
+    assert read_checkpoint(path)["callbacks"]["Failing"] == {"n": 1}
 
 
 class Lazy(Regress):

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import random
 import warnings
+from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from samples import Breaks, Broken, Regress, make_trainer, same_weights
 from torch.utils.data import DataLoader
 
 from nbtrain import StateManagerAddon
+from nbtrain.data.resumable_loader import ResumableLoader
 from nbtrain.data.task_loader import Task
+from nbtrain.rng import random_state
 
 NOTE = "Resume is not exact here"
 
@@ -107,3 +111,21 @@ def test_several_validation_loaders_continue(tmp_path: Path) -> None:
         return [LOADERS["sampler with a generator of NumPy's"](), LOADERS["sampler that counts"]()]
 
     check(tmp_path, LOADERS["shuffled"], valid, at=9)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("name", ["SeededLoader", "TensorLoader with a generator", "shuffled by a generator", "stateful loader"])
+def test_a_pass_after_a_cut_one_is_resumed_where_batches_were_read_ahead(name: str, ahead: int) -> None:
+    torch.manual_seed(0)
+    loader = ResumableLoader(LOADERS[name]())
+    for n_cut in random.Random(f"{name} {ahead}").sample(range(1, 5), 2):
+        deque(islice(loader, n_cut), maxlen=0)
+    batches = iter(loader)
+    deque(islice(batches, 2), maxlen=0)
+    rest = list(islice(batches, ahead))
+    state, generators = loader.state_dict(2), random_state()
+    rest += list(batches)
+    torch.manual_seed(1)
+    again = ResumableLoader(LOADERS[name]())
+    again.load_state_dict(state, generators)
+    assert [batch[0].tolist() for batch in again] == [batch[0].tolist() for batch in rest]
