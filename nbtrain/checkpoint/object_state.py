@@ -107,7 +107,8 @@ def _is_frozen(value: Any) -> bool:
 def _like(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     """`items` in a dict of the class of `value`, where that is one of the standard library."""
     if type(value) is defaultdict and as_plain(value) is not None:
-        return defaultdict(value.default_factory, items)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType, reportCallIssue]
+        factory: Any = value.default_factory  # pyright: ignore[reportAttributeAccessIssue]
+        return defaultdict(factory, items)
     return type(value)(items) if type(value) in (OrderedDict, Counter) else items
 
 
