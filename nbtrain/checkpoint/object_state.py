@@ -15,7 +15,7 @@ from copy import copy
 from dataclasses import is_dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -107,8 +107,7 @@ def _is_frozen(value: Any) -> bool:
 def _like(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     """`items` in a dict of the class of `value`, where that is one of the standard library."""
     if type(value) is defaultdict and as_plain(value) is not None:
-        factory: Any = value.default_factory  # pyright: ignore[reportAttributeAccessIssue]
-        return defaultdict(factory, items)
+        return defaultdict(cast(Any, value.default_factory), items)  # pyright: ignore[reportAttributeAccessIssue]
     return type(value)(items) if type(value) in (OrderedDict, Counter) else items
 
 
