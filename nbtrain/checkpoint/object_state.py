@@ -15,7 +15,7 @@ from copy import copy
 from dataclasses import is_dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -106,9 +106,10 @@ def _is_frozen(value: Any) -> bool:
 
 def _like(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     """`items` in a dict of the class of `value`, where that is one of the standard library."""
-    if type(value) is defaultdict and as_plain(value) is not None:
-        return defaultdict(cast(Any, value.default_factory), items)  # pyright: ignore[reportAttributeAccessIssue]
-    return type(value)(items) if type(value) in (OrderedDict, Counter) else items
+    if isinstance(value, defaultdict) and type(value) is defaultdict and as_plain(value) is not None:
+        return defaultdict(value.default_factory, items)
+    kind: Callable[..., dict[Any, Any]] = type(value)
+    return kind(items) if kind in (OrderedDict, Counter) else items
 
 
 def _refuse(value: Any) -> Any:
