@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from damage import damage, places
 from samples import Augmented, Breaks, Broken, make_data, make_loader, make_valid, without_times
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -33,6 +34,7 @@ from nbtrain import (
     TensorLoader,
     Trainer,
 )
+from nbtrain.checkpoint.files import progress_of
 
 
 # -- models: a vector of 8 in, a number out
@@ -439,7 +441,10 @@ SETTINGS: dict[str, Callable[[], tuple[list[Any], dict[str, Any]]]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A run, by the names of its kinds. `every`: updates between two saves. `breaks`: the batches after which it is broken off."""
+    """A run, by the names of its kinds. `every`: updates between two saves. `breaks`: the batches after which it is broken off.
+
+    `flips`: the seed of the bits that are flipped in the newest checkpoint before it is resumed, where there is an older one too.
+    """
 
     model: str = "plain"
     optimizer: str = "Adam"
@@ -450,6 +455,7 @@ class Case:
     setting: str = "none"
     every: int = 1
     breaks: tuple[int, ...] = (7,)
+    flips: int | None = None
 
     def make(self, folder: Path, seed: int, callbacks: list[Any]) -> Any:
         """A new trainer, as another process would make it: with random numbers of `seed`, and the same weights."""
@@ -488,6 +494,7 @@ def draw(chance: random.Random) -> Case:
     case = Case(
         one(MODELS), one(OPTIMIZERS), one(SCHEDULES), one(LOADERS), one(VALID_LOADERS), one(STEPS), one(SETTINGS),
         chance.choice([1, 1, 2, 3]), tuple(sorted(chance.sample(range(1, 15), chance.choice([1, 1, 2])))),
+        chance.randrange(10**6) if chance.random() < 0.25 else None,
     )  # fmt: skip
     return case if fits(case) else draw(chance)
 
@@ -543,6 +550,14 @@ def differences(case: Case, folder: Path) -> list[str]:
     return [part for part in expected if found[part] != expected[part]]
 
 
+def flip(case: Case, folder: Path) -> None:
+    """Damage the newest checkpoint in `folder`, as the case says."""
+    saved = sorted(folder.glob("run-*/checkpoints/epoch=*"), key=lambda path: progress_of(path.name) or (0, 0))
+    if case.flips is not None and len(saved) > 1:
+        chance = random.Random(case.flips)
+        damage(chance.choice(places(saved[-1])), chance)
+
+
 def broken(case: Case, folder: Path) -> dict[str, Any]:
     """Run to the end in several trainers. Each begins with other random numbers, unless nothing was saved before it."""
     for n, breaks in enumerate(case.breaks):
@@ -552,7 +567,7 @@ def broken(case: Case, folder: Path) -> dict[str, Any]:
             case.run(trainer, resume="auto")
             return outcome(trainer)
         except Broken:
-            continue
+            flip(case, folder)
     saved = any(folder.glob("run-*/checkpoints/epoch=*"))
     trainer = case.make(folder, seed=99 if saved else 1, callbacks=[])
     case.run(trainer, resume="auto")

@@ -164,15 +164,20 @@ def _verify_zip(path: Path) -> None:
 
 
 def _read_file(path: Path) -> tuple[Any, Mapping[str, Any]]:
+    state = _load(path)
+    ours = isinstance(state, dict) and state.pop(_HEADER, None)
+    return state, ours or {"version": _VERSION, "views": []}
+
+
+def _load(path: Path, *, mmap: bool = False) -> Any:
+    """What a torch file of which the checksums match holds. With `mmap` tensors stay on the disk."""
     _verify_zip(path)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # a file by a stranger can make torch raise anything
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f"holds Python objects ({found[1]}), which are not unpickled" if found else "does not have the content of a checkpoint"
         raise CheckpointError(f"{path.name} {what}.") from error
-    ours = isinstance(state, dict) and state.pop(_HEADER, None)
-    return state, ours or {"version": _VERSION, "views": []}
 
 
 # %% ../../nbs/checkpoint/files.ipynb #9addb9e6
@@ -268,7 +273,7 @@ def verify_checkpoint(path: str | Path) -> None:
     """Compare a checkpoint with its checksums. Raises CheckpointError if it is missing or damaged."""
     path = _existing(path)
     with _explained(path):
-        _verified_content(path) if path.is_dir() else _verify_zip(path)
+        _verified_content(path) if path.is_dir() else _load(path, mmap=True)  # no checksum covers the directory of a zip archive
 
 
 def verify_weights(file: Path) -> None:

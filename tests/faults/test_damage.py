@@ -15,15 +15,16 @@ from typing import Any
 
 import pytest
 import torch
+from damage import damage, places
 from samples import Regress, make_loader, make_model, make_trainer, make_valid
 
 from nbtrain import StateManagerAddon
+from nbtrain.checkpoint.files import newest_valid
 from nbtrain.checkpoint.weights import read_weights
 from nbtrain.errors import CheckpointError
 
 N_FLIPS = int(os.environ.get("NBTRAIN_FLIPS", "24"))
 Saving = Regress.add_on(StateManagerAddon)
-Place = tuple[Path, int, int]  # from one byte of a file to another
 
 
 @pytest.fixture(scope="module", params=["ckpt", "safetensor"])
@@ -32,33 +33,6 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     trainer = make_trainer(Saving, save_path=tmp_path_factory.mktemp("runs"), save_format=request.param)
     result = trainer.run(2, make_loader(), make_valid())
     return result.last.path
-
-
-def places(checkpoint: Path) -> list[Place]:
-    """The parts of a checkpoint: each file of a folder and each header of safetensors; in a zip archive headers, records and directory."""
-    if checkpoint.is_dir():
-        files = sorted(checkpoint.iterdir())
-        headers = [(file, 0, 8 + int.from_bytes(file.read_bytes()[:8], "little")) for file in files if file.suffix == ".safetensors"]
-        return headers + [(file, 0, file.stat().st_size) for file in files]
-    with zipfile.ZipFile(checkpoint) as archive:
-        records, directory = archive.infolist(), archive.start_dir
-    found = []
-    for record, end in zip(records, [*(record.header_offset for record in records[1:]), directory]):
-        found += [(checkpoint, record.header_offset, record.header_offset + 30), (checkpoint, record.header_offset + 30, end)]
-    of_directory = [(checkpoint, directory, checkpoint.stat().st_size)]
-    return found + of_directory * len(found)  # its bits are as likely to be drawn as those of all others
-
-
-def damage(at: Place, rng: random.Random) -> None:
-    """Flip a bit, sometimes several, or overwrite some bytes."""
-    file, first, end = at
-    raw = bytearray(file.read_bytes())
-    if rng.random() < 0.1:
-        begin = rng.randrange(first, end)
-        raw[begin : begin + 8] = rng.randbytes(8)
-    for _ in range(rng.choice([1, 1, 1, 1, 2, 5])):
-        raw[rng.randrange(first, end)] ^= 1 << rng.randrange(8)
-    file.write_bytes(raw)
 
 
 def damaged(whole: Path, folder: Path, seed: int) -> Iterator[Path]:
@@ -95,9 +69,20 @@ def loaded(path: Path) -> Any:
     return Regress.load_from_checkpoint(path, model=make_model(7), device="cpu", log_bar=False).model.state_dict()
 
 
+def newest(path: Path) -> Any:
+    """What `resume="auto"` takes, which skips what is damaged."""
+    found = newest_valid(path.parent)
+    if found.path is None:
+        raise found.skipped[0]
+    try:
+        return resumed(found.path)
+    except CheckpointError as error:
+        raise AssertionError("it passes for valid") from error
+
+
 READERS: dict[str, Callable[[Path], Any]] = {
     "resume": resumed, "apply_weights": applied, "apply_weights of a file": applied_file,
-    "read_weights": read_weights, "load_from_checkpoint": loaded,
+    "read_weights": read_weights, "load_from_checkpoint": loaded, "auto": newest,
 }  # fmt: skip
 
 

@@ -6,6 +6,8 @@ import gc
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -282,6 +284,28 @@ def test_sigterm_saves_and_exits_with_143(tmp_path: Path) -> None:
     never.run(3, make_loader(), make_valid())
     again.run(3, make_loader(), make_valid(), resume="auto")
     assert same(never, again)
+
+
+ENDS = {"exit()": 0, "": 0, "sys.exit(3)": 3, "1 / 0": 1}
+
+
+@pytest.mark.parametrize("end", [end if end == "exit()" else pytest.param(end, marks=pytest.mark.long) for end in ENDS])
+def test_a_process_that_ends_with_a_run_in_the_background_ends_cleanly_and_saves_it(end: str, tmp_path: Path) -> None:
+    script = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from samples import Regress, make_loader, make_trainer
+from nbtrain import StateManagerAddon
+trainer = make_trainer(Regress.add_on(StateManagerAddon), save_path={str(tmp_path)!r}, every_n_epochs=1_000_000, save_best=False)
+trainer.run(1_000_000, make_loader(), background=True)
+while trainer.counts.step < 7:
+    time.sleep(0.01)
+{end}
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == ENDS[end]
+    assert ended.stderr.count("Traceback") == (end == "1 / 0") and (ended.stderr == "" or end == "1 / 0"), ended.stderr
+    assert len(list(tmp_path.glob("run-*/checkpoints/epoch=*"))) == 1
 
 
 def test_a_handler_of_the_user_s_stays() -> None:
