@@ -38,6 +38,7 @@ from ..engine.addon import AddOnBase
 from ..engine.control import Boundary, refuse_while_on
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError, ConfigError
+from ..history.run_lock import RunLock
 from ..rng import random_state, set_random_state
 
 # %% auto #0
@@ -208,6 +209,8 @@ def _restore(addon: StateManagerAddon, trainer: Restorable, checkpoint: str | Pa
         checkpoint = path = path.resolve() if path.is_symlink() else path  # `last` will point to another one soon
         _check_seen(trainer, path)
         run_dir = own_run(addon.saves_to, trainer.run_dir, path)
+    if run_dir is not None and loader is not None:  # a run follows at once
+        world_of(trainer).agree(RunLock(run_dir).check)
     state = read_state(trainer, checkpoint)
     found = _fit(addon, trainer, state, checkpoint, loader)
     if "optimizer" not in found:

@@ -295,6 +295,7 @@ def save_after_error(saver: StateSaver, pl_trainer: L.Trainer) -> None:
     path = trainer.open_run_dir() / f"after-error{suffix}"
     try:
         own = part_of(addon, trainer, module, finished, random_state())
+        name_best(addon, trainer, own, path)
         state = saver.dump(pl_trainer) | {"nbtrain": own | {"awaits_validation": is_whole}}
         keep_weights(state, kept_weights(trainer))
         saver.writer.save(state, path, addon.save_format, config=_config(trainer.model))

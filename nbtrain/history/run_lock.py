@@ -52,6 +52,16 @@ class RunLock:
             raise
         return ""
 
+    def check(self) -> None:
+        """Raise ConfigError where another run has the lock now."""
+        with suppress(OSError, NotImplementedError):
+            try:
+                self._lock.acquire()
+                self._lock.release()
+            except Timeout as error:
+                if self._file.exists():
+                    raise self._refusal("is being written to by") from error
+
     def _sign(self) -> None:
         """Write into the file who has the lock, unless another run has done so meanwhile."""
         since = datetime.now().astimezone().isoformat(" ", "seconds")

@@ -12,6 +12,7 @@ from typing import Any
 import filelock
 import lightning as L
 import pytest
+import torch
 from samples import Regress, make_loader, make_trainer, make_valid
 
 from nbtrain import ConfigError, StateManagerAddon, load_run
@@ -43,9 +44,12 @@ def test_a_second_run_in_the_same_folder_is_refused_while_one_is_on(tmp_path: Pa
     seen: list[str] = []
 
     def start_others() -> None:
-        with pytest.raises(ConfigError, match=HELD):
-            make_trainer(Saving, save_path=tmp_path).run(3, make_loader(), make_valid(), resume="auto")
         other = make_trainer(Saving, save_path=tmp_path)
+        weights, began = other.model.state_dict()["0.weight"].clone(), other.run_dir
+        with pytest.raises(ConfigError, match=HELD):
+            other.run(3, make_loader(), make_valid(), resume="auto")
+        assert torch.equal(other.model.state_dict()["0.weight"], weights) and other.run_dir is began and other.counts.epoch == 0
+        assert make_trainer(Saving, save_path=tmp_path).load_state().parent.name == "checkpoints"  # may be looked at
         seen.extend([other.run(1, make_loader(), make_valid()).run_dir.name, show(tmp_path / "run-001")])
 
     first = make_trainer(Saving, save_path=tmp_path, lightning={"callbacks": [Once(start_others)]})
