@@ -123,7 +123,7 @@ def describe(hint: Any) -> str:
         flat = [
             part for option in options for part in ([Literal[o] for o in get_args(option)] if get_origin(option) is Literal else [option])
         ]
-        return _enumerate(map(describe, flat))
+        return _enumerate(word for part in flat for word in (("True", "False") if part is bool else (describe(part),)))
     if origin is Literal:
         return _enumerate(map(repr, options))
     if origin is type:
@@ -155,7 +155,8 @@ def _remedy(at: str, value: Any, hint: Any) -> str:
     choices = [choice for option in (hint, *get_args(hint)) if get_origin(option) is Literal for choice in get_args(option)]
     if isinstance(value, str) and choices:
         return nearest(value, map(str, choices))
-    if isinstance(value, type) and find_misfit(at, value, hint) and get_origin(hint) is not type:
+    takes_class = any(get_origin(option) is type for option in (hint, *get_args(hint)))
+    if isinstance(value, type) and not takes_class:
         return f"Give an object of it: {value.__name__}(...)."
     if isinstance(value, Integral) and find_misfit(at, int(value), hint) is None:
         return "Convert it: int(...)."

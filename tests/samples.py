@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Container, Iterable
 from typing import Any
 
 import lightning as L
 import numpy as np
+import pytest
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
@@ -113,6 +115,11 @@ def without_times(rows: list[Any]) -> list[dict[str, Any]]:
 
 class Broken(RuntimeError):
     pass
+
+
+def some(values: Iterable[Any], every: int, always: Container[Any] = ()) -> list[Any]:
+    """`values` as parameters of which `make test` takes each `every`-th one and those of `always`, and `make faults` all."""
+    return [value if i % every == 0 or value in always else pytest.param(value, marks=pytest.mark.long) for i, value in enumerate(values)]
 
 
 class Augmented(Dataset[Any]):

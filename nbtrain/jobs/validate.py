@@ -22,7 +22,7 @@ from ..config.schema import PartConfig, Settings
 from ..distributed.devices import resolve_devices
 from ..distributed.world import find_world
 from ..errors import ConfigError
-from ..trainer.arguments import check_lightning
+from ..trainer.arguments import check_lightning_names
 from ..trainer.trainer import Trainer
 
 # %% auto #0
@@ -213,7 +213,7 @@ def check_settings(settings: Settings, document: Document, problems: Problems) -
     check_value(settings.vars, ("vars",), document, problems)
     check_value(settings.lightning, ("lightning",), document, problems)
     try:
-        check_lightning(settings.lightning)
+        check_lightning_names(settings.lightning)
     except ConfigError as error:
         problems.add_error(error, document.place(("lightning",)))
     _check_parts(settings, document, problems)

@@ -25,6 +25,7 @@ from .lightning_args import as_list
 
 # %% auto #0
 __all__ = [
+    "check_lightning_names",
     "check_lightning",
     "accumulates",
     "check_save_path",
@@ -48,18 +49,19 @@ _OURS = {
 }
 
 
-def check_lightning(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `lightning={...}`.
-
-    Raises OptionError for what nbtrain sets itself and for what Lightning does not know, ConfigError for a value of another type than
-    Lightning's.
-    """
+def check_lightning_names(arguments: Iterable[str]) -> None:
+    """Raise OptionError for a name in `lightning={...}` that nbtrain sets itself, and for one that Lightning does not know."""
     known = inspect.signature(L.Trainer.__init__).parameters.keys() - {"self"}
     for name in arguments:
         if name in _OURS:
             raise OptionError(f"lightning={{{name!r}: ...}} is set by nbtrain.", remedy=f"Use {_OURS[name]}.")
         if name not in known:
             raise OptionError(f"lightning.Trainer has no argument {name!r}.", remedy=nearest(str(name), known - _OURS.keys()))
+
+
+def check_lightning(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `lightning={...}`. Raises OptionError for its names, and ConfigError for a value of another type than Lightning's."""
+    check_lightning_names(arguments)
     hints = {f"lightning[{name!r}]": hint for name, hint in parameter_hints(L.Trainer.__init__).items() if name != "strategy"}
     check_values({f"lightning[{name!r}]": value for name, value in arguments.items()}, hints)
     return dict(arguments)

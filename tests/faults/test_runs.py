@@ -150,7 +150,11 @@ def kill_until_finished(script: Path, folder: Path, arguments: tuple[object, ...
 
 
 @pytest.mark.parametrize(
-    ("save_format", "n_workers", "setting"), [("ckpt", 0, "plain"), ("safetensor", 2, "plain"), ("safetensor", 0, "windows")]
+    ("save_format", "n_workers", "setting"),
+    [
+        ("safetensor", 2, "plain"),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("ckpt", 0, "plain"), ("safetensor", 0, "windows"))),
+    ],
 )
 def test_killed_runs_end_as_the_one_that_was_not(
     folder: Path, script: Path, references: dict[tuple[int, str], str], save_format: str, n_workers: int, setting: str
@@ -164,7 +168,9 @@ def test_killed_runs_end_as_the_one_that_was_not(
 
 
 @pytest.mark.parametrize("event", ["SIGINT", "SIGTERM", "exception"])
-@pytest.mark.parametrize(("save_format", "setting"), [("ckpt", "plain"), ("safetensor", "plain"), ("ckpt", "windows")])
+@pytest.mark.parametrize(
+    ("save_format", "setting"), [("ckpt", "plain"), pytest.param("safetensor", "plain", marks=pytest.mark.long), ("ckpt", "windows")]
+)
 def test_a_run_that_is_broken_off_goes_on_at_its_last_save(
     event: str, script: Path, references: dict[tuple[int, str], str], save_format: str, setting: str, tmp_path: Path
 ) -> None:

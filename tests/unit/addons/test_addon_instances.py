@@ -85,7 +85,7 @@ def test_same_options_in_any_order_give_the_same_class() -> None:
 
 
 def test_options_that_cannot_be_compared_give_two_classes() -> None:
-    one, two = (Regress.add_on(Tilt(names=torch.ones(2))) for _ in range(2))  # type: ignore[arg-type]
+    one, two = (Regress.add_on(Tilt(names=[torch.ones(2)])) for _ in range(2))
     assert one is not two and one.addons == two.addons
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.optim.lr_scheduler import StepLR
 from nbtrain import AccumulationAddon, AddOnBase, Callback, ConfigError, StateManagerAddon, StepError, TrainHook
 from nbtrain.compat.hook_names import HOOK_NAMES, names_at
 from nbtrain.engine.hooks import HOOKS, HookPoint
+from nbtrain.history.provenance import show
 
 NAMES = [name for point in HOOKS for name in names_at(point.name)]
 Saved = Regress.add_on(AccumulationAddon, StateManagerAddon)
@@ -359,7 +361,7 @@ def fails(*args: Any) -> None:
     raise Full("the disk")
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("on_load_checkpoint", "before_log_test_metrics")])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("on_load_checkpoint", "on_save_checkpoint", "before_log_test_metrics")])
 def test_a_hook_that_raises_ends_the_run_and_is_named(name: str, tmp_path: Path) -> None:
     ends: list[str] = []
     closing = {end: lambda trainer, end=end: ends.append(end) for end in ("on_train_end", "on_finalize")}
@@ -381,6 +383,15 @@ def test_a_hook_that_raises_ends_the_run_and_is_named(name: str, tmp_path: Path)
     healthy = make_trainer(Saved, model=trainer.model, save_path=tmp_path)
     assert healthy.run(1, make_loader()).status == "completed"
     assert trainer.control.state == "idle" and not trainer.optimizer._optimizer_step_post_hooks
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_hook_that_raises_while_a_checkpoint_is_saved_is_an_error_of_the_save(stops: bool, tmp_path: Path) -> None:
+    trainer = make_trainer(Saved, save_path=tmp_path, stop_on_save_error=stops, hooks={"on_save_checkpoint": fails})
+    with pytest.raises(Full) if stops else nullcontext():
+        trainer.run(2, make_loader())
+    assert trainer.result.status == ("failed" if stops else "completed")
+    assert ("a checkpoint was not saved: the disk" in show(trainer.run_dir)) is not stops
 
 
 def test_a_trainer_is_used_again_after_its_hook_has_failed() -> None:

@@ -548,9 +548,9 @@ def test_a_damaged_newest_state_is_skipped_and_said(tmp_path: Path) -> None:
     ("options", "text"),
     [
         ({"save_path": None}, 'StateManagerAddon needs a folder to save in.\n  Give save_path="runs/my-run".'),
-        ({"save_format": "safetensors"}, "save_format='safetensors' is unknown.\n  Did you mean 'safetensor'?"),
+        ({"save_format": "safetensors"}, "save_format must be 'ckpt' or 'safetensor', got 'safetensors'.\n  Did you mean 'safetensor'?"),
         ({"keep_last_n": 0}, "keep_last_n=0 must be a positive integer.\n  Give 1, 2, 3, … or leave it out."),
-        ({"every_n_steps": 1.5}, "every_n_steps=1.5 must be a positive integer.\n  Give 1, 2, 3, … or leave it out."),
+        ({"every_n_steps": 1.5}, "every_n_steps must be an integer or None, got 1.5."),
         ({"every_n_steps": 1, "every_n_epochs": 1}, "every_n_epochs and every_n_steps are both given.\n  Give one of them."),
     ],
 )

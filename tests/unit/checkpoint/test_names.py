@@ -10,7 +10,7 @@ import lightning as L
 import pytest
 import torch
 from safetensors.torch import load_file
-from samples import Regress, make_loader, make_trainer, make_valid
+from samples import Regress, make_loader, make_trainer, make_valid, some
 from torch import nn
 
 from nbtrain import EarlyStoppingAddon, EMAAddon, StateManagerAddon
@@ -96,7 +96,7 @@ FILES: dict[str, Callable[[Any, Path], Path]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("file", [*FILES, "a folder"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, 2))
 def test_each_file_is_read_by_the_names_of_the_bare_model(kind: str, file: str, tmp_path: Path) -> None:
     trainer = trained(kind, tmp_path / "runs", save_format="safetensor" if file == "a folder" else "ckpt")
     path = trainer.run_dir / "checkpoints" / "last" if file == "a folder" else FILES[file](trainer, tmp_path)
@@ -131,7 +131,7 @@ def test_names_in_the_files_are_bare(kind: str, save_format: str, tmp_path: Path
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("ema", [False, True])
 @pytest.mark.parametrize("save_format", ["ckpt", "safetensor"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, 3))
 def test_commands_and_resume_find_the_weights(kind: str, save_format: str, ema: bool, tmp_path: Path) -> None:
     trainer = trained(kind, tmp_path, save_format=save_format, ema=ema)
     weights = {name: value.tolist() for name, value in trainer.best_weights.items()}

@@ -234,7 +234,7 @@ def test_what_one_rank_can_not_write_is_an_error_in_all_and_nothing_is_left(tmp_
 
     what = "The shards of state_dict.model.0.weight do not make a tensor of (5, 3)."
     assert errors_of(tmp_path, both_have_the_first_rows) == {what, f"Rank 0 could not write its shard: {what}"}
-    what = "state_dict.model.in is a tensor of complex128, which safetensors does not support, which a checkpoint can't hold."
+    what = "state_dict.model.in is a tensor of complex128, which safetensors does not support."
     assert errors_of(tmp_path, unknown_type) == {what, f"Rank 1 could not write its shard: {what}"}
 
 

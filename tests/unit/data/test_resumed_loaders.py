@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from loader_kinds import LOADERS, SAID, TASKS, by_batches, make_dataset, nested
-from samples import Breaks, Broken, Regress, make_trainer, same_weights
+from samples import Breaks, Broken, Regress, make_trainer, same_weights, some
 from torch.utils.data import DataLoader
 
 from nbtrain import StateManagerAddon
@@ -73,13 +73,13 @@ def check(
         assert [said in text for text in notes(broken) if NOTE in text] == [True], notes(broken)
 
 
-@pytest.mark.parametrize("name", LOADERS | TASKS)
+@pytest.mark.parametrize("name", some(LOADERS | TASKS, 4))
 def test_resumed_run_reads_the_samples_of_an_unbroken_one_or_says_so(name: str, tmp_path: Path) -> None:
     for at in (9,) if "workers" in name else (7, 9):  # the newest save is at the end of an epoch, or two batches into one
         check(tmp_path / str(at), (LOADERS | TASKS)[name], at=at, said=SAID.get(name, ""))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", some(range(8), 4))
 def test_resumed_run_over_random_nested_samplers_matches_an_unbroken_one(seed: int, tmp_path: Path) -> None:
     check(tmp_path, by_batches(lambda: nested(seed)), at=random.Random(seed).choice([5, 7, 9, 11, 15]))
 
@@ -88,7 +88,7 @@ EXACT_BETWEEN_PASSES = ("lazy sampler with global random numbers", "stream with 
 VALID = [name for name in LOADERS if "two workers" not in name]
 
 
-@pytest.mark.parametrize("name", VALID)
+@pytest.mark.parametrize("name", some(VALID, 6))
 def test_validation_loader_continues_after_a_resume_as_it_would_have(name: str, tmp_path: Path) -> None:
     def train() -> DataLoader[Any]:
         return DataLoader(make_dataset(), 4)
@@ -98,7 +98,7 @@ def test_validation_loader_continues_after_a_resume_as_it_would_have(name: str, 
     check(tmp_path, train, LOADERS[name], at=at, said="" if name in EXACT_BETWEEN_PASSES else SAID.get(name, ""), **options)
 
 
-@pytest.mark.parametrize("name", ["SeededLoader", "TensorLoader with a generator", "shuffled by a generator", "stateful loader"])
+@pytest.mark.parametrize("name", some(["TensorLoader with a generator", "SeededLoader", "shuffled by a generator", "stateful loader"], 3))
 @pytest.mark.parametrize("which", ["train", "val"])
 def test_resumed_run_whose_passes_a_limit_cuts_matches_an_unbroken_one(name: str, which: str, tmp_path: Path) -> None:
     loaders = (LOADERS[name], lambda: None) if which == "train" else (lambda: DataLoader(make_dataset(), 4), LOADERS[name])

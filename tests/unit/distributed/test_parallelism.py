@@ -140,4 +140,7 @@ def test_plan_of_a_configuration_is_printed_for_devices_that_are_not_here(
     )
     assert main(["plan", "-f", "seed.yaml", "--devices", "2", "--memory", "0.00001"]) == 1
     assert main(["plan", "-f", "seed.yaml", "--memory", "many"]) == 2
-    assert capsys.readouterr().err == "nbtrain: --memory must be a number of GB; got many.\n  Give the memory of a device: --memory 80.\n"
+    assert (
+        capsys.readouterr().err
+        == "nbtrain: --memory must be a positive number of GB; got many.\n  Give the memory of a device: --memory 80.\n"
+    )

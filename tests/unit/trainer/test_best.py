@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from samples import Regress, make_loader, make_trainer, make_valid, without_times
+from samples import Regress, make_loader, make_trainer, make_valid, some, without_times
 
 from nbtrain import EarlyStoppingAddon, EMAAddon, LimitsAddon, StateManagerAddon
 from nbtrain.checkpoint.atomic import point_to
@@ -111,7 +111,7 @@ def noted_of_best(trainer: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("mode", some(["min", "max"], 2))
 @pytest.mark.parametrize("way", WAYS)
 def test_best_is_that_of_all_validations(way: str, mode: str, lean: bool, tmp_path: Path) -> None:
     trainer = build(tmp_path, WAYS[way], script(way), lean=lean, monitor_mode=mode)
@@ -165,7 +165,7 @@ def test_losses_of_one_epoch_give_the_least_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["every second batch", "before the training", "across windows", "across windows, with an average"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some(range(3), 3))
 def test_resumed_run_has_the_best_of_the_uninterrupted_one(way: str, seed: int, tmp_path: Path) -> None:
     values = script(f"{way} {seed}")
     whole = build(tmp_path / "whole", WAYS[way], values)
@@ -182,7 +182,7 @@ def test_resumed_run_has_the_best_of_the_uninterrupted_one(way: str, seed: int, 
         assert lists(again.best_weights) == lists(whole.best_weights), path.name
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", some(WAYS, 3))
 def test_views_and_the_read_run_have_the_same_best(way: str, tmp_path: Path) -> None:
     trainer = build(tmp_path, WAYS[way], script(way, 99))
     trainer.run(2, make_loader(), make_valid())

@@ -13,7 +13,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from samples import Breaks, Broken, make_data, make_model, same_weights, without_times
+from samples import Breaks, Broken, make_data, make_model, same_weights, some, without_times
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import IterableDataset
@@ -116,7 +116,7 @@ def test_options_of_loading_that_can_not_work_are_refused_at_once() -> None:
         make(train_dataset=named(), batch_size=0)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", some([0, 2], 2))
 def test_a_run_on_datasets_is_resumed_in_mid_epoch_bit_for_bit(num_workers: int, tmp_path: Path) -> None:
     kind: Any = ModelTrainer.add_on(StateManagerAddon)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import callbacks as C
-from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, plain_loop, same_weights
+from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, plain_loop, same_weights, some
 from torch.nn.functional import mse_loss
 
 from nbtrain import CheckpointError, ConfigError, LimitsAddon, ProgressChecker, StepError, Trainer
@@ -499,7 +499,7 @@ def test_batch_size_finder_finds_and_the_run_uses_it() -> None:
 
 @pytest.mark.parametrize("mode", ["power", "binsearch"])
 @pytest.mark.parametrize("validates", [False, True])
-@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("lean", some([True, False], 2))
 def test_batch_size_finder_stops_where_the_memory_is_full(lean: bool, validates: bool, mode: str) -> None:
     class Small(Regress):
         def train_step(self, batch: Any) -> dict[str, Any]:

@@ -45,6 +45,7 @@ EXCEPTIONS = {
     "TensorLoader.load_state_dict": "called by a resume",
     "Event.from_json": "reads what nbtrain has written",
     "RunHandle.start": "called by the run",
+    "RunHandle.refuse_in_run": "called by the controls",
     "draw_sample": "called by matplotlib's figure",
     "TrainerBase.read_loader": "called by the run",
     "SchedulerChain.rate": "called by the schedule",
