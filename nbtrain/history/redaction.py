@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -64,9 +66,12 @@ def _patterns() -> list[tuple[re.Pattern[str], bool]]:
     from importlib import import_module
     from pkgutil import iter_modules
 
+    shown = warnings.showwarning
     import detect_secrets.plugins
     from detect_secrets.plugins.base import RegexBasedDetector
 
+    if warnings.showwarning is not shown:  # the import sends the warnings of the whole process to `logging`
+        logging.captureWarnings(False)
     found = [(re.compile(text, re.IGNORECASE if number else 0), True) for number, text in enumerate((*_FORMS, *_LITERALS))]
     for info in iter_modules(detect_secrets.plugins.__path__):
         for kind in vars(import_module(f"detect_secrets.plugins.{info.name}")).values():
