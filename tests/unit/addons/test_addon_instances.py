@@ -84,12 +84,12 @@ def test_same_options_in_any_order_give_the_same_class() -> None:
     assert not kinds & {Regress.add_on(Depth, Tilt(level=4), EMAAddon(ema_decay=0.5)), Regress.add_on(Depth, EMAAddon)}
 
 
-class Weighted(AddOnBase):
-    weights: Any = None
+class Listed(AddOnBase):
+    given: Any = None
 
 
 def test_options_that_cannot_be_compared_give_two_classes() -> None:
-    one, two = (Regress.add_on(Weighted(weights=torch.ones(2))) for _ in range(2))
+    one, two = (Regress.add_on(Listed(given=torch.ones(2))) for _ in range(2))
     assert one is not two and one.addons == two.addons
 
 
