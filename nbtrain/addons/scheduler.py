@@ -124,6 +124,7 @@ class _Step(L.Callback):
             self._schedule.step(_monitored(self.trainer.train_state.history.monitor, pl_trainer, pl_module))
 
 
+# %% ../../nbs/addons/scheduler.ipynb #46dd8dc7
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 

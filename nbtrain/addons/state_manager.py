@@ -48,7 +48,8 @@ __all__ = ["SaveType", "open_loader", "StateManagerAddon", "check_restored", "en
 SaveType = Literal["merged", "sharded", "deduped"]
 
 
-def _check_options(addon: StateManagerAddon) -> None:
+def _resolve_options(addon: StateManagerAddon) -> None:
+    """Raise ConfigError for an invalid option. Without an interval each epoch is saved."""
     if addon.save_path is None:
         raise ConfigError("StateManagerAddon needs a folder to save in.", remedy='Give save_path="runs/my-run".')
     if addon.every_n_epochs is not None and addon.every_n_steps is not None:
@@ -57,6 +58,8 @@ def _check_options(addon: StateManagerAddon) -> None:
         value = getattr(addon, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value!r} must be a positive integer.", remedy="Give 1, 2, 3, … or leave it out.")
+    if addon.every_n_epochs is None and addon.every_n_steps is None:
+        addon.every_n_epochs = 1
 
 
 def _check_seen(trainer: TrainerProtocol, path: Path) -> None:
@@ -95,7 +98,7 @@ class StateManagerAddon(AddOnBase):
     """Save the state of a run as it trains, and resume it exactly: `run(..., resume="auto")`.
 
     The folder `checkpoints/` in the run folder has a checkpoint for each save, and the links `last` and `best`. Files are written in a
-    background thread; a copy of the state stays in the memory of the CPU. A run that ends, is stopped or is interrupted is saved too.
+    background thread, from a copy in CPU memory. A run that ends, is stopped or is interrupted is saved too.
     Raises ConfigError for an invalid option.
 
     Args:
@@ -135,9 +138,7 @@ class StateManagerAddon(AddOnBase):
     after = (Launcher, AccumulationAddon)  # a resumed loader wraps the shard of a rank
 
     def __post_init__(self) -> None:
-        _check_options(self)
-        if self.every_n_epochs is None and self.every_n_steps is None:
-            self.every_n_epochs = 1
+        _resolve_options(self)
         self.store = CheckpointStore(self.keep_last_n, self.save_best, self.save_last, self.symlink_best_and_last)
         self.made_in = Path.cwd()
         self.restored: dict[str, Any] | None = None  # a checkpoint, until the next run has reached its first batch
@@ -181,13 +182,7 @@ class StateManagerAddon(AddOnBase):
 
         Raises CheckpointError if there is none, or if it belongs to another model or optimizer, and ConfigError while a run is on.
         """
-        refuse_while_on(trainer.control)
-        found = path if path is not None else self.find(trainer, "auto")
-        if found is None:
-            raise CheckpointError(f"There is no checkpoint in {str(self.save_path)!r} yet.", remedy="Run an epoch first, or give a path.")
-        self.restore(trainer, found)
-        trainer.train_state.first_epoch = trainer.train_state.counts.epoch
-        return Path(found)
+        return _load(self, trainer, path)
 
     def find(self, trainer: TrainerProtocol, resume: str | Path) -> str | Path | None:
         """The checkpoint that `resume` means: "last", "best", "auto", a path or a URL. None if there is none yet."""
@@ -202,6 +197,17 @@ class StateManagerAddon(AddOnBase):
 
 
 # %% ../../nbs/addons/state_manager.ipynb #0cd3f022
+def _load(addon: StateManagerAddon, trainer: Restorable, path: str | Path | None) -> Path:
+    """`load_state` between two runs."""
+    refuse_while_on(trainer.control)
+    found = path if path is not None else addon.find(trainer, "auto")
+    if found is None:
+        raise CheckpointError(f"There is no checkpoint in {str(addon.save_path)!r} yet.", remedy="Run an epoch first, or give a path.")
+    addon.restore(trainer, found)
+    trainer.train_state.first_epoch = trainer.train_state.counts.epoch
+    return Path(found)
+
+
 def _restore(addon: StateManagerAddon, trainer: Restorable, checkpoint: str | Path, loader: Any) -> str | Path:
     run_dir = None
     if not url_of(checkpoint):

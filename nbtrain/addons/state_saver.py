@@ -144,6 +144,17 @@ def settings_of(callback: L.Callback) -> dict[str, Any]:
     return callback.settings if isinstance(callback, Stopper) else {}
 
 
+def _collect(saver: StateSaver, pl_trainer: L.Trainer, finished: int | None, random: dict[str, Any]) -> dict[str, Any]:
+    """The whole state; of a rank that does not write, its share of it."""
+    addon, module = saver.addon, pl_trainer.lightning_module
+    own = part_of(addon, saver.trainer, module, finished, random)  # pyright: ignore[reportArgumentType]
+    if (finished is None) not in saver._checked:  # once within an epoch, and once after one
+        saver._checked.add(finished is None)
+        check_loaders(addon, saver.trainer)
+    state = saver.dump(pl_trainer) | {"stopped": {**saver.stopped, **stop_settings(pl_trainer)} if pl_trainer.should_stop else {}}
+    return state | {"nbtrain": own} if pl_trainer.is_global_zero else state
+
+
 # %% ../../nbs/addons/state_saver.ipynb #33d70f87
 class StateSaver:
     """Saves the state of `trainer` during a run of Lightning, in each rank."""
@@ -184,7 +195,7 @@ class StateSaver:
         self.trainer.recorder.flush()  # what is in the saved history is in the events too, once
         self._saved = counts.epoch, counts.update
         try:
-            state = self._collect(pl_trainer, finished, random)
+            state = _collect(self, pl_trainer, finished, random)
             self._path = self._write(state, row, hold) if pl_trainer.is_global_zero else None
         except Exception as error:  # of a callback's, a loader's or a model's state
             if pl_trainer.world_size > 1:  # the other ranks wait for what this one sends
@@ -197,16 +208,6 @@ class StateSaver:
         if not hold:
             self._finish(pl_trainer)
         return self._path
-
-    def _collect(self, pl_trainer: L.Trainer, finished: int | None, random: dict[str, Any]) -> dict[str, Any]:
-        """The whole state; of a rank that does not write, its share of it."""
-        addon, module = self.addon, pl_trainer.lightning_module
-        own = part_of(addon, self.trainer, module, finished, random)  # pyright: ignore[reportArgumentType]
-        if (finished is None) not in self._checked:  # once within an epoch, and once after one
-            self._checked.add(finished is None)
-            check_loaders(addon, self.trainer)
-        state = self.dump(pl_trainer) | {"stopped": {**self.stopped, **stop_settings(pl_trainer)} if pl_trainer.should_stop else {}}
-        return state | {"nbtrain": own} if pl_trainer.is_global_zero else state
 
     def dump(self, pl_trainer: L.Trainer) -> dict[str, Any]:
         """Lightning's checkpoint; an empty one in a rank that does not write."""

@@ -129,6 +129,15 @@ def _pack_object(value: Any, into: Callable[[Any], Any], known: Container[int]) 
     return _refuse(value)
 
 
+# %% ../../nbs/checkpoint/object_state.ipynb #f0421fa3
+_COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
+    "set": set,
+    "frozenset": frozenset,
+    "deque": deque,
+    "complex": lambda parts: complex(*parts),
+}
+
+
 # %% ../../nbs/checkpoint/object_state.ipynb #0500c8dc
 class Unpacker:
     """Restores packed values on `device`; tensors that were one are one again. `missing` names the kinds of objects that are not there."""
@@ -225,13 +234,6 @@ class Unpacker:
                     there = modules[path]._buffers if name in modules[path]._buffers else vars(modules[path])
                     there[name] = self.unpack(value, there.get(name))
 
-
-_COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
-    "set": set,
-    "frozenset": frozenset,
-    "deque": deque,
-    "complex": lambda parts: complex(*parts),
-}
 
 # %% ../../nbs/checkpoint/object_state.ipynb #33415c85
 _INTERNAL = frozenset(vars(nn.Module()))  # parameters, buffers, hooks, training

@@ -319,6 +319,7 @@ def _restore_weights(trainer: TrainerProtocol, state: Mapping[str, Any], path: P
         ) from error
 
 
+# %% ../../nbs/checkpoint/run_state.ipynb #0b12d722
 class Restorable(TrainerProtocol, Protocol):
     """A trainer, as a checkpoint that is restored sees it."""
 

@@ -138,6 +138,7 @@ def _check_safe(arguments: Mapping[str, Any], at: At, document: Document, proble
         problems.add_error(error, document.place(at), f"{dotted(at)}: ")
 
 
+# %% ../../nbs/config/instantiate.ipynb #2ed36568
 _LATE = re.compile(r"(\$?)\$!(?:\(([^(){}]*)\)|\{([^(){}]*)\})")
 _VALUE_TYPE = "__value_type"
 

@@ -42,6 +42,16 @@ _END = object()
 _DRAWS = "the loader has no length and draws from the global random numbers between two batches, as the steps do"
 
 
+def _check_length(saved: int | None, given: int | None) -> None:
+    if saved != given:
+        lengths = [f"{n} batches" if n is not None else "no length" for n in (saved, given)]
+        raise CheckpointError(
+            f"The training loader had {lengths[0]} when the state was saved in mid-epoch, and has {lengths[1]} now.",
+            remedy="Give the same data and batch size, or resume from a state that was saved at the end of an epoch.",
+        )
+
+
+# %% ../../nbs/data/resumable_loader.ipynb #8b7f4858
 class ResumableLoader(LoaderWrapper):
     """A wrapper around `loader` whose current pass can be saved and resumed. `check`: what can't be."""
 
@@ -49,9 +59,7 @@ class ResumableLoader(LoaderWrapper):
         super().__init__(loader)
         self.state = LoaderState(loader)
         self.check = OrderCheck(self.state)
-        self.random_ahead: dict[str, Any] | None = (
-            None  # random numbers to continue with, where the first batch was read before the run began
-        )
+        self.random_ahead: dict[str, Any] | None = None  # to continue with, where the first batch was read before the run began
         self._draws: bool | None = None  # does it draw between two batches? None before that was seen
         self._n_handed = 0  # batches of the current pass that were handed out
         self._ended = False  # was the current pass read to its end?
@@ -126,12 +134,8 @@ class ResumableLoader(LoaderWrapper):
         """Let the next pass resume at `state`; the training then continues with the random numbers `random`."""
         if state["finished"] is None:
             self.state.put(state["place"], whole=state["whole"])  # now: Lightning sets the epoch before the first batch
-        elif state["length"] != self._length():
-            lengths = [f"{n} batches" if n is not None else "no length" for n in (state["length"], self._length())]
-            raise CheckpointError(
-                f"The training loader had {lengths[0]} when the state was saved in mid-epoch, and has {lengths[1]} now.",
-                remedy="Give the same data and batch size, or resume from a state that was saved at the end of an epoch.",
-            )
+        else:
+            _check_length(state["length"], self._length())
         self._next = state, random
 
     def why_not_exact(self) -> list[str]:

@@ -46,6 +46,11 @@ def options(addon: type[AddOnBase]) -> dict[str, Field[Any]]:
     return {field.name: field for field in fields(addon)} if addon is not AddOnBase else {}  # pyright: ignore[reportArgumentType]
 
 
+def _claimant(addon: type[AddOnBase], option: str) -> type:
+    """The class that brought `option` into `addon`."""
+    return next(kind for kind in reversed(addon.__mro__) if option in kind.__dict__.get("__annotations__", {}))
+
+
 def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
     """The constructor of `addon`, which refuses an unknown option, and a value that does not fit the option's annotation."""
     init = addon.__init__
@@ -68,6 +73,7 @@ def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
     return checked
 
 
+# %% ../../nbs/engine/addon.ipynb #6e4c87c6
 @dataclass_transform(kw_only_default=True)
 class AddOnBase:
     """Base of all addons; a subclass becomes a dataclass with keyword-only fields, which are its options.
@@ -142,11 +148,6 @@ class AddOnBase:
 
 
 # %% ../../nbs/engine/addon.ipynb #c3bca42e
-def _claimant(addon: type[AddOnBase], option: str) -> type:
-    """The class that brought `option` into `addon`."""
-    return next(kind for kind in reversed(addon.__mro__) if option in kind.__dict__.get("__annotations__", {}))
-
-
 def _check_options(addons: Iterable[type[AddOnBase]]) -> None:
     owners: dict[str, type[AddOnBase]] = {}
     for addon in addons:

@@ -58,6 +58,7 @@ class ComputeArgs(NnScalerComputeFields, ComputeConfig):
     """On how many devices, with the fields of nnScaler's that are accepted."""
 
 
+# %% ../../nbs/jobs/trainer_args.ipynb #527e1d08
 @dataclass(frozen=True)
 class TrainerArgs(NnScalerFields, Settings):
     """The configuration of a run, with the fields of `Settings`: parts by name, their arguments, batches, limits, saving."""

@@ -200,6 +200,7 @@ def draw_apart(*clients: Any) -> None:
             vars(module)["random"] = _CLIENT_RANDOM
 
 
+# %% ../../nbs/loggers/background.ipynb #4f4e4493
 class _Sender:
     """The thread of a logger in one run: it connects, delivers and closes."""
 

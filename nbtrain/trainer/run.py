@@ -36,6 +36,19 @@ if TYPE_CHECKING:
 __all__ = ["Run"]
 
 
+# %% ../../nbs/trainer/run.ipynb #41bd1d3f
+def _check(run: Run, background: bool) -> None:
+    """Raise ConfigError before anything has happened."""
+    trainer = run.trainer
+    refuse_while_on(trainer.control, trainer.recorder.place)
+    check_run(run.n_epoch, run.loader, run.valid_loader)
+    if trainer.mode == "train":
+        check_optimizer(trainer.optimizer, trainer.model)
+        check_restored(trainer, run.loader)
+    if background and trainer.world.size > 1:
+        raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
+
+
 # %% ../../nbs/trainer/run.ipynb #bdb70ef6
 class Run:
     """`n_epoch` more epochs of `trainer`, or in mode "test" as many evaluations, from the arguments to the result."""
@@ -49,7 +62,7 @@ class Run:
 
         In a notebook it has a thread, for which this one waits; with `background` the thread's handle is returned at once.
         """
-        self._check(background)
+        _check(self, background)
         self._prepare()
         trainer = self.trainer
         trainer.control.begin(partial(self.sinks.follow, self.outcome.follow))
@@ -61,17 +74,6 @@ class Run:
             trainer.handle = handle
             handle.start(self._work)
             return handle if background else handle.wait()
-
-    def _check(self, background: bool) -> None:
-        """Raise ConfigError before anything has happened."""
-        trainer = self.trainer
-        refuse_while_on(trainer.control, trainer.recorder.place)
-        check_run(self.n_epoch, self.loader, self.valid_loader)
-        if trainer.mode == "train":
-            check_optimizer(trainer.optimizer, trainer.model)
-            check_restored(trainer, self.loader)
-        if background and trainer.world.size > 1:
-            raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
 
     def _prepare(self) -> None:
         """Lock the run folder, which is made before the first run, and seed that one."""

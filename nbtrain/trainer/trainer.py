@@ -231,6 +231,7 @@ AnyTrainer = TypeVar("AnyTrainer", bound="Trainer")
 _SHARED = ("device", "scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "hooks", "nonfinite", "save_path")
 
 
+# %% ../../nbs/trainer/trainer.ipynb #473da3d6
 class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection, TrainerWeights, TrainerProgress):
     """Trains a model with your `train_step` and `test_step`; subclass it and write these two.
 
