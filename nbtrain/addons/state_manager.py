@@ -18,19 +18,11 @@ from .run_setup import check_setup, in_words, setup_of
 from .state_saver import note_inexact, part_of, write_state
 from ..checkpoint.attribute_state import AttributeState
 from ..checkpoint.files import SaveFormat, Writer
-from nbtrain.checkpoint.run_state import (
-    Restorable,
-    check_optimizer,
-    from_outside,
-    loader_of_rank,
-    of_rank,
-    read_state,
-    restore,
-    restore_end,
-)
-from ..checkpoint.run_state import without_weights
+from ..checkpoint.run_state import Restorable, check_optimizer, from_outside, loader_of_rank, n_readers, of_rank
+from ..checkpoint.run_state import read_state, restore, restore_end, without_weights
 from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder, own_run
 from ..checkpoint.weights import url_of
+from ..data.loader_state import draws_in_ranks
 from ..data.resumable_loader import NO_PLACE, ResumableLoader, ValidLoader
 from ..distributed.launcher import Launcher
 from ..distributed.replica import world_of
@@ -89,7 +81,8 @@ def open_loader(addon: StateManagerAddon, trainer: TrainerProtocol, loader: Any,
         return loader
     addon.open_loader = _resumable(trainer, loader, addon.restored)
     addon.noted.clear()
-    note_inexact(addon, trainer, addon.open_loader.check.reasons)
+    in_ranks = draws_in_ranks(addon.open_loader.state.first) if n_readers(trainer) > 1 else []
+    note_inexact(addon, trainer, [*addon.open_loader.check.reasons, *in_ranks])
     return addon.open_loader
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "find_parts",
     "LoaderState",
     "why_not_exact",
+    "draws_in_ranks",
 ]
 
 # %% ../../nbs/data/loader_state.ipynb #2739bb1f
@@ -387,6 +388,13 @@ def why_not_exact(parts: LoaderParts) -> list[str]:
             name = type(loader.dataset).__name__
             reasons.append(f"persistent workers keep their random numbers and counters from epoch to epoch, if {name} has any")
     return list(dict.fromkeys(reasons))
+
+
+def draws_in_ranks(parts: LoaderParts) -> list[str]:
+    """What differs from rank to rank, of which one place is saved at the end of an epoch, for people."""
+    own = [(path, loader) for path, loader in parts.loaders.items() if not loader.num_workers]
+    found = [type(loader.dataset).__name__ for path, loader in own if any(at.startswith(f"{path}.dataset") for at in parts.generators)]
+    return [f"{name} draws from a generator in each rank, and at the end of an epoch one place is saved for all" for name in found]
 
 
 def _is_default(collate: Callable[..., Any]) -> bool:

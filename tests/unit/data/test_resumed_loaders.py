@@ -22,6 +22,7 @@ from samples import Breaks, Broken, Regress, make_trainer, same_weights, some
 from torch.utils.data import DataLoader
 
 from nbtrain import StateManagerAddon
+from nbtrain.addons import state_manager
 from nbtrain.data.resumable_loader import ResumableLoader
 from nbtrain.data.task_loader import Task
 from nbtrain.rng import random_state
@@ -104,6 +105,19 @@ def test_resumed_run_whose_passes_a_limit_cuts_matches_an_unbroken_one(name: str
     loaders = (LOADERS[name], lambda: None) if which == "train" else (lambda: DataLoader(make_dataset(), 4), LOADERS[name])
     for at in (5, 6, 9) if which == "train" else (7, 9):
         check(tmp_path / str(at), *loaders, at=at, lightning={f"limit_{which}_batches": 4})
+
+
+def test_a_dataset_that_draws_in_several_ranks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_manager, "n_readers", lambda trainer: 2)
+    said = {}
+    for name in ("dataset with a generator of torch", "dataset with a generator, two workers", "sampler with a generator of torch"):
+        trainer = make(tmp_path / name, 1)
+        trainer.run(1, LOADERS[name]())
+        said[name] = [text for text in notes(trainer) if NOTE in text]
+    first, *others = said.values()
+    assert others == [[], []] and first == [
+        f"{NOTE}: Noisy draws from a generator in each rank, and at the end of an epoch one place is saved for all."
+    ]
 
 
 def test_several_validation_loaders_continue(tmp_path: Path) -> None:
