@@ -68,7 +68,7 @@ def _resumable(trainer: TrainerProtocol, loader: Any, restored: Mapping[str, Any
     found = ResumableLoader(loader)
     if restored is not None and (state := loader_of_rank(restored["nbtrain"])) is not None:
         random = of_rank(restored["nbtrain"])["random"]
-        found.load_state_dict(state, random if random is not None else random_state())
+        found.resume_at(state, random if random is not None else random_state())
     return found
 
 

@@ -93,7 +93,7 @@ def own_part(
     parts: dict[str, Any] = {
         "random": random,
         "attributes": attributes.state_dict(trainer),
-        "loader": loader.state_dict(finished) if loader is not None else None,
+        "loader": loader.place(finished) if loader is not None else None,
         "valid": valid.state_dict() if valid is not None else None,
     }
     if finished is not None and module is not None:

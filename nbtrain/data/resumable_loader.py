@@ -53,7 +53,10 @@ def _check_length(saved: int | None, given: int | None) -> None:
 
 # %% ../../nbs/data/resumable_loader.ipynb #8b7f4858
 class ResumableLoader(LoaderWrapper):
-    """A wrapper around `loader` whose current pass can be saved and resumed. `check`: what can't be."""
+    """A wrapper around `loader` whose current pass can be saved and resumed. `check`: what can't be.
+
+    It has no `state_dict`, which Lightning would save in its own part of a checkpoint.
+    """
 
     def __init__(self, loader: Iterable[Any]) -> None:
         super().__init__(loader)
@@ -123,14 +126,14 @@ class ResumableLoader(LoaderWrapper):
         set_random_state(random)
         return batches
 
-    def state_dict(self, finished: int | None = None) -> dict[str, Any]:
+    def place(self, finished: int | None = None) -> dict[str, Any]:
         """The place in the current pass, of which `finished` batches are done; None between two passes."""
         state = {"length": self._length(), "place": self.state.take()}
         if finished is None:
             return state | {"finished": None, "whole": self._is_whole()}
         return state | {"finished": finished, "handed": self._n_handed, "begin": self._begin}
 
-    def load_state_dict(self, state: dict[str, Any], random: dict[str, Any]) -> None:
+    def resume_at(self, state: dict[str, Any], random: dict[str, Any]) -> None:
         """Let the next pass resume at `state`; the training then continues with the random numbers `random`."""
         if state["finished"] is None:
             self.state.put(state["place"], whole=state["whole"])  # now: Lightning sets the epoch before the first batch

@@ -13,7 +13,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, OnExceptionCheckpoint
 from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 from torch.optim import Optimizer
@@ -60,8 +60,14 @@ def check_lightning_names(arguments: Iterable[str]) -> None:
 
 
 def check_lightning(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `lightning={...}`. Raises OptionError for its names, and ConfigError for a value of another type than Lightning's."""
+    """A copy of `lightning={...}`.
+
+    Raises OptionError for its names, and ConfigError for a value of another type than Lightning's and for a callback that can't work.
+    """
     check_lightning_names(arguments)
+    if any(isinstance(callback, OnExceptionCheckpoint) for callback in as_list(arguments.get("callbacks"))):
+        what = "With OnExceptionCheckpoint, Lightning resumes from its checkpoint in each run, and nbtrain's runs would not know."
+        raise ConfigError(what, remedy="Leave it out: StateManagerAddon saves the state after an error too.")
     hints = {f"lightning[{name!r}]": hint for name, hint in parameter_hints(L.Trainer.__init__).items() if name != "strategy"}
     check_values({f"lightning[{name!r}]": value for name, value in arguments.items()}, hints)
     return dict(arguments)

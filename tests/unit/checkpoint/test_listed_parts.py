@@ -166,7 +166,7 @@ LEFT_OUT = {
     "LearningRateMonitor": "needs a logger",
     "LearningRateFinder": "needs a module with an attribute for the rate: lr_find does the same",
     "ModelPruning": "replaces the parameters",
-    "OnExceptionCheckpoint": "saves a state of Lightning's in which the wrapper of the loader can't be resumed",
+    "OnExceptionCheckpoint": "makes Lightning resume by itself: refused by name",
     "ProgressBar": "is that of Lightning, which is off",
     "RichModelSummary": "needs rich",
     "RichProgressBar": "needs rich",

@@ -137,9 +137,9 @@ def test_a_pass_after_a_cut_one_is_resumed_where_batches_were_read_ahead(name: s
     batches = iter(loader)
     deque(islice(batches, 2), maxlen=0)
     rest = list(islice(batches, ahead))
-    state, generators = loader.state_dict(2), random_state()
+    state, generators = loader.place(2), random_state()
     rest += list(batches)
     torch.manual_seed(1)
     again = ResumableLoader(LOADERS[name]())
-    again.load_state_dict(state, generators)
+    again.resume_at(state, generators)
     assert [batch[0].tolist() for batch in again] == [batch[0].tolist() for batch in rest]

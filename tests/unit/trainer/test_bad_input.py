@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from samples import Regress, make_loader, make_model, make_trainer, make_valid
 
 from nbtrain import AddOnError, ConfigError, GradientClipAddon, NbtrainError, OptionError, StepError, Trainer
@@ -123,6 +124,11 @@ CONSTRUCTOR = {
     "monitor of unknown direction": ({"monitor": "val_fun"}, ConfigError, "Is more or less of monitor='val_fun' better?"),
     "unknown monitor_mode": ({"monitor_mode": "least"}, ConfigError, "monitor_mode must be 'min', 'max' or None, got 'least'."),
     "negative clip": ({"gradient_clip": -1.0}, ConfigError, "gradient_clip=-1.0 must be 0 or a positive number."),
+    "a callback that resumes": (
+        {"lightning": {"callbacks": [OnExceptionCheckpoint("somewhere")]}},
+        ConfigError,
+        "With OnExceptionCheckpoint, Lightning resumes from its checkpoint in each run, and nbtrain's runs would not know.",
+    ),
     "ours": ({"lightning": {"max_epochs": 3}}, OptionError, "lightning={'max_epochs': ...} is set by nbtrain.\n  Use run(n_epoch=...)."),
     "Lightning knows not": (
         {"lightning": {"callback": 1}},
