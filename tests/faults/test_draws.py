@@ -1,7 +1,7 @@
 """Runs drawn at random, broken off after some batches and resumed in a new trainer, end bit for bit as the ones that were not.
 
 `NBTRAIN_FAULT_CASES` says how many are drawn; 50 and more end with a table of what was drawn. A tenth of them is killed in a separate
-process instead. Of a quarter the newest checkpoint is damaged before it is resumed. Left out: several processes and devices, which
+process instead. Where more than 12 are drawn, the newest checkpoint of a quarter is damaged before it is resumed. Left out: several processes and devices, which
 tests/distributed has, and what a run says that it can't resume exactly.
 """
 
@@ -35,6 +35,8 @@ def noted(record_property: Callable[[str, object], None]) -> Callable[[Case], Ca
     """Notes a case for the table."""
 
     def note(case: Case) -> Case:
+        if N_CASES <= 12:  # what a bit means depends on the times in the file, and `make test` is to be the same each time
+            case = replace(case, flips=None)
         record_property("drawn", {field.name: getattr(case, field.name) for field in fields(case)})
         return case
 

@@ -157,7 +157,7 @@ def test_compile_false_switches_the_addon_off() -> None:
         ("max-autotun", ConfigError, "compile='max-autotun' is not a mode of torch.compile.\n  Did you mean 'max-autotune'?"),
         ({"mode": "defalt"}, ConfigError, "compile='defalt' is not a mode of torch.compile.\n  Did you mean 'default'?"),
         ({"fulgraph": True}, OptionError, "torch.compile takes no argument 'fulgraph'.\n  Did you mean 'fullgraph'?"),
-        (3, ConfigError, "compile must be True or False, a string, a dict or None, got 3."),
+        (3, ConfigError, "compile must be True, False, a string, a dict or None, got 3."),
     ],
 )
 def test_what_torch_compile_does_not_know_is_refused_at_once(compile: Any, kind: type[Exception], text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import pickle
 import signal
@@ -719,10 +720,18 @@ def _blocked(worker_id: int) -> None:
     assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # since the fork
 
 
-@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signal masks")
-@pytest.mark.parametrize("background", [False, True], ids=["main thread", "own thread"])
-def test_interrupts_do_not_reach_a_worker_that_is_being_started(background: bool) -> None:
+def _run_blocked(background: bool) -> None:
     loader = make_loader(32, num_workers=1, worker_init_fn=_blocked)
     result = make_trainer().run(1, loader, background=background)
     assert (result.wait() if isinstance(result, RunHandle) else result).status == "completed"
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signal masks")
+@pytest.mark.parametrize("background", [False, True], ids=["main thread", "own thread"])
+def test_interrupts_do_not_reach_a_worker_that_is_being_started(background: bool) -> None:
+    # a fresh process: clients of loggers in this one run hooks at a fork, too
+    process = multiprocessing.get_context("forkserver").Process(target=_run_blocked, args=(background,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
