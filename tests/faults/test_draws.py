@@ -1,8 +1,8 @@
 """Runs drawn at random, broken off after some batches and resumed in a new trainer, end bit for bit as the ones that were not.
 
 `NBTRAIN_FAULT_CASES` says how many are drawn; 50 and more end with a table of what was drawn. A tenth of them is killed in a separate
-process instead. Where more than 12 are drawn, the newest checkpoint of a quarter is damaged before it is resumed. Left out: several processes and devices, which
-tests/distributed has, and what a run says that it can't resume exactly.
+process instead. Where more than 12 are drawn, the newest checkpoint of a quarter is damaged before it is resumed. Left out: several
+processes and devices, which tests/distributed has, and what a run says that it can't resume exactly.
 """
 
 from __future__ import annotations

@@ -721,7 +721,7 @@ def _blocked(worker_id: int) -> None:
 
 
 def _run_blocked(background: bool) -> None:
-    loader = make_loader(32, num_workers=1, worker_init_fn=_blocked)
+    loader = make_loader(32, num_workers=1, worker_init_fn=_blocked, multiprocessing_context="fork")
     result = make_trainer().run(1, loader, background=background)
     assert (result.wait() if isinstance(result, RunHandle) else result).status == "completed"
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
