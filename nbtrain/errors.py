@@ -53,7 +53,12 @@ class CheckpointError(NbtrainError):
 
 
 class StepError(NbtrainError):
-    """A user's `train_step`, `test_step` or `metric_on_epoch_end` returned what can't be used, or a loader gave nothing."""
+    """A user's `train_step`, `test_step` or `metric_on_epoch_end` returned what can't be used, or a loader gave nothing.
+
+    `output`: what the step has returned, where it did.
+    """
+
+    output: object = None
 
 
 class WorkerError(NbtrainError):

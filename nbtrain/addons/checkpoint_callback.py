@@ -17,6 +17,7 @@ from .early_stopping import EarlyStoppingAddon
 from .state_saver import StateSaver, adopt, note_inexact, save_after_error, settings_of
 from ..checkpoint.run_state import loader_of_rank, of_rank
 from ..checkpoint.store import clean_folders, go_back
+from ..engine.control import LeaveAfterError
 from ..engine.callback import Leaving, PassKeeper, Stopper, active_callbacks
 from ..engine.logged import load_logged
 from ..engine.lean_training import LeanEpochLoop, is_window_closed, validates_anyway
@@ -271,6 +272,6 @@ class StateKeeper(Checkpoint, Leaving):
         self.saver.close()
 
     def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        if self.addon.save_on_error and isinstance(exception, Exception) and _is_at_batch(self.trainer, pl_trainer):
+        if self.addon.save_on_error and isinstance(exception, (Exception, LeaveAfterError)) and _is_at_batch(self.trainer, pl_trainer):
             save_after_error(self.saver, pl_trainer)
         self.saver.close()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from itertools import chain, islice
@@ -64,18 +64,29 @@ class ResumableLoader(LoaderWrapper):
         self.check = OrderCheck(self.state)
         self.random_ahead: dict[str, Any] | None = None  # to continue with, where the first batch was read before the run began
         self._draws: bool | None = None  # does it draw between two batches? None before that was seen
+        self._live: Iterator[Any] = iter(())  # the current pass
         self._n_handed = 0  # batches of the current pass that were handed out
         self._ended = False  # was the current pass read to its end?
         self._begin: dict[str, Any] = {}  # what the current pass began with
         self._next: tuple[dict[str, Any], dict[str, Any]] | None = None  # a state to resume from, and the random numbers to continue with
+        self._again: tuple[int, Callable[[], None]] | None = None  # as `read_again` was called
 
     def __iter__(self) -> Iterator[Any]:
         after_cut = not self._is_whole() and self._n_handed > 0
         saved, self._next, self._ended = self._next, None, False
-        batches = self._begin_pass(after_cut=after_cut) if saved is None else self._resume(*saved)
+        again, self._again = self._again, None
+        if again is not None:
+            batches = self._reread(*again)
+        else:
+            batches = self._begin_pass(after_cut=after_cut) if saved is None else self._resume(*saved)
         if saved is not None and self._length() is None:  # Lightning reads ahead, before it tries the validation loader
             batches = chain(self._read_first(batches), batches)
-        yield from map(self._hand_out, batches)  # a loop would hold the batch until the next one is read
+        self._live = map(self._hand_out, batches)  # a loop would hold the batch until the next one is read
+        yield from self.read_on()
+
+    def read_on(self) -> Iterator[Any]:
+        """The rest of the current pass. A loader that has raised goes on after the batch that it could not read, where it goes on."""
+        yield from self._live
         self._ended = True
 
     def _hand_out(self, batch: Any) -> Any:
@@ -140,6 +151,22 @@ class ResumableLoader(LoaderWrapper):
         else:
             _check_length(state["length"], self._length())
         self._next = state, random
+
+    def read_again(self, finished: int, set_random: Callable[[], None]) -> None:
+        """Let the next iterator continue the current one after `finished` batches: its beginning is read again.
+
+        `set_random` restores the random numbers to continue with.
+        """
+        self._again = finished, set_random
+
+    def _reread(self, finished: int, set_random: Callable[[], None]) -> Iterator[Any]:
+        self.state.put(self._begin["place"])
+        set_random_state(self._begin["random"])
+        batches = iter(self.loader)
+        deque(islice(batches, finished), maxlen=0)
+        self._n_handed = finished
+        set_random()
+        return batches
 
     def why_not_exact(self) -> list[str]:
         """What can't be resumed exactly, as far as a save shows it."""

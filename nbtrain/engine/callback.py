@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Literal, TypeVar
 
 import lightning as L
@@ -16,6 +18,7 @@ from torch.optim import Optimizer
 from .hooks import check_names
 from .protocol import TrainerProtocol
 from ..errors import add_note
+from ..history.user_code import is_user
 
 CallbackType = TypeVar("CallbackType", bound=L.Callback)
 
@@ -95,13 +98,25 @@ _NOTE = "nbtrain: hook "
 
 def call_hook(name: str, pl_trainer: L.Trainer, function: Callable[..., Any], *args: Any) -> None:
     """`function(*args)`; what it raises gets a note with the name of the hook and the place in the run."""
+    guard = getattr(pl_trainer.lightning_module, "guard", None)
     try:
-        function(*args)
+        if guard is not None and is_user(_written(function)):
+            guard.call(name, partial(function, *args))
+        else:
+            function(*args)
     except Exception as error:
         if not is_of_hook(error):
             batch = pl_trainer.fit_loop.epoch_loop.batch_progress.current.ready
             add_note(error, f"{_NOTE}{name}, epoch {pl_trainer.current_epoch + 1}, batch {batch}")
         raise
+
+
+def _written(function: Callable[..., Any]) -> Any:
+    """The function or the class of the user's behind what is called."""
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    return function if isinstance(function, FunctionType) else type(function)
 
 
 def is_of_hook(error: BaseException) -> bool:

@@ -10,17 +10,30 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import lightning as L
 
 from .callback import Leaving, is_of_hook, notify
-from ..errors import ConfigError
+from ..errors import ConfigError, first_line
 from ..events import Phase
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["State", "Command", "RunState", "Boundary", "Leave", "Request", "Requests", "Control", "refuse_while_on"]
+__all__ = [
+    "State",
+    "Command",
+    "Verdict",
+    "RunState",
+    "Boundary",
+    "Leave",
+    "LeaveAfterError",
+    "Request",
+    "Requests",
+    "Failed",
+    "Control",
+    "refuse_while_on",
+]
 
 # %% ../../nbs/engine/control.ipynb #f2b7e312
 State = Literal["idle", "running", "pausing", "paused", "stopping"]
@@ -74,11 +87,11 @@ class RunState:
                 self.name = state
             self.changed.notify_all()
 
-    def pause(self) -> None:
-        """The run waits from here on, unless its end was requested meanwhile."""
+    def pause(self, *, failed: bool = False) -> None:
+        """The run waits from here on, unless its end was requested meanwhile. `failed`: because of an error, unrequested."""
         with self.changed:
             self._listener("paused")
-            self.name = "paused" if self.name == "pausing" else self.name
+            self.name = "paused" if self.name == "pausing" or (failed and self.name == "running") else self.name
             self.changed.notify_all()
 
     def notify(self, *, only_late: bool = False) -> None:
@@ -116,6 +129,10 @@ Command = Callable[["Boundary | None"], Any]  # None: no run is on, or the run i
 
 class Leave(BaseException):
     """Raised between two batches to leave Lightning's loops, because the end of the run was requested."""
+
+
+class LeaveAfterError(Leave):
+    """The end of a run that was paused by an error was requested."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +184,7 @@ class Requests:
             with self._changed:
                 self._changed.wait_for(lambda: future.done() or (whole and self._is_held()))
             if not future.done():
-                raise ConfigError("The run is paused in the middle of a validation.", remedy="Continue it with resume() first.")
+                raise ConfigError("The run is paused inside a batch or a validation.", remedy="Continue it with resume() first.")
             return future.result()
         finally:
             future.cancel()  # it can't run here, or the wait was interrupted
@@ -201,12 +218,12 @@ class Requests:
 
 
 # %% ../../nbs/engine/control.ipynb #36acacf0
-def _pause(run_state: RunState, requests: Requests, pl_trainer: L.Trainer) -> None:
-    """Wait at this boundary, and do the requests that come, until the state changes."""
+def _pause(run_state: RunState, requests: Requests, pl_trainer: L.Trainer, *, failed: bool = False) -> None:
+    """Wait here, and do the requests that come, until the state changes."""
     random = random_state()
     modes = [(layer, layer.training) for layer in pl_trainer.lightning_module.modules()]
     notify(pl_trainer, "on_paused")
-    run_state.pause()
+    run_state.pause(failed=failed)
     while run_state.name == "paused":
         requests.wait()
         set_random_state(random)  # for a checkpoint that is saved now
@@ -245,6 +262,15 @@ def _notify_leaving(pl_trainer: L.Trainer) -> None:
 
 
 # %% ../../nbs/engine/control.ipynb #8ac29090
+Verdict = Literal["retry", "skip", "raise"]  # what is to become of a batch that has failed
+
+
+class Failed(Protocol):
+    """What is known of an error that has paused a run."""
+
+    error: Exception
+
+
 class Control:
     """Hands requests to the thread that trains.
 
@@ -258,6 +284,9 @@ class Control:
         self.elsewhere: Callable[[tuple[Any, ...]], None] | None = None  # sends a command to a run in other processes
         self.together: Callable[[int | None], None] | None = None  # stops all ranks at one batch, where this is one of several
         self._stops_together = False
+        self.failure: Any = None  # the error that has paused the run
+        self.undo_trial: Callable[[], None] | None = None  # gives back the steps that new ones have replaced, until these have worked once
+        self._verdict: Verdict = "retry"
         self.run_state = RunState()
         self._requests = Requests(self.run_state)
 
@@ -278,9 +307,33 @@ class Control:
             raise ConfigError("One rank of several can't be paused.", remedy="stop() ends the run on all of them.")
         self.run_state.request("pausing", self.elsewhere)
 
-    def proceed(self) -> None:
-        """Let a paused run continue."""
+    def proceed(self, verdict: Verdict = "retry") -> None:
+        """Let a paused run continue. `verdict`: what becomes of the batch that has failed, where an error has paused it."""
+        self._verdict = verdict
         self.run_state.request("running", self.elsewhere)
+
+    def fail(self, failure: Failed, at: Boundary) -> bool:
+        """Wait, paused by an error, until the batch is to be tried again; returns False where it is to be left out.
+
+        Raises the error where the run is to end with it, or where nobody waits for this batch but a request; LeaveAfterError for a stop.
+        """
+        if self._requests.at is not None or self.state == "stopping":
+            raise failure.error
+        self.failure, self._verdict, self._requests.at = failure, "retry", at
+        try:
+            _pause(self.run_state, self._requests, at.pl_trainer, failed=True)
+        finally:
+            self.failure = self._requests.at = None
+        if self._verdict == "raise":
+            raise failure.error
+        if self.state == "stopping":
+            raise LeaveAfterError(f"{type(failure.error).__name__}: {first_line(failure.error)}")
+        return self._verdict == "retry"
+
+    def abandon(self) -> None:
+        """End a run that an error has paused, with that error."""
+        self._verdict = "raise"
+        self.run_state.request("stopping", self.elsewhere)
 
     def stop(self, signum: int | None = None) -> None:
         """Request the end of the run after its batch, or after its open accumulation window. `signum`: the signal that requests it."""
@@ -320,7 +373,7 @@ class Control:
 
     def begin(self, listener: Callable[[State], None]) -> None:
         """A run begins. `listener` is called with each new state, by the thread that brings it about."""
-        self.signum, self._stops_together = None, False
+        self.signum, self._stops_together, self.undo_trial = None, False, None
         self.run_state.begin(listener)
 
     def attend(self, at: Boundary) -> None:

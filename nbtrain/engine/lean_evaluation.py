@@ -28,7 +28,7 @@ class _EvaluationPass(LeanPass):
         stage = "test" if loop.trainer.testing else "validation"
         self.start, self.end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
         super().__init__(loop.trainer, loop._results, loop.batch_progress, (self.start, self.end))
-        self.loop, self.fetcher, self.run_state = loop, direct_fetcher(fetcher), loop.control.run_state
+        self.loop, self.fetcher, self.run_state = loop, direct_fetcher(fetcher, self.guard), loop.control.run_state
         self.step_name = f"{stage}_step"
         self.takes_index = is_param_in_hook_signature(getattr(self.module, self.step_name), "batch_idx", min_args=2)
         self.step = getattr(self.pl_trainer.strategy if self.is_wrapped else self.module, self.step_name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -22,8 +22,13 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..data.batch import is_out_of_memory, out_of_memory
 from ..data.loader import LoaderWrapper
+from ..data.resumable_loader import ResumableLoader
 from .precision import CastPrecision
 from .step_module import StepModule
+from .step_snapshot import RandomSnapshot
+
+if TYPE_CHECKING:
+    from nbtrain.engine.error_guard import ErrorGuard
 
 # %% auto #0
 __all__ = [
@@ -123,6 +128,7 @@ class LeanPass:
     def __init__(self, pl_trainer: L.Trainer, results: Any, progress: Any, hooks: tuple[str, ...]) -> None:
         self.pl_trainer, self.module = pl_trainer, pl_trainer.lightning_module
         self.names = self.module.__dict__  # see `Hook`
+        self.guard: ErrorGuard | None = getattr(self.module, "guard", None)
         device = pl_trainer.strategy.root_device
         self.device = None if device.type == "cpu" else device
         self.connector, self.results = pl_trainer._logger_connector, results
@@ -216,16 +222,81 @@ class _DirectFetcher:
         self.done = fetcher.done = n >= self.length
         return batch, index, 0
 
+    def renew(self, batches: Iterator[Any]) -> None:
+        """Continue with other batches."""
+        self.batches = self.fetcher.combined_loader._iterator.iterators[0] = batches  # pyright: ignore[reportOptionalMemberAccess]
+
+    def skip(self) -> None:
+        """Count a batch that is left out."""
+        self.fetcher.fetched += 1
+        self.done = self.fetcher.done = self.fetcher.fetched >= self.length
+
+    def release(self) -> None:
+        """Release the loader's iterator: its workers live as long as it does."""
+        self.batches = iter(())
+
     def teardown(self) -> None:
+        self.release()
         self.fetcher.teardown()
 
 
-def direct_fetcher(fetcher: _DataFetcher) -> Any:
-    """`fetcher` without labels for a profiler, in its direct form where there is one."""
+class _GuardedFetcher:
+    """A fetcher whose errors pause the run. After a repair the loader is read again, from its beginning up to the batch that has failed."""
+
+    def __init__(self, inner: Any, fetcher: _DataFetcher, guard: ErrorGuard) -> None:
+        self.inner, self.fetcher, self.guard = inner, fetcher, guard
+        self.is_over = False
+        self._random = RandomSnapshot(guard.trainer.device)
+
+    @property
+    def done(self) -> bool:
+        return self.is_over or self.inner.done
+
+    def __next__(self) -> tuple[Any, int, int]:
+        self._random.take()
+        while not self.is_over:
+            try:
+                return next(self.inner)
+            except StopIteration:
+                raise
+            except Exception as error:
+                if self.guard.is_final(error):
+                    raise
+                self._recover(error)
+        raise StopIteration
+
+    def _recover(self, error: Exception) -> None:
+        loader = self.fetcher.combined_loader.flattened[0] if isinstance(self.inner, _DirectFetcher) else None
+        inside = loader
+        while inside is not None and not isinstance(inside, ResumableLoader):
+            inside = inside.loader if isinstance(inside, LoaderWrapper) else None
+        self._random.restore()
+        lost = "; ".join(inside.why_not_exact()) if inside is not None else "the loader can't be read on from here: the next epoch follows"
+        retries = self.guard.wait(error, "the loader", lost=lost)
+        if inside is None:
+            self.is_over = self.fetcher.done = True
+        elif retries:
+            inside.read_again(self.fetcher.fetched, self._random.restore)
+            self.inner.renew(iter(loader))
+        else:
+            self.inner.renew(inside.read_on())
+            self.inner.skip()
+
+    def release(self) -> None:
+        if isinstance(self.inner, _DirectFetcher):
+            self.inner.release()
+
+    def teardown(self) -> None:
+        self.inner.teardown()
+
+
+def direct_fetcher(fetcher: _DataFetcher, guard: ErrorGuard | None = None) -> Any:
+    """`fetcher` without labels for a profiler, in its direct form where there is one; its errors go to `guard`."""
     nothing: Callable[[], None] = lambda: None  # noqa: E731
     fetcher._start_profiler = fetcher._stop_profiler = nothing
     batches = only_iterator(fetcher)
-    return fetcher if batches is None else _DirectFetcher(fetcher, batches)
+    found = fetcher if batches is None else _DirectFetcher(fetcher, batches)
+    return found if guard is None else _GuardedFetcher(found, fetcher, guard)
 
 
 def exhaust(fetcher: _DataFetcher) -> None:

@@ -169,7 +169,7 @@ class _TrainingPass(LeanPass):
 
     def __init__(self, loop: LeanEpochLoop, fetcher: _DataFetcher) -> None:
         super().__init__(loop.trainer, loop._results, loop.batch_progress, _HOOKS)
-        self.loop, self.fetcher, self.batches = loop, fetcher, direct_fetcher(fetcher)
+        self.loop, self.fetcher, self.batches = loop, fetcher, direct_fetcher(fetcher, self.guard)
         progress = loop.automatic_optimization.optim_progress.optimizer
         self.update = LeanUpdate(self, self.pl_trainer.optimizers[0], progress, loop.whole_step)
         self.gradients = self.update.gradients
@@ -189,6 +189,8 @@ class _TrainingPass(LeanPass):
             if self.pl_trainer.training and self.connector._first_loop_iter is not None and self.logs_anything():
                 self.connector.on_batch_end()
             if not isinstance(error, StopIteration):
+                if self.batches is not self.fetcher:
+                    self.batches.release()
                 raise
         finally:
             gradients.release()

@@ -44,6 +44,11 @@ class ZeroGrad:
         total.completed += 1
         current.completed += 1
 
+    def uncount(self, n: int) -> None:
+        """Take back the counts of a batch that has failed: `n` were there before it."""
+        self.current.ready = self.current.started = self.current.completed = self.current.ready - (self.total.ready - n)
+        self.total.ready = self.total.started = self.total.completed = n
+
     def count(self) -> None:
         """It was done elsewhere, in a step that has no hooks."""
         for counts in (self.total, self.current):
@@ -69,6 +74,7 @@ class Gradients:
         self.index, self.n_accumulated = 0, 1  # of the batch in its epoch; batches of a window
         self.n_added = 0  # batches whose gradients are there since the last update
         self.n_calls = 0  # of `compute` for this batch
+        self.guard = lean.guard
         self.release()
 
     def release(self) -> None:
@@ -76,6 +82,34 @@ class Gradients:
         self.n_calls = 0
 
     def compute(self) -> None:
+        """Step, loss and gradients of the batch. An error outside of the step pauses the run, where that pauses on errors."""
+        if self.guard is None:
+            self.run()
+            return
+        meter, n_zeroed = self.guard.trainer.train_state.meters["train"], self.zero_grad.total.ready
+        n_batches = meter.n_batches
+        while True:
+            try:
+                self.run()
+                return
+            except Exception as error:
+                if self.guard.is_final(error):
+                    raise
+                if meter.n_batches > n_batches:
+                    meter.drop_newest()
+                    self.guard.module.forget_newest()
+                self.zero_grad.uncount(n_zeroed)
+                if not self.guard.repaired(error, "the backward pass", self.batch, lost=self.drop()):
+                    self.output = self.loss = self.detached = None
+                    return
+
+    def drop(self) -> str:
+        """Drop the gradients, of which a part is that of a batch that has failed. Returns what is lost with them."""
+        n, self.n_added = self.n_added, 0
+        self.zero_grad.set_to_none()
+        return f"the gradients of the {n} batches before it in this window are lost" if n else ""
+
+    def run(self) -> None:
         self.n_calls += 1
         self.names["_current_fx_name"] = "training_step"
         if self.context is None:

@@ -80,6 +80,13 @@ class PendingRows:
         if not entries or entries[-1][0] < row:
             entries.append((row, snapshot(value)))
 
+    def drop_newest(self) -> None:
+        self.rows.pop()
+        self.samples.pop()
+        for entries in self.extras.values():
+            if entries and entries[-1][0] == len(self.rows):
+                entries.pop()
+
     def to_floats(self) -> tuple[dict[str, list[float]], dict[str, tuple[list[float], list[int]]]]:
         """The values of each row by name, NaN where a row has none; and what counts in the means: the values, and the samples of each."""
         whole = {name: list(map(itemgetter(name), self.rows)) for name in self.rows[0]}
@@ -133,6 +140,7 @@ class Meter:
         """Begin a new pass. `keep_tensors`: keep other tensors than scalars too, for `metric_on_epoch_end`."""
         self.keep_tensors, self.n_batches = keep_tensors, 0
         self.kept_bytes = 0  # of tensors in the log
+        self._n_kept = 0  # tensors of the batches before the newest one that are not in the log yet
         self._keys: frozenset[str] | None = None
         self._pending, self._tensors = PendingRows(), list[tuple[str, Any]]()
         self._log, self._sums, self._weights = EpochLog(), dict[str, float](), dict[str, float]()
@@ -141,6 +149,7 @@ class Meter:
     def add(self, values: Mapping[str, Any], n: int) -> None:
         """Add the values of one batch of `n` samples. Raises StepError where the names of its scalars differ from the batch before."""
         scalars: dict[str, Scalar] = {}
+        self._n_kept = len(self._tensors)
         for name, value in values.items():
             if type(value) is Tensor and value.is_cpu and not value.ndim:
                 scalars[name] = value.item()  # as `snapshot` does, without a call
@@ -151,10 +160,26 @@ class Meter:
         if self._keys is None:
             self._keys = frozenset(scalars)
         elif self._keys != scalars.keys():
+            del self._tensors[self._n_kept :]
             raise _other_names(self._keys ^ scalars.keys())
         self._pending.rows.append(scalars)
         self._pending.samples.append(n)
         self.n_batches += 1
+
+    def drop_newest(self) -> None:
+        """Take back the newest batch, which has failed after its step."""
+        self.n_batches -= 1
+        if not self._pending.rows:  # the log was read in mid-batch, which flushed it
+            block, samples = self._flushed[-1]
+            n = samples.pop()
+            for name, column in block.items():
+                if not math.isnan(value := column.pop()) or name in self._keys:
+                    self._sums[name] -= value * n
+                    self._weights[name] -= n
+                    self._log[name].pop()
+            return
+        self._pending.drop_newest()
+        del self._tensors[self._n_kept :]
 
     def expect_other_names(self) -> None:
         """The scalars of the next batch may have other names: the step is another one."""

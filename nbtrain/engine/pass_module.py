@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
@@ -18,6 +19,9 @@ from .protocol import StepsProtocol
 from .train_state import Mode
 from ..errors import StepError
 from ..rng import random_state, set_random_state
+
+if TYPE_CHECKING:
+    from nbtrain.engine.error_guard import ErrorGuard
 
 # %% auto #0
 __all__ = ["trainer_metrics", "numbers", "close_pass", "PassModule"]
@@ -49,7 +53,9 @@ def numbers(metrics: Mapping[str, Any], whose: str, where: str) -> dict[str, flo
 _PREFIX = {"train": "train", "valid": "val", "test": "test"}
 
 
-def close_pass(trainer: StepsProtocol, addons: Iterable[AddOnBase], phase: Phase, mode: Mode) -> dict[str, float]:
+def close_pass(
+    trainer: StepsProtocol, addons: Iterable[AddOnBase], phase: Phase, mode: Mode, guard: ErrorGuard | None = None
+) -> dict[str, float]:
     """The metrics of the pass that ends, as `train_<name>`, `val_<name>` or `test_<name>`. Raises StepError for a pass without a batch."""
     state = trainer.train_state
     meter = state.meters[mode]
@@ -59,7 +65,8 @@ def close_pass(trainer: StepsProtocol, addons: Iterable[AddOnBase], phase: Phase
             f"The loader gave no batch ({_PREFIX[phase]} pass of epoch {state.counts.epoch + 1}).",
             remedy="A generator or an iterator works for one pass only: give a DataLoader, a list, or an object with __iter__.",
         )
-    own = trainer_metrics(trainer)
+    find = partial(trainer_metrics, trainer)
+    own = find() if guard is None else guard.call("metric_on_epoch_end", find) or {}
     for addon in addons:
         own |= addon.pass_metrics(trainer, phase)
     state.metrics[mode] = own
@@ -74,6 +81,7 @@ class PassModule(L.LightningModule):
         super().__init__()
         self.owner = trainer
         self.whole_epoch = whole_epoch  # a single batch counts as a step and as no epoch
+        self.guard: ErrorGuard | None = None  # where the run waits at an error of the user's code
         self.epoch_metrics: dict[str, float] = {}  # of the newest passes: train_*, val_*, test_*
         self.metric_names: set[str] = set()  # of all passes
         self.random_before: dict[str, Any] = {}  # the RNG state before the newest validation
@@ -89,6 +97,8 @@ class PassModule(L.LightningModule):
 
     # -- training
     def on_train_epoch_start(self) -> None:
+        if self.guard is not None:
+            self.guard.begin_pass()
         self._begin("train")
         self._train_open = True
         self._accumulates = self.trainer.accumulate_grad_batches > 1
@@ -149,7 +159,7 @@ class PassModule(L.LightningModule):
     def _end(self, phase: Phase, mode: Mode) -> None:
         if not self.whole_epoch:
             return
-        metrics = close_pass(self.owner, self._addons, phase, mode)
+        metrics = close_pass(self.owner, self._addons, phase, mode, self.guard)
         if notify(self.trainer, "on_before_log_metrics", metrics, phase):
             metrics = numbers(metrics, "on_before_log_metrics left", f"epoch {self.owner.train_state.counts.epoch + 1}")
         self.epoch_metrics.update(metrics)

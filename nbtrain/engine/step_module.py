@@ -150,7 +150,11 @@ def run_step(trainer: StepsProtocol, name: str, batch: Any, batch_idx: int, devi
     except Exception as error:
         add_note(error, f"{step_place(trainer, name, batch_idx)}: the batch is {describe(batch)}")
         raise
-    return check_output(output, name, partial(step_place, trainer, name, batch_idx), device)
+    try:
+        return check_output(output, name, partial(step_place, trainer, name, batch_idx), device)
+    except StepError as error:
+        error.output = output
+        raise
 
 
 def step_place(trainer: StepsProtocol, name: str, batch_idx: int) -> str:
@@ -189,6 +193,10 @@ class RecordingModule(PassModule):
         here = self._batches.ready, "" if turn is None else turn.name
         self.__dict__["_recorded"] = here  # through nn.Module it costs 1 µs
         return here == before
+
+    def forget_newest(self) -> None:
+        """The newest batch has failed after its step, and is counted again."""
+        self.__dict__["_recorded"] = None
 
     def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
         """Count what a step has returned for `batch`, in the pass of `mode` that is on; for a task also under its name."""
@@ -245,21 +253,40 @@ class StepModule(RecordingModule):
         self._sinks: list[EventSink] = []
 
     # -- steps
-    def training_step(self, batch: Any, batch_idx: int) -> Mapping[str, Any]:
+    def training_step(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
+        """None for a batch that is left out after an error."""
+        if self.guard is None:
+            return self._train(batch, batch_idx)
+        results = self.trainer.fit_loop.epoch_loop._results
+        return self.guard.step("train_step", batch, results, partial(self._train, batch, batch_idx))
+
+    def _train(self, batch: Any, batch_idx: int) -> Mapping[str, Any]:
         if self._wrapped_step is None:
             output = run_step(self.owner, "train_step", batch, batch_idx, self._device)
         else:
             place = partial(step_place, self.owner, "train_step", batch_idx)
             output = check_output(self._wrapped_step(batch), "train_step, as addons wrap it,", place, self._device)
+        before = self._recorded
         if self.is_repeated():
             return output
-        if self.owner.turn is None:
-            self.add_output("train", output, batch)
-        else:
-            self.add_turn(self.owner.turn, output, batch)
+        try:
+            if self.owner.turn is None:
+                self.add_output("train", output, batch)
+            else:
+                self.add_turn(self.owner.turn, output, batch)
+        except StepError:
+            self.__dict__["_recorded"] = before
+            raise
         return output
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Mapping[str, Any]:
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Mapping[str, Any] | None:
+        """None for a batch that is left out after an error."""
+        if self.guard is None:
+            return self._evaluate(batch, batch_idx)
+        results = self.trainer._evaluation_loop._results
+        return self.guard.step("test_step", batch, results, partial(self._evaluate, batch, batch_idx))
+
+    def _evaluate(self, batch: Any, batch_idx: int) -> Mapping[str, Any]:
         output = run_step(self.owner, "test_step", batch, batch_idx, self._device)
         if not self._sanity_check:
             self.add_output("test", output, batch)

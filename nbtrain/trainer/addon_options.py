@@ -290,6 +290,7 @@ class TrainerOptions(AddonOptions, total=False):
     monitor: str
     monitor_mode: MonitorMode | None
     keep_source: bool | Literal["names"]
+    on_error: Literal["pause", "raise"] | None
     lightning: dict[str, Any] | None
 
 

@@ -93,6 +93,7 @@ class TrainerArguments(TrainerSteps):
     save_path: str | Path | None
     keep_source: bool | Literal["names"]
     log_bar: bool
+    on_error: Literal["pause", "raise"] | None
     _mode: Mode
     lightning: dict[str, Any]  # more arguments for `lightning.Trainer`
     given: dict[str, Any]  # all of them as they were given

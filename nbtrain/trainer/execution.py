@@ -6,18 +6,23 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
-from lightning.fabric.utilities.data import _set_sampler_epoch
+from lightning.fabric.utilities.data import _set_sampler_epoch, sized_len
 from lightning.pytorch.callbacks import BatchSizeFinder, Timer
 from lightning.pytorch.trainer import call
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader
 
-from ..data.loader import as_loader, with_batch_size
+from ..addons.non_finite import NonFiniteAddon
+from ..data.loader import LoaderWrapper, as_loader, with_batch_size
+from ..data.resumable_loader import ResumableLoader
 from ..engine.callback import Stopper
 from ..engine.control import Leave
+from ..engine.error_guard import ErrorGuard, guard_callbacks
 from ..engine.lean_loops import use_lean_loops
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
@@ -70,8 +75,11 @@ class LoaderModule(StepModule):
 class Execution:
     """`n_epoch` more epochs of `trainer`, or in mode "test" as many evaluations, by Lightning."""
 
-    def __init__(self, trainer: TrainerBase, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
+    def __init__(
+        self, trainer: TrainerBase, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None, *, pauses: bool = False
+    ) -> None:
         self.trainer, self.n_epoch, self.loader, self.valid_loader = trainer, n_epoch, loader, valid_loader
+        self.pauses = pauses  # on errors
         self.goal = trainer.train_state.counts.epoch + n_epoch
 
     def execute(self, arguments: dict[str, Any]) -> tuple[Status, str]:
@@ -79,8 +87,11 @@ class Execution:
         trainer = self.trainer
         finds_batch_size = any(isinstance(callback, BatchSizeFinder) for callback in arguments["callbacks"])
         made = LoaderModule(trainer, self.loader, self.valid_loader) if finds_batch_size else StepModule(trainer)
-        with driving(trainer, made) as module:
+        with driving(trainer, made) as module, ExitStack() as guarded:
             pl_trainer = L.Trainer(max_epochs=self.goal, **arguments)
+            if self.pauses and not finds_batch_size:
+                module.guard = ErrorGuard(module, refuses_nonfinite=trainer[NonFiniteAddon].nonfinite == "raise")
+                guarded.callback(guard_callbacks(module.guard, pl_trainer))
             use_lean_loops(pl_trainer, lean=trainer.lean_loops, control=trainer.control)
             try:
                 with signals_stop(trainer.control):
@@ -89,8 +100,8 @@ class Execution:
                         self._test(pl_trainer, module)
                     else:
                         self._fit(pl_trainer, module)
-            except Leave:
-                return self._left(pl_trainer)
+            except Leave as leave:
+                return self._left(pl_trainer, str(leave))
         if trainer.mode == "train" and trainer.train_state.counts.epoch < self.goal:
             return "stopped", why_stopped(pl_trainer)
         return "completed", ""
@@ -108,13 +119,23 @@ class Execution:
             pl_trainer.fit(module)
             return
         if self.valid_loader is not None:
-            valid = trainer.read_loader(as_loader(self.valid_loader), training=False)
-        loader = trainer.read_loader(as_loader(self.loader), training=True)
+            valid = self._rereadable(trainer.read_loader(as_loader(self.valid_loader), training=False))
+        loader = self._rereadable(trainer.read_loader(as_loader(self.loader), training=True))
         _set_sampler_epoch(loader, trainer.train_state.counts.epoch)  # Lightning does it too, but reads ahead before, without a length
         pl_trainer.fit(module, loader, valid)
 
-    def _left(self, pl_trainer: L.Trainer) -> tuple[Status, str]:
-        """Status and reason of a run whose end was requested."""
+    def _rereadable(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """`loader` so that a batch which has failed can be read again, where errors pause the run and it is one loader with a length."""
+        inside = loader
+        while isinstance(inside, LoaderWrapper):
+            if isinstance(inside, ResumableLoader):
+                return loader
+            inside = inside.loader
+        several = isinstance(inside, (Mapping, list, tuple, CombinedLoader, Iterator)) or sized_len(loader) is None
+        return loader if several or not self.pauses else ResumableLoader(loader)
+
+    def _left(self, pl_trainer: L.Trainer, error: str) -> tuple[Status, str]:
+        """Status and reason of a run whose end was requested, after an `error` that had paused it."""
         trainer, stage = self.trainer, "test" if self.trainer.mode == "test" else "fit"
         call._call_callback_hooks(pl_trainer, "teardown", stage=stage)  # Lightning takes the exception for an error, and calls none
         call._call_lightning_module_hook(pl_trainer, "teardown", stage=stage)
@@ -122,7 +143,7 @@ class Execution:
             trainer.optimizer.zero_grad()
         signum = trainer.control.signum
         by = "SIGTERM at " if signum == signal.SIGTERM else ""
-        return "stopped" if signum is None else "interrupted", by + trainer.recorder.place
+        return "stopped" if signum is None else "interrupted", by + trainer.recorder.place + (f", after {error}" if error else "")
 
 
 def execute_replica(n_epoch: int, trainer: TrainerBase, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> tuple[Status, str]:

@@ -32,7 +32,7 @@ from ..views.notebook import NotebookView
 from ..views.text import format_value
 
 # %% auto #0
-__all__ = ["check_options", "set_options", "validate_now", "with_addons", "change_class", "TrainerControls"]
+__all__ = ["check_options", "set_options", "validate_now", "with_addons", "change_class", "try_class", "TrainerControls"]
 
 
 # %% ../../nbs/trainer/live_edits.ipynb #e815dabc
@@ -172,6 +172,18 @@ def change_class(trainer: TrainerBase, steps: type[TrainerBase]) -> None:
     trainer.recorder.mark(f"the steps are those of a new {steps.__name__}")
 
 
+def try_class(trainer: TrainerBase, steps: type[TrainerBase]) -> None:
+    """`change_class` for good once the new steps have worked on a batch; in a run that errors pause, the old ones return if they fail."""
+    before = type(trainer)
+    change_class(trainer, steps)
+
+    def undo() -> None:
+        trainer.__class__ = before
+        trainer.recorder.mark(f"the new {steps.__name__} has failed, so the steps are the old ones")
+
+    trainer.control.undo_trial = undo
+
+
 # %% ../../nbs/trainer/live_edits.ipynb #07a8931c
 class TrainerControls(TrainerBase):
     """What a person does to a run that is on."""
@@ -187,24 +199,39 @@ class TrainerControls(TrainerBase):
             self.control.wait_settled()
 
     @checked
-    def resume(self, steps: type[TrainerBase] | None = None, *, background: bool = False) -> RunResult | RunHandle:
+    def resume(
+        self, steps: type[TrainerBase] | None = None, *, skip: bool = False, background: bool = False
+    ) -> RunResult | RunHandle | None:
         """Continue a paused run at its next batch, as if it had never been paused, and wait for it unless `background`.
 
         `steps` is a class that was written again, such as `Digits` after its cell was changed: its steps are used from the next batch on.
+        If they fail on that one, the old ones stay, and the run stays paused.
+
+        Where an error has paused the run, the batch that failed is tried again: with what was defined again in the notebook since, also
+        of callbacks, datasets and models. `skip`: it is left out, without an update. Without a run `steps` are those of the next one.
         """
+        if steps is not None and self.control.state == "idle":
+            return self.use(steps)
         handle = self._need_handle()
         if not background:
             handle.refuse_in_run("resume")
+        if skip and self.control.failure is None:
+            raise ConfigError("skip=True: no error has paused this run.", remedy="resume() continues it at its next batch.")
         if steps is not None:
-            self.control.do(lambda at: change_class(self, steps))
+            self.use(steps)
         if background:
-            self.control.proceed()
+            self.control.proceed("skip" if skip else "retry")
             return handle
         with handle.listening():
-            self.control.proceed()
+            self.control.proceed("skip" if skip else "retry")
             if isinstance(self.view, NotebookView):
                 self.view.show(once=True)
             return handle.wait()
+
+    @checked
+    def use(self, steps: type[TrainerBase]) -> None:
+        """Use the steps of a class that was written again, such as `Digits` after its cell was changed: now, or after the running batch."""
+        self.control.do(lambda at: try_class(self, steps))
 
     def stop(self) -> RunResult | None:
         """End the run between two batches, and wait until it has ended; its state is saved where a StateManagerAddon is there.

@@ -27,13 +27,13 @@ from .outcome import RunOutcome
 from .run_handle import RunHandle
 from .run_record import advise, correct_model, header, keep_source
 from .run_sinks import RunSinks, refresh_view
-from ..views.notebook import in_shell
+from ..views.notebook import in_shell, is_watched
 
 if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["Run"]
+__all__ = ["pauses_on_error", "Run"]
 
 
 # %% ../../nbs/trainer/run.ipynb #41bd1d3f
@@ -48,6 +48,16 @@ def _check(run: Run, background: bool) -> None:
     if background and trainer.world.size > 1:
         raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
 
+    if trainer.on_error == "pause" and (trainer.launcher is not None or trainer.world.size > 1):
+        raise ConfigError('on_error="pause": a run in several processes can\'t be paused by an error.', remedy='Give on_error="raise".')
+
+
+def pauses_on_error(trainer: TrainerBase) -> bool:
+    """Does an error of the user's code pause the run? Where somebody sits at a notebook it does, if on_error says nothing else."""
+    if trainer.mode != "train" or trainer.launcher is not None or trainer.world.size > 1 or trainer.on_error == "raise":
+        return False
+    return trainer.on_error == "pause" or (trainer.own_thread and in_shell() and is_watched())
+
 
 # %% ../../nbs/trainer/run.ipynb #bdb70ef6
 class Run:
@@ -56,6 +66,7 @@ class Run:
     def __init__(self, trainer: TrainerBase, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None = None) -> None:
         self.trainer, self.n_epoch, self.loader, self.valid_loader = trainer, n_epoch, loader, valid_loader
         self.outcome, self.sinks = RunOutcome(trainer), RunSinks(trainer)
+        self.pauses = False  # on errors
 
     def start(self, *, background: bool = False) -> RunResult | RunHandle:
         """Run. Sets and returns `trainer.result`.
@@ -63,10 +74,12 @@ class Run:
         In a notebook it has a thread, for which this one waits; with `background` the thread's handle is returned at once.
         """
         _check(self, background)
+        self.pauses = pauses_on_error(self.trainer)
         self._prepare()
         trainer = self.trainer
         trainer.control.begin(partial(self.sinks.follow, self.outcome.follow))
-        if not background and not (in_shell() and trainer.own_thread and threading.current_thread() is threading.main_thread()):
+        in_main = threading.current_thread() is threading.main_thread()
+        if not background and not (in_shell() and trainer.own_thread and in_main) and trainer.on_error != "pause":
             return self._run_here()
         handle = RunHandle(trainer.control, lambda: trainer.recorder.place, partial(refresh_view, trainer))
         with nullcontext() if background else handle.listening():  # ■ pauses from the first moment that is shown
@@ -135,7 +148,7 @@ class Run:
         """In this process, or where a `Launcher` takes it. Returns how it has ended, and why."""
         trainer, launcher = self.trainer, self.trainer.launcher
         if launcher is None:
-            return Execution(trainer, self.n_epoch, self.loader, self.valid_loader).execute(self.arguments)
+            return Execution(trainer, self.n_epoch, self.loader, self.valid_loader, pauses=self.pauses).execute(self.arguments)
         try:
             return launcher.launch(trainer, partial(execute_replica, self.n_epoch), self.loader, self.valid_loader)
         except Leave:  # a third ■

@@ -143,6 +143,8 @@ class RunHandle:
             self._refresh()
         if not settled:
             raise TimeoutError(f"the run is still {self._control.state} after {timeout_s} s")
+        if (failure := self._control.failure) is not None:
+            raise failure.error.with_traceback(failure.raised_at)
         if self._control.state == "paused":
             raise RunPaused(f"paused at {self._place()} · trainer.resume() continues it")
         self._thread.join()

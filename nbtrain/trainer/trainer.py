@@ -255,6 +255,8 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         monitor_mode: "min" or "max"; inferred from well-known names.
         keep_source: Keep in the run folder what a run came from: the source, versions, git, arguments. "names" keeps hashes of the
             source; False keeps none of it.
+        on_error: What an error of your code does to a training run: "pause" it at that batch, or "raise", which ends it. None: pause where
+            you sit at a notebook; raise in scripts, tests and programs that execute notebooks.
         lightning: More arguments for `lightning.Trainer`, such as `callbacks` and `logger`.
 
     Raises ConfigError for an argument that can't work, and OptionError (a TypeError) for one that is unknown.
@@ -281,10 +283,13 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         monitor: str = "val_loss",
         monitor_mode: MonitorMode | None = None,
         keep_source: bool | Literal["names"] = True,
+        on_error: Literal["pause", "raise"] | None = None,
         lightning: dict[str, Any] | None = None,
         **addon_options: Unpack[AddonOptions],
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "addon_options", "keep_source")} | addon_options
+        given = {
+            name: value for name, value in locals().items() if name not in ("self", "addon_options", "keep_source", "on_error")
+        } | addon_options
         of_user = frozenset(vars(self))  # set before this constructor was called
         check_addon_options(type(self), addon_options)
         given = with_instances(type(self), given, _SHARED)
@@ -299,7 +304,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         self.toggle(mode)
         self.optimizer = make_optimizer(optimizer, model, mode)
         self.scheduler = scheduler
-        self.log_bar, self.seed, self.save_path = log_bar, seed, save_path
+        self.log_bar, self.seed, self.save_path, self.on_error = log_bar, seed, save_path, on_error
         self.keep_source: bool | Literal["names"] = keep_source
         self.given = given
         self.precision = resolve_precision(precision, self.device)

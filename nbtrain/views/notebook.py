@@ -15,7 +15,7 @@ from ..events import Event
 from . import html, plots, text
 
 # %% auto #0
-__all__ = ["Controls", "NotebookView", "in_shell", "in_kernel", "open_view"]
+__all__ = ["Controls", "NotebookView", "in_shell", "in_kernel", "is_watched", "open_view"]
 
 
 # %% ../../nbs/views/notebook.ipynb #4833ed9a
@@ -240,15 +240,17 @@ def in_kernel() -> bool:
     return hasattr(_shell(), "kernel")  # only a kernel's shell has one: what the frontend can do
 
 
-def _is_watched() -> bool:
-    """Does a person run this notebook? In programs that execute one, such as nbclient and papermill, a cell can't read input."""
+def is_watched() -> bool:
+    """Does a person sit at this session? In programs that execute a notebook, such as nbclient and papermill, a cell can't read input."""
+    if not in_kernel():
+        return in_shell()
     return _shell().kernel.get_parent("shell").get("content", {}).get("allow_stdin", True)
 
 
 def open_view(controls: Controls | None = None) -> text.View:
     """The view for this process: notebook, with buttons for `controls`, terminal or log."""
     if in_kernel():
-        return NotebookView(controls, live=_is_watched())
+        return NotebookView(controls, live=is_watched())
     if sys.stdout.isatty() and not os.environ.get("CI"):
         return text.TerminalView(width=os.get_terminal_size().columns)
     return text.LogView()
