@@ -30,7 +30,7 @@ __all__ = ["Failure", "ErrorGuard", "guard_callbacks"]
 
 
 # %% ../../nbs/engine/error_guard.ipynb #df1de2dd
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Failure:
     """What has failed in a run that waits for its repair.
 
@@ -54,6 +54,7 @@ class Failure:
     variables: dict[str, Any] = field(default_factory=dict)
     lost: str = ""
     raised_at: TracebackType | None = None
+    is_seen: bool = False  # has a cell shown it?
 
     @property
     def summary(self) -> str:
@@ -167,7 +168,6 @@ class ErrorGuard:
         place = self.trainer.recorder.place
         failure = Failure(error, what, place, batch, output, {} if full else _variables(error), lost, error.__traceback__)
         add_note(error, failure.line)
-        self.trainer.recorder.note(failure.summary)
         phase = "train" if pl_trainer.training else "test" if pl_trainer.testing else "valid"
         try:
             return control.fail(failure, Boundary(pl_trainer, phase, may_leave=False))

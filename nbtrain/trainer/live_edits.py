@@ -19,6 +19,7 @@ from ..addons.scheduler import scale_schedules
 from ..annotations import checked
 from ..engine.callback import notify
 from ..engine.control import Boundary
+from ..engine.error_guard import Failure
 from ..engine.lean_training import LeanEpochLoop
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
@@ -26,13 +27,13 @@ from ..errors import ConfigError, OptionError, first_line, nearest
 from ..history.history import RunResult
 from ..optim.schedulers import scale_lr
 from .base import TrainerBase
-from .compose import compose, given_addons
+from .redefined import adopt_redefined
 from .run_handle import RunHandle, free_last_error
 from ..views.notebook import NotebookView
 from ..views.text import format_value
 
 # %% auto #0
-__all__ = ["check_options", "set_options", "validate_now", "with_addons", "change_class", "try_class", "TrainerControls"]
+__all__ = ["check_options", "set_options", "validate_now", "TrainerControls"]
 
 
 # %% ../../nbs/trainer/live_edits.ipynb #e815dabc
@@ -140,50 +141,6 @@ def _validate(trainer: TrainerProtocol, at: Boundary | None) -> dict[str, float]
     return metrics
 
 
-# %% ../../nbs/trainer/live_edits.ipynb #7eca709a
-def with_addons(trainer: TrainerBase, steps: type[TrainerBase]) -> type[TrainerBase]:
-    """The class `steps` with the addons of this trainer. Raises ConfigError for what can't take its place."""
-    if not (isinstance(steps, type) and issubclass(steps, TrainerBase)):
-        raise ConfigError(f"{steps!r} is not a subclass of Trainer.", remedy="Give the class with the new steps: resume(Digits).")
-    kinds = type(trainer).addons
-    if extra := [addon.__name__ for addon in steps.addons if addon not in kinds]:
-        raise ConfigError(
-            f"{steps.__name__} has {', '.join(extra)}, and this trainer was made without.", remedy="Give the class without addons."
-        )
-    return compose(steps, given_addons(type(trainer))) if kinds else steps
-
-
-def change_class(trainer: TrainerBase, steps: type[TrainerBase]) -> None:
-    """Give `trainer` the class `steps`, with the addons that `trainer` has."""
-    whole, module = with_addons(trainer, steps), trainer.module
-    loop = module.trainer.fit_loop.epoch_loop if module is not None else None
-    if isinstance(loop, LeanEpochLoop) and loop.whole_step is not None:
-        raise ConfigError(
-            f"The steps are captured as a CUDA graph, so {steps.__name__} would change nothing.", remedy="stop(), and run again."
-        )
-    try:
-        trainer.__class__ = whole
-    except TypeError as error:
-        raise ConfigError(
-            f"A {type(trainer).__name__} can't become a {steps.__name__}: {error}.", remedy="stop(), and make a new trainer."
-        ) from error
-    for meter in trainer.train_state.meters.values():
-        meter.expect_other_names()
-    trainer.recorder.mark(f"the steps are those of a new {steps.__name__}")
-
-
-def try_class(trainer: TrainerBase, steps: type[TrainerBase]) -> None:
-    """`change_class` for good once the new steps have worked on a batch; in a run that errors pause, the old ones return if they fail."""
-    before = type(trainer)
-    change_class(trainer, steps)
-
-    def undo() -> None:
-        trainer.__class__ = before
-        trainer.recorder.mark(f"the new {steps.__name__} has failed, so the steps are the old ones")
-
-    trainer.control.undo_trial = undo
-
-
 # %% ../../nbs/trainer/live_edits.ipynb #07a8931c
 class TrainerControls(TrainerBase):
     """What a person does to a run that is on."""
@@ -217,8 +174,8 @@ class TrainerControls(TrainerBase):
             handle.refuse_in_run("resume")
         if skip and self.control.failure is None:
             raise ConfigError("skip=True: no error has paused this run.", remedy="resume() continues it at its next batch.")
-        if steps is not None:
-            self.use(steps)
+        if steps is not None or self.control.failure is not None:
+            self.control.do(lambda at: adopt_redefined(self, steps))
         if background:
             self.control.proceed("skip" if skip else "retry")
             return handle
@@ -231,7 +188,12 @@ class TrainerControls(TrainerBase):
     @checked
     def use(self, steps: type[TrainerBase]) -> None:
         """Use the steps of a class that was written again, such as `Digits` after its cell was changed: now, or after the running batch."""
-        self.control.do(lambda at: try_class(self, steps))
+        self.control.do(lambda at: adopt_redefined(self, steps))
+
+    @property
+    def failure(self) -> Failure | None:
+        """What has failed, and where, in a run that an error has paused: the error, the batch, the variables of the step."""
+        return self.control.failure
 
     def stop(self) -> RunResult | None:
         """End the run between two batches, and wait until it has ended; its state is saved where a StateManagerAddon is there.

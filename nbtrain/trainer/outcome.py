@@ -18,6 +18,7 @@ from ..engine.control import State
 from ..errors import CheckpointError, ConfigError, NbtrainError, add_note, first_line
 from ..events import Status
 from ..history.history import ResultMetrics, Row, RunResult
+from .failed_runs import keep_watch
 
 if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
@@ -75,8 +76,18 @@ class RunOutcome:
     def follow(self, state: State) -> None:
         """The run pauses, continues, or is about to stop."""
         if state == "paused":
+            self._note_failure()
             self.conclude("paused", self.trainer.recorder.place)
         self.trainer.recorder.change(state)
+
+    def _note_failure(self) -> None:
+        """Say in the record what has paused the run, where an error has; and what can be done, where no cell says that."""
+        trainer, failure = self.trainer, self.trainer.control.failure
+        if failure is not None:
+            trainer.recorder.note(failure.summary)
+            if trainer.handle is None or not trainer.handle.is_waited_for:
+                trainer.recorder.note(failure.line)
+            keep_watch(trainer)
 
     @contextmanager
     def records_errors(self) -> Iterator[None]:

@@ -21,13 +21,14 @@ from ..events import Status
 from ..history.history import RunResult
 from ..rng import seed_all
 from .arguments import check_optimizer, check_run
+from .failed_runs import drop_unreachable
 from .execution import Execution, execute_replica
 from .interrupts import signals_stop, workers_ignore_interrupts
 from .outcome import RunOutcome
 from .run_handle import RunHandle
 from .run_record import advise, correct_model, header, keep_source
 from .run_sinks import RunSinks, refresh_view
-from ..views.notebook import in_shell, is_watched
+from ..views.notebook import get_shell, in_shell, is_watched
 
 if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
@@ -73,6 +74,8 @@ class Run:
 
         In a notebook it has a thread, for which this one waits; with `background` the thread's handle is returned at once.
         """
+        if get_shell() is not None:
+            drop_unreachable()
         _check(self, background)
         self.pauses = pauses_on_error(self.trainer)
         self._prepare()

@@ -24,7 +24,7 @@ from ..history.history import RunResult
 from .interrupts import handles_signals
 
 # %% auto #0
-__all__ = ["RunThread", "RunHandle", "free_last_error"]
+__all__ = ["RunThread", "RunHandle", "clear_frames", "free_last_error"]
 
 # %% ../../nbs/trainer/run_handle.ipynb #d9026d79
 _LEAVE_S = 4.0  # Jupyter kills a kernel 5 s after it has requested its end
@@ -41,7 +41,7 @@ class RunThread:
         self._n_early = 0  # interrupts before the beginning
         grad, device = torch.is_grad_enabled(), torch.get_default_device()
         context = contextvars.copy_context()
-        self._thread = Thread(target=context.run, args=(self._train, grad, device), name="nbtrain run", daemon=True)
+        self.thread = self._thread = Thread(target=context.run, args=(self._train, grad, device), name="nbtrain run", daemon=True)
 
     def start(self, work: Callable[[], RunResult]) -> None:
         """Begin with `work`."""
@@ -93,6 +93,8 @@ class RunThread:
 
     def _leave_in_time(self) -> None:
         """The interpreter ends, as a kernel does that is shut down: nothing waits for this thread, so it is requested to end."""
+        if self._control.failure is not None:
+            self._control.abandon()
         self._control.stop(signal.SIGTERM)
         self._thread.join(_LEAVE_S)
 
@@ -117,8 +119,14 @@ class RunHandle:
 
     @property
     def error(self) -> BaseException | None:
-        """What the run has raised."""
-        return self._thread.error
+        """What the run has raised, or what has paused it."""
+        failure = self._control.failure if self.is_on else None
+        return self._thread.error if failure is None else failure.error
+
+    @property
+    def thread(self) -> Thread:
+        """The thread that trains."""
+        return self._thread.thread
 
     @property
     def status(self) -> str:
@@ -144,6 +152,7 @@ class RunHandle:
         if not settled:
             raise TimeoutError(f"the run is still {self._control.state} after {timeout_s} s")
         if (failure := self._control.failure) is not None:
+            failure.is_seen = True
             raise failure.error.with_traceback(failure.raised_at)
         if self._control.state == "paused":
             raise RunPaused(f"paused at {self._place()} · trainer.resume() continues it")
@@ -189,14 +198,18 @@ class RunHandle:
     def free(self) -> None:
         """Release what the frames of an error hold; its text stays."""
         if self.error is not None:
-            _clear_frames(self.error)
+            clear_frames(self.error)
 
     def __repr__(self) -> str:
-        return f"RunHandle({self.status} · {self._place()})" if self.result is None else f"RunHandle({self.result!r})"
+        if self.result is not None:
+            return f"RunHandle({self.result!r})"
+        failure = self._control.failure if self.is_on else None
+        more = "" if failure is None else f"{failure.summary}\n  {failure.line} · handle.wait() raises the error"
+        return f"RunHandle({self.status} · {more or self._place()})"
 
 
 # %% ../../nbs/trainer/run_handle.ipynb #2802a95e
-def _clear_frames(error: BaseException | None) -> None:
+def clear_frames(error: BaseException | None) -> None:
     """Let the frames of `error`, and of those it came from, forget their variables."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
@@ -208,5 +221,5 @@ def _clear_frames(error: BaseException | None) -> None:
 def free_last_error() -> None:
     """Release what the frames of the error hold that Python keeps as the last one, for `%debug`."""
     for name in ("last_value", "last_exc"):
-        _clear_frames(getattr(sys, name, None))
+        clear_frames(getattr(sys, name, None))
     sys.last_traceback = None

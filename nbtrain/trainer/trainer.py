@@ -37,6 +37,7 @@ from .arguments import accumulates, check_lightning, check_model, check_run, che
 from .base import TrainerBase
 from .compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
 from .evaluate import TrainerEvaluation
+from .failed_runs import drop_failure
 from .gallery import Draw, Gallery, first_samples, worst_samples
 from .live_edits import TrainerControls
 from .lr_finder import RangeTest, find_lr, update_args
@@ -212,6 +213,8 @@ class TrainerRuns(TrainerBase):
         Raises ConfigError before anything has happened, StepError for what a step returned, CheckpointError for a state that can't be
         restored, and whatever a step raises.
         """
+        if place := drop_failure(self):
+            self.recorder.note(f"the run that failed at {place} is dropped")
         if resume is not None:
             check_run(n_epoch, loader, valid_loader)
             n_epoch = epochs_left(self, n_epoch, resume, loader)

@@ -15,11 +15,11 @@ from ..events import Event
 from . import html, plots, text
 
 # %% auto #0
-__all__ = ["Controls", "NotebookView", "in_shell", "in_kernel", "is_watched", "open_view"]
+__all__ = ["get_shell", "Controls", "NotebookView", "in_shell", "in_kernel", "is_watched", "open_view"]
 
 
 # %% ../../nbs/views/notebook.ipynb #4833ed9a
-def _shell() -> Any:
+def get_shell() -> Any:
     """IPython's shell; None outside IPython."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None
@@ -198,9 +198,9 @@ class NotebookView:
         """Show it once more, in the current cell; earlier outputs are still updated. `once`: not if this cell shows it already."""
         from IPython.display import display
 
-        if once and self._cell == _shell().execution_count:
+        if once and self._cell == get_shell().execution_count:
             return
-        self._cell = _shell().execution_count
+        self._cell = get_shell().execution_count
         display(self._bundle(), raw=True, display_id=self._record.display_id)
         if self._live is not None and self._live.is_open:
             self._live.show()
@@ -214,7 +214,7 @@ class NotebookView:
     def _open(self) -> None:
         from IPython.display import display
 
-        self._cell = _shell().execution_count
+        self._cell = get_shell().execution_count
         self._record = display(self._bundle(), raw=True, display_id=True)
         self._live = _Live(self.board, self.controls) if self.live else None
 
@@ -232,19 +232,19 @@ class NotebookView:
 # %% ../../nbs/views/notebook.ipynb #2e1f7a23
 def in_shell() -> bool:
     """Is this an interactive session, in a notebook or in plain IPython?"""
-    return _shell() is not None
+    return get_shell() is not None
 
 
 def in_kernel() -> bool:
     """Does this process serve a notebook? True in an IPython kernel, False in plain IPython and in scripts."""
-    return hasattr(_shell(), "kernel")  # only a kernel's shell has one: what the frontend can do
+    return hasattr(get_shell(), "kernel")  # only a kernel's shell has one: what the frontend can do
 
 
 def is_watched() -> bool:
     """Does a person sit at this session? In programs that execute a notebook, such as nbclient and papermill, a cell can't read input."""
     if not in_kernel():
         return in_shell()
-    return _shell().kernel.get_parent("shell").get("content", {}).get("allow_stdin", True)
+    return get_shell().kernel.get_parent("shell").get("content", {}).get("allow_stdin", True)
 
 
 def open_view(controls: Controls | None = None) -> text.View:
