@@ -86,8 +86,17 @@ class ResumableLoader(LoaderWrapper):
 
     def read_on(self) -> Iterator[Any]:
         """The rest of the current pass. A loader that has raised goes on after the batch that it could not read, where it goes on."""
-        yield from self._live
+        try:
+            yield from self._live
+        except GeneratorExit:
+            self.release()
+            raise
         self._ended = True
+        self.release()
+
+    def release(self) -> None:
+        """Release what is left of the current pass: its workers live as long as it does."""
+        self._live = iter(())
 
     def _hand_out(self, batch: Any) -> Any:
         self._n_handed += 1
@@ -165,7 +174,8 @@ class ResumableLoader(LoaderWrapper):
         batches = iter(self.loader)
         deque(islice(batches, finished), maxlen=0)
         self._n_handed = finished
-        set_random()
+        if finished:  # else an iterator that was just made has drawn, and continues from here
+            set_random()
         return batches
 
     def why_not_exact(self) -> list[str]:

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
-from torch import Tensor
 
 from ..data.batch import describe, is_out_of_memory
 from .control import Boundary
@@ -43,6 +42,7 @@ class Failure:
         output: What the step has returned, where it came so far.
         variables: The variables of the function that failed, by their names; none after a lack of memory, which they would fill.
         lost: What could not be made as it was before the batch; an empty text where everything was.
+        title: The name of the trainer's class.
         raised_at: The error's traceback in the run's thread.
     """
 
@@ -53,6 +53,7 @@ class Failure:
     output: Any = None
     variables: dict[str, Any] = field(default_factory=dict)
     lost: str = ""
+    title: str = "Digits"
     raised_at: TracebackType | None = None
     is_seen: bool = False  # has a cell shown it?
 
@@ -67,7 +68,7 @@ class Failure:
         """Where the run is and what can be done, in one line."""
         lost = f" · {self.lost}" if self.lost else ""
         return (
-            f"paused at {self.place}{lost} · fix the cell, then trainer.resume(Digits) tries this batch again · "
+            f"paused at {self.place}{lost} · fix the cell, then trainer.resume({self.title}) tries this batch again · "
             "trainer.resume(skip=True) leaves it out · trainer.stop() ends"
         )
 
@@ -102,41 +103,42 @@ class ErrorGuard:
     def __init__(self, module: StepModule, *, refuses_nonfinite: bool) -> None:
         self.module, self.trainer, self.refuses_nonfinite = module, module.owner, refuses_nonfinite
         self.snapshot: StepSnapshot | None = None
-        self._output: Any = None  # of the newest call of a step
         self._final: Exception | None = None  # with which the run ends
 
     def begin_pass(self) -> None:
         """Look at what the steps of this pass may change."""
-        self.snapshot = StepSnapshot(self.trainer)
+        self.snapshot = StepSnapshot(self.trainer, self.module.trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
 
     def step(self, name: str, batch: Any, results: Any, call: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None:
         """What the step `name` returns for `batch`; None where the batch is to be left out. `results`: Lightning's of this pass."""
         if self.snapshot is None:
             self.begin_pass()
         assert self.snapshot is not None
-        self.snapshot.take(results)
+        self.snapshot.take(results, self.module.trainer._logger_connector)
         while True:
             try:
-                output = self._output = call()
-                if self.refuses_nonfinite and name == "train_step":
-                    self._check_finite(output["loss"])
+                output = call()
             except Exception as error:
                 if self.is_final(error):
                     raise
                 if not self.repaired(error, name, batch):
                     return None
             else:
-                self._output, self.trainer.control.undo_trial = None, None
+                self.trainer.control.undo_trial = None
                 return output
 
-    def _check_finite(self, loss: Tensor) -> None:
-        if loss.is_cpu and not math.isfinite(value := loss.item()):
-            raise StepError(
+    def check_loss(self, output: Mapping[str, Any]) -> None:
+        """Raise StepError for a loss that is not finite, where that is refused and can be seen at once."""
+        loss = output["loss"]
+        if self.refuses_nonfinite and loss.is_cpu and not math.isfinite(value := loss.item()):
+            error = StepError(
                 f"The training loss is {value}.",
                 where=self.trainer.recorder.place,
                 remedy="Look at trainer.failure.batch. Lower the learning rate, clip with gradient_clip=1.0, or leave the batch out with "
                 'trainer.resume(skip=True); nonfinite="skip" skips all such updates.',
             )
+            error.output = output
+            raise error
 
     def call(self, what: str, function: Callable[[], Any]) -> Any:
         """What `function` of the user returns, which is called again after a repair; None where it is to be left out."""
@@ -161,12 +163,14 @@ class ErrorGuard:
         if control.undo_trial is not None:
             undo, control.undo_trial = control.undo_trial, None
             undo()
-        output, self._output = getattr(error, "output", self._output), None
+        output = getattr(error, "output", None)
         full = is_out_of_memory(error)
         if full:
             traceback.clear_frames(error.__traceback__)  # they hold what fills the memory
         place = self.trainer.recorder.place
-        failure = Failure(error, what, place, batch, output, {} if full else _variables(error), lost, error.__traceback__)
+        failure = Failure(
+            error, what, place, batch, output, {} if full else _variables(error), lost, self.trainer.title, error.__traceback__
+        )
         add_note(error, failure.line)
         phase = "train" if pl_trainer.training else "test" if pl_trainer.testing else "valid"
         try:

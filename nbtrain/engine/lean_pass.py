@@ -265,11 +265,14 @@ class _GuardedFetcher:
                 self._recover(error)
         raise StopIteration
 
-    def _recover(self, error: Exception) -> None:
-        loader = self.fetcher.combined_loader.flattened[0] if isinstance(self.inner, _DirectFetcher) else None
-        inside = loader
+    def _find_resumable(self) -> ResumableLoader | None:
+        inside = self.fetcher.combined_loader.flattened[0] if isinstance(self.inner, _DirectFetcher) else None
         while inside is not None and not isinstance(inside, ResumableLoader):
             inside = inside.loader if isinstance(inside, LoaderWrapper) else None
+        return inside
+
+    def _recover(self, error: Exception) -> None:
+        inside = self._find_resumable()
         self._random.restore()
         lost = "; ".join(inside.why_not_exact()) if inside is not None else "the loader can't be read on from here: the next epoch follows"
         retries = self.guard.wait(error, "the loader", lost=lost)
@@ -277,7 +280,7 @@ class _GuardedFetcher:
             self.is_over = self.fetcher.done = True
         elif retries:
             inside.read_again(self.fetcher.fetched, self._random.restore)
-            self.inner.renew(iter(loader))
+            self.inner.renew(iter(self.fetcher.combined_loader.flattened[0]))
         else:
             self.inner.renew(inside.read_on())
             self.inner.skip()
@@ -285,8 +288,11 @@ class _GuardedFetcher:
     def release(self) -> None:
         if isinstance(self.inner, _DirectFetcher):
             self.inner.release()
+        if (inside := self._find_resumable()) is not None:
+            inside.release()
 
     def teardown(self) -> None:
+        self.release()
         self.inner.teardown()
 
 

@@ -266,6 +266,8 @@ class StepModule(RecordingModule):
         else:
             place = partial(step_place, self.owner, "train_step", batch_idx)
             output = check_output(self._wrapped_step(batch), "train_step, as addons wrap it,", place, self._device)
+        if self.guard is not None:
+            self.guard.check_loss(output)
         before = self._recorded
         if self.is_repeated():
             return output

@@ -9,13 +9,15 @@ import ctypes
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from .addon import AddOnBase
 from .protocol import TrainerProtocol
 
 # %% auto #0
@@ -150,6 +152,7 @@ class _Attributes:
         self.attributes, self.without, self.keep = attributes, without, keep
         self.kept: dict[str, Any] = {}
         self.collections: list[tuple[Any, Any]] = []  # each with its items, or its length
+        self.parts: list[_Attributes] = []  # what an addon's callback gathers
         self.n = len(without & attributes.keys())
 
     def take(self) -> None:
@@ -157,11 +160,14 @@ class _Attributes:
             return  # there is nothing else
         without = self.without
         self.kept = {name: value for name, value in self.attributes.items() if name not in without}
-        self.collections = []
+        self.collections, self.parts = [], []
         for value in self.kept.values():
             kind = type(value)
             if kind is Tensor:
                 self.keep(value)
+            elif kind.__module__.startswith("nbtrain.addons.") and not isinstance(value, (L.Callback, AddOnBase)):
+                self.parts.append(_Attributes(vars(value), frozenset(), self.keep))
+                self.parts[-1].take()
             elif kind in (list, dict, set, deque):
                 small = len(value) <= _SMALL
                 if small or kind is list:
@@ -170,6 +176,8 @@ class _Attributes:
     def restore(self) -> None:
         rest = {name: value for name, value in self.attributes.items() if name in self.without}
         restore_attributes(self.attributes, self.kept | rest)
+        for part in self.parts:
+            part.restore()
         for value, items in self.collections:
             if isinstance(items, int):
                 del value[items:]
@@ -190,20 +198,29 @@ def _is_written(module: nn.Module) -> bool:
 _SUMS = ("value", "cumulated_batch_size", "_forward_cache", "_update_count", "has_reset", "_computed")
 
 
+# Between the step and the update
+_IN_BATCH = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_start")
+
+
 class StepSnapshot:
     """What a step of `trainer` may change before its batch is done: random numbers, buffers, attributes, metrics, sums of `self.log`.
 
-    `take` before a batch, `restore` after an error. What a step changes elsewhere, such as in a file, stays.
+    `callbacks`: those of the run, of which some count in the middle of a batch. `take` before a batch, `restore` after an error. What a step changes elsewhere, such as in a file, stays.
     """
 
-    def __init__(self, trainer: TrainerProtocol) -> None:
+    def __init__(self, trainer: TrainerProtocol, callbacks: Iterable[L.Callback] = ()) -> None:
         self.random = RandomSnapshot(trainer.device)
-        self._tensors, self._results, self._sums = _TensorCopies(), {}, list[tuple[Any, dict[str, Any]]]()
+        self._tensors = _TensorCopies()
+        self._connector: Any = None  # Lightning's, of what is logged
+        self._hook: str | None = None  # the newest that has logged: where another one does, sums of the epoch before are emptied
+        self._sums: list[tuple[Any, dict[str, Any]]] = []
         own: frozenset[str] = vars(trainer).get("own_names", frozenset(vars(trainer)))
         self._attributes = [_Attributes(vars(trainer), own, self._tensors.keep)]
         beside = [value for name, value in vars(trainer).items() if isinstance(value, nn.Module) and name not in own]
         for root in (trainer.model, *beside):
             self._attributes += self._of_modules(root)
+        takes_part = [c for c in callbacks if any(getattr(type(c), name) is not getattr(L.Callback, name) for name in _IN_BATCH)]
+        self._attributes += [_Attributes(vars(callback), frozenset(), self._tensors.keep) for callback in takes_part]
 
     def _of_modules(self, root: nn.Module) -> Iterator[_Attributes]:
         for module in root.modules():
@@ -212,17 +229,16 @@ class StepSnapshot:
             if _is_written(module) or isinstance(module, Metric):
                 yield _Attributes(vars(module), _OF_MODULES, self._tensors.keep)
 
-    def take(self, results: Mapping[str, Any] | None = None) -> None:
-        """Keep everything. `results`: Lightning's, of the pass that is on."""
+    def take(self, results: Mapping[str, Any] | None = None, connector: Any = None) -> None:
+        """Keep everything. `results` and `connector` of what is logged: Lightning's, of the pass that is on."""
         self.random.take()
         for attributes in self._attributes:
             attributes.take()
         self._tensors.take()
-        if results or self._results:
-            self._results = results if results is not None else {}
-            self._sums = [
-                (metric, {name: vars(metric)[name] for name in _SUMS if name in vars(metric)}) for metric in self._results.values()
-            ]
+        self._connector = connector
+        if connector is not None:
+            self._hook = connector._current_fx
+            self._sums = [(metric, {n: vars(metric)[n] for n in _SUMS if n in vars(metric)}) for metric in (results or {}).values()]
 
     def restore(self) -> bool:
         """Restore everything. Returns False where a tensor was too large to be kept."""
@@ -231,5 +247,7 @@ class StepSnapshot:
         whole = self._tensors.restore()
         for metric, sums in self._sums:
             vars(metric).update(sums)
+        if self._connector is not None:
+            self._connector._current_fx = self._hook
         self.random.restore()
         return whole
