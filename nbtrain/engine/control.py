@@ -5,6 +5,7 @@
 # %% ../../nbs/engine/control.ipynb #c8310607
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -20,7 +21,19 @@ from ..events import Phase
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["State", "Command", "RunState", "Boundary", "Leave", "Request", "Requests", "Control", "refuse_while_on"]
+__all__ = [
+    "State",
+    "Command",
+    "AT_EXIT",
+    "RunState",
+    "Boundary",
+    "Leave",
+    "Request",
+    "Requests",
+    "Control",
+    "cause_of_end",
+    "refuse_while_on",
+]
 
 # %% ../../nbs/engine/control.ipynb #f2b7e312
 State = Literal["idle", "running", "pausing", "paused", "stopping"]
@@ -253,7 +266,7 @@ class Control:
 
     def __init__(self) -> None:
         self.thread: Thread | None = None  # that trains
-        self.signum: int | None = None  # the signal that requested the end
+        self.signum: int | None = None  # the signal that requested the end, or AT_EXIT
         self.lock = threading.RLock()  # for events that several threads emit
         self.elsewhere: Callable[[tuple[Any, ...]], None] | None = None  # sends a command to a run in other processes
         self.together: Callable[[int | None], None] | None = None  # stops all ranks at one batch, where this is one of several
@@ -282,18 +295,18 @@ class Control:
         """Let a paused run continue."""
         self.run_state.request("running", self.elsewhere)
 
-    def stop(self, signum: int | None = None) -> None:
-        """Request the end of the run after its batch, or after its open accumulation window. `signum`: the signal that requests it."""
+    def stop(self, signum: int | None = None, *, late: bool = False) -> None:
+        """Request the end of the run after its batch or open accumulation window. `signum`: the signal; `late`: called in its handler."""
         if self.together is None:
-            self.stop_here(signum)
+            self.stop_here(signum, late=late)
         elif self.state != "idle":
             self._stops_together = True
             self.together(signum)
 
-    def stop_here(self, signum: int | None = None) -> None:
+    def stop_here(self, signum: int | None = None, *, late: bool = False) -> None:
         """`stop` for this process: of several ranks, each one calls it after the same batch."""
         self.signum = signum
-        self.run_state.request("stopping", self.elsewhere, late=signum is not None)
+        self.run_state.request("stopping", self.elsewhere, late=late)
 
     @property
     def is_stopping(self) -> bool:
@@ -347,6 +360,14 @@ class Control:
 
 
 # %% ../../nbs/engine/control.ipynb #dda2bbd6
+AT_EXIT = 0  # in place of a signal, for `Control.stop`: the interpreter ends
+
+
+def cause_of_end(signum: int | None) -> str:
+    """What requested the end, where it was no person: the beginning of the reason that the record gives."""
+    return {AT_EXIT: "the interpreter ended at ", signal.SIGTERM: "SIGTERM at "}.get(signum, "")
+
+
 def refuse_while_on(control: Control, place: str = "") -> None:
     """Raise ConfigError where a run is on."""
     if control.state != "idle":

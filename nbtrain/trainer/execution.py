@@ -5,7 +5,6 @@
 # %% ../../nbs/trainer/execution.ipynb #26b34bf5
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from ..data.loader import as_loader, with_batch_size
 from ..engine.callback import Stopper
-from ..engine.control import Leave
+from ..engine.control import Leave, cause_of_end
 from ..engine.lean_loops import use_lean_loops
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
@@ -121,8 +120,7 @@ class Execution:
         if trainer.optimizer is not None:
             trainer.optimizer.zero_grad()
         signum = trainer.control.signum
-        by = "SIGTERM at " if signum == signal.SIGTERM else ""
-        return "stopped" if signum is None else "interrupted", by + trainer.recorder.place
+        return "stopped" if signum is None else "interrupted", cause_of_end(signum) + trainer.recorder.place
 
 
 def execute_replica(n_epoch: int, trainer: TrainerBase, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> tuple[Status, str]:
