@@ -26,7 +26,7 @@ from .interrupts import signals_stop, workers_ignore_interrupts
 from .outcome import RunOutcome
 from .run_handle import RunHandle
 from .run_record import advise, correct_model, header, keep_source
-from .run_stopped import interrupted_script
+from .run_stopped import exit_with_130, interrupted_script
 from .run_sinks import RunSinks, refresh_view
 from ..views.notebook import in_shell
 
@@ -90,6 +90,9 @@ class Run:
                 self._open()
                 control.thread = threading.current_thread()
                 result = self._work()
+        except KeyboardInterrupt:  # a second Ctrl-C
+            exit_with_130()
+            raise
         finally:
             control.end()
             if control.signum == signal.SIGTERM:

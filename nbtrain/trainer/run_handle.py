@@ -5,7 +5,6 @@
 # %% ../../nbs/trainer/run_handle.ipynb #5537c898
 from __future__ import annotations
 
-import atexit
 import contextvars
 import ctypes
 import signal
@@ -21,6 +20,7 @@ from ..annotations import checked
 from ..engine.control import AT_EXIT, Control, Leave
 from ..errors import ConfigError, RunPaused
 from ..history.history import RunResult
+from .at_exit import call_at_exit, cancel_at_exit
 from .interrupts import handles_signals
 from .run_stopped import ended_by_hand
 
@@ -50,7 +50,7 @@ class RunThread:
         """Begin with `work`."""
         self._work = work
         self._control.thread = self._thread
-        atexit.register(self._leave_in_time)
+        call_at_exit(self._leave_in_time)
         self._thread.start()
         for _ in range(self._n_early):
             self._interrupt()
@@ -111,7 +111,7 @@ class RunThread:
         finally:
             self._work = None  # and what it holds
             self._control.end()
-            atexit.unregister(self._leave_in_time)
+            cancel_at_exit(self._leave_in_time)
 
     def _leave_in_time(self) -> None:
         """The interpreter ends, as a kernel does that is shut down: nothing waits for this thread, so it is requested to end."""

@@ -5,8 +5,11 @@
 # %% ../../nbs/trainer/run_stopped.ipynb #c39edd44
 from __future__ import annotations
 
+import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.files import ordered_names, progress_of
 from ..errors import RunStopped
@@ -17,15 +20,36 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["ended_by_hand", "interrupted_script"]
+__all__ = ["exit_with_130", "ended_by_hand", "interrupted_script"]
 
 
 # %% ../../nbs/trainer/run_stopped.ipynb #6d82410a
-def ended_by_hand(result: RunResult, place: str, kept: str = "trainer.result has what it reached") -> KeyboardInterrupt:
+class _ExitCode:
+    """A `sys.excepthook` around another one: a script that does not catch an interrupt exits with 130."""
+
+    def __init__(self, inner: Callable[..., Any]) -> None:
+        self.inner = inner
+
+    def __call__(self, kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        if isinstance(error, RunStopped):
+            print(*error._render_traceback_(), file=sys.stderr)
+        else:
+            self.inner(kind, error, traceback)
+        if isinstance(error, KeyboardInterrupt) and not (sys.flags.inspect or hasattr(sys, "ps1")):  # where a prompt follows
+            sys.exit(128 + signal.SIGINT)
+
+
+def exit_with_130() -> None:
+    """From now on this process exits with 130 after an interrupt that it does not catch."""
+    if not in_shell() and not isinstance(sys.excepthook, _ExitCode):
+        sys.excepthook = _ExitCode(sys.excepthook)
+
+
+def ended_by_hand(result: RunResult, place: str, kept: str = "trainer.result has what it reached") -> RunStopped:
     """What ends a cell, or a script, whose run was ended by hand with `result` at `place`. `kept` says where to find what it reached."""
     what = "the run was completed before it stopped" if result.status == "completed" else f"stopped at {place}"
-    text = f"{what} · {kept}"
-    return RunStopped(text) if in_shell() else KeyboardInterrupt(text)  # of a subclass Python makes exit code 1
+    exit_with_130()
+    return RunStopped(f"{what} · {kept}")
 
 
 def _saved_state(trainer: TrainerBase) -> Path | None:
@@ -38,7 +62,7 @@ def _saved_state(trainer: TrainerBase) -> Path | None:
     return folder / names[-1] if names else None
 
 
-def interrupted_script(trainer: TrainerBase, result: RunResult) -> KeyboardInterrupt:
+def interrupted_script(trainer: TrainerBase, result: RunResult) -> RunStopped:
     """What `run` raises after Ctrl-C in a script."""
     path = _saved_state(trainer)
     if path is None:
