@@ -170,7 +170,7 @@ def test_ctrl_c_ends_a_run_after_its_batch_and_is_python_s_own_afterwards(tmp_pa
     trainer = asking(8, press, Asks.add_on(StateManagerAddon), save_path=tmp_path)
     with pytest.raises(RunStopped) as stopped:
         trainer.run(3, make_loader(), make_valid())
-    (saved,) = (tmp_path / "run-001" / "checkpoints").glob("epoch=*")
+    saved = tmp_path / "run-001" / "checkpoints" / "epoch=1-step=8.ckpt"
     assert str(stopped.value) == f"stopped at epoch 2, batch 4 · state saved in {saved}"
     assert (trainer.result.status, trainer.result.reason) == ("interrupted", "epoch 2, batch 4")
     assert [path.name for path in (tmp_path / "run-001" / "checkpoints").glob("epoch=1-step=8*")] == ["epoch=1-step=8.ckpt"]
