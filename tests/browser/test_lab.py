@@ -134,8 +134,10 @@ LONG_STEP = """
 import os
 
 class LongStep(Digits):
+    n = 0
     def train_step(self, batch):
-        if self.counts.step == 45:
+        self.n += 1
+        if self.n == 46:
             print("in the", "long step")
             time.sleep(4)
             while not os.path.exists("go"):
