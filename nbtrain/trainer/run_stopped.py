@@ -32,7 +32,7 @@ class _ExitCode:
 
     def __call__(self, kind: type[BaseException], error: BaseException, traceback: Any) -> None:
         if isinstance(error, RunStopped):
-            print(*error._render_traceback_(), file=sys.stderr)
+            print(f"■ {error}", file=sys.stderr)
         else:
             self.inner(kind, error, traceback)
         if isinstance(error, KeyboardInterrupt) and not (sys.flags.inspect or hasattr(sys, "ps1")):  # where a prompt follows
