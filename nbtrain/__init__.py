@@ -50,6 +50,7 @@ PUBLIC = {
     "RangeTest": "trainer.lr_finder",
     "RunHandle": "trainer.run_handle",
     "RunPaused": "errors",
+    "RunStopped": "errors",
     "RunResult": "history.history",
     "Sample": "trainer.gallery",
     "SchedulerAddon": "addons.scheduler",
@@ -119,6 +120,7 @@ if TYPE_CHECKING:
     from nbtrain.errors import OptionError as OptionError
     from nbtrain.errors import OutOfMemory as OutOfMemory
     from nbtrain.errors import RunPaused as RunPaused
+    from nbtrain.errors import RunStopped as RunStopped
     from nbtrain.errors import StepError as StepError
     from nbtrain.errors import WorkerError as WorkerError
     from nbtrain.trainer.lr_finder import RangeTest as RangeTest

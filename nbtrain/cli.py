@@ -137,7 +137,7 @@ def _train(args: TrainerArgs) -> int:
     result = args.run()
     if result is not None and result.reason == "finished before":
         _say(f"This run was finished before: {result.run_dir}")
-    return 130 if result is not None and result.status == "interrupted" else 0
+    return 0
 
 
 def _resume(line: CommandLine) -> int:
@@ -236,11 +236,11 @@ def _fit_notebook(path: str, values: dict[str, object], devices: int) -> int:
         name = export_run(path, folder, "notebook_run", values=values, devices=devices).stem
         sys.path.insert(0, folder)
         try:
-            result = import_module(name).main()
+            import_module(name).main()
         finally:
             sys.path.remove(folder)
             sys.modules.pop(name, None)
-        return 130 if result.status == "interrupted" else 0
+        return 0
 
 
 def _fit(line: CommandLine) -> int:
@@ -445,6 +445,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"nbtrain: {error.name} is not installed: pip install 'nbtrain[examples]'", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if _reports_errors():
+            print(f"nbtrain: {error or 'interrupted'}", file=sys.stderr)
         return 130
     return code

@@ -20,6 +20,7 @@ __all__ = [
     "WorkerError",
     "OutOfMemory",
     "RunPaused",
+    "RunStopped",
     "nearest",
     "add_note",
     "first_line",
@@ -74,6 +75,16 @@ class RunPaused(KeyboardInterrupt):
 
     def _render_traceback_(self) -> list[str]:
         return [f"‖ {self}"]  # IPython shows this line, and no traceback
+
+
+class RunStopped(KeyboardInterrupt):
+    """A second ■ or the Stop button has ended the run for which a cell waited; `trainer.result` has what it reached.
+
+    It ends the cell, and what "Run all" has queued.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"■ {self}"]
 
 
 # %% ../nbs/errors.ipynb #4c0f0759

@@ -35,6 +35,7 @@ from ..distributed.world import find_world
 from .accumulation import AccumulationAddon
 from .state_manager import StateManagerAddon
 from ..engine.addon import AddOnBase
+from ..engine.control import cause_of_end
 from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError, WorkerError
 from ..events import Event, Status
@@ -324,7 +325,9 @@ def _follow(launch: Launch, trainer: TrainerProtocol, loaders: tuple[Any, Any]) 
             f"Rank {listener.terminated} received SIGTERM, and all ranks have stopped after the same batch.",
             remedy="The trainer has all finished batches: call run again to continue.",
         )
-    return "interrupted" if control.signum is not None and status == "stopped" else status, reason
+    if control.signum is not None and status == "stopped":
+        return "interrupted", cause_of_end(control.signum) + reason
+    return status, reason
 
 
 class _Listener:

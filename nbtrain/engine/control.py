@@ -5,6 +5,7 @@
 # %% ../../nbs/engine/control.ipynb #c8310607
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,6 +25,7 @@ __all__ = [
     "State",
     "Command",
     "Verdict",
+    "AT_EXIT",
     "RunState",
     "Boundary",
     "Leave",
@@ -31,7 +33,9 @@ __all__ = [
     "Request",
     "Requests",
     "Failed",
+    "FailureControl",
     "Control",
+    "cause_of_end",
     "refuse_while_on",
 ]
 
@@ -261,7 +265,7 @@ def _notify_leaving(pl_trainer: L.Trainer) -> None:
             callback.on_leave(pl_trainer, pl_trainer.lightning_module)
 
 
-# %% ../../nbs/engine/control.ipynb #8ac29090
+# %% ../../nbs/engine/control.ipynb #1b7b60d4
 Verdict = Literal["retry", "skip", "raise"]  # what is to become of a batch that has failed
 
 
@@ -271,24 +275,60 @@ class Failed(Protocol):
     error: Exception
 
 
-class Control:
+class FailureControl:
+    """What becomes of a run that an error has paused: it tries the batch again, leaves it out, or ends."""
+
+    def __init__(self) -> None:
+        self.run_state = RunState()
+        self.elsewhere: Callable[[tuple[Any, ...]], None] | None = None  # sends a command to a run in other processes
+        self.failure: Any = None  # the error that has paused the run
+        self.undo_trial: Callable[[], None] | None = None  # returns the definitions that new ones have replaced, until these have worked
+        self._requests = Requests(self.run_state)
+        self._verdict: Verdict = "retry"
+
+    def proceed(self, verdict: Verdict = "retry") -> None:
+        """Let a paused run continue. `verdict`: what becomes of the batch that has failed, where an error has paused it."""
+        self._verdict = verdict
+        self.run_state.request("running", self.elsewhere)
+
+    def fail(self, failure: Failed, at: Boundary) -> bool:
+        """Wait, paused by an error, until the batch is to be tried again; returns False where it is to be left out.
+
+        Raises the error where the run is to end with it, or where nobody waits for this batch but a request; LeaveAfterError for a stop.
+        """
+        if self._requests.at is not None or self.run_state.name == "stopping":
+            raise failure.error
+        self.failure, self._verdict, self._requests.at = failure, "retry", at
+        try:
+            _pause(self.run_state, self._requests, at.pl_trainer, failed=True)
+        finally:
+            self.failure = self._requests.at = None
+        if self._verdict == "raise":
+            raise failure.error
+        if self.run_state.name == "stopping":
+            raise LeaveAfterError(f"{type(failure.error).__name__}: {first_line(failure.error)}")
+        return self._verdict == "retry"
+
+    def abandon(self) -> None:
+        """End a run that an error has paused, with that error."""
+        self._verdict = "raise"
+        self.run_state.request("stopping")
+
+
+# %% ../../nbs/engine/control.ipynb #8ac29090
+class Control(FailureControl):
     """Hands requests to the thread that trains.
 
     Any thread may read `state` and call `pause`, `proceed`, `stop`, `do` and `leave`; the run itself calls `begin`, `attend` and `end`.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.thread: Thread | None = None  # that trains
-        self.signum: int | None = None  # the signal that requested the end
+        self.signum: int | None = None  # the signal that requested the end, or AT_EXIT
         self.lock = threading.RLock()  # for events that several threads emit
-        self.elsewhere: Callable[[tuple[Any, ...]], None] | None = None  # sends a command to a run in other processes
         self.together: Callable[[int | None], None] | None = None  # stops all ranks at one batch, where this is one of several
         self._stops_together = False
-        self.failure: Any = None  # the error that has paused the run
-        self.undo_trial: Callable[[], None] | None = None  # gives back the steps that new ones have replaced, until these have worked once
-        self._verdict: Verdict = "retry"
-        self.run_state = RunState()
-        self._requests = Requests(self.run_state)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Control, ()  # a copy in another process has no run
@@ -307,46 +347,18 @@ class Control:
             raise ConfigError("One rank of several can't be paused.", remedy="stop() ends the run on all of them.")
         self.run_state.request("pausing", self.elsewhere)
 
-    def proceed(self, verdict: Verdict = "retry") -> None:
-        """Let a paused run continue. `verdict`: what becomes of the batch that has failed, where an error has paused it."""
-        self._verdict = verdict
-        self.run_state.request("running", self.elsewhere)
-
-    def fail(self, failure: Failed, at: Boundary) -> bool:
-        """Wait, paused by an error, until the batch is to be tried again; returns False where it is to be left out.
-
-        Raises the error where the run is to end with it, or where nobody waits for this batch but a request; LeaveAfterError for a stop.
-        """
-        if self._requests.at is not None or self.state == "stopping":
-            raise failure.error
-        self.failure, self._verdict, self._requests.at = failure, "retry", at
-        try:
-            _pause(self.run_state, self._requests, at.pl_trainer, failed=True)
-        finally:
-            self.failure = self._requests.at = None
-        if self._verdict == "raise":
-            raise failure.error
-        if self.state == "stopping":
-            raise LeaveAfterError(f"{type(failure.error).__name__}: {first_line(failure.error)}")
-        return self._verdict == "retry"
-
-    def abandon(self) -> None:
-        """End a run that an error has paused, with that error."""
-        self._verdict = "raise"
-        self.run_state.request("stopping", self.elsewhere)
-
-    def stop(self, signum: int | None = None) -> None:
-        """Request the end of the run after its batch, or after its open accumulation window. `signum`: the signal that requests it."""
+    def stop(self, signum: int | None = None, *, late: bool = False) -> None:
+        """Request the end of the run after its batch or open accumulation window. `signum`: the signal; `late`: called in its handler."""
         if self.together is None:
-            self.stop_here(signum)
+            self.stop_here(signum, late=late)
         elif self.state != "idle":
             self._stops_together = True
             self.together(signum)
 
-    def stop_here(self, signum: int | None = None) -> None:
+    def stop_here(self, signum: int | None = None, *, late: bool = False) -> None:
         """`stop` for this process: of several ranks, each one calls it after the same batch."""
         self.signum = signum
-        self.run_state.request("stopping", self.elsewhere, late=signum is not None)
+        self.run_state.request("stopping", self.elsewhere, late=late)
 
     @property
     def is_stopping(self) -> bool:
@@ -400,6 +412,14 @@ class Control:
 
 
 # %% ../../nbs/engine/control.ipynb #dda2bbd6
+AT_EXIT = 0  # in place of a signal, for `Control.stop`: the interpreter ends
+
+
+def cause_of_end(signum: int | None) -> str:
+    """What requested the end, where it was no person: the beginning of the reason that the record gives."""
+    return {AT_EXIT: "the interpreter ended at ", signal.SIGTERM: "SIGTERM at "}.get(signum, "")
+
+
 def refuse_while_on(control: Control, place: str = "") -> None:
     """Raise ConfigError where a run is on."""
     if control.state != "idle":

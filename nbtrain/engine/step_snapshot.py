@@ -205,7 +205,8 @@ _IN_BATCH = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "
 class StepSnapshot:
     """What a step of `trainer` may change before its batch is done: random numbers, buffers, attributes, metrics, sums of `self.log`.
 
-    `callbacks`: those of the run, of which some count in the middle of a batch. `take` before a batch, `restore` after an error. What a step changes elsewhere, such as in a file, stays.
+    `callbacks`: those of the run, of which some count in the middle of a batch. `take` before a batch, `restore` after an error. What a
+    step changes elsewhere, such as in a file, stays.
     """
 
     def __init__(self, trainer: TrainerProtocol, callbacks: Iterable[L.Callback] = ()) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -84,6 +85,27 @@ def _command(files: Sequence[str], point: Point, folder: Path, trust: bool) -> l
     return [sys.executable, "-m", "nbtrain", "fit", *given, *last, *(["--trust"] if trust else [])]
 
 
+def _how_it_ended(code: int, output: Path) -> str:
+    if code in (128 + signal.SIGINT, -signal.SIGINT):
+        return "interrupted"
+    return "done" if code == 0 else f"failed with exit code {code}, see {output}"
+
+
+def _run_points(points: Sequence[Point], jobs: int, start: Callable[[Point], int]) -> dict[str, int]:
+    """`start` each, `jobs` at a time. Returns what it has returned, by name.
+
+    Ctrl-C in a terminal reaches the runs too: those that are on are waited for, and the others do not begin.
+    """
+    codes: dict[str, int] = {}
+    try:
+        with ThreadPoolExecutor(jobs) as pool:
+            for point, code in zip(points, pool.map(start, points)):
+                codes[point.name] = code
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt("the sweep was interrupted, and nbtrain resume DIR continues each of its runs") from error
+    return codes
+
+
 def run_sweep(
     files: Sequence[str],
     overrides: Sequence[Override],
@@ -96,7 +118,7 @@ def run_sweep(
     """Run the grid, `jobs` of its points at a time, and `report` how each ended. Returns their exit codes by name.
 
     Each has its run folder in a folder of its name below `folder`, with what it printed in `output.txt`. Raises ConfigError before any
-    of them is started, where the configuration of one can't work.
+    of them is started, where the configuration of one can't work, and KeyboardInterrupt after Ctrl-C.
     """
     points = grid(overrides)
     names = [point.name for point in points]
@@ -114,11 +136,10 @@ def run_sweep(
         place.mkdir(exist_ok=True)
         with (place / "output.txt").open("w") as output:
             code = subprocess.run(_command(files, point, Path(folder), trust), stdout=output, stderr=subprocess.STDOUT).returncode
-        report(f"{point.name}: " + ("done" if code == 0 else f"failed with exit code {code}, see {place / 'output.txt'}"))
+        report(f"{point.name}: {_how_it_ended(code, place / 'output.txt')}")
         return code
 
-    with ThreadPoolExecutor(jobs) as pool:
-        return dict(zip(names, pool.map(start, points)))
+    return _run_points(points, jobs, start)
 
 
 # %% ../../nbs/jobs/sweep.ipynb #ffce4150

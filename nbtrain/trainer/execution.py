@@ -5,7 +5,6 @@
 # %% ../../nbs/trainer/execution.ipynb #26b34bf5
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from ..addons.non_finite import NonFiniteAddon
 from ..data.loader import LoaderWrapper, as_loader, with_batch_size
 from ..data.resumable_loader import ResumableLoader
 from ..engine.callback import Stopper
-from ..engine.control import Leave
+from ..engine.control import Leave, cause_of_end
 from ..engine.error_guard import ErrorGuard, guard_callbacks
 from ..engine.lean_loops import use_lean_loops
 from ..engine.step_module import StepModule
@@ -142,8 +141,8 @@ class Execution:
         if trainer.optimizer is not None:
             trainer.optimizer.zero_grad()
         signum = trainer.control.signum
-        by = "SIGTERM at " if signum == signal.SIGTERM else ""
-        return "stopped" if signum is None else "interrupted", by + trainer.recorder.place + (f", after {error}" if error else "")
+        place = cause_of_end(signum) + trainer.recorder.place + (f", after {error}" if error else "")
+        return "stopped" if signum is None else "interrupted", place
 
 
 def execute_replica(n_epoch: int, trainer: TrainerBase, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> tuple[Status, str]:

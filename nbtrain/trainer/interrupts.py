@@ -65,7 +65,7 @@ def signals_stop(control: Control) -> Iterator[None]:
         if control.is_stopping:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             raise KeyboardInterrupt
-        control.stop(signum)
+        control.stop(signum, late=True)
 
     with handles_signals((signal.SIGINT, signal.SIGTERM), stop):
         yield

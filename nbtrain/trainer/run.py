@@ -27,6 +27,7 @@ from .interrupts import signals_stop, workers_ignore_interrupts
 from .outcome import RunOutcome
 from .run_handle import RunHandle
 from .run_record import advise, correct_model, header, keep_source
+from .run_stopped import exit_with_130, interrupted_script
 from .run_sinks import RunSinks, refresh_view
 from ..views.notebook import get_shell, in_shell, is_watched
 
@@ -86,8 +87,8 @@ class Run:
             return self._run_here()
         handle = RunHandle(trainer.control, lambda: trainer.recorder.place, partial(refresh_view, trainer))
         with nullcontext() if background else handle.listening():  # ■ pauses from the first moment that is shown
+            trainer.handle = handle  # for the Stop button
             self._open()
-            trainer.handle = handle
             handle.start(self._work)
             return handle if background else handle.wait()
 
@@ -104,11 +105,17 @@ class Run:
             with signals_stop(control):  # from here on: a handler that raises may do so in a destructor, where that is lost
                 self._open()
                 control.thread = threading.current_thread()
-                return self._work()
+                result = self._work()
+        except KeyboardInterrupt:  # a second Ctrl-C
+            exit_with_130()
+            raise
         finally:
             control.end()
             if control.signum == signal.SIGTERM:
                 sys.exit(128 + signal.SIGTERM)
+        if control.signum == signal.SIGINT:
+            raise interrupted_script(self.trainer, result)
+        return result
 
     def _open(self) -> None:
         """Show the run, and begin its record."""

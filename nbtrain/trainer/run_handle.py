@@ -5,7 +5,6 @@
 # %% ../../nbs/trainer/run_handle.ipynb #5537c898
 from __future__ import annotations
 
-import atexit
 import contextvars
 import ctypes
 import signal
@@ -13,15 +12,17 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from threading import Thread, current_thread
+from threading import Lock, Thread, current_thread
 
 import torch
 
 from ..annotations import checked
-from ..engine.control import Control, Leave
+from ..engine.control import AT_EXIT, Control, Leave
 from ..errors import ConfigError, RunPaused
 from ..history.history import RunResult
+from .at_exit import call_at_exit, cancel_at_exit
 from .interrupts import handles_signals
+from .run_stopped import ended_by_hand
 
 # %% auto #0
 __all__ = ["RunThread", "RunHandle", "clear_frames", "free_last_error"]
@@ -39,6 +40,8 @@ class RunThread:
         self._control = control
         self._work: Callable[[], RunResult] | None = None
         self._n_early = 0  # interrupts before the beginning
+        self._pressing = Lock()  # each interrupt has a thread, and they come one after another
+        self.is_ended_by_hand = False
         grad, device = torch.is_grad_enabled(), torch.get_default_device()
         context = contextvars.copy_context()
         self.thread = self._thread = Thread(target=context.run, args=(self._train, grad, device), name="nbtrain run", daemon=True)
@@ -47,7 +50,7 @@ class RunThread:
         """Begin with `work`."""
         self._work = work
         self._control.thread = self._thread
-        atexit.register(self._leave_in_time)
+        call_at_exit(self._leave_in_time)
         self._thread.start()
         for _ in range(self._n_early):
             self._interrupt()
@@ -62,7 +65,19 @@ class RunThread:
 
     def join(self) -> None:
         """Wait until the run is over, however it ends."""
-        self._thread.join()
+        if self._thread.ident is not None:  # else it has not begun, or could not
+            self._thread.join()
+
+    def finish(self, place: str) -> RunResult:
+        """Wait for the result. Raises what the run has raised, and RunStopped, once, where it was ended by hand at `place`."""
+        self.join()
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        by_hand, self.is_ended_by_hand = self.is_ended_by_hand, False
+        if by_hand:
+            raise ended_by_hand(self.result, place)
+        return self.result
 
     def interrupt(self) -> None:
         """■ was pressed. A thread attends to it, because a handler has broken into whatever was done, and a pause is shown."""
@@ -72,12 +87,19 @@ class RunThread:
             Thread(target=self._interrupt).start()
 
     def _interrupt(self) -> None:
-        if self._control.state == "running":
-            self._control.pause()
-        elif self._control.state == "pausing":
-            self._control.stop(signal.SIGINT)
-        elif self._control.state == "stopping" and self._thread.ident is not None:  # it does not come to the end of its batch
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(Leave))
+        with self._pressing:
+            if self._control.state == "running":
+                self._control.pause()
+            elif self._control.state == "pausing":
+                self.stop_by_hand(signal.SIGINT)
+            elif self._control.state == "stopping" and self._thread.ident is not None:  # it does not come to the end of its batch
+                self.is_ended_by_hand = True
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(Leave))
+
+    def stop_by_hand(self, signum: int | None = None) -> None:
+        """Request the end of the run, for whose end a cell waits."""
+        self.is_ended_by_hand = self.is_ended_by_hand or self._control.state != "idle"
+        self._control.stop(signum)
 
     def _train(self, grad: bool, device: torch.device) -> None:
         try:
@@ -89,13 +111,13 @@ class RunThread:
         finally:
             self._work = None  # and what it holds
             self._control.end()
-            atexit.unregister(self._leave_in_time)
+            cancel_at_exit(self._leave_in_time)
 
     def _leave_in_time(self) -> None:
         """The interpreter ends, as a kernel does that is shut down: nothing waits for this thread, so it is requested to end."""
         if self._control.failure is not None:
             self._control.abandon()
-        self._control.stop(signal.SIGTERM)
+        self._control.stop(AT_EXIT)
         self._thread.join(_LEAVE_S)
 
 
@@ -139,15 +161,13 @@ class RunHandle:
     def wait(self, timeout_s: float | None = None) -> RunResult:
         """The result, once the run is over. Raises what it has raised, RunPaused where it is paused, TimeoutError after `timeout_s`.
 
-        Raises ConfigError in the run's own thread, as in a step or a callback, where it would wait for itself.
+        Raises RunStopped where a second ■ or the Stop button ends the run meanwhile, and ConfigError in the run's own thread, as in a step.
         """
         self.refuse_in_run("wait")
-        self.is_waited_for = True
         try:
             with self.listening():
                 settled = self._control.wait_settled(timeout_s)
         finally:
-            self.is_waited_for = False
             self._refresh()
         if not settled:
             raise TimeoutError(f"the run is still {self._control.state} after {timeout_s} s")
@@ -156,17 +176,17 @@ class RunHandle:
             raise failure.error.with_traceback(failure.raised_at)
         if self._control.state == "paused":
             raise RunPaused(f"paused at {self._place()} · trainer.resume() continues it")
-        self._thread.join()
-        if self.error is not None:
-            raise self.error
-        assert self.result is not None
-        return self.result
+        return self._thread.finish(self._place())
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """While it is open, ■ and Ctrl-C pause the run, and then end it."""
-        with handles_signals((signal.SIGINT,), lambda signum: self._thread.interrupt()):
-            yield
+        """While it is open, a cell waits for the run: ■ and Ctrl-C pause it, and then end it."""
+        self.is_waited_for = True
+        try:
+            with handles_signals((signal.SIGINT,), lambda signum: self._thread.interrupt()):
+                yield
+        finally:
+            self.is_waited_for = False
 
     def join(self) -> None:
         """Wait until the run is over, however it ends."""
@@ -194,6 +214,10 @@ class RunHandle:
     def stop(self) -> None:
         """Request the end of the run, at the end of the running batch."""
         self._control.stop()
+
+    def stop_by_hand(self) -> None:
+        """`stop`, by the view's button: it ends the cell that waits as ■ does."""
+        self._thread.stop_by_hand()
 
     def free(self) -> None:
         """Release what the frames of an error hold; its text stays."""

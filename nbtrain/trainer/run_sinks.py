@@ -28,12 +28,19 @@ __all__ = ["view_controls", "RunSinks", "refresh_view"]
 def view_controls(trainer: TrainerBase, *, validates: bool) -> Controls:
     """The buttons of a live view and what they do."""
     control = trainer.control
-    actions: dict[str, Callable[[], Any]] = {"pause": control.pause, "continue": control.proceed, "stop": control.stop}
+    actions: dict[str, Callable[[], Any]] = {"pause": control.pause, "continue": control.proceed, "stop": partial(_stop, trainer)}
     if hasattr(trainer, "save_state"):  # a command of an addon
         actions["save"] = partial(_submit, trainer, "save_state")
     if validates:
         actions["validate"] = partial(_submit, trainer, "validate_now")
     return Controls(actions, lambda: trainer.handle is not None and trainer.handle.is_waited_for)
+
+
+def _stop(trainer: TrainerBase) -> None:
+    if trainer.handle is not None and trainer.handle.is_waited_for:
+        trainer.handle.stop_by_hand()
+    else:
+        trainer.control.stop()
 
 
 def _submit(trainer: TrainerBase, name: str) -> None:

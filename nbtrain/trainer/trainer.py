@@ -202,8 +202,8 @@ class TrainerRuns(TrainerBase):
         each time after `valid_loader`, if that is given; a row of `history.tests` has the metrics of both.
 
         In a notebook an interrupt (■) pauses it between two batches, and ends the cell with RunPaused; `resume()` continues at the same
-        batch. With `background` it returns a RunHandle at once, and the kernel answers while it trains. In a script Ctrl-C ends it after
-        the running batch.
+        batch. A second ■, or the Stop button, ends run and cell with RunStopped. With `background` it returns a RunHandle at once, and the
+        kernel answers while it trains. In a script Ctrl-C ends it after the running batch, and RunStopped is raised, a KeyboardInterrupt.
 
         `resume` (with StateManagerAddon) restores a saved run and continues it: "auto" from the newest checkpoint that is whole, "last" or
         "best", or the path of a checkpoint. `n_epoch` then counts from where that run began, so that the same line starts it, resumes it

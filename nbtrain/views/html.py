@@ -12,7 +12,6 @@ from html import escape
 
 from ..events import Progress
 from nbtrain.views.text import (
-    ICONS,
     Board,
     Row,
     cells,
@@ -24,6 +23,7 @@ from nbtrain.views.text import (
     note_line,
     place_words,
     rate_words,
+    state_words,
     summary_line,
     titles,
     visible_rows,
@@ -117,7 +117,7 @@ def record_html(board: Board, png: bytes | None = None) -> str:
 def _state_line(board: Board) -> str:
     """The last line while the run is running, which stays if the kernel dies: `▶ running · epoch 3/10 · 251/500 · 01:12`."""
     p = board.progress
-    return " · ".join([f"{ICONS[board.status]} {board.status}", *place_words(p), format_time(p.elapsed_s)])
+    return " · ".join([state_words(board.status), *place_words(p), format_time(p.elapsed_s)])
 
 
 # %% ../../nbs/views/html.ipynb #a48d298f
@@ -138,7 +138,7 @@ def bar_html(board: Board) -> str:
     words += [f"loss {format_value(board.loss)}"] if board.loss is not None else []
     words += [f"lr {format_value(board.lr)}"] if board.lr is not None else []
     if board.status != "running":
-        words.append(f"{ICONS[board.status]} {board.status}")
+        words.append(state_words(board.status))
     bars = "" if p.phase == "test" else _bar("Epochs of this run", epoch, p.epoch + inside, p.n_epochs, " · ".join(words))
     bars += _bar("Batches of this pass", batch, p.batch, p.n_batches, " · ".join(rate_words(board)))
     return (

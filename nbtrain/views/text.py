@@ -30,6 +30,7 @@ __all__ = [
     "best_row",
     "Speed",
     "Board",
+    "state_words",
     "header_line",
     "place_words",
     "rate_words",
@@ -271,6 +272,12 @@ ICONS = {
     "interrupted": "■",
     "failed": "✗",
 }
+_WORDS = {"pausing": "pausing after this batch", "stopping": "stopping after this batch"}
+
+
+def state_words(state: str) -> str:
+    """A state of a run, as a view shows it: `■ stopping after this batch`."""
+    return f"{ICONS[state]} {_WORDS.get(state, state)}"
 
 
 def header_line(header: Mapping[str, Any], run: int) -> str:
@@ -298,7 +305,7 @@ def rate_words(board: Board) -> list[str]:
 def progress_line(board: Board) -> str:
     """`epoch 3/10 · 251/500 · 01:12 < 02:40 · 84 it/s · 2.7k samples/s · loss 0.0123`, after the state of a run that is not running."""
     p = board.progress
-    parts = [f"{ICONS[board.status]} {board.status}"] if board.status != "running" else []
+    parts = [state_words(board.status)] if board.status != "running" else []
     parts += place_words(p)
     if p.phase == "test":
         return " · ".join([*parts, format_time(p.elapsed_s)])
@@ -328,7 +335,7 @@ def best_words(best: Row, monitor: str) -> str:
 def summary_line(board: Board) -> str:
     """How the run ended, and its best epoch: `✓ completed · 5 epochs · 00:12 · best val_loss 0.1 at epoch 4`."""
     p, best = board.progress, board.best
-    parts = [f"{ICONS[board.status]} {board.status}"]
+    parts = [state_words(board.status)]
     if board.reason:
         parts.append(visible(board.reason))
     if p.epoch:
@@ -407,7 +414,7 @@ def _event_line(event: Event) -> str | None:
         return note_line(event.data["text"])
     if event.kind == "mark":
         return mark_line(event.progress, event.data["text"])
-    return f"{ICONS[event.data['state']]} {event.data['state']}" if event.kind == "state" else None
+    return state_words(event.data["state"]) if event.kind == "state" else None
 
 
 class TerminalView:

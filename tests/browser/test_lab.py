@@ -130,6 +130,65 @@ def test_stop_button_of_jupyter_pauses_and_ends_run_all(lab: Any, lab_root: Path
     assert "after wards" not in lab.page.locator(".jp-Notebook").inner_text()
 
 
+LONG_STEP = """
+import os
+
+class LongStep(Digits):
+    n = 0
+    def train_step(self, batch):
+        self.n += 1
+        if self.n == 46:
+            print("in the", "long step")
+            time.sleep(4)
+            while not os.path.exists("go"):
+                time.sleep(0.01)
+        return super().train_step(batch)
+
+trainer = LongStep(SmallCNN(), device="cpu", optimizer=lambda params: torch.optim.Adam(params, lr=1e-3))"""
+STOPPED = r"■ stopped at epoch 2, batch 2 · trainer.result has what it reached"
+
+
+def _counts(lab: Any) -> list[str]:
+    """What stands beside each cell: `[1]:`, and `[ ]:` where it was not executed."""
+    return lab.page.locator(".jp-Notebook .jp-CodeCell .jp-InputPrompt").all_inner_texts()
+
+
+def _check_stopped(lab: Any, lab_root: Path) -> None:
+    """Let the long step end: the cell that trains ends with one line, and the one behind it is not executed."""
+    assert "trainer.result has" not in lab.page.locator(".jp-Notebook").inner_text()
+    (lab_root / "go").touch()
+    lab.wait_text(STOPPED)
+    lab.wait_no_buttons()
+    lab.page.wait_for_timeout(1000)  # what is queued would run now
+    cells = lab.page.locator(".jp-Notebook").inner_text()
+    assert "after wards" not in cells and "Traceback" not in cells
+    assert _counts(lab) == ["[1]:", "[2]:", "[ ]:"]
+
+
+def test_stop_button_of_jupyter_twice_is_shown_at_once_and_ends_run_all(lab: Any, lab_root: Path) -> None:
+    (lab_root / "go").unlink(missing_ok=True)
+    lab.open(_write(lab_root, "twice", SLOW + LONG_STEP, "trainer.run(20, *loaders)", "print('after', 'wards')"))
+    lab.command("notebook:run-all-cells")
+    lab.wait_text(r"in the long step")
+    lab.command("notebook:interrupt-kernel")
+    lab.wait_text(r"‖ pausing after this batch")
+    lab.command("notebook:interrupt-kernel")
+    lab.wait_text(r"■ stopping after this batch")
+    _shoot(lab.page, "stopping")
+    _check_stopped(lab, lab_root)
+    _shoot(lab.page, "stopped")
+
+
+def test_stop_button_of_the_view_ends_the_waiting_cell_and_run_all(lab: Any, lab_root: Path) -> None:
+    (lab_root / "go").unlink(missing_ok=True)
+    lab.open(_write(lab_root, "button", SLOW + LONG_STEP, "trainer.run(20, *loaders)", "print('after', 'wards')"))
+    lab.command("notebook:run-all-cells")
+    lab.wait_text(r"in the long step")
+    _press(lab, "Stop")
+    lab.wait_text(r"■ stopping after this batch")
+    _check_stopped(lab, lab_root)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("version", ["7", "6"])
 def test_buttons_in_the_background(lab: Any, lab_root: Path, version: str) -> None:

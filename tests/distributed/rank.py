@@ -66,6 +66,7 @@ def train(folder: Path, *, fault: str = "", at: int = 0, batch_size: int = 8, dr
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run in the background
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fault", default="")

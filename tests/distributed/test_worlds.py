@@ -70,7 +70,7 @@ def finish(*processes: subprocess.Popen[str]) -> list[int]:
     with ended(*processes):
         outputs = [process.communicate(timeout=WAIT_S)[0] for process in processes]
     codes = [process.returncode for process in processes]
-    assert set(codes) <= {0, 128 + signal.SIGTERM}, "\n".join(outputs)
+    assert set(codes) <= {0, 128 + signal.SIGTERM, 128 + signal.SIGINT}, "\n".join(outputs)
     return codes
 
 
@@ -157,12 +157,13 @@ def test_machine_that_was_killed_and_started_again_ends_as_if_nothing_had_happen
 
 
 @pytest.mark.long
-def test_sigterm_to_one_rank_ends_all_after_the_same_batch_and_the_next_start_goes_on(
-    undisturbed: tuple[Path, list[Any]], tmp_path: Path
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_rank_ends_all_after_the_same_batch_and_the_next_start_goes_on(
+    undisturbed: tuple[Path, list[Any]], tmp_path: Path, signum: signal.Signals
 ) -> None:
     expected, options = undisturbed
     port = free_port()
-    codes = finish(task(0, port, tmp_path, *options), task(1, port, tmp_path, *options, "--fault", "SIGTERM", "--at", 5))
-    assert codes == [128 + signal.SIGTERM] * 2 and not (tmp_path / "end.pt").exists()
+    codes = finish(task(0, port, tmp_path, *options), task(1, port, tmp_path, *options, "--fault", signum.name, "--at", 5))
+    assert codes == [128 + signum] * 2 and not (tmp_path / "end.pt").exists()
     assert two(tmp_path, *options) == [0, 0]
     assert same_end(expected, tmp_path)

@@ -26,6 +26,7 @@ from nbtrain import (
     ConfigError,
     MultiGPUAddon,
     RunPaused,
+    RunStopped,
     StateManagerAddon,
     TensorLoader,
     TrainerArgs,
@@ -230,7 +231,9 @@ def test_sigterm_to_a_rank_stops_all_after_the_same_batch_and_loses_nothing() ->
 
 def test_interrupt_stops_all_after_the_same_batch_and_loses_nothing() -> None:
     trainer = make_faulty("interrupt")
-    assert trainer.run(2000, batches_of(8)["loader"]).status == "interrupted"
+    with pytest.raises(RunStopped, match=r"^stopped at epoch \d+, batch \d+ · trainer.result has what it reached$"):
+        trainer.run(2000, batches_of(8)["loader"])
+    assert trainer.result.status == "interrupted"
     assert trainer.optimizer.state[next(trainer.model.parameters())]["step"] == trainer.counts.update > 2
     trainer.fault = ""
     assert trainer.run(1, batches_of(8)["loader"]).status == "completed"

@@ -131,8 +131,9 @@ def test_cells_that_are_queued_behind_a_paused_one_do_not_run(kernel: Kernel) ->
 def test_a_second_interrupt_ends_the_run_and_saves_its_state(kernel: Kernel, tmp_path: Path) -> None:
     options = f"Steps.add_on(StateManagerAddon), log_bar=False, save_path={str(tmp_path)!r}"
     kernel.run(f"trainer = make({options})\ntrainer.presses = {{47}}\ntrainer.n_presses = 2")
-    kernel.run("result = trainer.run(3, make_loader(), make_loader())")
-    assert kernel.value("result.status, result.reason") == ("interrupted", "epoch 2, batch 8")
+    text = "stopped at epoch 2, batch 8 · trainer.result has what it reached"
+    assert kernel.error("result = trainer.run(3, make_loader(), make_loader())") == ("RunStopped", text, [f"■ {text}"])
+    assert kernel.value("trainer.result.status, trainer.result.reason") == ("interrupted", "epoch 2, batch 8")
     kernel.run("never = make(log_bar=False)\nnever.run(3, make_loader(), make_loader())")
     kernel.run(f"again = make({options})\nagain.run(3, make_loader(), make_loader(), resume='auto')")
     assert kernel.value("again.result.status, same(again, never)") == ("completed", True)

@@ -109,7 +109,7 @@ def test_every_public_class_and_schedule_of_nbtrain_is_found() -> None:
 
     refused = [name for name in nbtrain.PUBLIC if _is_refused(f"nbtrain.{name}")]
     left_out = {"AddOnError", "CheckpointError", "ConfigError", "Event", "History", "NbtrainError", "OptionError", "OutOfMemory", "Plan"}
-    left_out |= {"Progress", "RunPaused", "RunResult", "StepError", "TrainerArgs", "WorkerError", "compare", "load_run"}
+    left_out |= {"Progress", "RunPaused", "RunResult", "RunStopped", "StepError", "TrainerArgs", "WorkerError", "compare", "load_run"}
     assert set(refused) <= left_out
 
 

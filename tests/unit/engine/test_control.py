@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from samples import Regress, make_loader, make_trainer, make_valid
 from torch.utils.data import DataLoader, default_collate
 
-from nbtrain import ConfigError, OptionError, RunHandle, RunPaused, RunResult, StateManagerAddon, Trainer
+from nbtrain import ConfigError, OptionError, RunHandle, RunPaused, RunResult, RunStopped, StateManagerAddon, Trainer
 from nbtrain.engine.control import Boundary, Control
 from nbtrain.events import Event
 from nbtrain.optim.schedulers import WarmUpScheduler
@@ -168,8 +168,11 @@ def test_a_stop_in_a_validation_lets_it_end_where_a_state_is_saved(tmp_path: Pat
 def test_ctrl_c_ends_a_run_after_its_batch_and_is_python_s_own_afterwards(tmp_path: Path) -> None:
     press = lambda trainer: os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
     trainer = asking(8, press, Asks.add_on(StateManagerAddon), save_path=tmp_path)
-    result = trainer.run(3, make_loader(), make_valid())
-    assert (result.status, result.reason) == ("interrupted", "epoch 2, batch 4")
+    with pytest.raises(RunStopped) as stopped:
+        trainer.run(3, make_loader(), make_valid())
+    saved = tmp_path / "run-001" / "checkpoints" / "epoch=1-step=8.ckpt"
+    assert str(stopped.value) == f"stopped at epoch 2, batch 4 · state saved in {saved}"
+    assert (trainer.result.status, trainer.result.reason) == ("interrupted", "epoch 2, batch 4")
     assert [path.name for path in (tmp_path / "run-001" / "checkpoints").glob("epoch=1-step=8*")] == ["epoch=1-step=8.ckpt"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with pytest.raises(KeyboardInterrupt):
@@ -226,9 +229,10 @@ def test_ctrl_c_within_a_destructor_is_not_lost(moment: str, press: Callable[[],
     if moment == "loader":
         dataset = loader.dataset
         loader = DataLoader(dataset, 16, collate_fn=lambda rows: (press() if len(rows) == 6 else None, default_collate(rows))[1])
-    result = trainer.run(3, loader, make_valid())
+    with pytest.raises(RunStopped):
+        trainer.run(3, loader, make_valid())
     monkeypatch.undo()
-    assert result.status == "interrupted" and trainer.counts.epoch < 3
+    assert trainer.result.status == "interrupted" and trainer.counts.epoch < 3
     assert trainer.run(1, make_loader(), make_valid()).status == "completed"
 
 
@@ -236,7 +240,9 @@ def test_ctrl_c_while_a_run_is_prepared_ends_it_before_its_first_batch(monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "keep_source", lambda *_: os.kill(os.getpid(), signal.SIGINT))
         trainer = make_trainer()
-        result = trainer.run(3, make_loader())
+        with pytest.raises(RunStopped, match="^stopped at epoch 1, batch 1 · trainer.result has what it reached$"):
+            trainer.run(3, make_loader())
+    result = trainer.result
     assert (result.status, result.reason, trainer.counts.step) == ("interrupted", "epoch 1, batch 1", 0)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

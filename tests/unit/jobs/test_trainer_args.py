@@ -291,18 +291,35 @@ def test_compile_mode_prints_the_plan_and_trains_nothing(folder: Path, capsys: p
     assert not (folder / "checkpoints").exists()
 
 
-@pytest.mark.parametrize(("signum", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.long), (signal.SIGTERM, 143)])
-def test_a_run_that_a_signal_ends_is_saved_and_goes_on_exactly(folder: Path, signum: int, code: int) -> None:
+def quits(folder: Path, command: str, signum: int, *options: str) -> subprocess.CompletedProcess[str]:
+    """`nbtrain` with a `command` whose run sends its process group `signum` in its tenth batch, as a terminal does."""
     (folder / "quits.py").write_text(
         "import os\n\n\ndef hook(signum):\n    import lightning as L\n\n    class Quit(L.Callback):\n"
         "        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):\n"
-        "            if batch_idx == 9:\n                os.kill(os.getpid(), signum)\n\n    return Quit()\n"
+        "            if batch_idx == 9:\n                os.killpg(os.getpgrp(), signum)\n\n    return Quit()\n"
     )
     callback = ["--lightning.callbacks.0.__type", "quits.hook", "--lightning.callbacks.0.signum", str(int(signum))]
     start = "import sys, signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # tests may run in the background
-    command = [sys.executable, "-c", f"{start}; from nbtrain.cli import main; sys.exit(main())", "fit", *SMALL, *callback]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True)
+    program = [sys.executable, "-c", f"{start}; from nbtrain.cli import main; sys.exit(main())", command, *SMALL, *callback, *options]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(program, env=environment, capture_output=True, text=True, start_new_session=True)
+
+
+def test_ctrl_c_ends_the_runs_of_a_sweep_and_the_others_do_not_begin(folder: Path) -> None:
+    done = quits(folder, "sweep", signal.SIGINT, "--seed", "1,2", "-o", "out")
+    assert (done.returncode, done.stdout) == (130, "seed=1: interrupted\n"), done.stderr
+    assert done.stderr == "nbtrain: the sweep was interrupted, and nbtrain resume DIR continues each of its runs\n"
+    assert [path.name for path in (folder / "out").iterdir()] == ["seed=1"]
+
+
+@pytest.mark.parametrize(("signum", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.long), (signal.SIGTERM, 143)])
+def test_a_run_that_a_signal_ends_is_saved_and_goes_on_exactly(folder: Path, signum: int, code: int) -> None:
+    done = quits(folder, "fit", signum)
     assert done.returncode == code, done.stderr
+    if signum == signal.SIGINT:
+        saved = "checkpoints/run-001/checkpoints/epoch=0-step=3.ckpt"  # of the open window's last batch
+        assert done.stderr.splitlines()[-1] == f"nbtrain: stopped at epoch 1, batch 13 · state saved in {saved}"
+        assert "Traceback" not in done.stderr
     (run,) = (folder / "checkpoints").iterdir()
     assert load_run(run).epochs == []
     assert main(["resume", str(run), "--lightning!"]) == 0
