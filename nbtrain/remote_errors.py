@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 from ast import literal_eval
+from collections.abc import Iterator
+from contextlib import contextmanager
 from traceback import walk_tb
 from typing import Any
 
 from .errors import WorkerError
 
 # %% auto #0
-__all__ = ["RemoteTraceback", "remake", "own_error", "raise_own"]
+__all__ = ["RemoteTraceback", "remake", "own_error", "raise_own", "own_errors"]
 
 # %% ../nbs/remote_errors.ipynb #67c1161e
 _BETWEEN = re.compile(
@@ -119,3 +121,13 @@ def raise_own(error: BaseException) -> None:
     """Raise the error that a loader's worker process has raised, where `error` stands for one."""
     if (own := own_error(error)) is not None:
         raise own
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """`raise_own` for each error inside."""
+    try:
+        yield
+    except Exception as error:
+        raise_own(error)
+        raise

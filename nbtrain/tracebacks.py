@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from traceback import StackSummary, TracebackException, extract_stack, extract_tb, format_list
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import AddOnError, ConfigError
 from .remote_errors import RemoteTraceback, own_error
@@ -35,6 +35,7 @@ __all__ = [
     "ipython_shell",
     "render",
     "shorten",
+    "boundary",
 ]
 
 
@@ -267,7 +268,10 @@ def render(error: BaseException, kept: KeptTraceback, shell: Any) -> list[str]:
     return parts
 
 
-# %% ../nbs/tracebacks.ipynb #6113f10d
+# %% ../nbs/tracebacks.ipynb #55a41348
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
 class _Rendering:
     """What IPython calls to show an error."""
 
@@ -329,6 +333,20 @@ def shorten(error: Exception, function: Callable[..., Any], args: Sequence[Any],
         shown._render_traceback_ = _Rendering(shown, kept)  # pyright: ignore[reportAttributeAccessIssue]
     if own is not None:
         raise own
+
+
+def boundary(function: _Function) -> _Function:
+    """`function`, whose errors are shown as those of a checked function; its arguments are taken as they are."""
+
+    @functools.wraps(function)
+    def with_boundary(*args: Any, **given: Any) -> Any:
+        try:
+            return function(*args, **given)
+        except Exception as error:
+            shorten(error, function, args)
+            raise
+
+    return with_boundary  # pyright: ignore[reportReturnType]
 
 
 def _is_inside(frame: FrameType | None) -> bool:

@@ -24,6 +24,7 @@ from ..data.batch import is_out_of_memory, out_of_memory
 from ..data.loader import LoaderWrapper
 from .precision import CastPrecision
 from .step_module import StepModule
+from ..remote_errors import raise_own
 
 # %% auto #0
 __all__ = [
@@ -210,6 +211,9 @@ class _DirectFetcher:
             batch = next(self.batches)
         except StopIteration:
             self.done = fetcher.done = True
+            raise
+        except Exception as error:
+            raise_own(error)
             raise
         index = fetcher.fetched
         fetcher.fetched = n = index + 1

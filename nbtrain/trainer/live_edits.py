@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from ..addons.scheduler import scale_schedules
 from ..annotations import checked
+from ..tracebacks import boundary
 from ..engine.callback import notify
 from ..engine.control import Boundary
 from ..engine.lean_training import LeanEpochLoop
@@ -176,6 +177,7 @@ def change_class(trainer: TrainerBase, steps: type[TrainerBase]) -> None:
 class TrainerControls(TrainerBase):
     """What a person does to a run that is on."""
 
+    @boundary
     def pause(self) -> None:
         """Pause the run between two batches, and wait until it has. Called in a step or in a callback it returns at once.
 
@@ -206,6 +208,7 @@ class TrainerControls(TrainerBase):
                 self.view.show(once=True)
             return handle.wait()
 
+    @boundary
     def stop(self) -> RunResult | None:
         """End the run between two batches, and wait until it has ended; its state is saved where a StateManagerAddon is there.
 
@@ -216,12 +219,14 @@ class TrainerControls(TrainerBase):
             self.handle.join()
         return self.result
 
+    @boundary
     def set(self, **options: Any) -> None:
         """Change options of the optimizer between two batches: `set(lr=1e-4)`. The schedule is scaled with the learning rate."""
         check_options(self.optimizer, options)
         if not self.control.request_elsewhere("set", **options):
             set_options(self, options)
 
+    @boundary
     def validate_now(self) -> dict[str, float] | None:
         """Validate between two batches, in a run with a `valid_loader`. Returns the metrics.
 
@@ -229,6 +234,7 @@ class TrainerControls(TrainerBase):
         """
         return None if self.control.request_elsewhere("validate_now") else validate_now(self)
 
+    @boundary
     def show(self) -> None:
         """Show the newest run once more, here: live while it is on."""
         if isinstance(self.view, NotebookView):
@@ -236,6 +242,7 @@ class TrainerControls(TrainerBase):
         else:
             print(repr(self.train_state.history))
 
+    @boundary
     def free(self) -> None:
         """Release the batch and the gradients that a failed run's traceback holds; `%debug` works no more.
 

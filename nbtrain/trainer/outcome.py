@@ -87,6 +87,7 @@ class RunOutcome:
             interrupted, place = isinstance(error, KeyboardInterrupt), self.trainer.recorder.place
             if not interrupted:
                 name_place(error, place)
+                self.trainer.keep_traceback(error)
             self.finish("interrupted" if interrupted else "failed", _reason(error, place))
             raise
 

@@ -18,6 +18,7 @@ from threading import Thread, current_thread
 import torch
 
 from ..annotations import checked
+from ..tracebacks import boundary
 from ..engine.control import Control, Leave
 from ..errors import ConfigError, RunPaused
 from ..history.history import RunResult
@@ -157,6 +158,7 @@ class RunHandle:
         with handles_signals((signal.SIGINT,), lambda signum: self._thread.interrupt()):
             yield
 
+    @boundary
     def join(self) -> None:
         """Wait until the run is over, however it ends."""
         self.refuse_in_run("join")
@@ -172,6 +174,7 @@ class RunHandle:
         if self._thread.is_current:
             raise ConfigError(f"{name}() in a step or a callback would wait for its own run.", remedy="Call it in the cell or the script.")
 
+    @boundary
     def pause(self) -> None:
         """Request a pause at the end of the running batch."""
         self._control.pause()
