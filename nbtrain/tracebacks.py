@@ -28,6 +28,7 @@ __all__ = [
     "KeptTraceback",
     "kept_traceback",
     "TracebackKeeper",
+    "keep_traceback",
     "print_last",
     "user_entries",
     "hidden_line",
@@ -117,16 +118,17 @@ class TracebackKeeper:
 
     last_traceback: KeptTraceback | None = None
 
-    def keep_traceback(self, error: BaseException, caller: FrameType | None = None) -> None:
-        """Keep the whole traceback of `error` as text."""
-        if (kept := kept_traceback(error)) is not None:
-            kept.has_trainer = True
-            kept.update(error, caller)
-            self.last_traceback = kept
-
     def traceback(self) -> None:
         """Print the whole traceback of the newest error, with the frames that a notebook hides."""
         print(self.last_traceback.text.rstrip() if self.last_traceback is not None else "No error so far.")
+
+
+def keep_traceback(keeper: TracebackKeeper, error: BaseException, caller: FrameType | None = None) -> None:
+    """Let `keeper` show the whole traceback of `error`, which was caught in a function that `caller` has called."""
+    if (kept := kept_traceback(error)) is not None:
+        kept.has_trainer = True
+        kept.update(error, caller)
+        keeper.last_traceback = kept
 
 
 def print_last() -> None:
@@ -237,6 +239,8 @@ def _parts(error: BaseException, entries: Sequence[TracebackType], context: int,
     for cause, how in _causes(error):
         before = [*_format(cause, user_entries(cause.__traceback__), context, shell), f"\n{how}\n", *before]
     parts = _format(error, entries, context, shell)
+    if before and set(_ANSI.sub("", parts[0]).strip()) == {"-"}:  # one line on top is enough
+        parts = parts[1:]
     name = type(error).__name__
     at = next((i for i in reversed(range(len(parts))) if _ANSI.sub("", parts[i]).lstrip().startswith(name)), len(parts) - 1)
     return [*before, *parts[:at], *lines, *parts[at:]]
@@ -326,7 +330,7 @@ def shorten(error: Exception, function: Callable[..., Any], args: Sequence[Any],
     shown = own or error
     shell = shell or ipython_shell()
     if (keeper := _keeper(function, args)) is not None:
-        keeper.keep_traceback(shown, caller)
+        keep_traceback(keeper, shown, caller)
     if shell is not None and not hasattr(type(shown), "_render_traceback_") and (kept := kept_traceback(shown)) is not None:
         kept.update(shown, caller)
         _hide(shown, kept)

@@ -18,6 +18,7 @@ from ..engine.control import State
 from ..errors import CheckpointError, ConfigError, NbtrainError, add_note, first_line
 from ..events import Status
 from ..history.history import ResultMetrics, Row, RunResult
+from ..tracebacks import keep_traceback
 
 if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
@@ -87,7 +88,7 @@ class RunOutcome:
             interrupted, place = isinstance(error, KeyboardInterrupt), self.trainer.recorder.place
             if not interrupted:
                 name_place(error, place)
-                self.trainer.keep_traceback(error)
+                keep_traceback(self.trainer, error)
             self.finish("interrupted" if interrupted else "failed", _reason(error, place))
             raise
 
