@@ -101,16 +101,9 @@ def _remote_causes(error: BaseException) -> list[RemoteTraceback]:
     return [error.__cause__] if isinstance(error.__cause__, RemoteTraceback) else []
 
 
-def kept_traceback(error: BaseException) -> KeptTraceback | None:
-    """What is kept of `error`; None for an error that takes no attributes."""
-    kept = getattr(error, "_nbtrain_traceback", None)
-    if not isinstance(kept, KeptTraceback):
-        kept = KeptTraceback()
-        try:
-            error._nbtrain_traceback = kept  # pyright: ignore[reportAttributeAccessIssue]
-        except (AttributeError, TypeError):
-            return None
-    return kept
+def kept_traceback(error: BaseException) -> KeptTraceback:
+    """What is kept of `error`, in its `__dict__`: a frozen dataclass refuses attributes."""
+    return vars(error).setdefault("_nbtrain_traceback", KeptTraceback())
 
 
 class TracebackKeeper:
@@ -125,22 +118,21 @@ class TracebackKeeper:
 
 def keep_traceback(keeper: TracebackKeeper, error: BaseException, caller: FrameType | None = None) -> None:
     """Let `keeper` show the whole traceback of `error`, which was caught in a function that `caller` has called."""
-    if (kept := kept_traceback(error)) is not None:
-        kept.has_trainer = True
-        kept.update(error, caller)
-        keeper.last_traceback = kept
+    keeper.last_traceback = kept = kept_traceback(error)
+    kept.has_trainer = True
+    kept.update(error, caller)
 
 
 def print_last() -> None:
     """Print the whole traceback of the last error that a cell has shown."""
     kept = getattr(getattr(sys, "last_value", None), "_nbtrain_traceback", None)
-    print(kept.text.rstrip() if isinstance(kept, KeptTraceback) and kept.text else "No frames of the last error were hidden.")
+    print(kept.text.rstrip() if kept is not None and kept.text else "No frames of the last error were hidden.")
 
 
 # %% ../nbs/tracebacks.ipynb #2bf685b7
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _N_LINES, _N_LINES_OF_ARGUMENT = 30, 12  # the most that is shown
-_CONTEXTS = (5, 3, 1)  # lines of source for each frame
+_CONTEXTS = (5, 3, 2)  # lines of source for each frame
 
 
 def _entries(tb: TracebackType | None) -> Iterator[TracebackType]:
@@ -212,12 +204,15 @@ def _is_raised_by_user(error: BaseException) -> bool:
 
 def _format(error: BaseException, entries: Sequence[TracebackType], context: int, shell: Any) -> list[str]:
     """`error` with these entries as IPython formats it, without its causes."""
-    links = error.__cause__, error.__context__, error.__suppress_context__
-    error.__cause__ = error.__context__ = None
+    names = ("__cause__", "__context__", "__suppress_context__")
+    links = [getattr(error, name) for name in names]
+    for name in names[:2]:
+        object.__setattr__(error, name, None)  # past a frozen dataclass
     try:
         return shell.InteractiveTB.structured_traceback(type(error), error, _chain(entries), 0, context)
     finally:
-        error.__cause__, error.__context__, error.__suppress_context__ = links
+        for name, link in zip(names, links):
+            object.__setattr__(error, name, link)
 
 
 def _remote_lines(error: BaseException, shell: Any) -> list[str]:
@@ -258,7 +253,7 @@ def render(error: BaseException, kept: KeptTraceback, shell: Any) -> list[str]:
     lines = _remote_lines(error, shell)
     if kept.hidden and not is_argument:
         lines.append(hidden_line(kept.hidden, has_trainer=kept.has_trainer))
-    most = _N_LINES_OF_ARGUMENT if is_argument else _N_LINES
+    most = _N_LINES_OF_ARGUMENT if is_argument and not _causes(error) else _N_LINES
     parts: list[str] = []
     for context in _CONTEXTS:
         parts = _parts(error, entries, context, shell, lines)
@@ -331,10 +326,11 @@ def shorten(error: Exception, function: Callable[..., Any], args: Sequence[Any],
     shell = shell or ipython_shell()
     if (keeper := _keeper(function, args)) is not None:
         keep_traceback(keeper, shown, caller)
-    if shell is not None and not hasattr(type(shown), "_render_traceback_") and (kept := kept_traceback(shown)) is not None:
+    if shell is not None and not hasattr(type(shown), "_render_traceback_"):
+        kept = kept_traceback(shown)
         kept.update(shown, caller)
         _hide(shown, kept)
-        shown._render_traceback_ = _Rendering(shown, kept)  # pyright: ignore[reportAttributeAccessIssue]
+        vars(shown)["_render_traceback_"] = _Rendering(shown, kept)
     if own is not None:
         raise own
 
