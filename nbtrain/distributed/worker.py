@@ -43,7 +43,8 @@ __all__ = ["dumps", "loads", "Task", "Failure", "describe_failure", "Terminated"
 def dumps(value: Any) -> bytes:
     """Pickle `value`, with the classes and functions that are in no module."""
     file = io.BytesIO()
-    torch.save(value, file, pickle_module=cloudpickle)
+    # Not the usual protocol 2, which knows an OSError and no FileNotFoundError
+    torch.save(value, file, pickle_module=cloudpickle, pickle_protocol=4)
     return file.getvalue()
 
 
@@ -104,7 +105,8 @@ def _pickled(error: BaseException) -> bytes | None:
     for make in (lambda: error, lambda: _with_notes(remake(type(error), str(error)), error)):
         try:
             data = dumps(make())
-            if str(loads(data)) == str(error):
+            again = loads(data)
+            if str(again) == str(error) and type(again).__name__ == type(error).__name__:
                 return data
         except Exception:
             continue
