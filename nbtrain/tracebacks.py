@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -103,7 +104,7 @@ def _remote_causes(error: BaseException) -> list[RemoteTraceback]:
 
 def kept_traceback(error: BaseException) -> KeptTraceback:
     """What is kept of `error`, in its `__dict__`: a frozen dataclass refuses attributes."""
-    return vars(error).setdefault("_nbtrain_traceback", KeptTraceback())
+    return vars(error).setdefault("nbtrain_traceback", KeptTraceback())
 
 
 class TracebackKeeper:
@@ -125,7 +126,7 @@ def keep_traceback(keeper: TracebackKeeper, error: BaseException, caller: FrameT
 
 def print_last() -> None:
     """Print the whole traceback of the last error that a cell has shown."""
-    kept = getattr(getattr(sys, "last_value", None), "_nbtrain_traceback", None)
+    kept = getattr(getattr(sys, "last_value", None), "nbtrain_traceback", None)
     print(kept.text.rstrip() if kept is not None and kept.text else "No frames of the last error were hidden.")
 
 
@@ -198,7 +199,7 @@ def _causes(error: BaseException) -> list[tuple[BaseException, str]]:
 
 def _is_raised_by_user(error: BaseException) -> bool:
     """Has the user's code raised `error` itself?"""
-    kept, entries = getattr(error, "_nbtrain_traceback", None), list(_entries(error.__traceback__))
+    kept, entries = getattr(error, "nbtrain_traceback", None), list(_entries(error.__traceback__))
     return bool(entries) and not _library(entries[-1]) and not (isinstance(kept, KeptTraceback) and kept.is_of_library)
 
 
@@ -318,7 +319,8 @@ def shorten(error: Exception, function: Callable[..., Any], args: Sequence[Any],
     Outside IPython its traceback is kept as text, where `args` begin with a trainer, and stays as it is. Raises the error of a loader's
     worker process in place of one that stands for it.
     """
-    caller: FrameType | None = sys._getframe(1).f_back
+    here = inspect.currentframe()
+    caller = here.f_back.f_back if here is not None and here.f_back is not None else None
     if _is_inside(caller):
         return
     own = own_error(error)

@@ -14,6 +14,7 @@ import lightning as L
 import yaml
 
 from ..annotations import checked
+from ..tracebacks import boundary
 from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, translate_fields
 from ..compat.module_names import translate_addons
 from ..config.compute_plan import accumulation, plan_compute
@@ -126,12 +127,14 @@ class TrainerArgs(NnScalerFields, Settings):
         return text
 
     # -- what it makes
+    @boundary
     def check(self) -> None:
         """Import all that is named, and raise one ConfigError with all that can't work. No data is touched."""
         problems = Problems()
         check_settings(self, self._source, problems)
         problems.raise_any()
 
+    @boundary
     def plan(self) -> str:
         """What a run would be, in a few lines."""
         return _plan_text(self)
@@ -141,6 +144,7 @@ class TrainerArgs(NnScalerFields, Settings):
         """What training takes on each device, and the strategy that fits. `memory_gb`: the memory of a device, else this machine's."""
         return estimate_devices(self, self._source, memory_gb)
 
+    @boundary
     def build(self) -> Job:
         """Make trainer and loaders. Raises ConfigError with all that can't work, before any data is touched."""
         self.check()
@@ -148,6 +152,7 @@ class TrainerArgs(NnScalerFields, Settings):
         keeper.trainer = (job := build(self, self._source, [keeper])).trainer
         return job
 
+    @boundary
     def run(self) -> RunResult | None:
         """Train. With `run_mode: compile` it only checks, and prints the plan."""
         if self.run_mode == "compile":

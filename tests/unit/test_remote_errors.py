@@ -119,9 +119,7 @@ def test_every_way_to_read_a_loader_raises_the_workers_own_error(use: str) -> No
     if use == "lightning's loops":
         trainer.lean_loops = False
     with pytest.raises(IndexError) as raised:
-        getattr(trainer, use)(*([1] if use in ("run", "lightning's loops") else []), loader) if use != "lightning's loops" else trainer.run(
-            1, loader
-        )
+        trainer.run(1, loader) if use in ("run", "lightning's loops") else getattr(trainer, use)(loader)
     assert str(raised.value) == "list index out of range"
     assert isinstance(raised.value.__cause__, RemoteTraceback) and "in bad_collate\n" in str(raised.value.__cause__)
 
