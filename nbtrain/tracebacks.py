@@ -319,8 +319,7 @@ def shorten(error: Exception, function: Callable[..., Any], args: Sequence[Any],
     Outside IPython its traceback is kept as text, where `args` begin with a trainer, and stays as it is. Raises the error of a loader's
     worker process in place of one that stands for it.
     """
-    here = inspect.currentframe()
-    caller = here.f_back.f_back if here is not None and here.f_back is not None else None
+    caller = _caller(3)
     if _is_inside(caller):
         return
     own = own_error(error)
@@ -349,6 +348,14 @@ def boundary(function: _Function) -> _Function:
             raise
 
     return with_boundary  # pyright: ignore[reportReturnType]
+
+
+def _caller(n: int) -> FrameType | None:
+    """The frame `n` calls above this one. A function that kept its own frame would keep all that it holds."""
+    frame = inspect.currentframe()
+    for _ in range(n):
+        frame = frame.f_back if frame is not None else None
+    return frame
 
 
 def _is_inside(frame: FrameType | None) -> bool:
