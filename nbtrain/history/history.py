@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..annotations import checked
-from ..tracebacks import boundary
 from ..compat.result_keys import result_of
 from ..events import Event, MonitorMode, Progress, Status
 from ..views import html, plots, text
@@ -290,7 +289,6 @@ class History(MeasuredRows):
         """The rows of which `best` is one: all validations for a metric of theirs, else the epochs."""
         return text.candidates(self.epochs, self.validations, self.monitor)
 
-    @boundary
     def plot(self) -> Figure:
         """The curves by epoch as a matplotlib figure."""
         return plots.curves(self.epochs, self.best, self.marks)
