@@ -126,15 +126,12 @@ class TrainerArgs(NnScalerFields, Settings):
             Path(path).write_text(text, encoding="utf-8")
         return text
 
-    # -- what it makes
     @boundary
     def check(self) -> None:
         """Import all that is named, and raise one ConfigError with all that can't work. No data is touched."""
-        problems = Problems()
-        check_settings(self, self._source, problems)
+        check_settings(self, self._source, problems := Problems())
         problems.raise_any()
 
-    @boundary
     def plan(self) -> str:
         """What a run would be, in a few lines."""
         return _plan_text(self)
@@ -155,11 +152,10 @@ class TrainerArgs(NnScalerFields, Settings):
     @boundary
     def run(self) -> RunResult | None:
         """Train. With `run_mode: compile` it only checks, and prints the plan."""
-        if self.run_mode == "compile":
-            self.check()
-            print(self.plan())
-            return None
-        return self.build().run()
+        if self.run_mode != "compile":
+            return self.build().run()
+        self.check()
+        print(self.plan())
 
     @property
     def _source(self) -> Document:
