@@ -141,7 +141,6 @@ class TrainerArgs(NnScalerFields, Settings):
         """What training takes on each device, and the strategy that fits. `memory_gb`: the memory of a device, else this machine's."""
         return estimate_devices(self, self._source, memory_gb)
 
-    @boundary
     def build(self) -> Job:
         """Make trainer and loaders. Raises ConfigError with all that can't work, before any data is touched."""
         self.check()
@@ -152,10 +151,11 @@ class TrainerArgs(NnScalerFields, Settings):
     @boundary
     def run(self) -> RunResult | None:
         """Train. With `run_mode: compile` it only checks, and prints the plan."""
-        if self.run_mode != "compile":
-            return self.build().run()
-        self.check()
-        print(self.plan())
+        if self.run_mode == "compile":
+            self.check()
+            print(self.plan())
+            return None
+        return self.build().run()
 
     @property
     def _source(self) -> Document:
