@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from .errors import ConfigError, nearest
+from .tracebacks import shorten
 
 # %% auto #0
 __all__ = ["Misfit", "find_misfit", "find_item_misfit", "describe", "check_values", "read_hint", "parameter_hints", "checked"]
@@ -208,14 +209,21 @@ def checked(function: _Function) -> _Function:
     def read() -> tuple[inspect.Signature, dict[str, Any]]:
         return inspect.signature(function), parameter_hints(function)
 
-    @wraps(function)
-    def with_check(*args: Any, **given: Any) -> Any:
+    def check_call(args: tuple[Any, ...], given: dict[str, Any]) -> None:
         signature, hints = read()
         try:
             values = signature.bind_partial(*args, **given).arguments
         except TypeError:  # an unknown argument, which the call itself names
-            return function(*args, **given)
+            return
         check_values(values, hints)
-        return function(*args, **given)
+
+    @wraps(function)
+    def with_check(*args: Any, **given: Any) -> Any:
+        try:
+            check_call(args, given)
+            return function(*args, **given)
+        except Exception as error:
+            shorten(error, function, args)
+            raise
 
     return with_check  # pyright: ignore[reportReturnType]

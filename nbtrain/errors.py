@@ -5,7 +5,6 @@
 # %% ../nbs/errors.ipynb #4e41cd24
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -98,10 +97,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 # %% ../nbs/errors.ipynb #d9232cad
 def add_note(error: BaseException, text: str) -> None:
     """Add `text` to what Python prints below `error`; on Python 3.10 it is kept in `__notes__`, and not printed."""
-    if sys.version_info >= (3, 11):
-        error.add_note(text)
-    else:
-        vars(error).setdefault("__notes__", []).append(text)
+    vars(error).setdefault("__notes__", []).append(text)  # as `add_note` does, and also where a frozen dataclass refuses attributes
 
 
 # %% ../nbs/errors.ipynb #848f563e

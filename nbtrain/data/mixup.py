@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..errors import StepError
+from ..tracebacks import boundary
 
 # %% auto #0
 __all__ = ["mixup", "cutmix"]
@@ -34,6 +35,7 @@ def _mixed_labels(y: Tensor, partner: Tensor, share: float, n_classes: int | Non
     return torch.lerp(y[partner], y, share)
 
 
+@boundary
 def mixup(batch: tuple[Tensor, Tensor], alpha: float = 0.2, *, n_classes: int | None = None) -> tuple[Tensor, Tensor]:
     """Mix each sample of `batch`, inputs (B, ...) and labels (B, ...), with another one: Zhang et al. 2018.
 
@@ -47,6 +49,7 @@ def mixup(batch: tuple[Tensor, Tensor], alpha: float = 0.2, *, n_classes: int | 
 
 
 # %% ../../nbs/data/mixup.ipynb #5fc16fb1
+@boundary
 def cutmix(batch: tuple[Tensor, Tensor], alpha: float = 1.0, *, n_classes: int | None = None) -> tuple[Tensor, Tensor]:
     """Put a box of another image into each image of `batch`, inputs (B, C, H, W): Yun et al. 2019.
 

@@ -30,7 +30,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from ..history.user_code import is_user_file, is_user_module
+from ..errors import add_note
+from ..history.user_code import is_user_module
+from ..remote_errors import own_error, remake
+from ..tracebacks import user_frames
 
 # %% auto #0
 __all__ = ["dumps", "loads", "Task", "Failure", "describe_failure", "Terminated", "Channel", "LateReduce", "Agreement", "Rank", "main"]
@@ -40,7 +43,8 @@ __all__ = ["dumps", "loads", "Task", "Failure", "describe_failure", "Terminated"
 def dumps(value: Any) -> bytes:
     """Pickle `value`, with the classes and functions that are in no module."""
     file = io.BytesIO()
-    torch.save(value, file, pickle_module=cloudpickle)
+    # Not the usual protocol 2, which knows an OSError and no FileNotFoundError
+    torch.save(value, file, pickle_module=cloudpickle, pickle_protocol=4)
     return file.getvalue()
 
 
@@ -74,6 +78,7 @@ class Failure:
     kind: str
     text: str
     frames: str  # of the user's code, as in a traceback
+    traceback: str  # the whole of it
     error: bytes | None
     lost_peer: bool
 
@@ -86,21 +91,32 @@ _LOST_PEER = re.compile("gloo|NCCL|Connection (closed|reset|refused)|Broken pipe
 
 def describe_failure(error: BaseException, rank: int) -> Failure:
     """Describe `error`, which this rank has just caught."""
-    frames = list(traceback.extract_tb(error.__traceback__))
-    users = [frame for frame in frames if is_user_file(frame.filename)]
+    error = own_error(error) or error
+    last = traceback.extract_tb(error.__traceback__)[-3:]
     text = str(error)
     lost = isinstance(error, dist.DistError) or (type(error) in (RuntimeError, ConnectionError) and bool(_LOST_PEER.search(text)))
-    shown = "".join(traceback.format_list(users or frames[-3:]))
-    return Failure(rank, time.monotonic(), type(error).__name__, text, shown, _pickled(error), lost)
+    shown = user_frames(error) or "".join(traceback.format_list(last))
+    whole = "".join(traceback.format_exception(error))
+    return Failure(rank, time.monotonic(), type(error).__name__, text, shown, whole, _pickled(error), lost)
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """The exception, if it is the same after pickling; many are not."""
-    try:
-        data = dumps(error)
-        return data if str(loads(data)) == str(error) else None
-    except Exception:
-        return None
+    """The exception, or where it is another one after pickling, as many are, one of its class with its text; None where that can't be."""
+    for make in (lambda: error, lambda: _with_notes(remake(type(error), str(error)), error)):
+        try:
+            data = dumps(make())
+            again = loads(data)
+            if str(again) == str(error) and type(again).__name__ == type(error).__name__:
+                return data
+        except Exception:
+            continue
+    return None
+
+
+def _with_notes(made: BaseException, error: BaseException) -> BaseException:
+    for note in getattr(error, "__notes__", []):
+        add_note(made, note)
+    return made
 
 
 # %% ../../nbs/distributed/worker.ipynb #93b4b077

@@ -36,6 +36,7 @@ from ..errors import WorkerError, add_note
 from ..history.redaction import environment_variables
 from ..history.source_code import reach
 from ..history.source_file import cells
+from ..remote_errors import RemoteTraceback
 
 # %% auto #0
 __all__ = ["OnMessage", "pack", "same_libraries", "Pool", "Launch"]
@@ -269,7 +270,7 @@ class _Outcome:
         if isinstance(cause, int):
             workers[cause].read_rest()
             raise _death(cause, self.exit_codes[cause], "".join(workers[cause].last_output))
-        reported = WorkerError(f"Rank {cause.rank} raised {cause}", where=f"\n{cause.frames.rstrip()}")
+        reported = RemoteTraceback(f"Rank {cause.rank} raised {cause}", f"rank {cause.rank}", cause.traceback, cause.frames)
         if cause.error is None:
             raise reported
         error = loads(cause.error)

@@ -20,6 +20,7 @@ from typing_extensions import dataclass_transform
 from ..annotations import check_values, read_hint
 from .protocol import EventSink, TrainerProtocol
 from ..errors import AddOnError, OptionError, nearest
+from ..tracebacks import shorten
 
 # %% auto #0
 __all__ = ["Phase", "TrainStep", "options", "AddOnBase", "precedes", "ordered"]
@@ -60,15 +61,22 @@ def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
         spaces = {name: vars(sys.modules[_claimant(addon, name).__module__]) for name in options(addon)}
         return {name: read_hint(field.type, spaces[name]) for name, field in options(addon).items()}
 
-    @wraps(init)
-    def checked(self: AddOnBase, *args: Any, **given: Any) -> None:
+    def check_call(args: tuple[Any, ...], given: dict[str, Any]) -> None:
         known = list(options(addon))
         for name in given.keys() - set(known):
             raise OptionError(f"{addon.__name__} takes no option {name!r}.", remedy=nearest(name, known))
         if args:
             raise OptionError(f"{addon.__name__} takes options by name, got {args[0]!r}.", remedy=f"Known are: {', '.join(known)}.")
         check_values(given, hints())
-        init(self, **given)
+
+    @wraps(init)
+    def checked(self: AddOnBase, *args: Any, **given: Any) -> None:
+        try:
+            check_call(args, given)
+            init(self, **given)
+        except Exception as error:
+            shorten(error, init, (self,))
+            raise
 
     return checked
 

@@ -25,6 +25,7 @@ from ..data.loader import LoaderWrapper
 from ..data.resumable_loader import ResumableLoader
 from .precision import CastPrecision
 from .step_module import StepModule
+from ..remote_errors import raise_own
 from .step_snapshot import RandomSnapshot
 
 if TYPE_CHECKING:
@@ -216,6 +217,9 @@ class _DirectFetcher:
             batch = next(self.batches)
         except StopIteration:
             self.done = fetcher.done = True
+            raise
+        except Exception as error:
+            raise_own(error)
             raise
         index = fetcher.fetched
         fetcher.fetched = n = index + 1

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
 import sys
-import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
+
+from ..tracebacks import library_of, own_folder
 
 # %% auto #0
 __all__ = [
@@ -76,19 +75,6 @@ def name_of(item: Any) -> str:
 
 
 # %% ../../nbs/history/user_code.ipynb #84f234a7
-@functools.cache
-def _library_folders() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    return tuple(sorted({str(Path(paths[name]).resolve()) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}))
-
-
-@functools.cache
-def _own_folder() -> str:
-    spec = importlib.util.find_spec("nbtrain")
-    assert spec is not None and spec.origin is not None
-    return str(Path(spec.origin).resolve().parent) + os.sep
-
-
 def is_generated(file: str) -> bool:
     """Is `file` neither a file nor a cell, but a name that a library or `exec` gives to generated code?"""
     return file.startswith("<") and not file.startswith(("<ipython-input", "<python-input"))
@@ -97,11 +83,9 @@ def is_generated(file: str) -> bool:
 @functools.cache
 def is_user_file(file: str) -> bool:
     """Is the file or cell `file` the user's, and not installed?"""
-    file = file if file.startswith("<") else str(Path(file).resolve())
-    if file.startswith(_own_folder()):
-        return file.startswith(_own_folder() + "examples")
-    installed = any(f"{os.sep}{name}{os.sep}" in file for name in ("site-packages", "dist-packages"))
-    return not installed and not file.startswith(("<frozen", *_library_folders()))
+    if file.startswith("<"):
+        return not file.startswith("<frozen")
+    return not library_of(file) or str(Path(file).resolve()).startswith(own_folder() + "examples")
 
 
 def is_user_module(name: str) -> bool:

@@ -14,6 +14,7 @@ import lightning as L
 import yaml
 
 from ..annotations import checked
+from ..tracebacks import boundary
 from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, translate_fields
 from ..compat.module_names import translate_addons
 from ..config.compute_plan import accumulation, plan_compute
@@ -125,11 +126,10 @@ class TrainerArgs(NnScalerFields, Settings):
             Path(path).write_text(text, encoding="utf-8")
         return text
 
-    # -- what it makes
+    @boundary
     def check(self) -> None:
         """Import all that is named, and raise one ConfigError with all that can't work. No data is touched."""
-        problems = Problems()
-        check_settings(self, self._source, problems)
+        check_settings(self, self._source, problems := Problems())
         problems.raise_any()
 
     def plan(self) -> str:
@@ -148,6 +148,7 @@ class TrainerArgs(NnScalerFields, Settings):
         keeper.trainer = (job := build(self, self._source, [keeper])).trainer
         return job
 
+    @boundary
     def run(self) -> RunResult | None:
         """Train. With `run_mode: compile` it only checks, and prints the plan."""
         if self.run_mode == "compile":

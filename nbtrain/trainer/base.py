@@ -32,6 +32,7 @@ from ..events import Event, MonitorMode
 from ..history.history import History, RunResult
 from ..history.run_folder import open_run_folder
 from ..optim.schedulers import Scheduler
+from ..tracebacks import TracebackKeeper
 from .best_weights import BestWeights
 from .compose import Composable, given_addons, new_instance, written_class
 from .lightning_args import lightning_args
@@ -127,7 +128,7 @@ class TrainerArguments(TrainerSteps):
 
 
 # %% ../../nbs/trainer/base.ipynb #80acdc97
-class TrainerBase(TrainerArguments):
+class TrainerBase(TrainerArguments, TracebackKeeper):
     """A trainer as a run sees it: arguments, state, and what Lightning is given. `Trainer` adds what people call."""
 
     def _begin_state(self) -> None:
@@ -141,6 +142,7 @@ class TrainerBase(TrainerArguments):
         self.run_dir: Path | None = None
         self.made_in = Path.cwd()  # where a relative save_path begins, wherever the process goes later
         self.result: RunResult | None = None
+        self.last_traceback = None
         self.ran: Ran | None = None  # what the newest training run was given
         self.resumed = False  # was a state loaded since the last run?
         self.parent: str | None = None  # the checkpoint from which the next run continues, where that is a new run

@@ -19,6 +19,7 @@ from ..addons.hooks import HooksAddon
 from ..addons.non_finite import NonFiniteAddon
 from ..addons.scheduler import SchedulerAddon
 from ..annotations import checked
+from ..tracebacks import boundary
 from ..engine.addon import AddOnBase, options, ordered
 from ..engine.addon_instance import copy_addon, is_same, join_options, merge_instances
 from ..errors import AddOnError, OptionError, nearest
@@ -230,6 +231,7 @@ class Composable(AddonCommands):
     @classmethod
     def add_on(cls: type[TrainerType], *addons: type[AddOnBase] | AddOnBase) -> TrainerFactory[TrainerType]: ...
     @classmethod
+    @boundary
     def add_on(cls: type[TrainerType], *addons: type[AddOnBase] | AddOnBase) -> type[TrainerType] | TrainerFactory[TrainerType]:
         """This class with `addons`. The same addons, in any order, give the same class.
 
@@ -238,6 +240,7 @@ class Composable(AddonCommands):
         """
         return compose(cls, addons)
 
+    @boundary
     def __getitem__(self, addon: type[AddOnType]) -> AddOnType:
         """The addon of this class, or of a subclass: `trainer[GradientClipAddon]`."""
         found = [own for own in self._addons.values() if isinstance(own, addon)]

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..annotations import checked
+from ..tracebacks import boundary
 from ..data.batch import to_device
 from ..data.loader import BatchList, as_loader
 from ..distributed.devices import device_args
@@ -143,6 +144,7 @@ def _measure(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, float]:
 class TrainerEvaluation(TrainerBase):
     """What a trainer does with a loader or a batch beside a run."""
 
+    @boundary
     def run_batch(self, batch: Any) -> dict[str, Any]:
         """Train, or in mode "test" evaluate, on one batch. It counts as a step and as no epoch. Returns what the step returned."""
         return run_batch(self, batch)
@@ -180,6 +182,7 @@ class TrainerEvaluation(TrainerBase):
         """`test_step`'s "output" for each batch of `loader`, on the CPU. Mode, logs, metrics and history are as before."""
         return collect(self, loader, self._test_output)
 
+    @boundary
     def predict(self, x: Any) -> Any:
         """The model's output for a tensor, or `test_step`'s "output" for a batch; for a loader those of its batches, joined.
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from ..addons.scheduler import scale_schedules
 from ..annotations import checked
+from ..tracebacks import boundary
 from ..engine.callback import notify
 from ..engine.control import Boundary
 from ..engine.error_guard import Failure
@@ -145,6 +146,7 @@ def _validate(trainer: TrainerProtocol, at: Boundary | None) -> dict[str, float]
 class TrainerControls(TrainerBase):
     """What a person does to a run that is on."""
 
+    @boundary
     def pause(self) -> None:
         """Pause the run between two batches, and wait until it has. Called in a step or in a callback it returns at once.
 
@@ -195,6 +197,7 @@ class TrainerControls(TrainerBase):
         """What has failed, and where, in a run that an error has paused: the error, the batch, the variables of the step."""
         return self.control.failure
 
+    @boundary
     def stop(self) -> RunResult | None:
         """End the run between two batches, and wait until it has ended; its state is saved where a StateManagerAddon is there.
 
@@ -205,12 +208,14 @@ class TrainerControls(TrainerBase):
             self.handle.join()
         return self.result
 
+    @boundary
     def set(self, **options: Any) -> None:
         """Change options of the optimizer between two batches: `set(lr=1e-4)`. The schedule is scaled with the learning rate."""
         check_options(self.optimizer, options)
         if not self.control.request_elsewhere("set", **options):
             set_options(self, options)
 
+    @boundary
     def validate_now(self) -> dict[str, float] | None:
         """Validate between two batches, in a run with a `valid_loader`. Returns the metrics.
 
@@ -218,6 +223,7 @@ class TrainerControls(TrainerBase):
         """
         return None if self.control.request_elsewhere("validate_now") else validate_now(self)
 
+    @boundary
     def show(self) -> None:
         """Show the newest run once more, here: live while it is on."""
         if isinstance(self.view, NotebookView):
@@ -225,6 +231,7 @@ class TrainerControls(TrainerBase):
         else:
             print(repr(self.train_state.history))
 
+    @boundary
     def free(self) -> None:
         """Release the batch and the gradients that a failed run's traceback holds; `%debug` works no more.
 

@@ -19,6 +19,7 @@ from ..errors import CheckpointError, ConfigError, NbtrainError, add_note, first
 from ..events import Status
 from ..history.history import ResultMetrics, Row, RunResult
 from .failed_runs import keep_watch
+from ..tracebacks import keep_traceback
 
 if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
@@ -98,6 +99,7 @@ class RunOutcome:
             interrupted, place = isinstance(error, KeyboardInterrupt), self.trainer.recorder.place
             if not interrupted:
                 name_place(error, place)
+                keep_traceback(self.trainer, error)
             self.finish("interrupted" if interrupted else "failed", _reason(error, place))
             raise
 

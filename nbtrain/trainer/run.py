@@ -19,6 +19,7 @@ from ..engine.control import Leave, refuse_while_on
 from ..errors import ConfigError
 from ..events import Status
 from ..history.history import RunResult
+from ..remote_errors import own_errors
 from ..rng import seed_all
 from .arguments import check_optimizer, check_run
 from .failed_runs import drop_unreachable
@@ -145,7 +146,7 @@ class Run:
     def _work(self) -> RunResult:
         """The rest of the run, in this thread."""
         try:
-            with workers_ignore_interrupts(self.loader, self.valid_loader), self.outcome.records_errors():
+            with workers_ignore_interrupts(self.loader, self.valid_loader), self.outcome.records_errors(), own_errors():
                 status, reason = self._execute()
             if status in ("completed", "stopped") and self.trainer.mode == "train":
                 self.trainer.finished_phase = self.trainer.train_state.phase

@@ -17,6 +17,7 @@ from threading import Lock, Thread, current_thread
 import torch
 
 from ..annotations import checked
+from ..tracebacks import boundary
 from ..engine.control import AT_EXIT, Control, Leave
 from ..errors import ConfigError, RunPaused
 from ..history.history import RunResult
@@ -188,6 +189,7 @@ class RunHandle:
         finally:
             self.is_waited_for = False
 
+    @boundary
     def join(self) -> None:
         """Wait until the run is over, however it ends."""
         self.refuse_in_run("join")
@@ -203,6 +205,7 @@ class RunHandle:
         if self._thread.is_current:
             raise ConfigError(f"{name}() in a step or a callback would wait for its own run.", remedy="Call it in the cell or the script.")
 
+    @boundary
     def pause(self) -> None:
         """Request a pause at the end of the running batch."""
         self._control.pause()

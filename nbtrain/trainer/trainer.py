@@ -20,6 +20,7 @@ from ..addons.gradient_clip import GradientClipAddon
 from ..addons.hooks import Hooks, HooksAddon
 from ..addons.non_finite import NonFinite
 from ..annotations import checked
+from ..tracebacks import boundary
 from ..checkpoint.sharded import merge_checkpoint
 from ..checkpoint.weights import load_weights, read_weights, save_weights
 from ..config.from_trainer import configuration_text
@@ -91,10 +92,12 @@ class TrainerWeights(TrainerBase):
 class TrainerInspection(TrainerBase):
     """What shows a trainer, its model and its data, and changes nothing."""
 
+    @boundary
     def check(self, batch: Any) -> None:
         """Try both steps on one batch, with a backward pass, print what went in and came out, and change nothing."""
         print(self.control.do(lambda at: check_steps(self, batch)))
 
+    @boundary
     def summary(self, batch: Any) -> Summary:
         """The model's layers with their outputs' shapes and parameters, as `test_step` on `batch` goes through them."""
         return self.control.do(lambda at: summarize(self, batch))

@@ -246,9 +246,10 @@ def test_error_of_a_rank_is_raised_here_with_its_frames(pool: Pool) -> None:
     assert "worker.py" not in told and time.monotonic() - began < 200
 
 
-def test_error_that_no_pickle_holds_is_told(pool: Pool) -> None:
-    with pytest.raises(WorkerError, match="^Rank 1 raised Odd: it is\n"):
+def test_error_that_no_pickle_holds_keeps_its_class_and_text(pool: Pool) -> None:
+    with pytest.raises(Odd, match="^it is\nnbtrain: raised in rank 1$") as raised:
         launch(pool, Failing("odd"))
+    assert str(raised.value) == "it is" and str(raised.value.__cause__).startswith("Rank 1 raised Odd: it is\n")
 
 
 KILLED = "Rank 1 was killed by SIGKILL (out of memory?).\n  the last words\n"

@@ -19,7 +19,7 @@ class Watched(NotebookClient):
         return client
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def execute(warm_kernel: Any) -> Callable[..., Any]:
     """Executes cells, and gives the notebook that they have become."""
 
