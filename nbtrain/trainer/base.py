@@ -51,11 +51,11 @@ class TrainerSteps(Composable):
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Your training step: a dict with at least "loss" for a batch that is on the device already."""
-        raise NotImplementedError(f"{self.title} has no train_step: write train_step(self, batch), and return a dict with 'loss'.")
+        raise StepError(f"{self.title} has no train_step.", remedy="Write train_step(self, batch), which returns a dict with 'loss'.")
 
     def test_step(self, batch: Any) -> dict[str, Any]:
         """Your step for validation and test: a dict of metrics for a batch."""
-        raise NotImplementedError(f"{self.title} has no test_step: write test_step(self, batch), and return a dict of metrics.")
+        raise StepError(f"{self.title} has no test_step.", remedy="Write test_step(self, batch), which returns a dict of metrics.")
 
     def metric_on_epoch_end(self) -> dict[str, Any] | None:
         """Your metrics of a whole pass, from `log_train` or `log_test`; `self.mode` says which pass has ended. None for none."""

@@ -30,7 +30,7 @@ from ..engine.train_state import Mode
 from ..errors import CheckpointError
 from ..events import MonitorMode
 from ..history.history import RunResult, short_path
-from ..optim.schedulers import Scheduler
+from ..optim.schedulers import Scheduler, check_stepping
 from ..rng import check_seed
 from .addon_options import AddonOptions
 from .arguments import accumulates, check_lightning, check_model, check_run, check_save_path, make_optimizer, resolve_monitor
@@ -90,10 +90,12 @@ class TrainerWeights(TrainerBase):
 class TrainerInspection(TrainerBase):
     """What shows a trainer, its model and its data, and changes nothing."""
 
+    @checked
     def check(self, batch: Any) -> None:
         """Try both steps on one batch, with a backward pass, print what went in and came out, and change nothing."""
         print(self.control.do(lambda at: check_steps(self, batch)))
 
+    @checked
     def summary(self, batch: Any) -> Summary:
         """The model's layers with their outputs' shapes and parameters, as `test_step` on `batch` goes through them."""
         return self.control.do(lambda at: summarize(self, batch))
@@ -292,6 +294,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         check_save_path(save_path)
         check_seed(seed)
         check_model(model)
+        check_stepping(scheduler)
 
         launcher = next((addon for addon in type(self).addons if issubclass(addon, Launcher)), None)
         self.device = launcher.home(device) if launcher is not None else resolve_device(device)
