@@ -147,6 +147,7 @@ class TrainerBase(TrainerArguments):
         self.finished_phase = 0  # the newest phase that this object has finished, or found finished
         self.handle: RunHandle | None = None  # of the newest run in a thread
         self.view: View | None = None  # of the newest run
+        self.probed: Any = None  # the step that was tried before a run, and for which monitor
 
     def _emit(self, event: Event) -> None:
         with self.control.lock:
@@ -156,7 +157,15 @@ class TrainerBase(TrainerArguments):
     def __reduce__(self) -> tuple[Any, ...]:
         base = written_class(type(self))
         # no arguments, where a lambda may be, no loaders, no thread, and no open views
-        state = {**self.__dict__, "given": {}, "ran": None, "handle": None, "view": None, "sinks": [self.train_state.history]}
+        state = {
+            **self.__dict__,
+            "given": {},
+            "ran": None,
+            "handle": None,
+            "view": None,
+            "probed": None,
+            "sinks": [self.train_state.history],
+        }
         return new_instance, (base, () if base is type(self) else given_addons(type(self))), state
 
     def open_run_dir(self) -> Path:

@@ -24,6 +24,7 @@ from .arguments import check_optimizer, check_run
 from .execution import Execution, execute_replica
 from .interrupts import signals_stop, workers_ignore_interrupts
 from .outcome import RunOutcome
+from .probe import check_written, probe
 from .run_handle import RunHandle
 from .run_record import advise, correct_model, header, keep_source
 from .run_sinks import RunSinks, refresh_view
@@ -42,11 +43,13 @@ def _check(run: Run, background: bool) -> None:
     trainer = run.trainer
     refuse_while_on(trainer.control, trainer.recorder.place)
     check_run(run.n_epoch, run.loader, run.valid_loader)
+    check_written(trainer, run.n_epoch, run.valid_loader)
     if trainer.mode == "train":
         check_optimizer(trainer.optimizer, trainer.model)
         check_restored(trainer, run.loader)
     if background and trainer.world.size > 1:
         raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
+    probe(trainer, run.n_epoch, run.valid_loader)
 
 
 # %% ../../nbs/trainer/run.ipynb #bdb70ef6
