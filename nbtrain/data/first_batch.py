@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from .batch import change_tensors
 from .loader import BatchList
+from .loader_state import find_parts
 from .prefetch import Prefetcher
 from .resumable_loader import ResumableLoader, borrowed
 from .seeded_loader import SeededLoader
@@ -31,7 +32,7 @@ def _indices(loader: DataLoader[Any]) -> Sequence[Any]:
     batches = loader.batch_sampler
     if type(batches) is BatchSampler and type(batches.sampler) in (SequentialSampler, RandomSampler):
         return range(min(batches.batch_size, len(loader.dataset)))  # pyright: ignore[reportArgumentType]
-    if batches is None or isinstance(batches, Iterator) or isinstance(getattr(batches, "sampler", None), Iterator):
+    if batches is None or find_parts(batches).iterators:
         return ()
     return next(iter(copy(batches)), ())
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 
 from ..checkpoint.attribute_state import trainer_attributes
 from ..checkpoint.object_state import attributes
-from ..data.loader_state import generator_state, is_generator, set_generator_state
+from ..data.loader_state import generator_state, is_generator, set_generator_state, used_by
 from ..history.user_code import is_user
 from .base import TrainerBase
 from .summary import restore_attributes
@@ -44,6 +45,13 @@ def _inside(item: Any) -> Iterable[Any]:
     if isinstance(item, (list, tuple, set, frozenset, deque)):
         return list(item) if len(item) <= _MOST_ITEMS else ()
     return [] if isinstance(item, (Tensor, np.ndarray)) or not _is_own(item) else list(vars(item).values())
+
+
+def _used_by_steps(trainer: TrainerBase) -> list[Any]:
+    """The containers and modules that the methods of a user's class use from outside: as globals, in a notebook, and in closures."""
+    functions = [item for kind in type(trainer).__mro__ if is_user(kind) for item in vars(kind).values() if isinstance(item, FunctionType)]
+    found = [value for function in functions for value in used_by(function).values()]
+    return [value for value in found if isinstance(value, (list, dict, set, deque, nn.Module))]
 
 
 def _reach(roots: Iterable[Any], known: set[int]) -> Iterator[Any]:
@@ -114,7 +122,7 @@ def kept_objects(trainer: TrainerBase) -> Iterator[None]:
     own = dict(vars(trainer))
     of_model = [value for part in trainer.model.modules() for value in attributes(part).values()]
     known = {id(part) for part in (trainer.model, *trainer.model.modules(), *trainer.model.buffers())}
-    found = _reach([*of_model, *trainer_attributes(trainer)], known)
+    found = _reach([*of_model, *trainer_attributes(trainer), *_used_by_steps(trainer)], known)
     ways = [way for item in found if (way := _way_back(item)) is not None]
     try:
         yield
