@@ -208,6 +208,7 @@ def _check_monitors(trainer: TrainerBase, names: _Names) -> None:
 # %% ../../nbs/trainer/probe.ipynb #cfb394b0
 _ELSEWHERE = ("strategy", "plugins", "fast_dev_run")
 _BEGINNINGS = ("setup", "start", "before")
+_LATE = ("before_log_train_metrics", "before_log_val_metrics")  # hooks after the step
 
 
 def _is_as_given(trainer: TrainerBase) -> bool:
@@ -223,7 +224,7 @@ def _is_as_given(trainer: TrainerBase) -> bool:
 def _is_prepared_in_run(trainer: TrainerBase) -> bool:
     """May callbacks or hooks of the user prepare what the step needs?"""
     kinds = {type(part) for part in (*_callbacks(trainer), *trainer.active_addons)}
-    return any(map(_is_foreign, kinds)) or any(word in name for name in _hooks(trainer) for word in _BEGINNINGS)
+    return any(map(_is_foreign, kinds)) or any(word in name for name in _hooks(trainer) - set(_LATE) for word in _BEGINNINGS)
 
 
 def probe(trainer: TrainerBase, n_epoch: int, valid_loader: Iterable[Any] | None) -> None:

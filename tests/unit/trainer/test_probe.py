@@ -36,15 +36,10 @@ from nbtrain import (
     Trainer,
 )
 from nbtrain.data.first_batch import first_batch
+from nbtrain.data.loader import BatchList
 from nbtrain.rng import random_state
 from nbtrain.trainer.kept_objects import kept_objects
 from nbtrain.trainer.probe import probe
-
-
-class Calls:
-    """Counts what a step does; of another class than a user's object, so that a probe does not restore it."""
-
-    modes: list[tuple[str, bool, bool]]
 
 
 def _counting(kind: type[Trainer] = Regress) -> tuple[type[Trainer], list[Any]]:
@@ -228,7 +223,7 @@ POSSIBLE: dict[str, Callable[[], Any]] = {
     "MetricsAddon": lambda: make_trainer(Regress.add_on(MetricsAddon), monitor="val_f1", monitor_mode="max", metrics=f1),
     "a callback": lambda: make_trainer(Scored, monitor="val_f1", monitor_mode="max", lightning={"callbacks": [Adding()]}),
     "a hook": lambda: make_trainer(
-        Scored, monitor="val_f1", monitor_mode="max", hooks={"on_before_log_metrics": lambda trainer, metrics: metrics.update(val_f1=0.5)}
+        Scored, monitor="val_f1", monitor_mode="max", hooks={"before_log_val_metrics": lambda trainer, metrics: metrics.update(val_f1=0.5)}
     ),
     "perplexity": lambda: make_trainer(ModelTrainer, monitor="val_perplexity", monitor_mode="min", loss_fn=mse_loss, perplexity=True),
 }
@@ -308,11 +303,12 @@ def _greedy() -> Any:
 def _picture(trainer: Any) -> dict[str, Any]:
     """All that a step may have changed."""
     own = {name: value for name, value in vars(trainer).items() if name not in trainer.own_names}
-    plain = {name: own.get(name) for name in ("n_seen", "outputs", "by_name", "array", "new")}
+    plain = {name: own.get(name) for name in ("n_seen", "outputs", "by_name", "new")}
     metrics = {name: metric.update_count for name, metric in {"mean": own["mean"], "cat": own["cat"], "inner": trainer.model[4]}.items()}
     return deepcopy(
         {
             **plain,
+            "array": own["array"].tolist(),
             "names": sorted(own["names"]),
             "total": own["total"].tolist(),
             "meter": [own["meter"].total, own["meter"].rows],
@@ -369,7 +365,7 @@ def test_step_that_fails_in_the_middle_leaves_nothing() -> None:
 def test_run_is_bit_for_bit_the_one_without_a_probe() -> None:
     def trained(lightning: dict[str, Any]) -> Any:
         trainer = make_trainer(lightning=lightning, seed=3)
-        trainer.run(2, make_loader(own_generator=True), make_loader(40, own_generator=True))
+        trainer.run(2, make_loader(own_generator=True), make_valid())
         return trainer
 
     tried, untried = trained({}), trained({"num_sanity_val_steps": 0})
@@ -546,7 +542,7 @@ class Mapped(AddOnBase):
     """Gives the steps other batches."""
 
     def loader(self, trainer: Any, loader: Any, *, training: bool) -> Any:
-        return [(x[:, :8], y) for x, y in loader]
+        return BatchList([(x[:, :8], y) for x, y in loader])
 
 
 WIDE = DataLoader(TensorDataset(torch.zeros(8, 9), torch.zeros(8, 1)), 4)
