@@ -175,7 +175,7 @@ def _shown(value: Any) -> str:
 def _remedy(at: str, value: Any, hint: Any) -> str:
     """What to do about `value`; a hint may know: `Annotated[hint, function]`, with a function from a value to a text that may be empty."""
     notes = [note for option in (hint, *get_args(hint)) if get_origin(option) is Annotated for note in option.__metadata__]
-    if advice := next((text for note in notes if callable(note) and (text := note(value))), ""):
+    if advice := next((str(text) for note in notes if callable(note) and (text := note(value))), ""):
         return advice
     choices = [choice for option in (hint, *get_args(hint)) if get_origin(option) is Literal for choice in get_args(option)]
     if isinstance(value, str) and choices:

@@ -78,8 +78,8 @@ def _restore_set(item: set[Any], kept: set[Any]) -> None:
     item.intersection_update(kept)
 
 
-def _restore_tensor(item: Tensor, kept: Tensor, version: int) -> None:
-    if item._version != version:
+def _restore_tensor(item: Tensor, kept: Tensor) -> None:
+    if not torch.equal(item, kept):  # a copy would end the graph that it is a part of
         with torch.no_grad():
             item.detach().copy_(kept)
 
@@ -100,7 +100,7 @@ def _way_back(item: Any) -> Callable[[], None] | None:
         return partial(_restore_module, item, dict(vars(item)), dict(item._buffers))
     if isinstance(item, Tensor):
         fits = item.numel() <= _MOST_NUMBERS and item.layout is torch.strided and not item.is_meta and not item.is_inference()
-        return partial(_restore_tensor, item, item.detach().clone(), item._version) if fits else None
+        return partial(_restore_tensor, item, item.detach().clone()) if fits else None
     if isinstance(item, np.ndarray):
         return partial(_restore_array, item, item.copy()) if item.size <= _MOST_NUMBERS else None
     if is_generator(item):

@@ -55,7 +55,11 @@ def check_written(trainer: TrainerBase, n_epoch: int, valid_loader: Any) -> None
 
 # %% ../../nbs/trainer/probe.ipynb #af0dbda5
 class _NeedsRun(Exception):
-    """The step has asked for Lightning's trainer, which only a run has."""
+    """The step has asked for what only a run has: Lightning's trainer, or a pause."""
+
+
+def _refuse(*args: Any, **options: Any) -> Any:
+    raise _NeedsRun
 
 
 class _Module(StepModule):
@@ -111,6 +115,22 @@ def _as_in_validation(trainer: TrainerBase, plugin: Precision) -> Iterator[None]
 
 
 # %% ../../nbs/trainer/probe.ipynb #1c8594bb
+_REQUESTS = (
+    "pause",
+    "resume",
+    "stop",
+    "set",
+    "validate_now",
+    "free",
+    "run",
+    "run_epoch",
+    "run_batch",
+    "evaluate",
+    "validate",
+    "save_model",
+)
+
+
 def _noting(trainer: TrainerBase, seen: list[set[str]]) -> Callable[[Any], Any]:
     """`train_step`, which adds the names of its scalars to `seen`."""
     step = trainer.train_step
@@ -130,7 +150,8 @@ def _try_step(trainer: TrainerBase, batch: Any, plugin: Precision) -> _Names:
     module, is_twin = _Module(trainer), type(trainer).test_step is type(trainer).train_step
     with _as_in_validation(trainer, plugin):
         trainer.module = module
-        vars(trainer)["train_step"] = _noting(trainer, seen)
+        requests = [*_REQUESTS, *(name for addon in trainer.active_addons for name in addon.commands)]
+        vars(trainer).update({"train_step": _noting(trainer, seen)} | dict.fromkeys(requests, _refuse))
         try:
             batch = plugin.convert_input(to_device(batch, trainer.device))
             output = check_output(trainer.test_step(batch), "test_step", place.format, trainer.device)

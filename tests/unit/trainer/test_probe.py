@@ -588,3 +588,15 @@ def test_model_that_is_compiled_is_not_compiled_for_one_batch() -> None:
     model.compile(backend=backend)
     probe(make_trainer(model=model), 1, make_valid())
     assert compiled == []
+
+
+@pytest.mark.parametrize("request_", ["pause", "stop", "save_state", "validate_now"])
+def test_step_that_asks_for_something_in_the_run_is_left_to_it(request_: str, tmp_path: Path) -> None:
+    class Asking(Regress):
+        def test_step(self, batch: Any) -> dict[str, Any]:
+            getattr(self, request_)()
+            return super().test_step(batch)
+
+    trainer = make_trainer(Asking.add_on(StateManagerAddon), save_path=tmp_path)
+    probe(trainer, 1, make_valid())
+    assert list(tmp_path.iterdir()) == [] and request_ not in vars(trainer) and trainer.control.state == "idle"
