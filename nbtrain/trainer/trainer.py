@@ -199,6 +199,9 @@ class TrainerRuns(TrainerBase):
     ) -> RunResult | RunHandle:
         """Train `n_epoch` MORE epochs on `loader`, with a validation after each on `valid_loader`.
 
+        Before the first epoch `test_step` is tried on one batch of `valid_loader`, which changes nothing: an error in it, or a `monitor`
+        that no step gives, is raised then. `lightning={"num_sanity_val_steps": 0}` turns that off.
+
         Optimizer, schedule, numbering and history continue from the run before. In mode "test" it evaluates `loader` `n_epoch` times,
         each time after `valid_loader`, if that is given; a row of `history.tests` has the metrics of both.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -235,6 +237,34 @@ def test_nothing_has_begun_where_a_step_is_not_written(tmp_path: Path) -> None:
     assert trainer.result is None and trainer.history.epochs == [] and not (tmp_path / "runs").exists()
     assert trainer.run(1, make_loader()).status == "completed"
     assert trainer.run(0, make_loader(), make_valid()).status == "completed"  # where nothing is validated, nothing is missing
+
+
+def test_option_of_an_addon_that_was_not_added_names_it() -> None:
+    with pytest.raises(OptionError) as error:
+        make_trainer(patience=3)
+    assert (
+        str(error.value)
+        == "Regress takes no argument 'patience'.\n  It is an option of EarlyStoppingAddon: Regress.add_on(EarlyStoppingAddon)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "addon"),
+    [
+        ("save_state", "StateManagerAddon"),
+        ("load_state", "StateManagerAddon"),
+        ("apply_average", "EMAAddon"),
+        ("save_metrics", "MetricsAddon"),
+    ],
+)
+def test_command_of_an_addon_that_was_not_added_names_it(command: str, addon: str) -> None:
+    trainer = make_trainer()
+    with pytest.raises(AttributeError) as error:
+        getattr(trainer, command)()
+    what = f"Regress has no {command}: it is a command of {addon}."
+    assert str(error.value) == f"{what}\n  Make the trainer with Regress.add_on({addon})."
+    assert not hasattr(trainer, command) and not hasattr(copy.copy(trainer), command)
+    assert not hasattr(pickle.loads(pickle.dumps(trainer)), command)
 
 
 def test_own_step_of_an_object_is_one() -> None:

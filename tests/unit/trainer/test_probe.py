@@ -123,6 +123,20 @@ def test_step_is_tried_as_in_a_validation_once_for_a_trainer() -> None:
     assert [call[3] for call in calls].count("idle") == 1
 
 
+def test_probe_reads_one_batch_and_calls_the_step_once() -> None:
+    kind, calls = _counting()
+    indices: list[int] = []
+    note = [indices.append].__getitem__
+
+    class Read(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            note(0)(index)
+            return super().__getitem__(index)
+
+    probe(make_trainer(kind), 1, DataLoader(Read(*make_data().tensors), 16, shuffle=True))
+    assert len(calls) == 1 and indices == list(range(16))
+
+
 def test_steps_that_have_changed_are_tried_again() -> None:
     trainer = make_trainer()
     trainer.run(1, make_loader(), make_valid())
