@@ -250,7 +250,7 @@ def _call_error(
     if twice := next((name for name in given if name in by_place), None):
         return OptionError(f"{title} was given {twice!r} twice.", remedy="Give it by its place, or by its name.")
     by_name = " and ".join(f"{p.name}=..." for p in parameters if p.kind is p.KEYWORD_ONLY)
-    return OptionError(f"{title}: {text}.", remedy=f"Give by name: {by_name}." if by_name else "")
+    return OptionError(f"{title}: {text}.", remedy=f"Give {by_name} by name." if by_name else "")
 
 
 def _as_written(name: str, given: Mapping[str, Any], *, by_name: bool) -> str:

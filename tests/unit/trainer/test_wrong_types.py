@@ -214,7 +214,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "too many": (
         lambda: make_trainer().run(5, [1], None, "auto"),
-        "run: too many positional arguments.\n  Give by name: resume=... and background=....",
+        "run: too many positional arguments.\n  Give resume=... and background=... by name.",
     ),
     "constructor": (lambda: nbtrain.Trainer(), "Trainer needs 'model'.\n  For example: Trainer(model)."),
     "constructor, run's": (
