@@ -144,9 +144,13 @@ def _noting(trainer: TrainerBase, seen: list[set[str]]) -> Callable[[Any], Any]:
     return noted
 
 
+def _place(trainer: TrainerBase) -> str:
+    return f"a batch of valid_loader before epoch {trainer.train_state.counts.epoch + 1}"
+
+
 def _try_step(trainer: TrainerBase, batch: Any, plugin: Precision) -> _Names:
     """The names of what `test_step` gives for `batch`. An error in it gets a note with its place."""
-    place, seen = f"{trainer.title}.test_step, on a batch of valid_loader before epoch 1", list[set[str]]()
+    place, seen = f"{trainer.title}.test_step, on {_place(trainer)}", list[set[str]]()
     module, is_twin = _Module(trainer), type(trainer).test_step is type(trainer).train_step
     with _as_in_validation(trainer, plugin):
         trainer.module = module
@@ -221,7 +225,7 @@ def _check_monitors(trainer: TrainerBase, names: _Names) -> None:
         listed = f"Known are: {', '.join(sorted(own.values()))}."
         raise ConfigError(
             f"monitor={monitor!r}{whose} is given by no step.",
-            where=f"{trainer.title}, one batch of valid_loader before epoch 1",
+            where=f"{trainer.title}, {_place(trainer)}",
             remedy=f"Did you mean {own[close[0]]!r}?" if close else listed,
         )
 

@@ -168,7 +168,7 @@ class Whole(Scored):
         return {"f1": 0.5}
 
 
-WHERE = "one batch of valid_loader before epoch 1"
+WHERE = "a batch of valid_loader before epoch 1"
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "another name": (
         lambda: make_trainer(Scored, monitor="val_accuracy"),
@@ -588,7 +588,7 @@ def test_step_is_tried_where_a_saved_run_is_resumed(tmp_path: Path) -> None:
     trainer = make_trainer(Transposed.add_on(StateManagerAddon), **saving)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as error:
         trainer.run(2, make_loader(), make_valid(), resume="auto")
-    assert "on a batch of valid_loader before epoch 1" in error.value.__notes__[0]
+    assert "on a batch of valid_loader before epoch 2" in error.value.__notes__[0]
 
 
 def test_model_that_is_compiled_is_not_compiled_for_one_batch() -> None:
