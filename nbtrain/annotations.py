@@ -14,13 +14,24 @@ from functools import cache, wraps
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from .errors import ConfigError, nearest
+from .errors import ConfigError, OptionError, nearest
 from .tracebacks import shorten
 
 # %% auto #0
-__all__ = ["Misfit", "find_misfit", "find_item_misfit", "describe", "check_values", "read_hint", "parameter_hints", "checked"]
+__all__ = [
+    "Misfit",
+    "FOREIGN",
+    "find_misfit",
+    "find_item_misfit",
+    "describe",
+    "check_values",
+    "check_call",
+    "read_hint",
+    "parameter_hints",
+    "checked",
+]
 
 
 # %% ../nbs/annotations.ipynb #0fbd0f4a
@@ -67,6 +78,9 @@ Misfit = tuple[str, Any, Any]  # where it is, as it is written in Python; the va
 def find_misfit(at: str, value: Any, hint: Any) -> Misfit | None:
     """The first part of `value`, which is written as `at`, that does not fit `hint`; None where all of it fits."""
     origin, options = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        inner = find_misfit(at, value, options[0])
+        return (at, value, hint) if inner is not None and inner[0] == at else inner
     if origin in (Union, UnionType):
         found = [find_misfit(at, value, option) for option in options]
         whole = (at, value, hint)
@@ -120,9 +134,10 @@ _WORDS = {
 def describe(hint: Any) -> str:
     """What `hint` accepts, in words."""
     origin, options = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
+    if origin in (Union, UnionType, Annotated):
+        choices = _choices(hint)
         flat = [
-            part for option in options for part in ([Literal[o] for o in get_args(option)] if get_origin(option) is Literal else [option])
+            part for option in choices for part in ([Literal[o] for o in get_args(option)] if get_origin(option) is Literal else [option])
         ]
         return _enumerate(word for part in flat for word in (("True", "False") if part is bool else (describe(part),)))
     if origin is Literal:
@@ -131,6 +146,12 @@ def describe(hint: Any) -> str:
         return f"a subclass of {getattr(options[0], '__name__', options[0])}"
     kind = origin or hint
     return _WORDS[kind] if kind in _WORDS else _with_article(getattr(kind, "__name__", str(kind)))
+
+
+def _choices(hint: Any) -> list[Any]:
+    """The hints of which a value must fit one."""
+    options = {Annotated: get_args(hint)[:1], Union: get_args(hint), UnionType: get_args(hint)}.get(get_origin(hint))
+    return [hint] if options is None else [choice for option in options for choice in _choices(option)]
 
 
 def _enumerate(words: Iterable[str]) -> str:
@@ -153,6 +174,10 @@ def _shown(value: Any) -> str:
 
 
 def _remedy(at: str, value: Any, hint: Any) -> str:
+    """What to do about `value`; a hint may know: `Annotated[hint, function]`, with a function from a value to a text that may be empty."""
+    notes = [note for option in (hint, *get_args(hint)) if get_origin(option) is Annotated for note in option.__metadata__]
+    if advice := next((str(text) for note in notes if callable(note) and (text := note(value))), ""):
+        return advice
     choices = [choice for option in (hint, *get_args(hint)) if get_origin(option) is Literal for choice in get_args(option)]
     if isinstance(value, str) and choices:
         return nearest(value, map(str, choices))
@@ -177,6 +202,61 @@ def check_values(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
         if name in hints and (misfit := find_misfit(name, value, hints[name])) is not None:
             at, part, hint = misfit
             raise ConfigError(f"{at} must be {describe(hint)}, got {_shown(part)}.", remedy=_remedy(*misfit))
+
+
+# %% ../nbs/annotations.ipynb #f62d1340
+_EPOCHS = ("epochs", "num_epochs", "max_epochs", "n_epochs", "nepochs", "num_train_epochs")
+_LOADERS = ("dataloader", "train_loader", "train_dl", "train_dataloader", "train_dataloaders", "dataloaders", "data_loader")
+_VALID_LOADERS = ("val_loader", "val_dl", "val_dataloader", "val_dataloaders", "valid_dataloader", "validation_data", "validation_loader")
+FOREIGN: dict[str, tuple[str, ...]] = {  # names of other libraries, and which of ours they may mean
+    **dict.fromkeys(_EPOCHS, ("n_epoch",)),
+    **dict.fromkeys(_LOADERS, ("loader", "data")),
+    **dict.fromkeys(_VALID_LOADERS, ("valid_loader", "loader", "data")),
+}
+
+
+def check_call(
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    hints: Mapping[str, Any],
+    args: tuple[Any, ...],
+    given: Mapping[str, Any],
+) -> None:
+    """Raise ConfigError for an argument of a wrong type, OptionError for one that is unknown, missing or given twice."""
+    try:
+        check_values(signature.bind_partial(*args, **given).arguments, hints)
+        signature.bind(*args, **given)
+    except TypeError as error:
+        if isinstance(error, ConfigError):
+            raise
+        names = [p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        hidden = names[: 2 if names[:2] == ["self", "trainer"] else 1 if names[:1] in (["self"], ["cls"]) else 0]
+        title = type(args[0]).__name__.partition("[")[0] if function.__name__ == "__init__" and args else function.__name__
+        raise _call_error(title, signature, names[len(hidden) :], args[len(hidden) :], given, str(error)) from None
+
+
+def _call_error(
+    title: str, signature: inspect.Signature, names: list[str], args: tuple[Any, ...], given: Mapping[str, Any], text: str
+) -> OptionError:
+    parameters = [signature.parameters[name] for name in names]
+    by_place = dict(zip((p.name for p in parameters if p.kind is not p.KEYWORD_ONLY), args))
+    if unknown := next((name for name in given if name not in names), None):
+        left = [name for name in names if name not in by_place and name not in given]
+        meant = next((f"Did you mean {name!r}?" for name in FOREIGN.get(unknown, ()) if name in left), None)
+        return OptionError(f"{title} takes no argument {unknown!r}.", remedy=meant or (nearest(unknown, left) if left else ""))
+    required = [p.name for p in parameters if p.default is p.empty]
+    if missing := [name for name in required if name not in by_place and name not in given]:
+        whole = ", ".join(_as_written(name, {**by_place, **given}, by_name=name in given) for name in required)
+        return OptionError(f"{title} needs {' and '.join(map(repr, missing))}.", remedy=f"For example: {title}({whole}).")
+    if twice := next((name for name in given if name in by_place), None):
+        return OptionError(f"{title} was given {twice!r} twice.", remedy="Give it by its place, or by its name.")
+    by_name = " and ".join(f"{p.name}=..." for p in parameters if p.kind is p.KEYWORD_ONLY)
+    return OptionError(f"{title}: {text}.", remedy=f"Give {by_name} by name." if by_name else "")
+
+
+def _as_written(name: str, given: Mapping[str, Any], *, by_name: bool) -> str:
+    shown = repr(given[name]) if isinstance(given.get(name), (bool, int, float, str)) else name
+    return f"{name}={shown}" if by_name else shown
 
 
 # %% ../nbs/annotations.ipynb #0fc0f2b6
@@ -209,18 +289,10 @@ def checked(function: _Function) -> _Function:
     def read() -> tuple[inspect.Signature, dict[str, Any]]:
         return inspect.signature(function), parameter_hints(function)
 
-    def check_call(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        signature, hints = read()
-        try:
-            values = signature.bind_partial(*args, **given).arguments
-        except TypeError:  # an unknown argument, which the call itself names
-            return
-        check_values(values, hints)
-
     @wraps(function)
     def with_check(*args: Any, **given: Any) -> Any:
         try:
-            check_call(args, given)
+            check_call(function, *read(), args, given)
             return function(*args, **given)
         except Exception as error:
             shorten(error, function, args)

@@ -19,7 +19,7 @@ from ..engine.protocol import TrainerProtocol
 from ..history.user_code import is_user
 
 # %% auto #0
-__all__ = ["Place", "AttributeState"]
+__all__ = ["Place", "trainer_attributes", "AttributeState"]
 
 
 # %% ../../nbs/checkpoint/attribute_state.ipynb #62e9b531
@@ -35,10 +35,19 @@ def _places(trainer: TrainerProtocol) -> Iterator[tuple[Place, str, Any]]:
     for path, module in trainer.model.named_modules():
         for name, value in attributes(module).items():
             yield Place(path, name), type(module).__name__, value
+    for name, value in _own_attributes(trainer).items():
+        yield Place(None, name), trainer.title, value
+
+
+def _own_attributes(trainer: TrainerProtocol) -> dict[str, Any]:
     own: dict[str, Any] = vars(trainer)
     shared = {n: v for kind in reversed(type(trainer).__mro__) if is_user(kind) for n, v in vars(kind).items() if _is_shared_state(n, v)}
-    for name, value in {**shared, **{n: v for n, v in own.items() if n not in own["own_names"]}}.items():
-        yield Place(None, name), trainer.title, value
+    return {**shared, **{n: v for n, v in own.items() if n not in own["own_names"]}}
+
+
+def trainer_attributes(trainer: TrainerProtocol) -> list[Any]:
+    """What a user's class and steps have added to a trainer; collections in the body of the class too."""
+    return list(_own_attributes(trainer).values())
 
 
 def _is_shared_state(name: str, value: Any) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import OutOfMemory, first_line
 
 # %% auto #0
-__all__ = ["batch_size", "describe", "to_device", "pin", "tensors", "split", "is_out_of_memory", "out_of_memory"]
+__all__ = ["batch_size", "describe", "change_tensors", "to_device", "pin", "tensors", "split", "is_out_of_memory", "out_of_memory"]
 
 
 # %% ../../nbs/data/batch.ipynb #3cbd991d
@@ -88,6 +88,11 @@ def _rebuild(batch: Any, change: Callable[[Any], Any]) -> Any:
         return replace(item, **{f.name: _rebuild(getattr(item, f.name), change) for f in fields(item) if f.init})
 
     return apply_to_collection(batch, dtype=_Movable, function=visit)  # pyright: ignore[reportArgumentType]
+
+
+def change_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """`batch` with `change` of each of its tensors, in new containers."""
+    return _rebuild(batch, lambda item: change(item) if isinstance(item, Tensor) else item)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

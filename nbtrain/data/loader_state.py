@@ -31,6 +31,7 @@ __all__ = [
     "is_generator",
     "generator_state",
     "set_generator_state",
+    "used_by",
     "LoaderParts",
     "find_parts",
     "LoaderState",
@@ -107,7 +108,7 @@ def _cells(function: FunctionType) -> dict[str, CellType]:
     return dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
 
 
-def _used_by(function: FunctionType, *, all_names: bool = True) -> dict[str, Any]:
+def used_by(function: FunctionType, *, all_names: bool = True) -> dict[str, Any]:
     """What a function has closed over, and of its module what it uses, or only what it sets."""
     found = {}
     for name, cell in _cells(function).items():
@@ -158,7 +159,7 @@ def _items(item: Any) -> Mapping[Any, Any] | None:
 
 def _children(item: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(item, FunctionType):
-        yield from ((f".{name}", value) for name, value in _used_by(item).items())
+        yield from ((f".{name}", value) for name, value in used_by(item).items())
     elif isinstance(item, MethodType):
         yield from ((".self", item.__self__), ("", item.__func__))
     elif isinstance(item, partial):
@@ -254,7 +255,7 @@ def _kept(value: Any) -> Any:
 
 
 def _plain_holder(holder: Any) -> Mapping[Any, Any]:
-    return _used_by(holder, all_names=False) if isinstance(holder, FunctionType) else _items(holder) or {}
+    return used_by(holder, all_names=False) if isinstance(holder, FunctionType) else _items(holder) or {}
 
 
 def _filled(present: Any, value: Any) -> Any:

@@ -109,6 +109,11 @@ class SeededLoader:
     def __len__(self) -> int:
         return len(self._batching)
 
+    @property
+    def first_length(self) -> int:
+        """The number of samples in the first batch of a pass."""
+        return min(self._batching.batch_size, self._batching.n_samples)
+
     def __iter__(self) -> Iterator[Any]:
         here = self._here  # with the first batch, not before: Lightning calls set_epoch after it has made the iterator
         if here.begun:

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, Precision
+from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from ..errors import ConfigError, nearest
 
 # %% auto #0
-__all__ = ["resolve_precision", "precision_args", "CastPrecision", "convert_model"]
+__all__ = ["resolve_precision", "precision_args", "CastPrecision", "precision_plugin", "convert_model"]
 
 # %% ../../nbs/engine/precision.ipynb #7e2614e6
 _NAMES = {
@@ -136,6 +136,19 @@ def _dtype(part: str, given: Any) -> torch.dtype | None:
 
 # %% ../../nbs/engine/precision.ipynb #29980d8c
 _TRUE = {"16-true": torch.float16, "bf16-true": torch.bfloat16, "64-true": torch.float64}
+
+
+def precision_plugin(precision: str | Precision | None, device: torch.device) -> Precision | None:
+    """What computes in a precision that `resolve_precision` returned, without a trainer of Lightning; None for those of other libraries."""
+    if isinstance(precision, Precision):
+        return precision
+    if precision in (None, "32-true"):
+        return Precision()
+    if precision == "64-true":
+        return DoublePrecision()
+    if precision in ("16-mixed", "bf16-mixed"):
+        return MixedPrecision(precision, device.type)  # pyright: ignore[reportArgumentType]
+    return HalfPrecision(precision) if precision in _TRUE else None  # pyright: ignore[reportArgumentType]
 
 
 def convert_model(model: nn.Module, precision: str | Precision | None) -> None:

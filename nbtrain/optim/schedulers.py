@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import
 __all__ = [
     "Scheduler",
     "LearningRate",
+    "stepping_remedy",
+    "check_stepping",
     "check_has_lr",
     "set_lr",
     "set_group_lr",
@@ -50,8 +52,35 @@ __all__ = [
     "plot_schedule",
 ]
 
+
 # %% ../../nbs/optim/schedulers.ipynb #b702dbaf
-Scheduler = LRScheduler | ReduceLROnPlateau | Callable[..., Any]
+def _needed_by_step(scheduler: Any) -> str:
+    """The first argument that `scheduler.step` must be given, and a run does not give; an empty text where there is none."""
+    step = getattr(scheduler, "step", None)
+    given = 1 if isinstance(scheduler, ReduceLROnPlateau) else 0  # the metric
+    if not callable(step) or isinstance(scheduler, type) or n_required(step) <= given:
+        return ""
+    return list(inspect.signature(step).parameters)[given]
+
+
+def stepping_remedy(scheduler: Any) -> str:
+    """How to wrap a scheduler whose `step` needs arguments, such as timm's; an empty text for anything else."""
+    if not (needed := _needed_by_step(scheduler)):
+        return ""
+    return (
+        f"{type(scheduler).__name__}.step needs {needed!r}, and a run calls step() alone. Give a function of the update, scheduler=lambda "
+        "step: lr; or wrap it in a class whose step() counts and calls inner.step(count), and give scheduler=lambda optimizer, plan: "
+        "Counted(inner)."
+    )
+
+
+def check_stepping(scheduler: Any) -> None:
+    """Raise ConfigError for a scheduler whose `step` needs an argument that a run does not give."""
+    if remedy := stepping_remedy(scheduler):
+        raise ConfigError(f"{type(scheduler).__name__} can't step in a run.", remedy=remedy)
+
+
+Scheduler = Annotated[LRScheduler | ReduceLROnPlateau | Callable[..., Any], stepping_remedy]
 
 
 def check_has_lr(optimizer: Optimizer) -> None:
@@ -177,6 +206,7 @@ def _made(scheduler: Any, optimizer: Optimizer) -> Any:
         raise ConfigError(
             f"The scheduler factory returned {type(scheduler).__name__}, which has no step().", remedy="Return a torch scheduler from it."
         )
+    check_stepping(scheduler)
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ConfigError(
             f"The scheduler factory returned a {type(scheduler).__name__} of another optimizer.",

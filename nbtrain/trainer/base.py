@@ -52,11 +52,11 @@ class TrainerSteps(Composable):
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Your training step: a dict with at least "loss" for a batch that is on the device already."""
-        raise NotImplementedError(f"{self.title} has no train_step: write train_step(self, batch), and return a dict with 'loss'.")
+        raise StepError(f"{self.title} has no train_step.", remedy="Write train_step(self, batch), which returns a dict with 'loss'.")
 
     def test_step(self, batch: Any) -> dict[str, Any]:
         """Your step for validation and test: a dict of metrics for a batch."""
-        raise NotImplementedError(f"{self.title} has no test_step: write test_step(self, batch), and return a dict of metrics.")
+        raise StepError(f"{self.title} has no test_step.", remedy="Write test_step(self, batch), which returns a dict of metrics.")
 
     def metric_on_epoch_end(self) -> dict[str, Any] | None:
         """Your metrics of a whole pass, from `log_train` or `log_test`; `self.mode` says which pass has ended. None for none."""
@@ -150,6 +150,7 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
         self.finished_phase = 0  # the newest phase that this object has finished, or found finished
         self.handle: RunHandle | None = None  # of the newest run in a thread
         self.view: View | None = None  # of the newest run
+        self.probed: Any = None  # the step that was tried before a run, and for which monitor
 
     def _emit(self, event: Event) -> None:
         with self.control.lock:
@@ -159,7 +160,15 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
     def __reduce__(self) -> tuple[Any, ...]:
         base = written_class(type(self))
         # no arguments, where a lambda may be, no loaders, no thread, and no open views
-        state = {**self.__dict__, "given": {}, "ran": None, "handle": None, "view": None, "sinks": [self.train_state.history]}
+        state = {
+            **self.__dict__,
+            "given": {},
+            "ran": None,
+            "handle": None,
+            "view": None,
+            "probed": None,
+            "sinks": [self.train_state.history],
+        }
         return new_instance, (base, () if base is type(self) else given_addons(type(self))), state
 
     def open_run_dir(self) -> Path:

@@ -18,7 +18,7 @@ from ..addons.gradient_clip import GradientClipAddon
 from ..addons.hooks import HooksAddon
 from ..addons.non_finite import NonFiniteAddon
 from ..addons.scheduler import SchedulerAddon
-from ..annotations import checked
+from ..annotations import FOREIGN, checked
 from ..tracebacks import boundary
 from ..engine.addon import AddOnBase, options, ordered
 from ..engine.addon_instance import copy_addon, is_same, join_options, merge_instances
@@ -98,6 +98,8 @@ def check_addon_options(kind: type[Any], given: Iterable[str]) -> None:
             raise OptionError(what, remedy=f"Give it there: {title}.add_on({holder}({name}=...)).")
         owner = _owner(name)
         remedy = nearest(name, known) if owner is None else f"It is an option of {owner}: {title}.add_on({owner})."
+        if owner is None and (meant := FOREIGN.get(name)):
+            remedy = f"It is an argument of run: run({meant[0]}=...)."
         raise OptionError(f"{title} takes no argument {name!r}.", remedy=remedy)
 
 

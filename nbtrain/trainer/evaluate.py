@@ -144,7 +144,7 @@ def _measure(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, float]:
 class TrainerEvaluation(TrainerBase):
     """What a trainer does with a loader or a batch beside a run."""
 
-    @boundary
+    @checked
     def run_batch(self, batch: Any) -> dict[str, Any]:
         """Train, or in mode "test" evaluate, on one batch. It counts as a step and as no epoch. Returns what the step returned."""
         return run_batch(self, batch)
@@ -178,11 +178,12 @@ class TrainerEvaluation(TrainerBase):
         return {name.removeprefix("val_"): value for name, value in validate(self, loader).items()}
 
     @checked
+    @checked
     def inference(self, loader: Iterable[Any]) -> list[Any]:
         """`test_step`'s "output" for each batch of `loader`, on the CPU. Mode, logs, metrics and history are as before."""
         return collect(self, loader, self._test_output)
 
-    @boundary
+    @checked
     def predict(self, x: Any) -> Any:
         """The model's output for a tensor, or `test_step`'s "output" for a batch; for a loader those of its batches, joined.
 

@@ -26,6 +26,7 @@ from .failed_runs import drop_unreachable
 from .execution import Execution, execute_replica
 from .interrupts import signals_stop, workers_ignore_interrupts
 from .outcome import RunOutcome
+from .probe import check_written, probe
 from .run_handle import RunHandle
 from .run_record import advise, correct_model, header, keep_source
 from .run_stopped import exit_with_130, interrupted_script
@@ -45,14 +46,15 @@ def _check(run: Run, background: bool) -> None:
     trainer = run.trainer
     refuse_while_on(trainer.control, trainer.recorder.place)
     check_run(run.n_epoch, run.loader, run.valid_loader)
+    check_written(trainer, run.n_epoch, run.valid_loader)
     if trainer.mode == "train":
         check_optimizer(trainer.optimizer, trainer.model)
         check_restored(trainer, run.loader)
     if background and trainer.world.size > 1:
         raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
-
     if trainer.on_error == "pause" and (trainer.launcher is not None or trainer.world.size > 1):
         raise ConfigError('on_error="pause": a run in several processes can\'t be paused by an error.', remedy='Give on_error="raise".')
+    probe(trainer, run.n_epoch, run.valid_loader)
 
 
 def pauses_on_error(trainer: TrainerBase) -> bool:

@@ -27,9 +27,13 @@ __all__ = ["unchanged", "restore_attributes", "check_steps", "Summary", "summari
 
 # %% ../../nbs/trainer/summary.ipynb #a86854c9
 @contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Whatever happens inside: weights, buffers, gradients, modes, random numbers and what its modules note are afterwards as before."""
-    values = [(tensor, tensor.detach().clone()) for tensor in chain(model.parameters(), model.buffers())]
+def unchanged(model: nn.Module, *, weights: bool = True) -> Iterator[None]:
+    """Whatever happens inside: weights, buffers, gradients, modes, random numbers and what its modules note are afterwards as before.
+
+    Without `weights` the parameters are not copied: for what does not train.
+    """
+    tensors = chain(model.parameters(), model.buffers()) if weights else model.buffers()
+    values = [(tensor, tensor.detach().clone()) for tensor in tensors]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     parts = [(part, dict(vars(part)), dict(part._buffers)) for part in model.modules()]
     for parameter, _ in gradients:

@@ -31,7 +31,7 @@ from ..engine.train_state import Mode
 from ..errors import CheckpointError
 from ..events import MonitorMode
 from ..history.history import RunResult, short_path
-from ..optim.schedulers import Scheduler
+from ..optim.schedulers import Scheduler, check_stepping
 from ..rng import check_seed
 from .addon_options import AddonOptions
 from .arguments import accumulates, check_lightning, check_model, check_run, check_save_path, make_optimizer, resolve_monitor
@@ -92,12 +92,12 @@ class TrainerWeights(TrainerBase):
 class TrainerInspection(TrainerBase):
     """What shows a trainer, its model and its data, and changes nothing."""
 
-    @boundary
+    @checked
     def check(self, batch: Any) -> None:
         """Try both steps on one batch, with a backward pass, print what went in and came out, and change nothing."""
         print(self.control.do(lambda at: check_steps(self, batch)))
 
-    @boundary
+    @checked
     def summary(self, batch: Any) -> Summary:
         """The model's layers with their outputs' shapes and parameters, as `test_step` on `batch` goes through them."""
         return self.control.do(lambda at: summarize(self, batch))
@@ -201,6 +201,9 @@ class TrainerRuns(TrainerBase):
     ) -> RunResult | RunHandle:
         """Train `n_epoch` MORE epochs on `loader`, with a validation after each on `valid_loader`.
 
+        Before the first epoch `test_step` is tried on one batch of `valid_loader`, which changes nothing: an error in it, or a `monitor`
+        that no step gives, is raised then. `lightning={"num_sanity_val_steps": 0}` turns that off.
+
         Optimizer, schedule, numbering and history continue from the run before. In mode "test" it evaluates `loader` `n_epoch` times,
         each time after `valid_loader`, if that is given; a row of `history.tests` has the metrics of both.
 
@@ -303,6 +306,7 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         check_save_path(save_path)
         check_seed(seed)
         check_model(model)
+        check_stepping(scheduler)
 
         launcher = next((addon for addon in type(self).addons if issubclass(addon, Launcher)), None)
         self.device = launcher.home(device) if launcher is not None else resolve_device(device)

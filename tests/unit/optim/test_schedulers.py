@@ -281,3 +281,83 @@ def test_drawn_rates_are_those_that_a_run_would_have() -> None:
     assert plot_schedule(warmup_cosine, 20).axes[0].get_legend() is None
     with pytest.raises(ConfigError, match="would use it up"):
         plot_schedule(WarmUpScheduler(make_optimizer(), 3), 4)
+
+
+class EpochScheduler:
+    """A scheduler that is told the epoch, as timm's are."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        self.optimizer.param_groups[0]["lr"] = 0.1 / (1 + epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class TorchEpochScheduler(torch.optim.lr_scheduler.LambdaLR):
+    """A torch scheduler that is told the epoch."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.is_made = False
+        super().__init__(optimizer, lambda step: 1.0)
+
+    def step(self, epoch: int) -> None:  # type: ignore[override]
+        pass
+
+    def _initial_step(self) -> None:
+        pass
+
+
+def _wrapping(kind: str) -> str:
+    return (
+        f"{kind}.step needs 'epoch', and a run calls step() alone. Give a function of the update, scheduler=lambda step: lr; or wrap it in "
+        "a class whose step() counts and calls inner.step(count), and give scheduler=lambda optimizer, plan: Counted(inner)."
+    )
+
+
+def test_scheduler_whose_step_needs_the_epoch_is_refused_when_the_trainer_is_made() -> None:
+    made: list[Any] = []
+
+    def optimizer(params: Any) -> torch.optim.Optimizer:
+        made.append(torch.optim.SGD(params, lr=0.1))
+        return made[-1]
+
+    model = torch.nn.Linear(8, 1)
+    with pytest.raises(ConfigError) as error:
+        make_trainer(model=model, optimizer=optimizer, scheduler=EpochScheduler(optimizer(model.parameters())))
+    what = "scheduler must be an LRScheduler, a ReduceLROnPlateau, a function or None, got an EpochScheduler."
+    assert str(error.value) == f"{what}\n  {_wrapping('EpochScheduler')}"
+    with pytest.raises(ConfigError) as error:
+        make_trainer(model=model, optimizer=made[0], scheduler=TorchEpochScheduler(made[0]))
+    assert str(error.value) == f"TorchEpochScheduler can't step in a run.\n  {_wrapping('TorchEpochScheduler')}"
+
+
+def test_scheduler_of_a_factory_whose_step_needs_the_epoch_is_refused_before_the_first_batch() -> None:
+    trainer = make_trainer(scheduler=lambda optimizer, plan: EpochScheduler(optimizer))
+    with pytest.raises(ConfigError) as error:
+        trainer.run(1, make_loader())
+    assert str(error.value) == f"EpochScheduler can't step in a run.\n  {_wrapping('EpochScheduler')}"
+    assert trainer.counts.step == 0
+
+
+def test_scheduler_wrapped_as_the_error_says_steps() -> None:
+    class Counted:
+        def __init__(self, inner: EpochScheduler) -> None:
+            self.inner, self.n = inner, 0
+
+        def step(self) -> None:
+            self.n += 1
+            self.inner.step(self.n)
+
+    trainer = make_trainer(scheduler=lambda optimizer, plan: Counted(EpochScheduler(optimizer)))
+    trainer.run(1, make_loader())
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.1 / 6
+    plateau = make_trainer()
+    plateau = make_trainer(
+        model=plateau.model,
+        optimizer=plateau.optimizer,
+        scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(plateau.optimizer),
+    )
+    assert plateau.run(1, make_loader()).status == "completed"

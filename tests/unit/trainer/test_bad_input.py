@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import traceback
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -10,6 +14,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from samples import Regress, make_loader, make_model, make_trainer, make_valid
+from torch.nn.functional import mse_loss
 
 from nbtrain import AddOnError, ConfigError, GradientClipAddon, NbtrainError, OptionError, StepError, Trainer
 from nbtrain.optim.schedulers import resolve_schedule
@@ -199,9 +204,73 @@ def test_monitor_that_never_appears() -> None:
         trainer.run(1, make_loader())
 
 
-def test_steps_that_nobody_wrote() -> None:
-    with pytest.raises(NotImplementedError, match="Trainer has no train_step: write train_step"):
-        make_trainer(Trainer).run(1, make_loader())
+class Half(Trainer):
+    """Has a step for training alone."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        return {"loss": mse_loss(self.model(batch[0]), batch[1])}
+
+
+NO_TRAIN_STEP = "Trainer has no train_step.\n  Write train_step(self, batch), which returns a dict with 'loss'."
+NO_TEST_STEP = "Half has no test_step.\n  Write test_step(self, batch), which returns a dict of metrics."
+UNWRITTEN: dict[str, tuple[Callable[[], Any], str]] = {
+    "train_step": (lambda: make_trainer(Trainer).run(1, make_loader()), NO_TRAIN_STEP),
+    "test_step of a validation": (lambda: make_trainer(Half).run(1, make_loader(), make_valid()), NO_TEST_STEP),
+    "test_step of mode test": (lambda: make_trainer(Half, mode="test").run(1, make_valid()), NO_TEST_STEP),
+    "test_step of evaluate": (lambda: make_trainer(Half).evaluate(make_valid()), NO_TEST_STEP),
+    "test_step of predict": (lambda: make_trainer(Half).inference(make_valid()), NO_TEST_STEP),
+    "both in check": (lambda: make_trainer(Trainer).check(next(iter(make_valid()))), NO_TRAIN_STEP),
+}
+
+
+@pytest.mark.parametrize(("run", "text"), UNWRITTEN.values(), ids=UNWRITTEN)
+def test_step_that_is_not_written_is_refused(run: Callable[[], Any], text: str) -> None:
+    with pytest.raises(StepError) as error:
+        run()
+    assert str(error.value) == text
+
+
+def test_nothing_has_begun_where_a_step_is_not_written(tmp_path: Path) -> None:
+    trainer = make_trainer(Half, save_path=tmp_path / "runs")
+    with pytest.raises(StepError):
+        trainer.run(1, make_loader(), make_valid())
+    assert trainer.result is None and trainer.history.epochs == [] and not (tmp_path / "runs").exists()
+    assert trainer.run(1, make_loader()).status == "completed"
+    assert trainer.run(0, make_loader(), make_valid()).status == "completed"  # where nothing is validated, nothing is missing
+
+
+def test_option_of_an_addon_that_was_not_added_names_it() -> None:
+    with pytest.raises(OptionError) as error:
+        make_trainer(patience=3)
+    assert (
+        str(error.value)
+        == "Regress takes no argument 'patience'.\n  It is an option of EarlyStoppingAddon: Regress.add_on(EarlyStoppingAddon)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "addon"),
+    [
+        ("save_state", "StateManagerAddon"),
+        ("load_state", "StateManagerAddon"),
+        ("apply_average", "EMAAddon"),
+        ("save_metrics", "MetricsAddon"),
+    ],
+)
+def test_command_of_an_addon_that_was_not_added_names_it(command: str, addon: str) -> None:
+    trainer = make_trainer()
+    with pytest.raises(AttributeError) as error:
+        getattr(trainer, command)()
+    what = f"Regress has no {command}: it is a command of {addon}."
+    assert str(error.value) == f"{what}\n  Make the trainer with Regress.add_on({addon})."
+    assert not hasattr(trainer, command) and not hasattr(copy.copy(trainer), command)
+    assert not hasattr(pickle.loads(pickle.dumps(trainer)), command)
+
+
+def test_own_step_of_an_object_is_one() -> None:
+    trainer = make_trainer(Half)
+    trainer.test_step = trainer.train_step
+    assert "val_loss" in trainer.run(1, make_loader(), make_valid()).metrics
 
 
 SCHEDULES = {

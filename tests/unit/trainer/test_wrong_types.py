@@ -10,8 +10,8 @@ import pytest
 from samples import make_loader, make_trainer
 
 import nbtrain
-from nbtrain import AddOnBase, NbtrainError
-from nbtrain.annotations import checked, find_misfit, parameter_hints, read_hint
+from nbtrain import AddOnBase, NbtrainError, OptionError
+from nbtrain.annotations import FOREIGN, find_misfit, parameter_hints, read_hint
 from nbtrain.engine.addon import options
 
 # What is not checked, and why
@@ -170,14 +170,74 @@ def test_scalars_of_numpy_are_numbers_and_their_integers_are_said_how_to_convert
         make_trainer().run(numpy.int64(1), make_loader())
 
 
-def test_text_of_an_unknown_argument_is_pythons() -> None:
-    @checked
-    def f(a: int) -> int:
-        return a
+# -- calls that don't fit
+STEPS = {"train_step", "test_step", "prepare_batch"}  # users write them, nbtrain calls them
 
-    with pytest.raises(TypeError, match="unexpected keyword argument 'b'"):
-        f(b=3)  # type: ignore[call-arg]
-    assert f(a=3) == 3
+
+def _callable_with_keywords() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The public functions and methods that take arguments, and not any keyword."""
+    for name, function in _public():
+        parameters = list(inspect.signature(function).parameters.values())
+        takes = [p for p in parameters if p.name not in ("self", "cls")]
+        if takes and name not in EXCEPTIONS and name.partition(".")[2] not in STEPS and not any(p.kind is p.VAR_KEYWORD for p in takes):
+            yield name, function
+
+
+CALLABLE = list(_callable_with_keywords())
+
+
+@pytest.mark.parametrize(("name", "function"), CALLABLE, ids=[name for name, _ in CALLABLE])
+def test_unknown_argument_is_refused_with_the_nearest_known_one(name: str, function: Callable[..., Any]) -> None:
+    title = "object" if name.endswith("__init__") else function.__name__
+    wanted = next(p.name for p in inspect.signature(function).parameters.values() if p.name not in ("self", "cls"))
+    args = [object()] if next(iter(inspect.signature(function).parameters)) in ("self", "cls") else []
+    with pytest.raises(OptionError) as error:
+        function(*args, **{f"{wanted}_": Wrong()})
+    kind = inspect.signature(function).parameters[wanted].kind
+    assert str(error.value).startswith(f"{title} takes no argument '{wanted}_'.")
+    assert kind is inspect.Parameter.VAR_POSITIONAL or str(error.value).endswith(f"Did you mean {wanted!r}?")
+
+
+CALLS: dict[str, tuple[Callable[[], Any], str]] = {
+    "epochs": (lambda: make_trainer().run(epochs=3), "run takes no argument 'epochs'.\n  Did you mean 'n_epoch'?"),
+    "max_epochs": (lambda: make_trainer().run(max_epochs=3), "run takes no argument 'max_epochs'.\n  Did you mean 'n_epoch'?"),
+    "loader": (lambda: make_trainer().run(3, train_dataloaders=[]), "run takes no argument 'train_dataloaders'.\n  Did you mean 'loader'?"),
+    "valid": (lambda: make_trainer().run(3, [1], val_loader=[]), "run takes no argument 'val_loader'.\n  Did you mean 'valid_loader'?"),
+    "evaluate": (lambda: make_trainer().evaluate(dataloader=[]), "evaluate takes no argument 'dataloader'.\n  Did you mean 'data'?"),
+    "typing error": (lambda: make_trainer().run(3, [1], resum="auto"), "run takes no argument 'resum'.\n  Did you mean 'resume'?"),
+    "one is missing": (lambda: make_trainer().run(5), "run needs 'loader'.\n  For example: run(5, loader)."),
+    "all are missing": (lambda: make_trainer().run(), "run needs 'n_epoch' and 'loader'.\n  For example: run(n_epoch, loader)."),
+    "by name": (lambda: make_trainer().run(n_epoch=5), "run needs 'loader'.\n  For example: run(n_epoch=5, loader)."),
+    "twice": (
+        lambda: make_trainer().run(5, [1], n_epoch=3),
+        "run was given 'n_epoch' twice.\n  Give it by its place, or by its name.",
+    ),
+    "too many": (
+        lambda: make_trainer().run(5, [1], None, "auto"),
+        "run: too many positional arguments.\n  Give resume=... and background=... by name.",
+    ),
+    "constructor": (lambda: nbtrain.Trainer(), "Trainer needs 'model'.\n  For example: Trainer(model)."),
+    "constructor, run's": (
+        lambda: make_trainer(max_epochs=3),
+        "Regress takes no argument 'max_epochs'.\n  It is an argument of run: run(n_epoch=...).",
+    ),
+    "command": (
+        lambda: make_trainer(nbtrain.Trainer.add_on(nbtrain.StateManagerAddon), save_path="runs").load_state(filename="x"),
+        "load_state takes no argument 'filename'.\n  Known are: path.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "text"), CALLS.values(), ids=CALLS)
+def test_call_that_does_not_fit_is_refused_with_what_was_meant(call: Callable[[], Any], text: str) -> None:
+    with pytest.raises(OptionError) as error:
+        call()
+    assert str(error.value) == text and isinstance(error.value, TypeError)
+
+
+def test_names_of_other_libraries_mean_arguments_of_run() -> None:
+    parameters = set(inspect.signature(nbtrain.Trainer.run).parameters)
+    assert all(meant[0] in parameters for meant in FOREIGN.values()) and not FOREIGN.keys() & parameters
 
 
 # -- values, which their owners check
