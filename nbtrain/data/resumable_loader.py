@@ -22,7 +22,7 @@ from ..errors import CheckpointError, ConfigError
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["NO_PLACE", "loader_place", "restore_loader", "ResumableLoader", "ValidLoader", "borrowed"]
+__all__ = ["NO_PLACE", "loader_place", "restore_loader", "RereadableLoader", "ResumableLoader", "ValidLoader", "borrowed"]
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #9c56be43
@@ -51,38 +51,39 @@ def _check_length(saved: int | None, given: int | None) -> None:
         )
 
 
-# %% ../../nbs/data/resumable_loader.ipynb #8b7f4858
-class ResumableLoader(LoaderWrapper):
-    """A wrapper around `loader` whose current pass can be saved and resumed. `check`: what can't be.
-
-    It has no `state_dict`, which Lightning would save in its own part of a checkpoint.
-    """
+# %% ../../nbs/data/resumable_loader.ipynb #a93dbf3a
+class RereadableLoader(LoaderWrapper):
+    """A wrapper around `loader` whose current pass can be read again from its beginning, up to any batch. `check`: what can't be."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         super().__init__(loader)
         self.state = LoaderState(loader)
         self.check = OrderCheck(self.state)
-        self.random_ahead: dict[str, Any] | None = None  # to continue with, where the first batch was read before the run began
-        self._draws: bool | None = None  # does it draw between two batches? None before that was seen
         self._live: Iterator[Any] = iter(())  # the current pass
         self._n_handed = 0  # batches of the current pass that were handed out
         self._ended = False  # was the current pass read to its end?
         self._begin: dict[str, Any] = {}  # what the current pass began with
-        self._next: tuple[dict[str, Any], dict[str, Any]] | None = None  # a state to resume from, and the random numbers to continue with
         self._again: tuple[int, Callable[[], None]] | None = None  # as `read_again` was called
 
     def __iter__(self) -> Iterator[Any]:
-        after_cut = not self._is_whole() and self._n_handed > 0
-        saved, self._next, self._ended = self._next, None, False
         again, self._again = self._again, None
-        if again is not None:
-            batches = self._reread(*again)
-        else:
-            batches = self._begin_pass(after_cut=after_cut) if saved is None else self._resume(*saved)
-        if saved is not None and self._length() is None:  # Lightning reads ahead, before it tries the validation loader
-            batches = chain(self._read_first(batches), batches)
+        batches = self._open() if again is None else self._reread(*again)
+        self._ended = False
         self._live = map(self._hand_out, batches)  # a loop would hold the batch until the next one is read
         yield from self.read_on()
+
+    def _open(self) -> Iterator[Any]:
+        return self._begin_pass(after_cut=not self._is_whole() and self._n_handed > 0)
+
+    def _begin_pass(self, own: Any = None, *, after_cut: bool = False) -> Iterator[Any]:
+        """`own`: the loader's own state, where that is known; to ask for it may draw a random number.
+
+        `after_cut`: the pass before was cut, so that the loader's own state is still a place in that one.
+        """
+        self._n_handed = 0
+        place = self.state.take(with_own=own is None and not after_cut)
+        self._begin = {"place": place if own is None else place | {"own": own}, "random": random_state()}
+        return iter(self.loader)
 
     def read_on(self) -> Iterator[Any]:
         """The rest of the current pass. A loader that has raised goes on after the batch that it could not read, where it goes on."""
@@ -102,15 +103,57 @@ class ResumableLoader(LoaderWrapper):
         self._n_handed += 1
         return batch
 
-    def _begin_pass(self, own: Any = None, *, after_cut: bool = False) -> Iterator[Any]:
-        """`own`: the loader's own state, where that is known; to ask for it may draw a random number.
+    def read_again(self, finished: int, set_random: Callable[[], None]) -> None:
+        """Let the next iterator continue the current one after `finished` batches: its beginning is read again.
 
-        `after_cut`: the pass before was cut, so that the loader's own state is still a place in that one.
+        `set_random` restores the random numbers to continue with.
         """
-        self._n_handed = 0
-        place = self.state.take(with_own=own is None and not after_cut)
-        self._begin = {"place": place if own is None else place | {"own": own}, "random": random_state()}
+        self._again = finished, set_random
+
+    def _reread(self, finished: int, set_random: Callable[[], None]) -> Iterator[Any]:
+        self.state.put(self._begin["place"])
+        set_random_state(self._begin["random"])
         batches = iter(self.loader)
+        deque(islice(batches, finished), maxlen=0)
+        self._n_handed = finished
+        if finished:  # else an iterator that was just made has drawn, and continues from here
+            set_random()
+        return batches
+
+    def why_not_exact(self) -> list[str]:
+        """What can't be read again exactly, as far as it was seen."""
+        return self.check.result(in_pass=True)
+
+    def _is_whole(self) -> bool:
+        """Is the loader's own state, after the current pass, that of the next one?"""
+        return not self.state.has_own or self._ended or self._n_handed == self._length()
+
+    def _length(self) -> int | None:
+        return sized_len(self.loader)
+
+
+# %% ../../nbs/data/resumable_loader.ipynb #8b7f4858
+class ResumableLoader(RereadableLoader):
+    """A wrapper around `loader` whose current pass can be saved and resumed. `check`: what can't be.
+
+    It has no `state_dict`, which Lightning would save in its own part of a checkpoint.
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        super().__init__(loader)
+        self.random_ahead: dict[str, Any] | None = None  # to continue with, where the first batch was read before the run began
+        self._draws: bool | None = None  # does it draw between two batches? None before that was seen
+        self._next: tuple[dict[str, Any], dict[str, Any]] | None = None  # a state to resume from, and the random numbers to continue with
+
+    def _open(self) -> Iterator[Any]:
+        saved, self._next = self._next, None
+        batches = super()._open() if saved is None else self._resume(*saved)
+        if saved is not None and self._length() is None:  # Lightning reads ahead, before it tries the validation loader
+            batches = chain(self._read_first(batches), batches)
+        return batches
+
+    def _begin_pass(self, own: Any = None, *, after_cut: bool = False) -> Iterator[Any]:
+        batches = super()._begin_pass(own, after_cut=after_cut)
         return batches if self._draws is not None or self._length() is not None else chain(self._watch(batches), batches)
 
     def _watch(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -161,33 +204,9 @@ class ResumableLoader(LoaderWrapper):
             _check_length(state["length"], self._length())
         self._next = state, random
 
-    def read_again(self, finished: int, set_random: Callable[[], None]) -> None:
-        """Let the next iterator continue the current one after `finished` batches: its beginning is read again.
-
-        `set_random` restores the random numbers to continue with.
-        """
-        self._again = finished, set_random
-
-    def _reread(self, finished: int, set_random: Callable[[], None]) -> Iterator[Any]:
-        self.state.put(self._begin["place"])
-        set_random_state(self._begin["random"])
-        batches = iter(self.loader)
-        deque(islice(batches, finished), maxlen=0)
-        self._n_handed = finished
-        if finished:  # else an iterator that was just made has drawn, and continues from here
-            set_random()
-        return batches
-
     def why_not_exact(self) -> list[str]:
         """What can't be resumed exactly, as far as a save shows it."""
-        return self.check.result(in_pass=True) + ([_DRAWS] if self._draws else [])
-
-    def _is_whole(self) -> bool:
-        """Is the loader's own state, after the current pass, that of the next one?"""
-        return not self.state.has_own or self._ended or self._n_handed == self._length()
-
-    def _length(self) -> int | None:
-        return sized_len(self.loader)
+        return super().why_not_exact() + ([_DRAWS] if self._draws else [])
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #d4d2a535

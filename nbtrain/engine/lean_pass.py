@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..data.batch import is_out_of_memory, out_of_memory
 from ..data.loader import LoaderWrapper
-from ..data.resumable_loader import ResumableLoader
+from ..data.resumable_loader import RereadableLoader
 from .precision import CastPrecision
 from .step_module import StepModule
 from ..remote_errors import raise_own
@@ -244,6 +244,7 @@ class _DirectFetcher:
         self.fetcher.teardown()
 
 
+# %% ../../nbs/engine/lean_pass.ipynb #9dbb9368
 class _GuardedFetcher:
     """A fetcher whose errors pause the run. After a repair the loader is read again, from its beginning up to the batch that has failed."""
 
@@ -269,14 +270,14 @@ class _GuardedFetcher:
                 self._recover(error)
         raise StopIteration
 
-    def _find_resumable(self) -> ResumableLoader | None:
+    def _find_rereadable(self) -> RereadableLoader | None:
         inside = self.fetcher.combined_loader.flattened[0] if isinstance(self.inner, _DirectFetcher) else None
-        while inside is not None and not isinstance(inside, ResumableLoader):
+        while inside is not None and not isinstance(inside, RereadableLoader):
             inside = inside.loader if isinstance(inside, LoaderWrapper) else None
         return inside
 
     def _recover(self, error: Exception) -> None:
-        inside = self._find_resumable()
+        inside = self._find_rereadable()
         self._random.restore()
         lost = "; ".join(inside.why_not_exact()) if inside is not None else "the loader can't be read on from here: the next epoch follows"
         retries = self.guard.wait(error, "the loader", lost=lost)
@@ -292,7 +293,7 @@ class _GuardedFetcher:
     def release(self) -> None:
         if isinstance(self.inner, _DirectFetcher):
             self.inner.release()
-        if (inside := self._find_resumable()) is not None:
+        if (inside := self._find_rereadable()) is not None:
             inside.release()
 
     def teardown(self) -> None:
@@ -300,6 +301,7 @@ class _GuardedFetcher:
         self.inner.teardown()
 
 
+# %% ../../nbs/engine/lean_pass.ipynb #5a2d3d31
 def direct_fetcher(fetcher: _DataFetcher, guard: ErrorGuard | None = None) -> Any:
     """`fetcher` without labels for a profiler, in its direct form where there is one; its errors go to `guard`."""
     nothing: Callable[[], None] = lambda: None  # noqa: E731

@@ -22,7 +22,7 @@ from ..data.batch import to_device
 from ..errors import StepError
 
 # %% auto #0
-__all__ = ["Scalar", "snapshot", "PendingRows", "EpochLog", "Meter"]
+__all__ = ["Scalar", "snapshot", "PendingRows", "EpochLog", "PassLog", "Meter"]
 
 # %% ../../nbs/engine/meter.ipynb #78fbd4fd
 Scalar = Tensor | Real | float
@@ -129,9 +129,9 @@ def _other_names(names: Iterable[str]) -> StepError:
     return StepError(changed, remedy="Return the same names for every batch.")
 
 
-# %% ../../nbs/engine/meter.ipynb #e2ad2afe
-class Meter:
-    """Collects one pass: scalars stay on their device until `flush`, then count in float64, each batch by its samples."""
+# %% ../../nbs/engine/meter.ipynb #354a5898
+class PassLog:
+    """What a pass has collected: rows that `flush` turns into floats, their log, and the sums for their means."""
 
     def __init__(self) -> None:
         self.reset()
@@ -145,56 +145,6 @@ class Meter:
         self._pending, self._tensors = PendingRows(), list[tuple[str, Any]]()
         self._log, self._sums, self._weights = EpochLog(), dict[str, float](), dict[str, float]()
         self._flushed: list[tuple[dict[str, list[float]], list[int]]] = []
-
-    def add(self, values: Mapping[str, Any], n: int) -> None:
-        """Add the values of one batch of `n` samples. Raises StepError where the names of its scalars differ from the batch before."""
-        scalars: dict[str, Scalar] = {}
-        self._n_kept = len(self._tensors)
-        for name, value in values.items():
-            if type(value) is Tensor and value.is_cpu and not value.ndim:
-                scalars[name] = value.item()  # as `snapshot` does, without a call
-            elif isinstance(value, Real) or name == "loss" or (isinstance(value, Tensor) and value.ndim == 0):
-                scalars[name] = snapshot(value)
-            elif self.keep_tensors:
-                self._tensors.append((name, apply_to_collection(value, Tensor, Tensor.detach)))
-        if self._keys is None:
-            self._keys = frozenset(scalars)
-        elif self._keys != scalars.keys():
-            del self._tensors[self._n_kept :]
-            raise _other_names(self._keys ^ scalars.keys())
-        self._pending.rows.append(scalars)
-        self._pending.samples.append(n)
-        self.n_batches += 1
-
-    def drop_newest(self) -> None:
-        """Take back the newest batch, which has failed after its step."""
-        self.n_batches -= 1
-        if not self._pending.rows:  # the log was read in mid-batch, which flushed it
-            block, samples = self._flushed[-1]
-            n = samples.pop()
-            for name, column in block.items():
-                if not math.isnan(value := column.pop()) or name in self._keys:
-                    self._sums[name] -= value * n
-                    self._weights[name] -= n
-                    self._log[name].pop()
-            return
-        self._pending.drop_newest()
-        del self._tensors[self._n_kept :]
-
-    def expect_other_names(self) -> None:
-        """The scalars of the next batch may have other names: the step is another one."""
-        self.flush()
-        self._keys = None
-
-    def amend(self, name: str, value: Scalar) -> None:
-        """Add a scalar of the newest batch, which has one value of a name: its first. Batches without it are not in its mean."""
-        if self._pending.rows:
-            self._pending.amend(name, value)
-        else:  # the log was read in mid-batch, which flushed it
-            block, samples = self._flushed[-1]
-            if math.isnan(block.setdefault(name, [math.nan] * len(samples))[-1]):
-                block[name][-1] = float(value)
-                self._count(name, block[name][-1:], samples[-1:])
 
     def flush(self) -> None:
         """Turn what is pending into floats."""
@@ -248,3 +198,58 @@ class Meter:
         """The mean of each scalar over the samples of this pass."""
         self.flush()
         return {name: total / self._weights[name] for name, total in self._sums.items()}
+
+
+# %% ../../nbs/engine/meter.ipynb #e2ad2afe
+class Meter(PassLog):
+    """Collects one pass: scalars stay on their device until `flush`, then count in float64, each batch by its samples."""
+
+    def add(self, values: Mapping[str, Any], n: int) -> None:
+        """Add the values of one batch of `n` samples. Raises StepError where the names of its scalars differ from the batch before."""
+        scalars: dict[str, Scalar] = {}
+        self._n_kept = len(self._tensors)
+        for name, value in values.items():
+            if type(value) is Tensor and value.is_cpu and not value.ndim:
+                scalars[name] = value.item()  # as `snapshot` does, without a call
+            elif isinstance(value, Real) or name == "loss" or (isinstance(value, Tensor) and value.ndim == 0):
+                scalars[name] = snapshot(value)
+            elif self.keep_tensors:
+                self._tensors.append((name, apply_to_collection(value, Tensor, Tensor.detach)))
+        if self._keys is None:
+            self._keys = frozenset(scalars)
+        elif self._keys != scalars.keys():
+            del self._tensors[self._n_kept :]
+            raise _other_names(self._keys ^ scalars.keys())
+        self._pending.rows.append(scalars)
+        self._pending.samples.append(n)
+        self.n_batches += 1
+
+    def drop_newest(self) -> None:
+        """Take back the newest batch, which has failed after its step."""
+        self.n_batches -= 1
+        if not self._pending.rows:  # the log was read in mid-batch, which flushed it
+            block, samples = self._flushed[-1]
+            n = samples.pop()
+            for name, column in block.items():
+                if not math.isnan(value := column.pop()) or name in (self._keys or ()):
+                    self._sums[name] -= value * n
+                    self._weights[name] -= n
+                    self._log[name].pop()
+            return
+        self._pending.drop_newest()
+        del self._tensors[self._n_kept :]
+
+    def expect_other_names(self) -> None:
+        """The scalars of the next batch may have other names: the step is another one."""
+        self.flush()
+        self._keys = None
+
+    def amend(self, name: str, value: Scalar) -> None:
+        """Add a scalar of the newest batch, which has one value of a name: its first. Batches without it are not in its mean."""
+        if self._pending.rows:
+            self._pending.amend(name, value)
+        else:  # the log was read in mid-batch, which flushed it
+            block, samples = self._flushed[-1]
+            if math.isnan(block.setdefault(name, [math.nan] * len(samples))[-1]):
+                block[name][-1] = float(value)
+                self._count(name, block[name][-1:], samples[-1:])

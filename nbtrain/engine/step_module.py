@@ -28,7 +28,17 @@ from .train_state import Mode
 from ..errors import NbtrainError, StepError, add_note
 
 # %% auto #0
-__all__ = ["check_output", "run_step", "step_place", "named", "RecordingModule", "StepModule", "is_whole_epoch", "in_validation_of_run"]
+__all__ = [
+    "check_output",
+    "run_step",
+    "step_place",
+    "named",
+    "RecordingModule",
+    "SteppingModule",
+    "StepModule",
+    "is_whole_epoch",
+    "in_validation_of_run",
+]
 
 # %% ../../nbs/engine/step_module.ipynb #f1722b22
 _USUAL_TYPES = frozenset({Tensor, float, int})
@@ -239,20 +249,15 @@ class RecordingModule(PassModule):
                 self._known_metrics.learn(self, name, options)
 
 
-# %% ../../nbs/engine/step_module.ipynb #0b2ea9a4
-class StepModule(RecordingModule):
-    """The LightningModule around a trainer's `train_step` and `test_step`; `owner` is the trainer. Without `with_addons` it is alone."""
+# %% ../../nbs/engine/step_module.ipynb #d633161c
+class SteppingModule(RecordingModule):
+    """Calls the trainer's steps, and counts what they return."""
 
-    def __init__(self, trainer: StepsProtocol, *, whole_epoch: bool = True, with_addons: bool = True) -> None:
-        super().__init__(trainer, trainer.active_addons if with_addons else [], whole_epoch=whole_epoch)
-        self.with_addons = with_addons
-        self.model = trainer.model
+    def __init__(self, trainer: StepsProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool) -> None:
+        super().__init__(trainer, addons, whole_epoch=whole_epoch)
         self.predict: Callable[[Any], Any] | None = None
         self._wrapped_step: TrainStep | None = None  # where an addon wraps the step
-        self.wrapped_by: list[AddOnBase] = []  # the addons that do
-        self._sinks: list[EventSink] = []
 
-    # -- steps
     def training_step(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
         """None for a batch that is left out after an error."""
         if self.guard is None:
@@ -300,7 +305,18 @@ class StepModule(RecordingModule):
         assert self.predict is not None
         return self.predict(batch)
 
-    # -- what Lightning calls
+
+# %% ../../nbs/engine/step_module.ipynb #0b2ea9a4
+class StepModule(SteppingModule):
+    """The LightningModule around a trainer's `train_step` and `test_step`; `owner` is the trainer. Without `with_addons` it is alone."""
+
+    def __init__(self, trainer: StepsProtocol, *, whole_epoch: bool = True, with_addons: bool = True) -> None:
+        super().__init__(trainer, trainer.active_addons if with_addons else [], whole_epoch=whole_epoch)
+        self.with_addons = with_addons
+        self.model = trainer.model
+        self.wrapped_by: list[AddOnBase] = []  # the addons that do
+        self._sinks: list[EventSink] = []
+
     def setup(self, stage: str) -> None:
         """The callbacks are set up already."""
         if stage != "predict" and self.owner.module is not None:

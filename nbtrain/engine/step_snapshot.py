@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
+from _random import Random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -42,7 +43,7 @@ class _Watched:
 def _python_memory() -> tuple[bytes, Any]:
     """What Python's generator holds: its C part, which lies behind the head of the object, and the second of two normal numbers."""
     generator: Any = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
-    start, size = object.__basicsize__, type(generator).__base__.__basicsize__
+    start, size = object.__basicsize__, Random.__basicsize__
     return ctypes.string_at(id(generator) + start, size - start), generator.gauss_next
 
 
@@ -128,7 +129,7 @@ class _TensorCopies:
     def take(self) -> None:
         if self.always:
             live, copies = zip(*self.always.values())
-            torch._foreach_copy_(copies, live)
+            torch._foreach_copy_(copies, live)  # pyright: ignore[reportPrivateImportUsage]
 
     def restore(self) -> bool:
         """Returns False where a tensor has changed that was not copied."""
@@ -162,16 +163,16 @@ class _Attributes:
         self.kept = {name: value for name, value in self.attributes.items() if name not in without}
         self.collections, self.parts = [], []
         for value in self.kept.values():
-            kind = type(value)
+            kind: Any = type(value)
             if kind is Tensor:
                 self.keep(value)
-            elif kind.__module__.startswith("nbtrain.addons.") and not isinstance(value, (L.Callback, AddOnBase)):
-                self.parts.append(_Attributes(vars(value), frozenset(), self.keep))
-                self.parts[-1].take()
             elif kind in (list, dict, set, deque):
                 small = len(value) <= _SMALL
                 if small or kind is list:
                     self.collections.append((value, value.copy() if small else len(value)))
+            elif kind.__module__.startswith("nbtrain.addons.") and not isinstance(value, (L.Callback, AddOnBase)):
+                self.parts.append(_Attributes(vars(value), frozenset(), self.keep))
+                self.parts[-1].take()
 
     def restore(self) -> None:
         rest = {name: value for name, value in self.attributes.items() if name in self.without}

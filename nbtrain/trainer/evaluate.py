@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..annotations import checked
-from ..tracebacks import boundary
 from ..data.batch import to_device
 from ..data.loader import BatchList, as_loader
 from ..distributed.devices import device_args

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from ..addons.non_finite import NonFiniteAddon
 from ..data.loader import LoaderWrapper, as_loader, with_batch_size
-from ..data.resumable_loader import ResumableLoader
+from ..data.resumable_loader import RereadableLoader
 from ..engine.callback import Stopper
 from ..engine.control import Leave, cause_of_end
 from ..engine.error_guard import ErrorGuard, guard_callbacks
@@ -127,11 +127,11 @@ class Execution:
         """`loader` so that a batch which has failed can be read again, where errors pause the run and it is one loader with a length."""
         inside = loader
         while isinstance(inside, LoaderWrapper):
-            if isinstance(inside, ResumableLoader):
+            if isinstance(inside, RereadableLoader):
                 return loader
             inside = inside.loader
         several = isinstance(inside, (Mapping, list, tuple, CombinedLoader, Iterator)) or sized_len(loader) is None
-        return loader if several or not self.pauses else ResumableLoader(loader)
+        return loader if several or not self.pauses else RereadableLoader(loader)
 
     def _left(self, pl_trainer: L.Trainer, error: str) -> tuple[Status, str]:
         """Status and reason of a run whose end was requested, after an `error` that had paused it."""

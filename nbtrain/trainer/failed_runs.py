@@ -17,13 +17,28 @@ from weakref import WeakSet, ref
 
 from ..history.user_code import is_user, module_of
 from .run_handle import clear_frames
-from ..views.notebook import get_shell
+from ..views.notebook import get_shell, in_shell, is_watched
 
 if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["is_reachable", "drop_failure", "drop_unreachable", "keep_watch"]
+__all__ = ["pauses_on_error", "needs_thread", "is_reachable", "drop_failure", "drop_unreachable", "keep_watch"]
+
+
+# %% ../../nbs/trainer/failed_runs.ipynb #6b6f184c
+def pauses_on_error(trainer: TrainerBase) -> bool:
+    """Does an error of the user's code pause the run? Where somebody sits at a notebook it does, if on_error says nothing else."""
+    if trainer.mode != "train" or trainer.launcher is not None or trainer.world.size > 1 or trainer.on_error == "raise":
+        return False
+    return trainer.on_error == "pause" or (trainer.own_thread and in_shell() and is_watched())
+
+
+def needs_thread(trainer: TrainerBase) -> bool:
+    """Does a run need a thread? One that can be paused does: a cell waits for it, and is free when it pauses."""
+    in_main = threading.current_thread() is threading.main_thread()
+    return trainer.on_error == "pause" or (in_shell() and trainer.own_thread and in_main)
+
 
 # %% ../../nbs/trainer/failed_runs.ipynb #64892399
 _LIBRARIES = ("nbtrain", "lightning", "torch", "torchmetrics", "ipywidgets", "contextlib")
@@ -111,7 +126,8 @@ def keep_watch(trainer: TrainerBase) -> None:
 def _before_cell(info: Any = None) -> None:
     shell = get_shell()
     for reference in [ref(trainer) for trainer in _WAITING]:
-        trainer = reference()
+        if (trainer := reference()) is None:
+            continue
         names = [name for name, value in shell.user_ns.items() if value is trainer and not name.startswith("_")]
         failure = trainer.control.failure
         if failure is not None and not failure.is_seen and any(re.search(rf"\b{name}\b", info.raw_cell or "") for name in names):

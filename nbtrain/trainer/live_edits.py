@@ -34,7 +34,7 @@ from ..views.notebook import NotebookView
 from ..views.text import format_value
 
 # %% auto #0
-__all__ = ["check_options", "set_options", "validate_now", "TrainerControls"]
+__all__ = ["check_options", "set_options", "validate_now", "TrainerPauses", "TrainerControls"]
 
 
 # %% ../../nbs/trainer/live_edits.ipynb #e815dabc
@@ -143,8 +143,8 @@ def _validate(trainer: TrainerProtocol, at: Boundary | None) -> dict[str, float]
 
 
 # %% ../../nbs/trainer/live_edits.ipynb #07a8931c
-class TrainerControls(TrainerBase):
-    """What a person does to a run that is on."""
+class TrainerPauses(TrainerBase):
+    """Pause, repair, resume and stop a run."""
 
     @boundary
     def pause(self) -> None:
@@ -208,6 +208,22 @@ class TrainerControls(TrainerBase):
             self.handle.join()
         return self.result
 
+    def _need_handle(self) -> RunHandle:
+        """The handle of the run that is on."""
+        if self.control.state == "idle":
+            raise ConfigError("No run is on.", remedy="run(n_epoch, loader) begins one.")
+        if self.handle is None or not self.handle.is_on:
+            raise ConfigError(
+                "This run has the main thread, so it can't be paused and resumed.",
+                remedy="Begin it with run(..., background=True); stop() ends it.",
+            )
+        return self.handle
+
+
+# %% ../../nbs/trainer/live_edits.ipynb #f0010acd
+class TrainerControls(TrainerPauses):
+    """What a person does to a run that is on."""
+
     @boundary
     def set(self, **options: Any) -> None:
         """Change options of the optimizer between two batches: `set(lr=1e-4)`. The schedule is scaled with the learning rate."""
@@ -242,14 +258,3 @@ class TrainerControls(TrainerBase):
         free_last_error()
         if self.optimizer is not None and self.control.state == "idle":
             self.optimizer.zero_grad()
-
-    def _need_handle(self) -> RunHandle:
-        """The handle of the run that is on."""
-        if self.control.state == "idle":
-            raise ConfigError("No run is on.", remedy="run(n_epoch, loader) begins one.")
-        if self.handle is None or not self.handle.is_on:
-            raise ConfigError(
-                "This run has the main thread, so it can't be paused and resumed.",
-                remedy="Begin it with run(..., background=True); stop() ends it.",
-            )
-        return self.handle

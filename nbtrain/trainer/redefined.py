@@ -99,7 +99,12 @@ class Redefinitions:
         for name in names:
             setattr(function, name, getattr(fresh, name))
         self.names[function.__name__] = None
-        self._undo.append(lambda: [setattr(function, name, value) for name, value in zip(names, before)] and None)
+
+        def undo() -> None:
+            for name, value in zip(names, before):
+                setattr(function, name, value)
+
+        self._undo.append(undo)
 
     def also(self, undo: Callable[[], None]) -> None:
         """Let `undo` belong to what `undo` of this object does."""

@@ -22,7 +22,7 @@ from ..history.history import RunResult
 from ..remote_errors import own_errors
 from ..rng import seed_all
 from .arguments import check_optimizer, check_run
-from .failed_runs import drop_unreachable
+from .failed_runs import drop_unreachable, needs_thread, pauses_on_error
 from .execution import Execution, execute_replica
 from .interrupts import signals_stop, workers_ignore_interrupts
 from .outcome import RunOutcome
@@ -31,13 +31,12 @@ from .run_handle import RunHandle
 from .run_record import advise, correct_model, header, keep_source
 from .run_stopped import exit_with_130, interrupted_script
 from .run_sinks import RunSinks, refresh_view
-from ..views.notebook import get_shell, in_shell, is_watched
 
 if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["pauses_on_error", "Run"]
+__all__ = ["Run"]
 
 
 # %% ../../nbs/trainer/run.ipynb #41bd1d3f
@@ -57,13 +56,6 @@ def _check(run: Run, background: bool) -> None:
     probe(trainer, run.n_epoch, run.valid_loader)
 
 
-def pauses_on_error(trainer: TrainerBase) -> bool:
-    """Does an error of the user's code pause the run? Where somebody sits at a notebook it does, if on_error says nothing else."""
-    if trainer.mode != "train" or trainer.launcher is not None or trainer.world.size > 1 or trainer.on_error == "raise":
-        return False
-    return trainer.on_error == "pause" or (trainer.own_thread and in_shell() and is_watched())
-
-
 # %% ../../nbs/trainer/run.ipynb #bdb70ef6
 class Run:
     """`n_epoch` more epochs of `trainer`, or in mode "test" as many evaluations, from the arguments to the result."""
@@ -78,15 +70,13 @@ class Run:
 
         In a notebook it has a thread, for which this one waits; with `background` the thread's handle is returned at once.
         """
-        if get_shell() is not None:
-            drop_unreachable()
+        drop_unreachable()
         _check(self, background)
         self.pauses = pauses_on_error(self.trainer)
         self._prepare()
         trainer = self.trainer
         trainer.control.begin(partial(self.sinks.follow, self.outcome.follow))
-        in_main = threading.current_thread() is threading.main_thread()
-        if not background and not (in_shell() and trainer.own_thread and in_main) and trainer.on_error != "pause":
+        if not (background or needs_thread(trainer)):
             return self._run_here()
         handle = RunHandle(trainer.control, lambda: trainer.recorder.place, partial(refresh_view, trainer))
         with nullcontext() if background else handle.listening():  # ■ pauses from the first moment that is shown

@@ -26,7 +26,7 @@ from .interrupts import handles_signals
 from .run_stopped import ended_by_hand
 
 # %% auto #0
-__all__ = ["RunThread", "RunHandle", "clear_frames", "free_last_error"]
+__all__ = ["RunThread", "RunInThread", "RunHandle", "clear_frames", "free_last_error"]
 
 # %% ../../nbs/trainer/run_handle.ipynb #d9026d79
 _LEAVE_S = 4.0  # Jupyter kills a kernel 5 s after it has requested its end
@@ -122,18 +122,12 @@ class RunThread:
         self._thread.join(_LEAVE_S)
 
 
-# %% ../../nbs/trainer/run_handle.ipynb #05dc6f9a
-class RunHandle:
-    """A run in a thread, as `run(..., background=True)` returns it."""
+# %% ../../nbs/trainer/run_handle.ipynb #e6161b80
+class RunInThread:
+    """What is known of a run in a thread."""
 
-    def __init__(self, control: Control, place: Callable[[], str], refresh: Callable[[], None] = lambda: None) -> None:
-        self.is_waited_for = False
-        self._control, self._place, self._refresh = control, place, refresh
-        self._thread = RunThread(control)
-
-    def start(self, work: Callable[[], RunResult]) -> None:
-        """Begin with `work`."""
-        self._thread.start(work)
+    def __init__(self, control: Control, place: Callable[[], str]) -> None:
+        self._control, self._place, self._thread = control, place, RunThread(control)
 
     @property
     def result(self) -> RunResult | None:
@@ -157,6 +151,31 @@ class RunHandle:
         if self.is_on:
             return self._control.state
         return "failed" if self.error is not None or self.result is None else self.result.status
+
+    @property
+    def is_on(self) -> bool:
+        """Is this run on, or paused?"""
+        return self._thread.is_alive and self._control.state != "idle"
+
+    def __repr__(self) -> str:
+        if self.result is not None:
+            return f"RunHandle({self.result!r})"
+        failure = self._control.failure if self.is_on else None
+        more = "" if failure is None else f"{failure.summary}\n  {failure.line} · handle.wait() raises the error"
+        return f"RunHandle({self.status} · {more or self._place()})"
+
+
+# %% ../../nbs/trainer/run_handle.ipynb #05dc6f9a
+class RunHandle(RunInThread):
+    """A run in a thread, as `run(..., background=True)` returns it."""
+
+    def __init__(self, control: Control, place: Callable[[], str], refresh: Callable[[], None] = lambda: None) -> None:
+        super().__init__(control, place)
+        self.is_waited_for, self._refresh = False, refresh
+
+    def start(self, work: Callable[[], RunResult]) -> None:
+        """Begin with `work`."""
+        self._thread.start(work)
 
     @checked
     def wait(self, timeout_s: float | None = None) -> RunResult:
@@ -195,11 +214,6 @@ class RunHandle:
         self.refuse_in_run("join")
         self._thread.join()
 
-    @property
-    def is_on(self) -> bool:
-        """Is this run on, or paused?"""
-        return self._thread.is_alive and self._control.state != "idle"
-
     def refuse_in_run(self, name: str) -> None:
         """Raise ConfigError in the thread of this run."""
         if self._thread.is_current:
@@ -226,13 +240,6 @@ class RunHandle:
         """Release what the frames of an error hold; its text stays."""
         if self.error is not None:
             clear_frames(self.error)
-
-    def __repr__(self) -> str:
-        if self.result is not None:
-            return f"RunHandle({self.result!r})"
-        failure = self._control.failure if self.is_on else None
-        more = "" if failure is None else f"{failure.summary}\n  {failure.line} · handle.wait() raises the error"
-        return f"RunHandle({self.status} · {more or self._place()})"
 
 
 # %% ../../nbs/trainer/run_handle.ipynb #2802a95e

@@ -20,7 +20,6 @@ from ..addons.gradient_clip import GradientClipAddon
 from ..addons.hooks import Hooks, HooksAddon
 from ..addons.non_finite import NonFinite
 from ..annotations import checked
-from ..tracebacks import boundary
 from ..checkpoint.sharded import merge_checkpoint
 from ..checkpoint.weights import load_weights, read_weights, save_weights
 from ..config.from_trainer import configuration_text
@@ -52,7 +51,7 @@ from ..views.html import table_html
 from ..views.text import best_words, format_count
 
 # %% auto #0
-__all__ = ["AnyTrainer", "TrainerWeights", "TrainerInspection", "TrainerRuns", "Trainer"]
+__all__ = ["AnyTrainer", "TrainerWeights", "TrainerInspection", "TrainerRuns", "TrainerFactories", "Trainer"]
 
 
 # %% ../../nbs/trainer/trainer.ipynb #daa6da77
@@ -235,13 +234,36 @@ class TrainerRuns(TrainerBase):
 
 
 # %% ../../nbs/trainer/trainer.ipynb #fa5b7d71
-AnyTrainer = TypeVar("AnyTrainer", bound="Trainer")
+AnyTrainer = TypeVar("AnyTrainer", bound="TrainerFactories")
 # Arguments that addons take too
 _SHARED = ("device", "scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "hooks", "nonfinite", "save_path")
 
 
+class TrainerFactories(TrainerBase):
+    """Other ways to make a trainer, or its class."""
+
+    @classmethod
+    @checked
+    def load_from_checkpoint(cls: type[AnyTrainer], path: str | Path, **arguments: Any) -> AnyTrainer:
+        """A trainer made with `arguments` whose model has the weights of a Lightning checkpoint of these steps, by path or URL."""
+        if "optimizer" not in arguments:
+            arguments.setdefault("mode", "test")
+        trainer = cls(**arguments)
+        load_weights(trainer.model, read_weights(path))
+        return trainer
+
+    @classmethod
+    @checked
+    def from_steps(
+        cls: type[AnyTrainer], train_step: Callable[..., Any], test_step: Callable[..., Any] | None = None, name: str = "StepsTrainer"
+    ) -> type[AnyTrainer]:
+        """A class from two functions `(self, batch) -> dict`, as methods have it; without a `test_step` both are one."""
+        namespace = {"train_step": train_step, "test_step": test_step or train_step, "__module__": train_step.__module__}
+        return type(name, (cls,), namespace)  # pyright: ignore[reportReturnType]
+
+
 # %% ../../nbs/trainer/trainer.ipynb #473da3d6
-class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection, TrainerWeights, TrainerProgress):
+class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation, TrainerInspection, TrainerWeights, TrainerProgress):
     """Trains a model with your `train_step` and `test_step`; subclass it and write these two.
 
     Args:
@@ -327,22 +349,3 @@ class Trainer(TrainerRuns, TrainerControls, TrainerEvaluation, TrainerInspection
         self[HooksAddon].gather(self)  # for its errors
         self._begin_state()
         self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user
-
-    @classmethod
-    @checked
-    def load_from_checkpoint(cls: type[AnyTrainer], path: str | Path, **arguments: Any) -> AnyTrainer:
-        """A trainer made with `arguments` whose model has the weights of a Lightning checkpoint of these steps, by path or URL."""
-        if "optimizer" not in arguments:
-            arguments.setdefault("mode", "test")
-        trainer = cls(**arguments)
-        load_weights(trainer.model, read_weights(path))
-        return trainer
-
-    @classmethod
-    @checked
-    def from_steps(
-        cls: type[AnyTrainer], train_step: Callable[..., Any], test_step: Callable[..., Any] | None = None, name: str = "StepsTrainer"
-    ) -> type[AnyTrainer]:
-        """A class from two functions `(self, batch) -> dict`, as methods have it; without a `test_step` both are one."""
-        namespace = {"train_step": train_step, "test_step": test_step or train_step, "__module__": train_step.__module__}
-        return type(name, (cls,), namespace)  # pyright: ignore[reportReturnType]
