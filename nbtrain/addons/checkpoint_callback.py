@@ -273,5 +273,5 @@ class StateKeeper(Checkpoint, Leaving):
 
     def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if self.addon.save_on_error and isinstance(exception, (Exception, LeaveAfterError)) and _is_at_batch(self.trainer, pl_trainer):
-            save_after_error(self.saver, pl_trainer)
+            save_after_error(self.saver, pl_trainer, was_paused=isinstance(exception, LeaveAfterError))
         self.saver.close()

@@ -283,10 +283,11 @@ def adopt(saver: StateSaver, pl_trainer: L.Trainer) -> None:
             notify(pl_trainer, "on_checkpoint_expired", old)
 
 
-def save_after_error(saver: StateSaver, pl_trainer: L.Trainer) -> None:
+def save_after_error(saver: StateSaver, pl_trainer: L.Trainer, *, was_paused: bool = False) -> None:
     """Save what the trainer has after the batches that are finished, beside the checkpoints of the run. The record says where.
 
-    It is not exact: the failed batch has drawn random numbers. Errors are noted, since there is one to be raised already.
+    It is not exact, because the failed batch has drawn random numbers, unless the error had paused the run (`was_paused`), which restores
+    them. Errors are noted, since there is one to be raised already.
     """
     module: Any = pl_trainer.lightning_module
     addon, trainer, progress = saver.addon, saver.trainer, pl_trainer.fit_loop.epoch_loop.batch_progress
@@ -303,5 +304,6 @@ def save_after_error(saver: StateSaver, pl_trainer: L.Trainer) -> None:
     except Exception as error:
         trainer.recorder.note(f"the state after the error was not saved: {first_line(error)}")
     else:
-        how = "apply_weights takes its weights" if is_whole else "resume from it repeats the failed batch, with other random numbers"
+        again = "resume from it repeats the failed batch" + ("" if was_paused else ", with other random numbers")
+        how = "apply_weights takes its weights" if is_whole else again
         trainer.recorder.note(f"The state after the error is in {path.name}: {how}.")

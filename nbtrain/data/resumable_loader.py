@@ -99,6 +99,10 @@ class RereadableLoader(LoaderWrapper):
         """Release what is left of the current pass: its workers live as long as it does."""
         self._live = iter(())
 
+    def take_back(self) -> None:
+        """Count the newest batch as one that was not handed out."""
+        self._n_handed -= 1
+
     def _hand_out(self, batch: Any) -> Any:
         self._n_handed += 1
         return batch

@@ -290,6 +290,12 @@ class _GuardedFetcher:
             self.inner.renew(inside.read_on())
             self.inner.skip()
 
+    def unread(self) -> None:
+        """The newest batch was not trained on: a run that is resumed reads it, with the random numbers from before it was read."""
+        if (inside := self._find_rereadable()) is not None:
+            self._random.restore()
+            inside.take_back()
+
     def release(self) -> None:
         if isinstance(self.inner, _DirectFetcher):
             self.inner.release()

@@ -14,7 +14,7 @@ from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimizatio
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from torch.optim import Optimizer
 
-from .control import Boundary, Control
+from .control import Boundary, Control, LeaveAfterError
 from .lean_pass import LeanPass, direct_fetcher, exhaust, explain_full_memory, why_not_lean
 from .lean_update import LeanUpdate, WholeStep
 from .step_module import StepModule
@@ -189,11 +189,17 @@ class _TrainingPass(LeanPass):
             if self.pl_trainer.training and self.connector._first_loop_iter is not None and self.logs_anything():
                 self.connector.on_batch_end()
             if not isinstance(error, StopIteration):
-                if self.batches is not self.fetcher:
-                    self.batches.release()
+                self.release(error)
                 raise
         finally:
             gradients.release()
+
+    def release(self, error: BaseException) -> None:
+        """The pass ends with `error`."""
+        if isinstance(error, LeaveAfterError) and self.current.ready > self.current.completed and self.pl_trainer.training:
+            self.batches.unread()
+        if self.batches is not self.fetcher:
+            self.batches.release()
 
     def advance(self, batch: Any) -> None:
         """One batch, in the order of `_TrainingEpochLoop.advance`."""

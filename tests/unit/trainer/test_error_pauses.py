@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
 
-from nbtrain import AccumulationAddon, StateManagerAddon, StepError, Trainer
+from nbtrain import AccumulationAddon, ConfigError, MultiGPUAddon, StateManagerAddon, StepError, Trainer
 from nbtrain.rng import random_state
 
 KINDS = (
@@ -188,7 +189,6 @@ def state_of(trainer: Fit) -> dict[str, Any]:
     watch = trainer.lightning["callbacks"][0]
     return {
         "rows": rows,
-        "losses": trainer.history.steps("train_loss") if callable(getattr(trainer.history, "steps", None)) else trainer.losses,
         "tensors": [tensor.tolist() for tensor in tensors],
         "random": repr(random_state()),
         "own": (trainer.seen, trainer.losses, float(trainer.mean.compute())),
@@ -212,3 +212,234 @@ def test_run_that_failed_and_was_repaired_equals_one_that_never_failed(seed: int
     failed = state_of(trainer)
     for name, part in unbroken.items():
         assert failed[name] == part, name
+
+
+class Mean(Trainer):
+    """Fails on batches of negative numbers until `fixed`."""
+
+    fixed = False
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        if float(batch.sum()) < 0 and not self.fixed:
+            raise ValueError("a negative batch")
+        return {"loss": (self.model(batch) - 1).square().mean()}
+
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        return self.train_step(batch)
+
+
+def make(kind: Any = Mean, **options: Any) -> Any:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    options = {"on_error": "pause", "log_bar": False} | options
+    return kind(model, "cpu", optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), **options)
+
+
+def batches(*signs: int) -> list[torch.Tensor]:
+    return [sign * torch.full((3, 2), 1.0 + i) for i, sign in enumerate(signs)]
+
+
+def fail(trainer: Any, *args: Any, **options: Any) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        trainer.run(*args, **options)
+    assert trainer.control.state == "paused"
+    return caught.value
+
+
+def test_skipped_batch_is_left_out() -> None:
+    trainer, whole = make(), batches(1, 1, -1, 1)
+    fail(trainer, 1, whole)
+    result = trainer.resume(skip=True)
+    without = make()
+    without.run(1, [whole[0], whole[1], whole[3]])
+    assert result.status == "completed"
+    assert [p.tolist() for p in trainer.model.parameters()] == [p.tolist() for p in without.model.parameters()]
+    assert result.last["train_loss"] == without.result.last["train_loss"]
+
+
+def test_batch_that_a_validation_skips_is_not_in_its_mean() -> None:
+    trainer = make()
+    fail(trainer, 1, batches(1, 1), DataLoader(torch.stack([*batches(1)[0], *batches(-1)[0], *batches(1)[0]]), 3))
+    trainer.resume(skip=True)
+    without = make()
+    without.run(1, batches(1, 1), DataLoader(torch.stack([*batches(1)[0], *batches(1)[0]]), 3))
+    assert trainer.result.last["val_loss"] == without.result.last["val_loss"]
+
+
+def test_sample_that_cannot_be_read_is_skipped_with_its_batch(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("5")
+    trainer = make(nonfinite="ignore")
+    trainer.model = nn.Linear(4, 1)
+    trainer.optimizer.param_groups[0]["params"] = list(trainer.model.parameters())
+    trainer.fixed = True
+    fail(trainer, 1, DataLoader(Points(broken), 2))
+    assert trainer.failure.what == "the loader" and trainer.failure.place == "epoch 1, batch 3"
+    assert trainer.resume(skip=True).status == "completed"
+    assert trainer.train_state.meters["train"].n_batches == 12
+
+
+def test_loader_that_cannot_be_read_again_goes_on_with_the_next_epoch() -> None:
+    class Stream:
+        n = 0
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            self.n += 1
+            for batch in batches(1, 1, 1):
+                if self.n == 1 and batch[0, 0] == 3:
+                    raise OSError("the connection is lost")
+                yield batch
+
+    trainer = make()
+    error = fail(trainer, 2, Stream())
+    assert "the loader can't be read on from here: the next epoch follows" in error.__notes__[-1]
+    assert trainer.resume().status == "completed"
+    assert len(trainer.history.epochs) == 2
+
+
+class _Refuses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, trainer: Any) -> torch.Tensor:
+        ctx.trainer, ctx.sum = trainer, float(x.sum())
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        if not ctx.trainer.fixed and ctx.trainer.n == 2:
+            raise RuntimeError("no gradient")
+        return grads[0], None
+
+
+class Refused(Trainer):
+    fixed, n = False, 0
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        self.n += 1
+        return {"loss": _Refuses.apply(self.model(batch), self).square().mean()}
+
+
+def test_error_of_the_backward_pass_in_an_open_window_says_what_is_lost() -> None:
+    trainer = make(Refused.add_on(AccumulationAddon), accumulate=4)
+    error = fail(trainer, 1, batches(1, 1, 1, 1))
+    assert trainer.failure.lost == "the gradients of the 1 batches before it in this window are lost"
+    assert trainer.failure.lost in error.__notes__[-1]
+    trainer.fixed = True
+    assert trainer.resume().status == "completed"
+    assert len(trainer.history.epochs) == 1
+
+
+def test_stopped_after_an_error_it_is_saved_and_resumed_exactly(tmp_path: Path) -> None:
+    kind = Fit.add_on(StateManagerAddon)
+
+    def begin(folder: str, fault: Fault) -> Any:
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 1))
+        optimizer = torch.optim.Adam(model.parameters())
+        trainer: Any = kind(model, "cpu", optimizer=optimizer, log_bar=False, on_error="pause", save_path=tmp_path / folder)
+        trainer.fault = fault
+        return trainer
+
+    loader = DataLoader(Points(tmp_path / "whole"), 4, shuffle=True)
+    unbroken = begin("a", Fault())
+    unbroken.run(2, loader)
+    failed = begin("b", Fault("after forward", 9))
+    with pytest.raises(ZeroDivisionError):
+        failed.run(2, loader)
+    result = failed.stop()
+    assert (result.status, result.reason) == ("stopped", "epoch 2, batch 3, after ZeroDivisionError: after forward")
+    resumed = begin("c", Fault())
+    resumed.run(2, loader, resume=failed.run_dir / "after-error.ckpt")
+    assert [value.tolist() for value in resumed.model.state_dict().values()] == [v.tolist() for v in unbroken.model.state_dict().values()]
+
+
+def test_error_of_a_validation_that_was_requested_goes_to_its_caller() -> None:
+    trainer = make()
+    trainer.fixed = True
+    handle = trainer.run(300, batches(1, 1, 1), batches(1), background=True)
+    trainer.pause()
+    trainer.fixed = False
+    with pytest.raises(ValueError, match="a negative batch"):
+        trainer.evaluate(batches(-1))
+    assert trainer.control.state == "paused" and trainer.failure is None
+    trainer.fixed = True
+    trainer.stop()
+    assert handle.result.status == "stopped"
+
+
+def test_paused_by_an_error_it_is_evaluated_changed_and_continues() -> None:
+    trainer, other = make(), make()
+    fail(trainer, 1, batches(1, -1, 1))
+    assert trainer.evaluate(batches(1))["loss"] > 0
+    trainer.predict(torch.ones(1, 2))
+    trainer.fixed = other.fixed = True
+    assert trainer.resume().status == "completed"
+    other.run(1, batches(1, -1, 1))
+    assert [p.tolist() for p in trainer.model.parameters()] == [p.tolist() for p in other.model.parameters()]
+
+
+def test_new_run_drops_the_failed_one() -> None:
+    trainer = make()
+    fail(trainer, 1, batches(1, -1))
+    trainer.fixed = True
+    assert trainer.run(1, batches(1)).status == "completed"
+    assert trainer.failure is None
+
+
+def test_hook_of_the_user_that_fails_is_called_again() -> None:
+    calls = []
+
+    def log(*args: Any) -> None:
+        calls.append(len(calls))
+        if len(calls) == 2:
+            raise RuntimeError("no disk")
+
+    trainer = make(hooks={"after_optimizer_step": log})
+    fail(trainer, 1, batches(1, 1, 1))
+    assert "after_optimizer_step" in trainer.failure.what
+    assert trainer.resume().status == "completed"
+    assert len(calls) == 4
+
+
+def test_steps_that_fail_give_way_to_the_old_ones() -> None:
+    class Worse(Mean):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            return {"los": batch.sum()}
+
+    class Better(Mean):
+        fixed = True
+
+    trainer = make()
+    fail(trainer, 1, batches(1, -1))
+    with pytest.raises(StepError, match="without 'loss'"):
+        trainer.resume(Worse)
+    assert type(trainer) is Mean
+    assert trainer.resume(Better).status == "completed"
+    assert type(trainer) is Better
+
+
+def test_without_a_run_the_steps_are_those_of_the_next() -> None:
+    class Better(Mean):
+        fixed = True
+
+    trainer = make(on_error="raise")
+    with pytest.raises(ValueError, match="a negative batch"):
+        trainer.run(1, batches(-1))
+    trainer.use(Better)
+    assert trainer.run(1, batches(-1)).status == "completed"
+    assert trainer.resume(Mean) is None
+    assert type(trainer) is Mean
+
+
+def test_run_in_several_processes_is_not_paused() -> None:
+    with pytest.raises(ConfigError, match="a run in several processes can't be paused by an error"):
+        make(Mean.add_on(MultiGPUAddon)).run(1, batches(1))
+
+
+def test_workers_end_with_a_run_that_was_left() -> None:
+    trainer = make()
+    fail(trainer, 1, DataLoader(torch.stack([*batches(1)[0], *batches(-1)[0], *batches(1)[0]]), 3, num_workers=1))
+    assert multiprocessing.active_children()
+    trainer.stop()
+    assert not multiprocessing.active_children()
