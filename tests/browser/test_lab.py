@@ -130,6 +130,46 @@ def test_stop_button_of_jupyter_pauses_and_ends_run_all(lab: Any, lab_root: Path
     assert "after wards" not in lab.page.locator(".jp-Notebook").inner_text()
 
 
+LOADERS = """import torch
+from torch.nn.functional import cross_entropy
+
+from nbtrain import Trainer
+from nbtrain.examples.digits import SmallCNN, digits_loaders
+
+torch.manual_seed(0)
+train_loader, valid_loader = digits_loaders(batch_size=32)"""
+NOISY = """class Noisy(Trainer):
+    def train_step(self, batch):
+        x, y = batch
+        noise = 0.1 * torch.randn(32, 1, 8, 8)
+        return {"loss": cross_entropy(self.model(x + noise), y)}
+
+    def test_step(self, batch):
+        x, y = batch
+        return {"loss": cross_entropy(self.model(x), y)}
+"""
+BEGIN = """
+
+trainer = Noisy(SmallCNN(), "cpu", optimizer=torch.optim.Adam)
+trainer.run(3, train_loader, valid_loader)"""
+
+
+def test_error_pauses_the_run_and_a_repaired_class_continues_it(lab: Any, lab_root: Path) -> None:
+    repaired = NOISY.replace("torch.randn(32, 1, 8, 8)", "torch.randn_like(x)") + "\n\ntrainer.resume(Noisy)"
+    lab.open(_write(lab_root, "failed", LOADERS, NOISY + BEGIN, "print('after', 'wards')", repaired))
+    lab.command("notebook:run-all-cells")
+    lab.wait_text(r"paused at epoch 1, batch 45 · fix the cell, then trainer\.resume\(Noisy\) tries this batch again")
+    lab.wait_text(r"‖ paused · epoch 1/3 · 44/45")
+    lab.page.wait_for_timeout(1000)  # what is queued would run now
+    assert "after wards" not in lab.page.locator(".jp-Notebook").inner_text()
+    assert _counts(lab) == ["[1]:", "[2]:", "[ ]:", "[ ]:"]
+    _shoot(lab.page.locator(".jp-Notebook .jp-CodeCell").nth(1), "failed")
+    lab.page.locator(".jp-Notebook .jp-CodeCell .cm-content").nth(3).click()
+    lab.command("notebook:run-cell")
+    lab.wait_text(r"✓ completed · 3 epochs")
+    lab.wait_no_buttons()
+
+
 LONG_STEP = """
 import os
 
