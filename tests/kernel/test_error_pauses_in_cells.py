@@ -24,10 +24,9 @@ class Net(nn.Module):
     def forward(self, x):
         return self.layers(x)
 
-def make(kind, model=None, **options):
+def make(kind, **options):
     torch.manual_seed(0)
-    model = Net() if model is None else model
-    return kind(model, device="cpu", optimizer=lambda params: torch.optim.Adam(params, lr=0.1), **({"log_bar": False} | options))
+    return kind(Net(), device="cpu", optimizer=lambda params: torch.optim.Adam(params, lr=0.1), **({"log_bar": False} | options))
 
 def make_loader():
     return DataLoader(torch.randn(48, 4, generator=torch.Generator().manual_seed(1)), 8, shuffle=True)
@@ -57,11 +56,11 @@ class Digits(Trainer):
         self.seen += 1
         loss = self.model(batch).square().mean() + torch.rand(())
         if self.seen == 3:
-            batch["x"]
+            loss = loss + batch.no_such_name
         return {"loss": loss}
     test_step = train_step
 """
-STILL_BROKEN = GOOD.replace("        return {", "        wrong = batch.no_such_name\n        return {")
+STILL_BROKEN = GOOD.replace("        return {", "        loss = {}['x']\n        return {")
 BROKEN_NET = """\
 class Net(nn.Module):
     calls = 0
@@ -109,7 +108,7 @@ CELLS = {
     "after the second plainly": "trainer.control.state, type(trainer) is First",
     "third": GOOD + "result = trainer.resume()",
     "after the third": "result.status, same(trainer, never), type(trainer) is Digits",
-    "net": BROKEN_NET + "trainer = make(Digits, Net())\n" + RUN,
+    "net": BROKEN_NET + "trainer = make(Digits)\n" + RUN,
     "repair net": GOOD_NET,
     "resume net": "result = trainer.resume()",
     "completed net": "result.status, same(trainer, never), type(trainer.model) is Net",
@@ -140,6 +139,7 @@ CELLS = {
     "names it again": "state = trainer.control.state",
     "repr": "handle",
     "wait": "handle.wait()",
+    "whole": "trainer.traceback()",
     "resume in background": GOOD + "result = trainer.resume(background=True).wait()",
     "after background": "result.status, len(trainer.history.epochs), handle.status, handle.error",
     "fails": BROKEN + "trainer = make(Digits, log_bar=True, save_path='runs')\n" + RUN,
