@@ -17,7 +17,7 @@ import lightning as L
 
 from ..data.batch import describe, is_out_of_memory
 from .control import Boundary
-from .step_snapshot import StepSnapshot
+from .step_snapshot import CallSnapshot, StepSnapshot
 from ..errors import StepError, add_note, first_line
 from ..history.user_code import is_user, is_user_file
 
@@ -140,14 +140,18 @@ class ErrorGuard:
             error.output = output
             raise error
 
-    def call(self, what: str, function: Callable[[], Any]) -> Any:
-        """What `function` of the user returns, which is called again after a repair; None where it is to be left out."""
+    def call(self, what: str, function: Callable[[], Any], restore: Callable[[], None] = lambda: None) -> Any:
+        """What `function` of the user returns, which is called again after a repair; None where it is to be left out.
+
+        `restore` makes as it was before the call what a call that has failed may have changed.
+        """
         while True:
             try:
                 return function()
             except Exception as error:
                 if self.is_final(error):
                     raise
+                restore()
                 if not self.wait(error, what):
                     return None
 
@@ -207,8 +211,12 @@ _STATE = ("on_save_checkpoint", "on_load_checkpoint", "on_exception")
 
 
 def _guarded(guard: ErrorGuard, callback: L.Callback, name: str) -> Callable[..., Any]:
+    snapshot = CallSnapshot(callback, guard.trainer.device)
+
     @wraps(getattr(type(callback), name))
     def call(*args: Any, **options: Any) -> Any:
-        return guard.call(f"{type(callback).__name__}.{name}", lambda: getattr(type(callback), name)(callback, *args, **options))
+        snapshot.take()
+        what = f"{type(callback).__name__}.{name}"
+        return guard.call(what, lambda: getattr(type(callback), name)(callback, *args, **options), snapshot.restore)
 
     return call

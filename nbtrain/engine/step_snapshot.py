@@ -22,7 +22,7 @@ from .addon import AddOnBase
 from .protocol import TrainerProtocol
 
 # %% auto #0
-__all__ = ["RandomSnapshot", "restore_attributes", "StepSnapshot"]
+__all__ = ["RandomSnapshot", "restore_attributes", "CallSnapshot", "StepSnapshot"]
 
 
 # %% ../../nbs/engine/step_snapshot.ipynb #0ba8799a
@@ -188,6 +188,24 @@ class _Attributes:
             else:
                 value.clear()
                 value.update(items)
+
+
+class CallSnapshot:
+    """What the call of a method of `item` may change in it, and the random numbers. `take` before the call, `restore` after an error."""
+
+    def __init__(self, item: Any, device: torch.device) -> None:
+        self._tensors = _TensorCopies()
+        self._attributes = _Attributes(vars(item), frozenset(), self._tensors.keep)
+        self._random = RandomSnapshot(device)
+
+    def take(self) -> None:
+        self._attributes.take()
+        self._random.take()
+
+    def restore(self) -> None:
+        self._attributes.restore()
+        self._tensors.restore()
+        self._random.restore()
 
 
 def _is_written(module: nn.Module) -> bool:

@@ -85,6 +85,7 @@ class RunOutcome:
         """Say in the record what has paused the run, where an error has; and what can be done, where no cell says that."""
         trainer, failure = self.trainer, self.trainer.control.failure
         if failure is not None:
+            keep_traceback(trainer, failure.error)
             trainer.recorder.note(failure.summary)
             if trainer.handle is None or not trainer.handle.is_waited_for:
                 trainer.recorder.note(failure.line)
