@@ -368,6 +368,11 @@ class Control(FailureControl):
         """Wait until the run is paused or over. False where `timeout_s` seconds were not enough."""
         return self.run_state.wait("paused", "idle", timeout_s=timeout_s)
 
+    def wait_over(self) -> None:
+        """Wait until the run is over, or an error has paused it."""
+        with self.run_state.changed:
+            self.run_state.changed.wait_for(lambda: self.state == "idle" or (self.state == "paused" and self.failure is not None))
+
     def do(self, command: Command, *, whole: bool = False) -> Any:
         """Run `command`, which gets the `Boundary`, between two batches and return its result; without a run at once, with None.
 

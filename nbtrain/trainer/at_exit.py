@@ -17,16 +17,23 @@ __all__ = ["call_at_exit", "cancel_at_exit"]
 
 # %% ../../nbs/trainer/at_exit.ipynb #071883eb
 class _Reset:
-    """The `reset` of IPython's shell. `calls`: what is called first, where the shell ends."""
+    """The `reset` of IPython's shell. `calls`: what is called first, where the shell ends.
+
+    A kernel sets `exit_now` before it ends the worker processes of loaders, and has 2.5 s.
+    """
 
     def __init__(self, inner: Callable[..., None]) -> None:
         self.inner = inner
         self.calls: list[Callable[[], None]] = []
 
     def __call__(self, new_session: bool = True, aggressive: bool = False) -> None:
-        for call in tuple(self.calls if not new_session else ()):
-            call()
+        if not new_session:
+            self.leave()
         self.inner(new_session, aggressive)
+
+    def leave(self, change: Any = None) -> None:
+        for call in tuple(self.calls):
+            call()
 
 
 def _shell() -> Any:
@@ -41,6 +48,8 @@ def call_at_exit(call: Callable[[], None]) -> None:
     if in_shell():
         if not isinstance(_shell().reset, _Reset):
             _shell().reset = _Reset(_shell().reset)
+            if _shell().has_trait("exit_now"):
+                _shell().observe(_shell().reset.leave, "exit_now")
         _shell().reset.calls.append(call)
 
 

@@ -29,7 +29,7 @@ from .run_stopped import ended_by_hand
 __all__ = ["RunThread", "RunInThread", "RunHandle", "clear_frames", "free_last_error"]
 
 # %% ../../nbs/trainer/run_handle.ipynb #d9026d79
-_LEAVE_S = 4.0  # Jupyter kills a kernel 5 s after it has requested its end
+_LEAVE_S = 4.0  # Jupyter sends SIGTERM to a kernel 2.5 s after it has requested its end, and kills it after 5 s
 
 
 class RunThread:
@@ -210,9 +210,11 @@ class RunHandle(RunInThread):
 
     @boundary
     def join(self) -> None:
-        """Wait until the run is over, however it ends."""
+        """Wait until the run is over, however it ends, or an error has paused it."""
         self.refuse_in_run("join")
-        self._thread.join()
+        self._control.wait_over()
+        if self._control.failure is None:
+            self._thread.join()
 
     def refuse_in_run(self, name: str) -> None:
         """Raise ConfigError in the thread of this run."""

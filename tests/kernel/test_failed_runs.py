@@ -66,8 +66,8 @@ class Digits(Trainer):
 """
 BROKEN = STEPS.format(3)
 LINE = (
-    "paused at epoch 1, batch 3 · fix the cell, then trainer.resume(Digits) tries this batch again · trainer.resume(skip=True) leaves it out"
-    " · trainer.stop() ends"
+    "paused at epoch 1, batch 3 · fix the cell, then trainer.resume(Digits) tries this batch again"
+    " · trainer.resume(skip=True) leaves it out · trainer.stop() ends"
 )
 SUMMARY = "LookupError: no such row · train_step at epoch 1, batch 3, line 8 of train_step"
 
@@ -153,7 +153,7 @@ def test_memory_is_flat_after_ten_failures_of_a_run(kernel: Kernel, held_mb: int
 def test_kernel_that_is_shut_down_ends_a_failed_run_as_failed(tmp_path: Path) -> None:
     kernel = make_kernel()
     options = f"save_path={str(tmp_path / 'runs')!r}, lightning={{'logger': Logger({str(tmp_path)!r})}}"
-    kernel.error(f"trainer = make(Digits, {options})\ntrainer.run(1, make_loader())")
+    kernel.error(f"trainer = make(Digits, {options})\ntrainer.run(1, make_loader(2))")
     kernel.client.stop_channels()
     kernel.manager.shutdown_kernel(now=False)
     (events,) = (tmp_path / "runs").glob("run-*/events.jsonl")

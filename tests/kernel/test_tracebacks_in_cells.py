@@ -34,7 +34,7 @@ class Images(Dataset):
 
 def make(kind=Digits, device="cpu", **options):
     optimizer = lambda params: torch.optim.SGD(params, lr=0.1)
-    return kind(Net(), device=device, optimizer=optimizer, log_bar=False, **options)
+    return kind(Net(), device=device, optimizer=optimizer, log_bar=False, on_error="raise", **options)
 
 def last_frames():
     tb, names = sys.last_traceback, []
