@@ -282,6 +282,7 @@ class FailureControl:
         self.run_state = RunState()
         self.elsewhere: Callable[[tuple[Any, ...]], None] | None = None  # sends a command to a run in other processes
         self.failure: Any = None  # the error that has paused the run
+        self.stopped_after: Exception | None = None  # the error that had paused the run when it was ended by hand
         self.undo_trial: Callable[[], None] | None = None  # returns the definitions that new ones have replaced, until these have worked
         self._requests = Requests(self.run_state)
         self._verdict: Verdict = "retry"
@@ -306,6 +307,7 @@ class FailureControl:
         if self._verdict == "raise":
             raise failure.error
         if self.run_state.name == "stopping":
+            self.stopped_after = failure.error
             raise LeaveAfterError(f"{type(failure.error).__name__}: {first_line(failure.error)}")
         return self._verdict == "retry"
 
@@ -390,7 +392,7 @@ class Control(FailureControl):
 
     def begin(self, listener: Callable[[State], None]) -> None:
         """A run begins. `listener` is called with each new state, by the thread that brings it about."""
-        self.signum, self._stops_together, self.undo_trial = None, False, None
+        self.signum, self._stops_together, self.undo_trial, self.stopped_after = None, False, None, None
         self.run_state.begin(listener)
 
     def attend(self, at: Boundary) -> None:

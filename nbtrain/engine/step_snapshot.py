@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
-from _random import Random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -43,7 +42,7 @@ class _Watched:
 def _python_memory() -> tuple[bytes, Any]:
     """What Python's generator holds: its C part, which lies behind the head of the object, and the second of two normal numbers."""
     generator: Any = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
-    start, size = object.__basicsize__, Random.__basicsize__
+    start, size = object.__basicsize__, random.Random.__mro__[1].__basicsize__
     return ctypes.string_at(id(generator) + start, size - start), generator.gauss_next
 
 

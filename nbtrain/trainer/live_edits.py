@@ -251,8 +251,8 @@ class TrainerControls(TrainerPauses):
     def free(self) -> None:
         """Release the batch and the gradients that a failed run's traceback holds; `%debug` works no more.
 
-        While a run is on, its gradients stay: its next update needs them. Where an error has paused it, so does the batch: `resume` tries it
-        again, and `stop()` releases it.
+        While a run is on, its gradients stay: its next update needs them. Where an error has paused it, so does the batch, which `resume`
+        tries again.
         """
         if self.handle is not None:
             self.handle.free()

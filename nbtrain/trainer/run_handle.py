@@ -240,8 +240,8 @@ class RunHandle(RunInThread):
 
     def free(self) -> None:
         """Release what the frames of an error hold; its text stays."""
-        if self.error is not None:
-            clear_frames(self.error)
+        for error in (self.error, self._control.stopped_after):
+            clear_frames(error)
 
 
 # %% ../../nbs/trainer/run_handle.ipynb #2802a95e

@@ -39,6 +39,7 @@ class Work:
     # and by nbtrain
     callbacks: Callable[[], list[Any]] = list  # Lightning callbacks
     addons: Callable[[], list[Any]] = list  # addon classes
+    on_error: str | None = None
 
 
 def plain(job: Job, work: Work = Work()) -> Trained:
@@ -152,9 +153,9 @@ def make_ours(job: Job, work: Work = Work(), **options: Any) -> Any:
             return self.train_step(batch)
 
     kind = Classify.add_on(*work.addons())
-    options = {"scheduler": work.schedule, "gradient_clip": work.clip, "save_path": job.folder / "runs"} | options
+    own = {"scheduler": work.schedule, "gradient_clip": work.clip, "on_error": work.on_error, "save_path": job.folder / "runs"}
     lightning = {"callbacks": work.callbacks(), "accumulate_grad_batches": work.accumulate}
-    return kind(job.model(), "cpu", optimizer=partial(torch.optim.Adam, lr=LR, fused=work.fused), lightning=lightning, **options)
+    return kind(job.model(), "cpu", optimizer=partial(torch.optim.Adam, lr=LR, fused=work.fused), lightning=lightning, **own | options)
 
 
 def ours(job: Job, work: Work = Work()) -> Trained:

@@ -1,4 +1,4 @@
-"""What nbtrain's features cost: each with a plain loop that does the same work; and five idle addons, with nbtrain as the base."""
+"""What nbtrain's features cost: each with a plain loop that does the same work; and two of its own, with nbtrain as the base."""
 
 from __future__ import annotations
 
@@ -136,11 +136,12 @@ DUELS = [
     for name, work in WORKS.items()
 ] + [
     _own("nbtrain + five idle addons", Work(addons=five_addons), Work(), 5),
+    _own('nbtrain with on_error="pause", in a thread', Work(on_error="pause"), Work(), 15),
 ]
 NOTE = (
     "Four epochs of 500 steps, and 100 batches where there is validation; the figures are means over the epochs and what is between them.\n"
 )
-NOTE += "The last row: one epoch of 2,000 steps, over nbtrain without them."
+NOTE += "The last two rows: one epoch of 2,000 steps, over nbtrain without them."
 
 
 def table(n_rounds: int, only: set[str]) -> Table:

@@ -34,7 +34,7 @@ from nbtrain import (
 )
 from nbtrain.engine.addon import options
 from nbtrain.engine.addon_instance import chosen_options
-from nbtrain.trainer.live_edits import with_addons
+from nbtrain.trainer.redefined import with_addons
 
 
 class Tilt(AddOnBase):

@@ -71,8 +71,13 @@ def test_window_counts_as_one_update() -> None:
 
 def test_failed_validation_gives_the_weights_back() -> None:
     class Fails(Averaging):  # type: ignore[misc, valid-type]
+        n_batches = 0
+
         def test_step(self, batch: Any) -> dict[str, Any]:
-            raise RuntimeError("no")
+            self.n_batches += 1
+            if self.n_batches == 2:  # the first is tried before the training
+                raise RuntimeError("no")
+            return super().test_step(batch)
 
     plain, trainer = make_trainer(Regress), make_trainer(Fails)
     torch.manual_seed(3)

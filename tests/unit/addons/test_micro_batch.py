@@ -83,8 +83,8 @@ def test_error_names_the_batch_the_place_and_the_remedies(backward: bool, lean: 
 
 
 def test_full_memory_in_a_validation_is_the_same_error() -> None:
-    with pytest.raises(OutOfMemory, match=r"epoch 1, batch 1: the batch is dict of 3 \('x': Tensor \(5, 4\)"):
-        make(3).run(1, make_batches(2), make_batches(5))
+    with pytest.raises(OutOfMemory, match=r"epoch 1, batch 2: the batch is dict of 3 \('x': Tensor \(5, 4\)"):
+        make(3).run(1, make_batches(2), make_batches(2, 5))
 
 
 @pytest.mark.parametrize(

@@ -773,7 +773,7 @@ def test_after_an_error_a_state_is_saved_that_resume_takes_by_its_path(tmp_path:
 
 
 def test_after_an_error_in_a_validation_the_weights_are_there(tmp_path: Path) -> None:
-    failed = fail(tmp_path, 1, "test")
+    failed = fail(tmp_path, 2, "test")  # the first batch is tried before the training
     path = failed.run_dir / "after-error.ckpt"
     trainer = make_trainer(Saving, save_path=tmp_path)
     with pytest.raises(CheckpointError, match="after an error in the validation of a finished epoch, and can't be resumed"):

@@ -27,6 +27,7 @@ from nbtrain import ConfigError, OptionError, RunHandle, RunPaused, RunResult, R
 from nbtrain.engine.control import Boundary, Control
 from nbtrain.events import Event
 from nbtrain.optim.schedulers import WarmUpScheduler
+from nbtrain.trainer import failed_runs
 from nbtrain.trainer import run as run_module
 from nbtrain.trainer.interrupts import workers_ignore_interrupts
 
@@ -110,7 +111,7 @@ def test_a_pause_in_a_validation_holds_it() -> None:
     paused = make_trainer(InValidation)
     with pytest.raises(RunPaused, match="paused at epoch 1, validation batch 2"):
         start(paused, 2, make_loader(), make_valid()).wait()
-    with pytest.raises(ConfigError, match="paused in the middle of a validation"):
+    with pytest.raises(ConfigError, match="paused inside a batch or a validation"):
         paused.validate_now()
     paused.resume()
     assert same(never, paused)
@@ -256,7 +257,7 @@ def test_an_interrupt_before_the_first_batch_and_right_after_going_on_pauses(mon
     never = make_trainer()
     never.run(40, make_loader())
     trainer = make_trainer()
-    monkeypatch.setattr(run_module, "in_shell", lambda: True)
+    monkeypatch.setattr(failed_runs, "in_shell", lambda: True)
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "keep_source", lambda *_: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(RunPaused, match="epoch 1, batch 1"):

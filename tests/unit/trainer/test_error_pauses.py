@@ -232,8 +232,8 @@ class Mean(Trainer):
 def make(kind: Any = Mean, **options: Any) -> Any:
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
-    options = {"on_error": "pause", "log_bar": False} | options
-    return kind(model, "cpu", optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), **options)
+    options = {"device": "cpu", "on_error": "pause", "log_bar": False} | options
+    return kind(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), **options)
 
 
 def batches(*signs: int) -> list[torch.Tensor]:
@@ -435,7 +435,7 @@ def test_without_a_run_the_steps_are_those_of_the_next() -> None:
 
 def test_run_in_several_processes_is_not_paused() -> None:
     with pytest.raises(ConfigError, match="a run in several processes can't be paused by an error"):
-        make(Mean.add_on(MultiGPUAddon)).run(1, batches(1))
+        make(Mean.add_on(MultiGPUAddon), device=["cpu", "cpu"]).run(1, batches(1))
 
 
 def test_workers_end_with_a_run_that_was_left() -> None:

@@ -14,6 +14,7 @@ from samples import Regress, make_loader, make_trainer
 
 from nbtrain import RunStopped, Trainer
 from nbtrain.engine.control import Control
+from nbtrain.trainer import failed_runs
 from nbtrain.trainer import run as run_module
 from nbtrain.trainer.run_handle import RunHandle, RunThread
 
@@ -94,7 +95,7 @@ class Pressed(Regress):
 
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(run_module, "in_shell", lambda: True)
+    monkeypatch.setattr(failed_runs, "in_shell", lambda: True)
     return make_trainer(Pressed)
 
 

@@ -74,7 +74,8 @@ SUMMARY = "LookupError: no such row · train_step at epoch 1, batch 3, line 8 of
 
 def make_kernel() -> Kernel:
     kernel = Kernel()
-    kernel.run(SETUP + BROKEN)
+    kernel.run(SETUP)
+    kernel.run(BROKEN)
     return kernel
 
 
@@ -101,7 +102,7 @@ def test_record_below_the_cell_shows_a_failure_in_the_background(kernel: Kernel)
     kernel.client.execute("trainer.run(1, make_loader())")  # it fails too
     while not any("✗ failed" in line for line in lines):
         lines = (updates([kernel.client.get_iopub_msg(timeout=600)]) or [lines])[-1]
-    kernel.run("trainer.stop()")
+    kernel.run("trainer.stop()\ndel trainer, handle")
 
 
 def test_run_ends_when_its_trainer_is_deleted(kernel: Kernel) -> None:
