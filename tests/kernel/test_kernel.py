@@ -41,7 +41,8 @@ def test_saved_notebook_keeps_the_record_and_no_widget(tmp_path: Path, execute: 
 
 def test_failed_run_keeps_its_table_and_shows_the_place(execute: Any) -> None:
     broken = "def train_step(self, batch, n=[0]):\n    n[0] += 1\n    if n[0] == 250: raise RuntimeError('spoilt')\n"
-    broken += "    return {'loss': self.model(batch).square().mean()}\nSlow.train_step = train_step\ntrainer.on_error = 'raise'\ntrainer.run(3, loader)"
+    broken += "    return {'loss': self.model(batch).square().mean()}\nSlow.train_step = train_step\n"
+    broken += "trainer.on_error = 'raise'\ntrainer.run(3, loader)"
     notebook = execute(SETUP, broken)
     record, _, error = notebook.cells[1].outputs
     assert "✗ failed · RuntimeError at epoch 2, batch 50: spoilt" in record.data["text/plain"]
