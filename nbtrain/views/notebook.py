@@ -12,6 +12,7 @@ from typing import Any
 
 from ..events import Event
 from . import html, plots, text
+from .marimo import MarimoView, marimo_output
 from .terminal import View, stream_view
 
 # %% auto #0
@@ -248,7 +249,9 @@ def is_watched() -> bool:
 
 
 def open_view(controls: Controls | None = None) -> View:
-    """The view for this process: notebook, with buttons for `controls`, terminal or log."""
+    """The view for this process: notebook, with buttons for `controls`, marimo, terminal or log."""
     if in_kernel():
         return NotebookView(controls, live=is_watched())
+    if (replace := marimo_output()) is not None:
+        return MarimoView(replace)
     return stream_view(sys.stdout)
