@@ -19,7 +19,7 @@ from nbformat.v4 import new_markdown_cell
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS, DOCS, PACKAGE = ROOT / "nbs", ROOT / "docs", ROOT / "nbtrain"
-FIRST = ("resume", "hooks", "errors", "performance", "benchmarks", "coming_from", "faq", "architecture")  # the rest by name
+FIRST = ("resume", "hooks", "errors", "elsewhere", "performance", "benchmarks", "coming_from", "faq", "architecture")  # the rest by name
 _LISTED = re.compile(r"^\d+\. \[[^]]+\]\(([\w./]+)\.ipynb\)", re.M)
 
 

@@ -49,9 +49,9 @@ def _diff(arguments: argparse.Namespace) -> None:
 
 def _follow(arguments: argparse.Namespace) -> None:
     from nbtrain.history.follow import follow
-    from nbtrain.views.text import LogView, TerminalView
+    from nbtrain.views.terminal import stream_view
 
-    follow(arguments.run, TerminalView(width=shutil.get_terminal_size().columns) if sys.stdout.isatty() else LogView())
+    follow(arguments.run, stream_view(sys.stdout))
 
 
 def _compare(arguments: argparse.Namespace) -> None:

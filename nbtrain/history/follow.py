@@ -12,7 +12,7 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..events import Event, Progress
 from .run_folder import find_run, recorded_file
-from ..views.text import View
+from ..views.terminal import View
 
 # %% auto #0
 __all__ = ["follow"]

@@ -38,7 +38,7 @@ from .compose import Composable, given_addons, new_instance, written_class
 from .lightning_args import lightning_args
 from .progress import ProgressChecker
 from .run_handle import RunHandle
-from ..views.text import View
+from ..views.terminal import View
 
 # %% auto #0
 __all__ = ["TrainerSteps", "TrainerArguments", "TrainerBase"]

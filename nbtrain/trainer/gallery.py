@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,14 +27,30 @@ from .evaluate import collect
 from .base import TrainerBase
 from ..views.html import image_html
 from ..views.plots import blank, png
-from ..views.text import format_value, table_text
+from ..views.text import format_value, table_text, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 # %% auto #0
-__all__ = ["Draw", "Sample", "draw_sample", "Gallery", "first_samples", "worst_samples", "single"]
+__all__ = [
+    "Draw",
+    "Sample",
+    "is_mask",
+    "is_image",
+    "rgb",
+    "masks_of",
+    "class_colour",
+    "overlaid",
+    "draw_sample",
+    "Gallery",
+    "fit_titles",
+    "first_samples",
+    "worst_samples",
+    "single",
+]
 
 # %% ../../nbs/trainer/gallery.ipynb #101d120d
 _CPU = torch.device("cpu")
@@ -44,7 +61,7 @@ class Sample:
     """A sample on the CPU: `input` is its part of the batch's first tensor, `output` that of `test_step`'s "output".
 
     `label` is None where there is none, `loss` where it was not requested. `index` counts the samples of the pass, from 0. `batch` is the
-    sample with everything that the loader gave for it, as a batch of one.
+    sample with everything that the loader gave for it, as a batch of one. `classes` are the names of the classes, by number.
     """
 
     index: int
@@ -53,34 +70,63 @@ class Sample:
     label: Any = None
     loss: float | None = None
     batch: Any = None
+    classes: Sequence[str] | None = None
 
     @property
     def prediction(self) -> Any:
-        """The class with the highest score where the label is a class; a number where the output is one; else the output."""
+        """The class with the highest score where the label is a class, also of each pixel; a number where the output is one; else the output."""
         output = self.output
         if not isinstance(output, Tensor):
             return output
         if output.ndim == 1 and len(output) > 1 and (self.label is None or _is_class(self.label)):
             return int(output.argmax())
+        if output.ndim == 3 and len(output) > 1 and is_mask(self.label) and output.shape[1:] == self.label.shape[-2:]:
+            return output.argmax(0)
         return output.item() if output.numel() == 1 else output
 
     @property
+    def is_wrong(self) -> bool:
+        """Is another class predicted than the label's?"""
+        return self.label is not None and _is_class(self.label) and _is_class(self.prediction) and self.prediction != _plain(self.label)
+
+    @property
     def words(self) -> str:
-        """Prediction, label and loss in a line; a wrong class has a sign."""
-        right = _plain(self.label)
-        if self.label is None:
-            text = _words(self.prediction)
-        elif _is_class(self.label) and isinstance(self.prediction, int):
-            text = f"{self.prediction} ✓" if self.prediction == right else f"{self.prediction} ✗ is {right}"
+        """Prediction, label and loss in a line: `predicted 8, is 4 · loss 5.95`; a right class has a sign."""
+        prediction, label = self.prediction, _plain(self.label)
+        if is_mask(label) and is_mask(prediction) and prediction.shape == label.shape[-2:]:
+            text = f"{_share_right(self):.0%} of the pixels right"
+        elif self.label is None:
+            text = f"predicted {self._name(prediction)}"
+        elif _is_class(self.label) and not self.is_wrong and _is_class(prediction):
+            text = f"predicted {self._name(prediction)} ✓"
         else:
-            text = f"{_words(self.prediction)}, is {_words(right)}"
-        return text if self.loss is None else f"{text} · {format_value(self.loss)}"
+            text = f"predicted {self._name(prediction)}, is {self._name(label)}"
+        return text if self.loss is None else f"{text} · loss {format_value(self.loss)}"
+
+    def _name(self, value: Any) -> str:
+        """A class by its name in `classes`; other values in words."""
+        is_named = self.classes is not None and _is_class(value) and 0 <= int(value) < len(self.classes)
+        return visible(self.classes[int(value)]) if self.classes is not None and is_named else _words(value)
 
 
 def _is_class(label: Any) -> bool:
     if isinstance(label, Tensor):
         return label.numel() == 1 and not label.is_floating_point()
     return isinstance(label, int)
+
+
+def is_mask(value: Any) -> bool:
+    """Has `value` a class for each pixel: integers (H, W) or (1, H, W)?"""
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+        return False
+    return value.ndim == 2 or (value.ndim == 3 and len(value) == 1)
+
+
+def _share_right(sample: Sample) -> float:
+    """The part of the pixels with a class whose prediction is right; labels below 0 and above the output's classes are no class."""
+    label, n_classes = sample.label.reshape(sample.label.shape[-2:]), len(sample.output) if sample.output.ndim == 3 else 2**62
+    counts = (label >= 0) & (label < n_classes)
+    return float((sample.prediction == label)[counts].float().mean())
 
 
 def _plain(value: Any) -> Any:
@@ -91,34 +137,106 @@ def _words(value: Any) -> str:
     return describe(value) if isinstance(value, (Tensor, tuple, list, dict)) else format_value(value)
 
 
+# %% ../../nbs/trainer/gallery.ipynb #9d54c96c
+def is_image(value: Any) -> bool:
+    """Is `value` a tensor (H, W), (C, H, W) or (H, W, C), with 1, 3 or 4 channels?"""
+    if not isinstance(value, Tensor) or value.ndim not in (2, 3):
+        return False
+    return value.ndim == 2 or len(value) in (1, 3, 4) or value.shape[2] in (3, 4)
+
+
+def _is_bytes(image: Tensor) -> bool:
+    return image.dtype is torch.uint8
+
+
+def rgb(image: Tensor) -> Tensor:
+    """An image as (H, W, 3) or (H, W, 4) in 0 to 1: bytes by 255, normalised values by their own range."""
+    value = image.float() / 255 if _is_bytes(image) else image.float()
+    if value.ndim == 2 or len(value) == 1:
+        value = value.reshape(1, *value.shape[-2:]).expand(3, -1, -1)
+        low, high = float(value.min()), float(value.max())
+        value = value if _is_bytes(image) else (value - low) / ((high - low) or 1)
+    if len(value) in (3, 4):
+        value = value.movedim(0, -1)
+    low, high = float(value.min()), float(value.max())
+    return (value - low) / ((high - low) or 1) if low < 0 or high > 1 else value
+
+
+def masks_of(sample: Sample) -> dict[str, Tensor]:
+    """The masks (H, W) of a sample whose input is an image of their size: "predicted" and "is", those that there are."""
+    if not is_image(sample.input):
+        return {}
+    size = rgb(sample.input).shape[:2]
+    found = {"predicted": sample.prediction, "is": sample.label}
+    masks = {name: mask.reshape(mask.shape[-2:]) for name, mask in found.items() if is_mask(mask)}
+    return {name: mask for name, mask in masks.items() if mask.shape == size}
+
+
+_OPACITY = 0.5
+
+
+def class_colour(number: int) -> tuple[float, float, float]:
+    """The colour of a class of a mask, from 1; ten of them, over and over."""
+    from matplotlib import colormaps
+
+    red, green, blue, _ = colormaps["tab10"]((number - 1) % 10)
+    return red, green, blue
+
+
+def overlaid(image: Tensor, mask: Tensor) -> Tensor:
+    """An image (H, W, 3) with the colours of a mask (H, W) of classes over it: none for class 0, grey for what is no class."""
+    colours = torch.tensor([class_colour(number) for number in range(1, 11)])
+    tints = colours[(mask.long().clamp(min=1) - 1) % len(colours)]
+    tints = torch.where((mask < 0)[..., None], torch.tensor(0.5), tints)
+    mixed = (1 - _OPACITY) * image[..., :3] + _OPACITY * tints
+    return torch.where((mask == 0)[..., None], image[..., :3], mixed)
+
+
+def _draw_masks(axes: Axes, image: Tensor, masks: Mapping[str, Tensor]) -> None:
+    """The image with each mask over it, side by side, named below."""
+    height, width = image.shape[:2]
+    gap = torch.ones(height, max(1, width // 20), 3)
+    pictures = [part for mask in masks.values() for part in (gap, overlaid(image, mask))][1:]
+    axes.imshow(torch.cat(pictures, 1).numpy())
+    for i, name in enumerate(masks):
+        middle = i * (width + gap.shape[1]) + width / 2 - 0.5
+        axes.text(middle, height, name, ha="center", va="top", fontsize=8)
+    axes.set_axis_off()
+
+
 # %% ../../nbs/trainer/gallery.ipynb #9d447781
 Draw = Callable[["Axes", Sample], object]
 _LONG = 24  # values: from here on a curve, below it bars
 
 
 def draw_sample(axes: Axes, sample: Sample) -> None:
-    """An image (C, H, W) or (H, W) as a picture, a row as bars or as a curve, anything else in words; the prediction is the title."""
+    """An image (C, H, W), (H, W) or (H, W, C) as a picture, a row as bars or as a curve, anything else in words; the prediction is the title.
+
+    Masks, the prediction beside the target, lie half opaque over the image; class 0 has no colour.
+    """
     value = sample.input
-    shape = tuple(value.shape) if isinstance(value, Tensor) else ()
-    is_image = len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3, 4))
-    if is_image:
+    if masks := masks_of(sample):
+        _draw_masks(axes, rgb(value), masks)
+    elif is_image(value):
         _draw_image(axes, value)
-    elif len(shape) == 1 and shape[0] > 1:
+    elif isinstance(value, Tensor) and value.ndim == 1 and len(value) > 1:
         _draw_row(axes, value)
     else:
         axes.text(0.5, 0.5, _words(_plain(value)), ha="center", va="center", wrap=True, fontsize=8, transform=axes.transAxes)
         axes.set_axis_off()
-    axes.set_title(sample.words, fontsize=9, color="C3" if "✗" in sample.words else "black")
+    axes.set_title(sample.words.replace("$", r"\$"), fontsize=9, color="C3" if sample.is_wrong else "black")
 
 
 def _draw_image(axes: Axes, image: Tensor) -> None:
-    image = image.float()
-    if image.ndim == 3:
-        image = image[0] if len(image) == 1 else image.movedim(0, -1)
-    low, high = float(image.min()), float(image.max())
-    if image.ndim == 3 and (low < 0 or high > 1):  # normalized, or in bytes
-        image = (image - low) / ((high - low) or 1)
-    axes.imshow(image.numpy(), cmap="gray")
+    if len(image) == 1 or image.ndim == 2:
+        axes.imshow(
+            image.reshape(image.shape[-2:]).float().numpy(),
+            cmap="gray",
+            vmin=0 if _is_bytes(image) else None,
+            vmax=255 if _is_bytes(image) else None,
+        )
+    else:
+        axes.imshow(rgb(image).numpy())
     axes.set_axis_off()
 
 
@@ -131,6 +249,7 @@ def _draw_row(axes: Axes, row: Tensor) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+# %% ../../nbs/trainer/gallery.ipynb #ada84925
 @dataclass(frozen=True)
 class Gallery:
     """Samples as a figure: shown in a notebook, a table in a terminal; `samples` has their values."""
@@ -140,12 +259,17 @@ class Gallery:
     draw: Draw = draw_sample
 
     def plot(self) -> Figure:
-        """The samples on a grid, four in a row."""
-        n_columns = min(4, len(self.samples))
+        """The samples on a grid, four in a row, or two where each has two masks."""
+        masks = [masks_of(sample) for sample in self.samples] if self.draw is draw_sample else []
+        n_columns, width = min(4, len(self.samples)), 1.9
+        if any(len(found) == 2 for found in masks):
+            n_columns, width = min(2, len(self.samples)), 3.8
         n_rows = -(-len(self.samples) // n_columns)
-        figure = blank(1.9 * n_columns, 1.9 * n_rows)
+        figure = blank(width * n_columns, 2.1 * n_rows)
         for place, sample in enumerate(self.samples, 1):
             self.draw(figure.add_subplot(n_rows, n_columns, place), sample)
+        _add_legend(figure, [mask for found in masks for mask in found.values()], self.samples[0].classes)
+        fit_titles(figure, width)
         return figure
 
     def __repr__(self) -> str:
@@ -159,8 +283,52 @@ class Gallery:
         return f"<div>{escape(self.title)}</div>{image_html(png(self.plot()), alt)}"
 
 
+def _add_legend(figure: Figure, masks: Sequence[Tensor], classes: Sequence[str] | None) -> None:
+    """The classes of masks by their colours."""
+    from matplotlib.patches import Patch
+
+    numbers = sorted({int(n) for mask in masks for n in mask.unique() if n > 0})[:20]
+    names = [visible(classes[n]).replace("$", r"\$") if classes is not None and n < len(classes) else str(n) for n in numbers]
+    patches = [Patch(color=class_colour(n), alpha=_OPACITY, label=name) for n, name in zip(numbers, names)]
+    if patches:
+        figure.legend(handles=patches, loc="outside lower center", ncols=min(len(patches), 5), fontsize=8, frameon=False)
+
+
+_SMALLER = (8, 7, 6, 5)
+
+
+def fit_titles(figure: Figure, width: float) -> None:
+    """Break the titles that are wider than `width` inches into lines, and shrink those whose words are too long for one."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    renderer: Any = FigureCanvasAgg(figure).get_renderer()
+    room = (width - 0.1) * figure.dpi
+    for axes in figure.axes:
+        title = axes.title
+        if title.get_window_extent(renderer).width <= room:
+            continue
+        text = title.get_text()
+        title.set_text(_filled(text, title, renderer, room))
+        for size in _SMALLER:
+            if title.get_text().count("\n") < 3:
+                break
+            title.set_fontsize(size)
+            title.set_text(_filled(text, title, renderer, room))
+
+
+def _filled(text: str, title: Text, renderer: Any, room: float) -> str:
+    """`text` in as few lines as `title`'s font needs in `room` pixels."""
+    for n in range(len(text), 5, -1):
+        title.set_text(fill(text, n))
+        if title.get_window_extent(renderer).width <= room:
+            break
+    return title.get_text()
+
+
 # %% ../../nbs/trainer/gallery.ipynb #c2502895
-def first_samples(trainer: TrainerBase, loader: Iterable[Any], n: int, draw: Draw | None = None) -> Gallery:
+def first_samples(
+    trainer: TrainerBase, loader: Iterable[Any], n: int, draw: Draw | None = None, classes: Sequence[str] | None = None
+) -> Gallery:
     """The first `n` samples of `loader`. Changes nothing. Raises ConfigError for n < 1, StepError where the step gives no output."""
     _check(n, loader)
     found: list[Sample] = []
@@ -171,10 +339,12 @@ def first_samples(trainer: TrainerBase, loader: Iterable[Any], n: int, draw: Dra
         return len(found) < n
 
     _go_through(trainer, loader, look)
-    return Gallery(found, f"The first {len(found)} samples", draw or draw_sample)
+    return Gallery(_named(found, classes), f"The first {len(found)} samples", draw or draw_sample)
 
 
-def worst_samples(trainer: TrainerBase, loader: Iterable[Any], n: int, draw: Draw | None = None) -> Gallery:
+def worst_samples(
+    trainer: TrainerBase, loader: Iterable[Any], n: int, draw: Draw | None = None, classes: Sequence[str] | None = None
+) -> Gallery:
     """The `n` samples of `loader` with the highest loss, the worst first. Changes nothing. NaN is worse than any number."""
     _check(n, loader)
     worst: list[Sample] = []
@@ -189,7 +359,17 @@ def worst_samples(trainer: TrainerBase, loader: Iterable[Any], n: int, draw: Dra
         return True
 
     _go_through(trainer, loader, look)
-    return Gallery(worst, f"The worst {len(worst)} of {n_seen} samples, by loss", draw or draw_sample)
+    return Gallery(_named(worst, classes), f"The worst {len(worst)} of {n_seen} samples, by loss", draw or draw_sample)
+
+
+def _named(samples: Sequence[Sample], classes: Sequence[str] | None) -> list[Sample]:
+    """The samples with the names of their classes. Raises ConfigError for fewer names than an output has scores."""
+    if classes is None:
+        return list(samples)
+    scores = [len(s.output) for s in samples if isinstance(s.output, Tensor) and s.output.ndim in (1, 3) and s.output.numel() > 1]
+    if max(scores, default=0) > len(classes):
+        raise ConfigError(f"classes has {len(classes)} names, and the output {max(scores)} scores.", remedy="Give a name for each class.")
+    return [replace(sample, classes=classes) for sample in samples]
 
 
 def _check(n: int, loader: Iterable[Any]) -> None:

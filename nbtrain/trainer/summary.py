@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from itertools import chain
 from typing import Any
 
@@ -22,7 +23,7 @@ from ..views.html import table_html
 from ..views.text import format_count, format_value, table_text
 
 # %% auto #0
-__all__ = ["unchanged", "restore_attributes", "check_steps", "Summary", "summarize"]
+__all__ = ["unchanged", "restore_attributes", "check_steps", "Summary", "own_params", "shared_params", "summarize"]
 
 
 # %% ../../nbs/trainer/summary.ipynb #a86854c9
@@ -89,40 +90,84 @@ def check_steps(trainer: TrainerBase, batch: Any) -> str:
     return "\n".join(lines)
 
 
-# %% ../../nbs/trainer/summary.ipynb #d2848ebd
+# %% ../../nbs/trainer/summary.ipynb #5a3e9d10
 @dataclass(frozen=True)
 class Summary:
-    """A row for each layer: name, type, output shape, parameters. Shown as a table."""
+    """A row for each layer, and for each module that holds parameters: name, type, output shape, parameters of its own. Shown as a table.
+
+    `shared` names the parameters that stand at several places, and are counted once. A layer without an output was not called.
+    """
 
     rows: list[dict[str, Any]]
     n_params: int
     n_trainable: int
+    shared: tuple[str, ...] = ()
 
     @property
     def _total(self) -> str:
         return f"{format_count(self.n_params)} params, {format_count(self.n_trainable)} of them trained"
 
     def __repr__(self) -> str:
-        return f"{table_text(self.rows)}\n{self._total}"
+        return "\n".join([table_text(self.rows), self._total, *self.shared])
 
     def _repr_html_(self) -> str:
-        return table_html(self.rows, caption=self._total)
+        return table_html(self.rows, caption=self._total) + "".join(f"<div>{escape(line)}</div>" for line in self.shared)
 
 
+def own_params(model: nn.Module) -> dict[str, int]:
+    """How many parameters each module holds itself, by its name; a shared one counts where it stands first."""
+    seen: set[int] = set()
+    counts = {}
+    for name, module in model.named_modules():
+        new = {id(parameter): parameter.numel() for parameter in module.parameters(recurse=False) if id(parameter) not in seen}
+        seen |= new.keys()
+        counts[name] = sum(new.values())
+    return counts
+
+
+def shared_params(model: nn.Module) -> tuple[str, ...]:
+    """A line for each parameter that stands at several places: `decoder.weight is embedding.weight, counted once`."""
+    first: dict[int, str] = {}
+    lines = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            lines.append(f"{name} is {first[id(parameter)]}, counted once")
+    return tuple(lines)
+
+
+# %% ../../nbs/trainer/summary.ipynb #a2a0c1fd
 def summarize(trainer: TrainerBase, batch: Any) -> Summary:
     """The layers that `test_step` goes through on `batch`, with the shapes of their outputs. Changes nothing."""
+    model = trainer.model
+    holders = {id(module) for module in model.modules() if any(True for _ in module.parameters(recurse=False))}
+    layers = [(name, layer) for name, layer in model.named_modules() if not any(layer.children()) or id(layer) in holders]
+    rows = _called(trainer, batch, layers)
+    own = own_params(model)
+    called = {row["layer"] for row in rows}
+    for row in rows:
+        row["params"] = own.pop(row["layer"], 0)  # a layer that is called again has been counted
+    for name, layer in layers:
+        if name not in called and id(layer) in holders:
+            row = {"layer": name, "type": type(layer).__name__, "output": "–", "params": own[name]}
+            rows.insert(_place(rows, name), row)
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    for row in rows:
+        row["layer"] = row["layer"] or "(model)"
+    return Summary(rows, sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained), shared_params(model))
+
+
+def _called(trainer: TrainerBase, batch: Any, layers: list[tuple[str, nn.Module]]) -> list[dict[str, Any]]:
+    """A row for each call of one of `layers` in a test step."""
     rows: list[dict[str, Any]] = []
 
     def row(name: str) -> Any:
         def hook(layer: nn.Module, inputs: Any, output: Any) -> None:
             shape = "×".join(map(str, output.shape)) if isinstance(output, Tensor) else type(output).__name__
-            n_params = sum(parameter.numel() for parameter in layer.parameters())
-            rows.append({"layer": name, "type": type(layer).__name__, "output": shape, "params": n_params})
+            rows.append({"layer": name, "type": type(layer).__name__, "output": shape})
 
         return hook
 
-    layers = [(name, layer) for name, layer in trainer.model.named_modules() if not any(layer.children())]
-    handles = [layer.register_forward_hook(row(name or "(model)")) for name, layer in layers]
+    handles = [layer.register_forward_hook(row(name)) for name, layer in layers]
     try:
         # compiled code would not call the hooks
         with unchanged(trainer.model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
@@ -131,5 +176,14 @@ def summarize(trainer: TrainerBase, batch: Any) -> Summary:
     finally:
         for handle in handles:
             handle.remove()
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
-    return Summary(rows, sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained))
+    return rows
+
+
+def _place(rows: list[dict[str, Any]], name: str) -> int:
+    """Where the row of a layer that was not called stands: behind the last one of the closest module around it."""
+    while name:
+        name = name.rpartition(".")[0]
+        inside = [i for i, row in enumerate(rows) if row["layer"] == name or (name and row["layer"].startswith(f"{name}."))]
+        if inside:
+            return inside[-1] + 1
+    return len(rows)

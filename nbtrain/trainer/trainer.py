@@ -115,22 +115,23 @@ class TrainerInspection(TrainerBase):
         return find_lr(self, loader, arguments, start, end, n_batches)
 
     @checked
-    def show_results(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None) -> Gallery:
+    def show_results(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
         """The first `n` samples of `loader` with `test_step`'s "output" and the label, as a figure. Changes nothing.
 
         The label is the step's "label", or else the batch's second part. `draw(axes, sample)` draws a sample as you like, on matplotlib
-        axes; without it images, curves and short rows of features are known.
+        axes; without it images, curves, short rows of features and masks of a segmentation are known. `classes` are the names of the
+        classes, by number.
         """
-        return self.control.do(lambda at: first_samples(self, loader, n, draw))
+        return self.control.do(lambda at: first_samples(self, loader, n, draw, classes))
 
     @checked
-    def show_worst(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None) -> Gallery:
+    def show_worst(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
         """The `n` samples of `loader` with the highest loss, the worst first; else as `show_results`.
 
         Where `test_step` returns "losses", a loss for each sample (B,), these are taken. Otherwise `test_step` is called for each sample
         alone, in a batch of one: as many calls as there are samples.
         """
-        return self.control.do(lambda at: worst_samples(self, loader, n, draw))
+        return self.control.do(lambda at: worst_samples(self, loader, n, draw, classes))
 
     @checked
     def to_config(self, path: str | Path | None = None, **fields: Any) -> str:

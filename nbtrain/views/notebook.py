@@ -5,7 +5,6 @@
 # %% ../../nbs/views/notebook.ipynb #21e0bedb
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from typing import Any
 
 from ..events import Event
 from . import html, plots, text
+from .marimo import MarimoView, marimo_output
+from .terminal import View, stream_view
 
 # %% auto #0
 __all__ = ["get_shell", "Controls", "NotebookView", "in_shell", "in_kernel", "is_watched", "open_view"]
@@ -247,10 +248,10 @@ def is_watched() -> bool:
     return get_shell().kernel.get_parent("shell").get("content", {}).get("allow_stdin", True)
 
 
-def open_view(controls: Controls | None = None) -> text.View:
-    """The view for this process: notebook, with buttons for `controls`, terminal or log."""
+def open_view(controls: Controls | None = None) -> View:
+    """The view for this process: notebook, with buttons for `controls`, marimo, terminal or log."""
     if in_kernel():
         return NotebookView(controls, live=is_watched())
-    if sys.stdout.isatty() and not os.environ.get("CI"):
-        return text.TerminalView(width=os.get_terminal_size().columns)
-    return text.LogView()
+    if (replace := marimo_output()) is not None:
+        return MarimoView(replace)
+    return stream_view(sys.stdout)

@@ -25,7 +25,7 @@ from nbtrain import AddOnBase, Event, Trainer
 from nbtrain.addons.compile import CompileAddon
 from nbtrain.addons.cuda_graph import CudaGraphAddon
 from nbtrain.addons.prefetch import PrefetchAddon
-from nbtrain.views.text import View
+from nbtrain.views.terminal import View
 
 BATCH, EPOCHS = 64, 6
 Times = list[tuple[float, float]]  # of each epoch: wall time and device time in s

@@ -24,6 +24,7 @@ from nbtrain.history.follow import follow
 from nbtrain.history.provenance import diff, show
 from nbtrain.history.run_folder import read_events, read_history
 from nbtrain.views import html, text
+from nbtrain.views.terminal import LogView, TerminalView
 
 N_DRAWS = int(os.environ.get("NBTRAIN_FLIPS", "24"))
 SECRET = "the content of a file outside"
@@ -248,8 +249,8 @@ def loaded(folder: Path) -> str:
 READERS: dict[str, Callable[[Path, Path], str]] = {
     "show": lambda folder, other: show(folder),
     "diff": lambda folder, other: diff(folder, other) + diff(other, folder),
-    "follow in a terminal": lambda folder, other: followed(folder, text.TerminalView),
-    "follow in a log": lambda folder, other: followed(folder, text.LogView),
+    "follow in a terminal": lambda folder, other: followed(folder, TerminalView),
+    "follow in a log": lambda folder, other: followed(folder, LogView),
     "compare": lambda folder, other: repr(compare(folder, other)),
     "load_run": lambda folder, other: loaded(folder),
     "the record": lambda folder, other: text.record_text(board_of(folder)),

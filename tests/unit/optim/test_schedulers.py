@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from IPython.core.formatters import DisplayFormatter
 from samples import make_loader, make_trainer
 
 from nbtrain.errors import ConfigError
@@ -361,3 +362,9 @@ def test_scheduler_wrapped_as_the_error_says_steps() -> None:
         scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(plateau.optimizer),
     )
     assert plateau.run(1, make_loader()).status == "completed"
+
+
+def test_pictures_of_schedules_show_themselves_in_a_notebook() -> None:
+    for figure in (plot_schedule(warmup_cosine, 20), plot_schedules({"a": warmup_cosine, "b": lambda step: 0.1}, 20)):
+        shown, _ = DisplayFormatter().format(figure)
+        assert shown["image/png"].startswith(b"\x89PNG") and shown["text/plain"].startswith("<Figure size")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbtrain import ConfigError, StepError, Trainer
 from nbtrain.rng import random_state
-from nbtrain.trainer.gallery import Gallery, Sample, draw_sample, single
+from nbtrain.trainer.gallery import Gallery, Sample, draw_sample, masks_of, rgb, single
 from tests.samples import Regress, make_data, make_loader, make_trainer, make_valid
 
 
@@ -167,11 +169,16 @@ def test_what_belongs_to_the_whole_batch_is_not_cut() -> None:
 @pytest.mark.parametrize(
     ("sample", "words"),
     [
-        (Sample(0, torch.zeros(3), torch.tensor([0.0, 1.0]), torch.tensor(1)), "1 ✓"),
-        (Sample(0, torch.zeros(3), torch.tensor([0.0, 1.0]), torch.tensor(0), 2.5), "1 ✗ is 0 · 2.5"),
-        (Sample(0, torch.zeros(3), torch.tensor([0.25]), torch.tensor([0.5])), "0.25, is 0.5"),
-        (Sample(0, torch.zeros(3), torch.tensor([0.0, 1.0])), "1"),
-        (Sample(0, torch.zeros(3), torch.zeros(2, 4, 4), torch.zeros(4, 4)), "Tensor (2, 4, 4) float32, is Tensor (4, 4) float32"),
+        (Sample(0, torch.zeros(3), torch.tensor([0.0, 1.0]), torch.tensor(1)), "predicted 1 ✓"),
+        (Sample(0, torch.zeros(3), torch.tensor([0.0, 1.0]), torch.tensor(0), 2.5), "predicted 1, is 0 · loss 2.5"),
+        (Sample(0, torch.zeros(3), torch.tensor([0.25]), torch.tensor([0.5])), "predicted 0.25, is 0.5"),
+        (Sample(0, torch.zeros(3), torch.tensor([0.0, 1.0])), "predicted 1"),
+        (Sample(0, torch.zeros(3), torch.tensor([0.0, 1.0]), 0, 2.5, classes=["cat", "dog"]), "predicted dog, is cat · loss 2.5"),
+        (Sample(0, torch.zeros(3), torch.tensor([0.0, 1.0]), -100, classes=["cat", "dog"]), "predicted dog, is -100"),
+        (
+            Sample(0, torch.zeros(3), torch.zeros(2, 4, 4), torch.zeros(4, 4)),
+            "predicted Tensor (2, 4, 4) float32, is Tensor (4, 4) float32",
+        ),
     ],
 )
 def test_a_sample_says_prediction_label_and_loss(sample: Sample, words: str) -> None:
@@ -210,7 +217,7 @@ def test_a_terminal_shows_a_table_and_a_notebook_a_figure_with_words() -> None:
     samples = [Sample(4, torch.zeros(1, 2, 2), torch.tensor([0.0, 1.0]), torch.tensor(0), 2.5)]
     gallery = Gallery(samples, "The worst 1 of 5 samples, by loss", draw_sample)
     assert repr(gallery) == "The worst 1 of 5 samples, by loss\nsample  prediction  label  loss\n     4           1      0   2.5"
-    assert '<img alt="1 ✗ is 0 · 2.5"' in gallery._repr_html_()
+    assert '<img alt="predicted 1, is 0 · loss 2.5"' in gallery._repr_html_()
 
 
 @pytest.mark.parametrize("n", [0, -1])
@@ -253,3 +260,117 @@ def test_a_step_that_lacks_something_is_told_so(output: dict[str, Any], message:
     with pytest.raises(StepError) as error:
         make_trainer(Odd).show_worst(DataLoader(make_data(16), batch_size=16), 2)
     assert str(error.value).startswith(message) and "Odd.test_step" in str(error.value)
+
+
+# -- titles
+def titles_of(gallery: Gallery) -> list[Any]:
+    """The drawn figure's titles: text and the rectangle that it takes, in pixels."""
+    figure = gallery.plot()
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return [(axes.title.get_text(), axes.title.get_window_extent(canvas.get_renderer()), figure.bbox) for axes in figure.axes]
+
+
+NAMES = [
+    "cat",
+    "American Staffordshire terrier, or a dog that looks like one",
+    "Pneumonoultramicroscopicsilicovolcanoconiosis",
+    "WWW MMM WWW MMM",
+]
+
+
+@pytest.mark.parametrize("n", [1, 4, 8])
+@pytest.mark.parametrize("classes", [None, NAMES], ids=["numbers", "long names"])
+def test_titles_do_not_overlap(n: int, classes: list[str] | None) -> None:
+    samples = [Sample(i, torch.rand(1, 8, 8), torch.eye(4)[i % 4], torch.tensor((i + 1) % 4), 5.954321, classes=classes) for i in range(n)]
+    titles = titles_of(Gallery(samples, "Some"))
+    for i, (_, box, whole) in enumerate(titles):
+        assert whole.x0 <= box.x0 and box.x1 <= whole.x1 and box.y1 <= whole.y1
+        assert not any(box.overlaps(other) for _, other, _ in titles[i + 1 :])
+    if classes is None:
+        assert titles[0][0].replace("\n", " ") == "predicted 0, is 1 · loss 5.954"
+
+
+def test_dollars_in_the_name_of_a_class_are_no_formula() -> None:
+    sample = Sample(0, torch.rand(1, 8, 8), torch.tensor([0.0, 1.0]), 1, classes=["a", "$x_"])
+    assert titles_of(Gallery([sample], "One"))[0][0] == r"predicted \$x_ ✓"
+
+
+def test_classes_have_their_names_in_a_gallery() -> None:
+    shown = make_classifier().show_worst(DataLoader(make_points(), batch_size=4), 3, classes=["below", "above"])
+    assert all(re.fullmatch(r"predicted (below|above)( ✓|, is (below|above)) · loss \S+", sample.words) for sample in shown.samples)
+
+
+def test_fewer_names_than_scores_are_refused() -> None:
+    with pytest.raises(ConfigError, match="classes has 1 names, and the output 2 scores"):
+        make_classifier().show_results(DataLoader(make_points(), batch_size=4), 3, classes=["below"])
+
+
+# -- masks
+def make_segmented(**options: Any) -> Sample:
+    """Two classes beside the background; the prediction misses 4 of 64 pixels."""
+    target = torch.zeros(8, 8, dtype=torch.long)
+    target[2:6, 2:6] = 1
+    target[:, 7] = 2
+    predicted = target.clone()
+    predicted[2, 2:6] = 0
+    scores = torch.nn.functional.one_hot(predicted, 3).movedim(-1, 0).float()
+    return Sample(**{"index": 0, "input": torch.rand(3, 8, 8), "output": scores, "label": target, "loss": 0.5} | options)
+
+
+def test_a_mask_is_predicted_pixel_by_pixel() -> None:
+    sample = make_segmented()
+    assert sample.prediction.shape == (8, 8) and int((sample.prediction != sample.label).sum()) == 4
+    assert sample.words == "94% of the pixels right · loss 0.5"
+
+
+def test_pixels_that_are_no_class_do_not_count() -> None:
+    target = make_segmented().label.clone()
+    target[0], target[2, 2:6] = 255, -100  # the four wrong ones, and a row that is left out
+    assert make_segmented(label=target).words == "100% of the pixels right · loss 0.5"
+
+
+def test_prediction_and_target_lie_over_the_image_at_half_opacity_side_by_side() -> None:
+    sample = make_segmented()
+    axes = Gallery([sample], "One").plot().axes[0]
+    drawn = torch.as_tensor(axes.images[0].get_array()).float()
+    assert drawn.shape == (8, 17, 3) and [text.get_text() for text in axes.texts] == ["predicted", "is"]
+    photo = sample.input.movedim(0, -1)
+    blue = torch.tensor([0x1F, 0x77, 0xB4]) / 255
+    assert torch.allclose(drawn[:, 9:][3, 3], 0.5 * photo[3, 3] + 0.5 * blue, atol=1e-6)
+    assert torch.equal(drawn[:, 9:][0, 0], photo[0, 0]) and torch.equal(drawn[2, 2], photo[2, 2])  # class 0: the image itself
+
+
+@pytest.mark.parametrize(
+    ("input", "output", "label", "n_masks"),
+    [
+        (torch.rand(8, 8), torch.rand(3, 8, 8), torch.ones(8, 8, dtype=torch.long), 2),
+        (torch.rand(1, 8, 8), torch.rand(3, 8, 8), torch.ones(1, 8, 8, dtype=torch.uint8), 2),
+        (torch.randint(0, 255, (3, 8, 8), dtype=torch.uint8), torch.rand(8, 8) > 0.5, torch.rand(8, 8) > 0.5, 2),
+        (torch.randn(8, 8, 3), torch.rand(1, 8, 8), torch.ones(8, 8, dtype=torch.long), 1),  # one score a pixel: the target alone
+        (torch.randn(3, 8, 8), torch.ones(8, 8, dtype=torch.long), None, 1),
+        (torch.randn(3, 16, 16), torch.rand(3, 8, 8), torch.ones(8, 8, dtype=torch.long), 0),  # of another size
+    ],
+    ids=["plane", "grey", "bytes, true or false", "channels last, scores", "no target", "smaller"],
+)
+def test_masks_over_images_of_all_kinds(input: Any, output: Any, label: Any, n_masks: int) -> None:
+    sample = Sample(0, input, output, label)
+    assert len(masks_of(sample)) == n_masks
+    assert len(Gallery([sample], "One").plot().axes[0].texts) == n_masks
+
+
+def test_legend_names_the_classes_of_masks() -> None:
+    samples = [make_segmented(classes=["background", "cat", "dog"])] * 2
+    legend = Gallery(samples, "Two").plot().legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("scale", [(0.0, 1.0), (-2.1, 2.6), (0.0, 255.0)], ids=["unit", "normalised", "by 255"])
+def test_colours_of_an_image_are_those_of_its_values(scale: tuple[float, float]) -> None:
+    image = torch.rand(3, 8, 8)
+    image[:, 0, 0], image[:, 0, 1] = 0.0, 1.0
+    assert torch.allclose(rgb(scale[0] + image * (scale[1] - scale[0])), image.movedim(0, -1), atol=1e-5)
+
+
+def test_dark_bytes_stay_dark() -> None:
+    assert torch.equal(rgb(torch.full((3, 2, 2), 51, dtype=torch.uint8)), torch.full((2, 2, 3), 0.2))

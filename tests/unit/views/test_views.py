@@ -9,36 +9,12 @@ import sys
 from typing import Any
 
 import pytest
+from views_of_runs import HEADER, row, run_events
 
 from nbtrain.events import Event, Progress
 from nbtrain.views import html, plots, text
 from nbtrain.views.notebook import open_view
-
-HEADER = {
-    "title": "Digits", "model": "SmallCNN", "n_params": 12_345, "device": "cpu", "precision": None,
-    "monitor": "val_loss", "monitor_mode": "min", "best": None, "n_train_batches": 4, "n_valid_batches": 2,
-}  # fmt: skip
-
-
-def row(epoch: int, loss: float, val_loss: float) -> dict[str, Any]:
-    return {"epoch": epoch, "step": 6 * epoch, "train_loss": loss, "val_loss": val_loss, "lr": 1e-3, "time_s": 1.5}
-
-
-def run_events(val_losses: tuple[float, ...] = (0.5, 0.4, 0.45), status: str = "completed", reason: str = "") -> list[Event]:
-    """A run of four training and two validation batches an epoch, 1.5 s each epoch."""
-    n, events = len(val_losses), [Event("start", Progress(n_epochs=len(val_losses)), 0.0, HEADER)]
-    for epoch, val_loss in enumerate(val_losses):
-        at = {"epoch": epoch, "n_epochs": n}
-        s = 1.5 * epoch
-        train = {"values": {"train_loss": [0.5] * 4}, "n": 4, "samples": 128, "lr": 1e-3}
-        valid = {"values": {"val_loss": [val_loss] * 2}, "n": 2, "samples": 64, "lr": 1e-3}
-        events += [
-            Event("steps", Progress(phase="train", batch=4, n_batches=4, step=6 * epoch + 4, elapsed_s=s + 1, **at), s + 1, train),
-            Event("steps", Progress(phase="valid", batch=2, n_batches=2, step=6 * epoch + 6, elapsed_s=s + 1.5, **at), s + 1.5, valid),
-            Event("epoch", Progress(epoch=epoch + 1, n_epochs=n, elapsed_s=s + 1.5), s + 1.5, {"row": row(epoch + 1, 0.5, val_loss)}),
-        ]
-    end = Progress(epoch=n, n_epochs=n, elapsed_s=1.5 * n)
-    return [*events, Event("end", end, 1.5 * n, {"status": status, "reason": reason})]
+from nbtrain.views.terminal import LogView, TerminalView
 
 
 def board_after(events: list[Event]) -> text.Board:
@@ -97,42 +73,6 @@ def test_progress_line() -> None:
     assert text.progress_line(board) == "epoch 2/3 · 4/4 · 00:02 < 00:02 · 4 it/s · 128 samples/s · loss 0.5"
 
 
-def test_terminal_rewrites_one_line_and_adds_a_row_an_epoch() -> None:
-    view = text.TerminalView(io.StringIO(), width=60)
-    for event in run_events((0.5,)):
-        view.update(event)
-    assert view.stream.getvalue() == (
-        "\rDigits · SmallCNN · 12.3k params · cpu · run 1\x1b[K\n"
-        "\repoch 1/1 · 4/4 · 00:01 < – · 4 it/s · 128 samples/s · loss\x1b[K"
-        "\repoch 1/1 · valid 2/2 · 00:01 < – · 4 it/s · 128 samples/s \x1b[K"
-        "\r epoch  train_loss   val_loss         lr       time\x1b[K\n"
-        "\r     1         0.5        0.5      0.001       1.5s ★\x1b[K\n"
-        "\r✓ completed · 1 epoch · 00:01 · best val_loss 0.5 at epoch 1\x1b[K\n"
-    )
-
-
-def test_terminal_is_rewritten_five_times_a_second_at_most() -> None:
-    view = text.TerminalView(io.StringIO())
-    for i in range(1000):
-        block = {"values": {"train_loss": [0.5]}, "n": 1, "samples": 1, "lr": 0.1}
-        view.update(Event("steps", Progress(phase="train", step=i, elapsed_s=i / 100), i / 100, block))
-    assert view.stream.getvalue().count("\r") <= 50
-
-
-def test_log_has_a_line_an_epoch_and_one_a_minute() -> None:
-    view = text.LogView(io.StringIO(), every_s=1.2)
-    for event in run_events((0.5, 0.4)):
-        view.update(event)
-    assert view.stream.getvalue() == (
-        "Digits · SmallCNN · 12.3k params · cpu · run 1\n"
-        "epoch 1/2 · valid 2/2 · 00:01 < – · 4 it/s · 128 samples/s · loss 0.5\n"
-        "epoch 1/2 · train_loss 0.5 · val_loss 0.5 · lr 0.001 · time 1.5s ★\n"
-        "epoch 2/2 · valid 2/2 · 00:03 < 00:00 · 4 it/s · 128 samples/s · loss 0.5\n"
-        "epoch 2/2 · train_loss 0.5 · val_loss 0.4 · lr 0.001 · time 1.5s ★\n"
-        "✓ completed · 2 epochs · 00:03 · best val_loss 0.4 at epoch 2\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("value", "shown"), [(950, "950"), (999.9, "1k"), (2690, "2.69k"), (1.2e6, "1.2M"), (3.1e9, "3.1G"), (0.5, "0.5"), (12345, "12.3k")]
 )
@@ -174,7 +114,7 @@ def test_figure_leaves_pyplot_alone() -> None:
 
 
 # -- one contract for all views
-VIEWS = {"terminal": lambda: text.TerminalView(io.StringIO()), "log": lambda: text.LogView(io.StringIO())}
+VIEWS = {"terminal": lambda: TerminalView(io.StringIO()), "log": lambda: LogView(io.StringIO())}
 
 
 @pytest.mark.parametrize("make", VIEWS.values(), ids=VIEWS)
@@ -192,15 +132,15 @@ def test_every_view_takes_every_event_and_tells_how_the_run_ended(make: Any, sta
 
 def test_view_of_a_pipe_is_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", io.StringIO())
-    assert isinstance(open_view(), text.LogView)
+    assert isinstance(open_view(), LogView)
 
 
 def test_view_of_a_terminal_in_ci_is_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stdout", terminal)
-    monkeypatch.setattr("os.get_terminal_size", lambda: __import__("os").terminal_size((99, 24)))
     monkeypatch.delenv("CI", raising=False)
-    assert open_view().width == 99  # type: ignore[attr-defined]
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(open_view(), TerminalView)
     monkeypatch.setenv("CI", "true")
-    assert isinstance(open_view(), text.LogView)
+    assert isinstance(open_view(), LogView)
