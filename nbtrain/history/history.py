@@ -18,6 +18,7 @@ from ..annotations import checked
 from ..compat.result_keys import result_of
 from ..events import Event, MonitorMode, Progress, Status
 from ..views import html, plots, text
+from ..views.curve import FEW_EPOCHS, LossCurve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +32,7 @@ __all__ = [
     "data_frame",
     "validation_alone",
     "MeasuredRows",
+    "loss_curve",
     "History",
     "ResultMetrics",
     "short_path",
@@ -270,6 +272,17 @@ class MeasuredRows:
 
 
 # %% ../../nbs/history/history.ipynb #3e3d375c
+def loss_curve(measured: MeasuredRows) -> LossCurve:
+    """The training loss by step, and the validations."""
+    curve, table = LossCurve(), measured.steps["train"]
+    curve.begin(Progress(), measured.monitor)
+    for step, loss in zip(table.steps, table.columns.get("train_loss", ())):
+        curve.add_block(step, (loss,))
+    for row in measured.validations:
+        curve.add_row(row, is_epoch=False)
+    return curve
+
+
 class History(MeasuredRows):
     """What a trainer has measured in all its runs.
 
@@ -290,8 +303,9 @@ class History(MeasuredRows):
         return text.candidates(self.epochs, self.validations, self.monitor)
 
     def plot(self) -> Figure:
-        """The curves by epoch as a matplotlib figure."""
-        return plots.curves(self.epochs, self.best, self.marks)
+        """The curves as a matplotlib figure: by epoch, and the loss by step where there are less than five epochs."""
+        curve = loss_curve(self) if len(self.epochs) < FEW_EPOCHS else None
+        return plots.curves(self.epochs, self.best, self.marks, self.monitor, curve)
 
     @checked
     def to_csv(self, path: str | Path) -> Path:
