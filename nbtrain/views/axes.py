@@ -60,7 +60,8 @@ class Axis:
         """Where `value` lies, from 0 at the low end to 1 at the high end; values outside lie at the ends."""
         if self.is_log:
             value = math.log10(value) if value > 0 else self.low
-        return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
+        share = (value - self.low) / (self.high - self.low)
+        return 0.0 if share < 0 else 1.0 if share > 1 else share
 
 
 def is_log_range(low: float, high: float) -> bool:

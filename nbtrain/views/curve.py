@@ -258,11 +258,11 @@ def step_labels(box: Box, axis: StepAxis) -> list[str]:
 Ghost = tuple[str, Places]
 
 
-def shown_values(curve: LossCurve, ghost: Places = ()) -> list[float]:
+def shown_values(curve: LossCurve, line: Places, ghost: Places = ()) -> list[float]:
     """What the axis of values must show: all but the few raw losses that stand out."""
     raw = sorted(p.mean for p in curve.points if is_drawn(p.mean))
     kept = raw[len(raw) // 50 : len(raw) - len(raw) // 50]
-    shown = [value for _, value in (*curve.smoothed, *curve.validations, *ghost)]
+    shown = [value for _, value in (*line, *curve.validations, *ghost)]
     return [value for value in (*kept[:1], *kept[-1:], *shown) if is_drawn(value)]
 
 
@@ -275,41 +275,41 @@ class _Frame:
     values: Axis
     line: Places  # the smoothed loss
 
-    def at(self, step: float, value: float) -> tuple[float, float] | None:
-        """The place of a value; None where it can't be drawn or lies outside."""
-        if not is_drawn(value) or not self.steps.has(step):
-            return None
-        return self.box.x(self.steps.share(step)), self.box.y(self.values.share(value))
-
-    def path(self, points: Iterable[tuple[float, float]], kind: str) -> str:
-        return path([self.at(step, value) for step, value in points], kind)
+    def at(self, points: Places) -> list[tuple[float, float] | None]:
+        """The places of values; None where one can't be drawn or lies outside."""
+        box, start, end, share = self.box, self.steps.start, self.steps.end, self.values.share
+        across, down = (box.right - box.left) / (end - start), box.bottom - box.top
+        return [
+            (box.left + (step - start) * across, box.bottom - share(value) * down) if start <= step <= end and is_drawn(value) else None
+            for step, value in points
+        ]
 
 
 def _crosses(frame: _Frame, curve: LossCurve) -> list[str]:
     """A cross where the loss stops being finite, on the line, with room between two of them."""
     found, here, before_x, was_bad = [], frame.box.bottom - 4, -math.inf, False
-    for point, (_, loss) in zip(curve.points, frame.line):
+    for point, place in zip(curve.points, frame.at(frame.line)):
         if point.bad_step is not None and frame.steps.has(point.bad_step):
             x = frame.box.x(frame.steps.share(point.bad_step))
             if x - before_x >= 12 and not was_bad:
                 found.append(cross(x, here))
                 before_x = x
         was_bad = not point.n_finite
-        place = frame.at(point.step, loss)
         here = place[1] if place else here
     return found
 
 
 def _lines(frame: _Frame, curve: LossCurve, ghost: Places) -> list[str]:
-    parts = [frame.path(ghost, "ghost")]
-    parts.append(frame.path([(p.step, p.mean) for p in curve.points], "train raw"))
-    parts.append(frame.path(frame.line, "train"))
+    parts = [path(frame.at(ghost), "ghost")]
+    parts.append(path(frame.at([(p.step, p.mean) for p in curve.points]), "train raw"))
+    parts.append(path(frame.at(frame.line), "train"))
     if len(curve.points) == 1:
-        parts += dots(filter(None, [frame.at(*item) for item in frame.line]), "train", 3)
-    parts.append(frame.path(curve.validations, "val thin"))
+        parts += dots(filter(None, frame.at(frame.line)), "train", 3)
+    valid = frame.at(curve.validations)
+    parts.append(path(valid, "val thin"))
     if len(curve.validations) <= 60:
-        parts += dots(filter(None, [frame.at(*item) for item in curve.validations]), "val")
-    return parts + _crosses(frame, curve)
+        parts += dots(filter(None, valid), "val")
+    return parts + (_crosses(frame, curve) if any(p.bad_step is not None for p in curve.points) else [])
 
 
 # %% ../../nbs/views/curve.ipynb #curv0012
@@ -330,9 +330,9 @@ def _train_words(curve: LossCurve, line: Places) -> tuple[str, str]:
 def _end_labels(frame: _Frame, curve: LossCurve, ghost: Ghost, width: float) -> list[str]:
     """The last values at the ends of their lines, moved apart where they would overlap."""
     found: list[tuple[float, float, str, str]] = []  # x, y, words, kind
-    places = [place for item in frame.line if (place := frame.at(*item))]
-    valid = [(place, value) for step, value in curve.validations if (place := frame.at(step, value))]
-    older = [place for item in ghost[1] if (place := frame.at(*item))]
+    places = list(filter(None, frame.at(frame.line)))
+    valid = [(place, value) for place, (_, value) in zip(frame.at(curve.validations), curve.validations) if place]
+    older = list(filter(None, frame.at(ghost[1])))
     x = max([p[0] for p in places[-1:]] + [p[0] for p, _ in valid[-1:]], default=frame.box.left) + 8
     if places or curve.points:
         found.append((x, places[-1][1] if places else frame.box.y(0.5), *_train_words(curve, frame.line)))
@@ -373,7 +373,7 @@ def curve_svg(
     label_ghost, older = ghost or ("", ())
     steps = step_axis(curve, end_step, epochs, older)
     line = curve.smoothed
-    values = axis_of(shown_values(curve, older))
+    values = axis_of(shown_values(curve, line, older))
     left = 12 + max(map(text_width, values.labels), default=0) if values else 12.0
     few = 1 < steps.n_epochs < FEW_EPOCHS
     is_log = values is not None and values.is_log

@@ -66,15 +66,16 @@ def _values(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
 
 def _line(axes: Axes, points: Sequence[tuple[float, float]], **style: Any) -> None:
     """A line with a cross where it breaks off."""
-    if len(points) <= 30:
+    if len(points) <= 12:
         style |= {"marker": "o", "markersize": 3}
-    line = axes.plot(*zip(*points), linewidth=1.5, **style)[0] if points else None
-    for (x, y), (next_x, next_y) in pairwise(points):
-        if line is not None and math.isnan(next_y) and not math.isnan(y):
+    if points:
+        axes.plot(*zip(*points), linewidth=1.5, **style)
+    for (x, y), (_, next_y) in pairwise(points):
+        if math.isnan(next_y) and not math.isnan(y):
             axes.plot([x], [y], "x", color="#c62828", markersize=5, zorder=3)
 
 
-def _dress(axes: Axes, title: str, values: Iterable[float], unit: str = "epoch") -> None:
+def _dress(axes: Axes, title: str, values: Iterable[Any], unit: str = "epoch") -> None:
     axes.set_title(_plain(title), fontsize=10, loc="left")
     axes.set_xlabel(unit, fontsize=9)
     axes.tick_params(labelsize=8)
@@ -97,6 +98,8 @@ def _dress(axes: Axes, title: str, values: Iterable[float], unit: str = "epoch")
 
 def _number(axes: Axes, xs: Sequence[float | None]) -> None:
     """The numbers of the changes by hand at the top, each above its line; those at one place share a sign."""
+    if xs:
+        axes.set_title(axes.get_title("left"), fontsize=10, loc="left", pad=16)
     left, right = axes.get_xlim()
     groups: dict[int, list[int]] = {}
     for i, x in enumerate(xs):
@@ -106,7 +109,7 @@ def _number(axes: Axes, xs: Sequence[float | None]) -> None:
     for numbers in groups.values():
         text = str(numbers[0] + 1) if len(numbers) == 1 else f"{numbers[0] + 1}–{numbers[-1] + 1}"
         box = {"boxstyle": "round,pad=0.25,rounding_size=0.7", "facecolor": "white", "edgecolor": "0.4", "linewidth": 0.6}
-        axes.text(xs[numbers[0]] or 0.0, 1.0, text, transform=axes.get_xaxis_transform(), ha="center", va="center", fontsize=7, bbox=box)
+        axes.text(xs[numbers[0]] or 0.0, 1.045, text, transform=axes.get_xaxis_transform(), ha="center", va="center", fontsize=7, bbox=box)
 
 
 # %% ../../nbs/views/plots.ipynb #plots-curves
@@ -124,11 +127,16 @@ def _figure(groups: Mapping[str, list[str]]) -> tuple[Figure, list[_Place]]:
     return figure, [(figure.add_subplot(n_rows, n_columns, i + 1), quantity, names) for i, (quantity, names) in enumerate(shown)]
 
 
+def _span(rows: Sequence[Row]) -> float:
+    return (rows[-1]["epoch"] - rows[0]["epoch"]) or 10
+
+
 def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, marks: Sequence[Mark]) -> None:
     axes, quantity, names = place
     for name in names:
         style = {"color": _DRAWN.get(series_of(name), "C0"), "linestyle": "-" if name.startswith("train_") else "--"}
-        _line(axes, _values(rows, name), label=_plain(series_of(name)), **style)
+        _line(axes, _values(rows, name), label=_plain(series_of(name)) if series_of(name) != quantity else None, **style)
+    axes.set_xlim(rows[0]["epoch"] - 0.03 * _span(rows), rows[-1]["epoch"] + 0.03 * _span(rows))
     if best is not None and "epoch" in best:
         axes.axvline(best["epoch"], color="0.6", linewidth=0.8, linestyle="--")
     _dress(axes, quantity, (row.get(name) for row in rows for name in names))
@@ -139,11 +147,12 @@ def _by_step(axes: Axes, curve: LossCurve, marks: Sequence[Mark]) -> None:
     """The training loss by step, smoothed and raw, and the validations."""
     raw = [(p.step, p.mean if is_drawn(p.mean) else math.nan) for p in curve.points]
     axes.plot(*zip(*raw), color="C0", linewidth=0.8, alpha=0.35)
-    _line(axes, curve.smoothed, color="C0", label="train")
+    line = curve.smoothed
+    _line(axes, line, color="C0", label="train")
     if curve.validations:
         valid = [(step, value if is_drawn(value) else math.nan) for step, value in curve.validations]
         _line(axes, valid, color="C1", linestyle="--", label=curve.validation.partition("_")[0])
-    _dress(axes, "loss", shown_values(curve), "step")
+    _dress(axes, "loss", shown_values(curve, line), "step")
     for mark in filter(is_redefinition, marks):
         axes.axvspan(mark[0].step, curve.last_step, color="0.5", alpha=0.1, linewidth=0)
     _number(axes, [mark[0].step for mark in marks])
