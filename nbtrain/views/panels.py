@@ -131,8 +131,7 @@ def _panel(epochs: _Epochs, place: Box, quantity: str, names: Sequence[str], mon
     box = Box(place.left + epochs.margin, place.top + (52 if epochs.marks else 38), place.right - 10, place.bottom - 18)
     ticks = [tick for tick in count_ticks(*epochs.ends, 5) if tick >= epochs.ends[0]]
     parts += [label(box.x(epochs.share(tick)), box.bottom + 15, f"{tick:,}", anchor="middle") for tick in ticks]
-    inside = [epochs.share(epoch_of(mark[0])) for mark in epochs.marks]
-    parts += pills(box, [box.x(share) if 0 <= share <= 1 else None for share in inside])
+    parts += pills(box, [box.x(min(1.0, max(0.0, epochs.share(epoch_of(mark[0]))))) for mark in epochs.marks])
     if axis is None:
         return [*parts, label((box.left + box.right) / 2, box.y(0.5), "no finite value", "bad", "middle")]
     parts += value_axis(box, axis)

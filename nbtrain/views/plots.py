@@ -140,7 +140,7 @@ def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, marks: Seque
     if best is not None and "epoch" in best:
         axes.axvline(best["epoch"], color="0.6", linewidth=0.8, linestyle="--")
     _dress(axes, quantity, (row.get(name) for row in rows for name in names))
-    _number(axes, [epoch_of(mark[0]) for mark in marks])
+    _number(axes, [min(rows[-1]["epoch"], max(rows[0]["epoch"], epoch_of(mark[0]))) for mark in marks])
 
 
 def _by_step(axes: Axes, curve: LossCurve, marks: Sequence[Mark]) -> None:
