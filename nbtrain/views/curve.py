@@ -16,24 +16,8 @@ from .axes import Axis, axis_of, count_ticks, is_drawn, short, short_count
 from .svg import Box, cross, dots, drawing, fitting, label, path, pills, spread, text_width, value_axis
 
 # %% auto #0
-__all__ = [
-    "Places",
-    "Mark",
-    "FEW_EPOCHS",
-    "Ghost",
-    "epoch_of",
-    "Point",
-    "LossCurve",
-    "mark_numbers",
-    "is_redefinition",
-    "StepAxis",
-    "step_axis",
-    "step_labels",
-    "shown_values",
-    "curve_svg",
-    "curve_words",
-]
-
+__all__ = ['Places', 'Mark', 'NEW_STEPS', 'FEW_EPOCHS', 'Ghost', 'epoch_of', 'Point', 'LossCurve', 'mark_numbers',
+           'is_redefinition', 'StepAxis', 'step_axis', 'step_labels', 'shown_values', 'curve_svg', 'curve_words']
 
 # %% ../../nbs/views/curve.ipynb #curv0004
 def epoch_of(progress: Progress) -> float:
@@ -89,7 +73,8 @@ class LossCurve:
         if self.validation in row and "step" in row:
             self.add_validation(row["step"], row[self.validation])
         if is_epoch and "step" in row:
-            self.epochs = [*(self.epochs if len(self.epochs) < self.max_points else self.epochs[::2]), (row["step"], row["epoch"])]
+            known = [place for place in self.epochs if place[0] < row["step"]]
+            self.epochs = [*(known if len(known) < self.max_points else known[::2]), (row["step"], row["epoch"])]
 
     def add_block(self, last_step: int, losses: Sequence[float]) -> None:
         """Add the losses of the steps up to `last_step`."""
@@ -157,10 +142,9 @@ class LossCurve:
                 line.append(sum(near) / len(near) if is_shown else math.nan)
         return [(point.step, loss) for point, loss in zip(self.points, line)]
 
-
 # %% ../../nbs/views/curve.ipynb #curv0007
 Mark = tuple[Progress, str]
-_NEW_STEPS = "the steps are those of a new "  # how the mark of a redefinition begins
+NEW_STEPS = "the steps are those of a new "  # how the mark of a redefinition begins
 
 
 def mark_numbers(marks: Sequence[Any]) -> list[str]:
@@ -171,10 +155,9 @@ def mark_numbers(marks: Sequence[Any]) -> list[str]:
 
 def is_redefinition(mark: Mark) -> bool:
     """Did the steps of the trainer become those of another class here?"""
-    return mark[1].startswith(_NEW_STEPS)
+    return mark[1].startswith(NEW_STEPS)
 
-
-# %% ../../nbs/views/curve.ipynb #curv0009
+# %% ../../nbs/views/curve.ipynb #curv0010
 @dataclass(frozen=True)
 class StepAxis:
     """Steps from `start` to `end`. `epochs` are known places, (step, finished epochs), between which epochs lie evenly."""
@@ -253,8 +236,7 @@ def step_labels(box: Box, axis: StepAxis) -> list[str]:
         return _epoch_labels(box, axis)
     return _step_labels(box, axis) + (_epoch_names(box, axis) if axis.n_epochs > 1 else [])
 
-
-# %% ../../nbs/views/curve.ipynb #curv0011
+# %% ../../nbs/views/curve.ipynb #curv0013
 Ghost = tuple[str, Places]
 
 
@@ -311,8 +293,7 @@ def _lines(frame: _Frame, curve: LossCurve, ghost: Places) -> list[str]:
         parts += dots(filter(None, valid), "val")
     return parts + (_crosses(frame, curve) if any(p.bad_step is not None for p in curve.points) else [])
 
-
-# %% ../../nbs/views/curve.ipynb #curv0012
+# %% ../../nbs/views/curve.ipynb #curv0016
 def _train_words(curve: LossCurve, line: Places) -> tuple[str, str]:
     """The loss at the end of the line, or since when it is not finite; and its kind of text."""
     if is_drawn(line[-1][1]):
@@ -388,8 +369,7 @@ def curve_svg(
         parts.append(label(box.left - 6, 10, "log", anchor="end"))
     return drawing(filter(None, parts), width, height)
 
-
-# %% ../../nbs/views/curve.ipynb #curv0015
+# %% ../../nbs/views/curve.ipynb #curv0019
 def curve_words(curve: LossCurve) -> str:
     """What the curve shows, in words: `Training loss by step, smoothed: 2.3 to 0.1 at step 500; val_loss 2.2 to 0.2`."""
     finite = [loss for _, loss in curve.smoothed if is_drawn(loss)]

@@ -15,22 +15,8 @@ from itertools import pairwise
 from .axes import Axis
 
 # %% auto #0
-__all__ = [
-    "COLOURS",
-    "CHARACTER",
-    "drawing",
-    "picture",
-    "text_width",
-    "fitting",
-    "label",
-    "path",
-    "dots",
-    "cross",
-    "Box",
-    "value_axis",
-    "spread",
-    "pills",
-]
+__all__ = ['COLOURS', 'CHARACTER', 'drawing', 'picture', 'text_width', 'fitting', 'label', 'path', 'dots', 'cross', 'Box',
+           'value_axis', 'spread', 'pills']
 
 # %% ../../nbs/views/svg.ipynb #svg0004
 COLOURS = {  # by theme; text has a contrast of 4.5 to the page and more, lines of 3
@@ -96,8 +82,7 @@ def picture(svg: str, alt: str) -> str:
         f'src="data:image/svg+xml;base64,{data}">'
     )
 
-
-# %% ../../nbs/views/svg.ipynb #svg0006
+# %% ../../nbs/views/svg.ipynb #svg0007
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 CHARACTER = 6.5  # px, the widest average
 
@@ -142,8 +127,7 @@ def cross(x: float, y: float) -> str:
     """A small cross: here a value is not finite."""
     return f'<path class="bad" d="M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6"/>'
 
-
-# %% ../../nbs/views/svg.ipynb #svg0009
+# %% ../../nbs/views/svg.ipynb #svg0010
 @dataclass(frozen=True)
 class Box:
     """A rectangle of a drawing, in px."""
