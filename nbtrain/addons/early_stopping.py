@@ -20,7 +20,8 @@ from ..errors import ConfigError
 from ..events import is_better
 
 # %% auto #0
-__all__ = ['EarlyStoppingAddon']
+__all__ = ["EarlyStoppingAddon"]
+
 
 # %% ../../nbs/addons/early_stopping.ipynb #4a30eadb
 class _EarlyStop(Stopper):
@@ -72,6 +73,7 @@ class _EarlyStop(Stopper):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.addon.best_value = state_dict["best_value"]
         self.n_waited = state_dict["n_waited"] if self.trainer.continues_run else 0
+
 
 # %% ../../nbs/addons/early_stopping.ipynb #8f48ac1d
 class EarlyStoppingAddon(AddOnBase):

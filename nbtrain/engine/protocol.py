@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from nbtrain.engine.step_module import StepModule
 
 # %% auto #0
-__all__ = ['EventSink', 'TrainerProtocol', 'Turn', 'StepsProtocol']
+__all__ = ["EventSink", "TrainerProtocol", "Turn", "StepsProtocol"]
+
 
 # %% ../../nbs/engine/protocol.ipynb #81c4a3fe
 class EventSink(Protocol):
@@ -62,6 +63,7 @@ class TrainerProtocol(Protocol):
     def active_addons(self) -> list[AddOnBase]: ...  # in their order, those of shorthands such as `gradient_clip=` included
 
     def open_run_dir(self) -> Path: ...  # the run folder, which is made where there is none yet
+
 
 # %% ../../nbs/engine/protocol.ipynb #5229cb69
 @dataclass(frozen=True)

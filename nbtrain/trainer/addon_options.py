@@ -11,11 +11,31 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, TypeVar
 from ..engine.addon import AddOnBase
 
 # %% auto #0
-__all__ = ['AccumulationOptions', 'CudaGraphOptions', 'EMAOptions', 'EarlyStoppingOptions', 'EnvironmentOptions', 'FreezeOptions',
-           'GradientClipOptions', 'GradientStatsOptions', 'LimitsOptions', 'LoggersOptions', 'MetricsOptions',
-           'MicroBatchOptions', 'MultiGPUOptions', 'WebLoggerOptions', 'NonFiniteOptions', 'PrefetchOptions',
-           'StateManagerOptions', 'SystemMonitorOptions', 'AddonOptions', 'TrainerOptions', 'command_of',
-           'AddonCommands', 'TrainerFactory']
+__all__ = [
+    "AccumulationOptions",
+    "CudaGraphOptions",
+    "EMAOptions",
+    "EarlyStoppingOptions",
+    "EnvironmentOptions",
+    "FreezeOptions",
+    "GradientClipOptions",
+    "GradientStatsOptions",
+    "LimitsOptions",
+    "LoggersOptions",
+    "MetricsOptions",
+    "MicroBatchOptions",
+    "MultiGPUOptions",
+    "WebLoggerOptions",
+    "NonFiniteOptions",
+    "PrefetchOptions",
+    "StateManagerOptions",
+    "SystemMonitorOptions",
+    "AddonOptions",
+    "TrainerOptions",
+    "command_of",
+    "AddonCommands",
+    "TrainerFactory",
+]
 
 # %% ../../nbs/trainer/addon_options.ipynb #addon-types-imports
 if TYPE_CHECKING:
@@ -74,6 +94,7 @@ if TYPE_CHECKING:
         | type[SystemMonitorAddon]
         | type[WandBLoggerAddon]
     )
+
 
 # %% ../../nbs/trainer/addon_options.ipynb #addon-types-options-0
 class AccumulationOptions(TypedDict, total=False):
@@ -134,6 +155,7 @@ class GradientStatsOptions(TypedDict, total=False):
 
     stats_every_n_steps: int
     stats_depth: int
+
 
 # %% ../../nbs/trainer/addon_options.ipynb #addon-types-options-1
 class LimitsOptions(TypedDict, total=False):
@@ -201,6 +223,7 @@ class PrefetchOptions(TypedDict, total=False):
 
     prefetch: bool
 
+
 # %% ../../nbs/trainer/addon_options.ipynb #addon-types-options-2
 class StateManagerOptions(TypedDict, total=False):
     """Options of StateManagerAddon."""
@@ -225,6 +248,7 @@ class SystemMonitorOptions(TypedDict, total=False):
     monitor_system: bool
     throughput: bool
     count_tokens: TokenCount | None
+
 
 # %% ../../nbs/trainer/addon_options.ipynb #addon-types-joined
 class AddonOptions(
@@ -269,6 +293,7 @@ class TrainerOptions(AddonOptions, total=False):
     on_error: Literal["pause", "raise"] | None
     lightning: dict[str, Any] | None
 
+
 # %% ../../nbs/trainer/addon_options.ipynb #ebda0dec
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -293,6 +318,7 @@ def command_of(addon: str) -> Callable[[_Method], _Method]:
     """Declares a command for type checkers; at run time it is there once the addon is."""
     return lambda method: _Missing(addon, method)  # pyright: ignore[reportReturnType]
 
+
 # %% ../../nbs/trainer/addon_options.ipynb #addon-types-commands
 class AddonCommands:
     """The commands that the addons of nbtrain give a trainer. Without the addon, a command raises AttributeError."""
@@ -316,6 +342,7 @@ class AddonCommands:
     def load_state(self, path: str | Path | None = None) -> Path:
         """Restore the checkpoint at `path`, or the newest whole one of the newest run folder; the next `run` continues there."""
         ...
+
 
 # %% ../../nbs/trainer/addon_options.ipynb #cf1e4120
 _Made = TypeVar("_Made", covariant=True)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ['Draw', 'Sample', 'draw_sample', 'Gallery', 'first_samples', 'worst_samples', 'single']
+__all__ = ["Draw", "Sample", "draw_sample", "Gallery", "first_samples", "worst_samples", "single"]
 
 # %% ../../nbs/trainer/gallery.ipynb #101d120d
 _CPU = torch.device("cpu")
@@ -89,6 +89,7 @@ def _plain(value: Any) -> Any:
 
 def _words(value: Any) -> str:
     return describe(value) if isinstance(value, (Tensor, tuple, list, dict)) else format_value(value)
+
 
 # %% ../../nbs/trainer/gallery.ipynb #9d447781
 Draw = Callable[["Axes", Sample], object]
@@ -156,6 +157,7 @@ class Gallery:
     def _repr_html_(self) -> str:
         alt = "; ".join(sample.words for sample in self.samples)
         return f"<div>{escape(self.title)}</div>{image_html(png(self.plot()), alt)}"
+
 
 # %% ../../nbs/trainer/gallery.ipynb #c2502895
 def first_samples(trainer: TrainerBase, loader: Iterable[Any], n: int, draw: Draw | None = None) -> Gallery:
@@ -226,6 +228,7 @@ def _go_through(trainer: TrainerBase, loader: Iterable[Any], look: Callable[[Any
         trainer.mode = mode
     if is_empty:
         raise StepError("The loader gave no batch.", remedy="Look at the dataset's length, and at drop_last=True.")
+
 
 # %% ../../nbs/trainer/gallery.ipynb #b8d85c0e
 def _samples(

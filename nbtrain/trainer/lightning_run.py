@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ['quiet', 'continue_counts', 'driving']
+__all__ = ["quiet", "continue_counts", "driving"]
 
 # %% ../../nbs/trainer/lightning_run.ipynb #d7bdc365
 _NOISE = (
@@ -72,6 +72,7 @@ def quiet() -> Iterator[None]:
     finally:
         _MESSAGES.restore()
 
+
 # %% ../../nbs/trainer/lightning_run.ipynb #8274d62e
 def continue_counts(pl_trainer: L.Trainer, counts: Counts) -> None:
     """Let a new Lightning trainer continue from `counts`, as if it had run the epochs before."""
@@ -83,6 +84,7 @@ def continue_counts(pl_trainer: L.Trainer, counts: Counts) -> None:
     updates.ready = updates.completed = loop.epoch_loop._batches_that_stepped = counts.update
     # Past epoch 0 the epoch loop makes a second iterator, which draws a second seed, unless it thinks that it resumes
     loop._resuming_from_checkpoint = counts.epoch > 0
+
 
 # %% ../../nbs/trainer/lightning_run.ipynb #3f4f59d2
 @contextmanager

@@ -34,7 +34,8 @@ from .lightning_args import as_list
 from .summary import unchanged
 
 # %% auto #0
-__all__ = ['check_written', 'probe']
+__all__ = ["check_written", "probe"]
+
 
 # %% ../../nbs/trainer/probe.ipynb #ee098c50
 def _validates(trainer: TrainerBase, n_epoch: int, valid_loader: Any) -> bool:
@@ -50,6 +51,7 @@ def check_written(trainer: TrainerBase, n_epoch: int, valid_loader: Any) -> None
         step = getattr(trainer, name)
         if getattr(step, "__func__", None) is getattr(TrainerSteps, name):
             step(None)  # says what to write
+
 
 # %% ../../nbs/trainer/probe.ipynb #af0dbda5
 class _NeedsRun(Exception):
@@ -111,6 +113,7 @@ def _as_in_validation(trainer: TrainerBase, plugin: Precision) -> Iterator[None]
                 if tensor.dtype != before.dtype:
                     tensor.data = before
 
+
 # %% ../../nbs/trainer/probe.ipynb #1c8594bb
 _REQUESTS = (
     "pause",
@@ -170,6 +173,7 @@ def _try_step(trainer: TrainerBase, batch: Any, plugin: Precision) -> _Names:
         of_train = None
     return _Names(names, of_train, module.names)
 
+
 # %% ../../nbs/trainer/probe.ipynb #3c460a2c
 _KNOWN = ("nbtrain.", "lightning.", "pytorch_lightning.")  # modules whose classes do what is known here
 
@@ -224,6 +228,7 @@ def _check_monitors(trainer: TrainerBase, names: _Names) -> None:
             where=f"{trainer.title}, {_place(trainer)}",
             remedy=f"Did you mean {own[close[0]]!r}?" if close else listed,
         )
+
 
 # %% ../../nbs/trainer/probe.ipynb #cfb394b0
 _ELSEWHERE = ("strategy", "plugins", "fast_dev_run")

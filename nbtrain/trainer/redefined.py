@@ -21,7 +21,8 @@ from .compose import compose, given_addons, written_class
 from ..views.curve import NEW_STEPS
 
 # %% auto #0
-__all__ = ['with_addons', 'change_class', 'newest', 'Redefinitions', 'adopt_redefined']
+__all__ = ["with_addons", "change_class", "newest", "Redefinitions", "adopt_redefined"]
+
 
 # %% ../../nbs/trainer/redefined.ipynb #7b19b374
 def with_addons(trainer: TrainerBase, steps: type[TrainerBase]) -> type[TrainerBase]:
@@ -53,6 +54,7 @@ def change_class(trainer: TrainerBase, steps: type[TrainerBase]) -> None:
     for meter in trainer.train_state.meters.values():
         meter.expect_other_names()
     trainer.recorder.mark(f"{NEW_STEPS}{steps.__name__}")
+
 
 # %% ../../nbs/trainer/redefined.ipynb #d8c81606
 def newest(item: Any) -> Any:
@@ -112,6 +114,7 @@ class Redefinitions:
     def undo(self) -> None:
         while self._undo:
             self._undo.pop()()
+
 
 # %% ../../nbs/trainer/redefined.ipynb #277233ce
 _INSIDE = ("dataset", "datasets", "transform", "target_transform", "transforms", "sampler", "batch_sampler", "collate_fn", "loader")

@@ -26,7 +26,7 @@ from .interrupts import handles_signals
 from .run_stopped import ended_by_hand
 
 # %% auto #0
-__all__ = ['RunThread', 'RunInThread', 'RunHandle', 'clear_frames', 'free_last_error']
+__all__ = ["RunThread", "RunInThread", "RunHandle", "clear_frames", "free_last_error"]
 
 # %% ../../nbs/trainer/run_handle.ipynb #d9026d79
 _LEAVE_S = 4.0  # Jupyter sends SIGTERM to a kernel 2.5 s after it has requested its end, and kills it after 5 s
@@ -121,6 +121,7 @@ class RunThread:
         self._control.stop(AT_EXIT)
         self._thread.join(_LEAVE_S)
 
+
 # %% ../../nbs/trainer/run_handle.ipynb #e6161b80
 class RunInThread:
     """What is known of a run in a thread."""
@@ -162,6 +163,7 @@ class RunInThread:
         failure = self._control.failure if self.is_on else None
         more = "" if failure is None else f"{failure.summary}\n  {failure.line} · handle.wait() raises the error"
         return f"RunHandle({self.status} · {more or self._place()})"
+
 
 # %% ../../nbs/trainer/run_handle.ipynb #05dc6f9a
 class RunHandle(RunInThread):
@@ -240,6 +242,7 @@ class RunHandle(RunInThread):
         """Release what the frames of an error hold; its text stays."""
         if self.error is not None:
             clear_frames(self.error)
+
 
 # %% ../../nbs/trainer/run_handle.ipynb #2802a95e
 def clear_frames(error: BaseException | None) -> None:

@@ -22,7 +22,8 @@ from ..views.html import table_html
 from ..views.text import format_count, format_value, table_text
 
 # %% auto #0
-__all__ = ['unchanged', 'restore_attributes', 'check_steps', 'Summary', 'summarize']
+__all__ = ["unchanged", "restore_attributes", "check_steps", "Summary", "summarize"]
+
 
 # %% ../../nbs/trainer/summary.ipynb #a86854c9
 @contextmanager
@@ -57,6 +58,7 @@ def restore_attributes(attributes: dict[str, Any], kept: Mapping[str, Any]) -> N
     for name in attributes.keys() - kept.keys():
         del attributes[name]
 
+
 # %% ../../nbs/trainer/summary.ipynb #99022a2a
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor) and value.numel() == 1:
@@ -85,6 +87,7 @@ def check_steps(trainer: TrainerBase, batch: Any) -> str:
     if without:
         lines.append(f"{without} parameters got no gradient in train_step.")
     return "\n".join(lines)
+
 
 # %% ../../nbs/trainer/summary.ipynb #d2848ebd
 @dataclass(frozen=True)

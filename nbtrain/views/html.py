@@ -29,7 +29,7 @@ from nbtrain.views.text import (
 )
 
 # %% auto #0
-__all__ = ['table_html', 'image_html', 'record_html', 'bar_html']
+__all__ = ["table_html", "image_html", "record_html", "bar_html"]
 
 # %% ../../nbs/views/html.ipynb #5108bf4c
 _CELL = "padding:2px 10px;text-align:right;font-variant-numeric:tabular-nums;border:0;background:transparent"
@@ -61,6 +61,7 @@ def table_html(rows: Sequence[Row], best: Row | None = None, caption: str = "Met
     style = "border-collapse:collapse;margin:4px 0;font-size:13px"
     return f'<table style="{style}">{caption}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>'
 
+
 # %% ../../nbs/views/html.ipynb #e7e8a477
 def image_html(png: bytes, alt: str) -> str:
     """A PNG within the page, at half its size, which is sharp on all screens; `alt` describes it in words."""
@@ -85,6 +86,7 @@ def _state_line(board: Board) -> str:
     """The last line while the run is running, which stays if the kernel dies: `▶ running · epoch 3/10 · 251/500 · 01:12`."""
     p = board.progress
     return " · ".join([state_words(board.status), *place_words(p), format_time(p.elapsed_s)])
+
 
 # %% ../../nbs/views/html.ipynb #a48d298f
 def _bar(label: str, text: str, value: float, n: int | None, rest: str) -> str:

@@ -15,7 +15,8 @@ from ..events import Event
 from . import html, text
 
 # %% auto #0
-__all__ = ['get_shell', 'Controls', 'NotebookView', 'in_shell', 'in_kernel', 'is_watched', 'open_view']
+__all__ = ["get_shell", "Controls", "NotebookView", "in_shell", "in_kernel", "is_watched", "open_view"]
+
 
 # %% ../../nbs/views/notebook.ipynb #4833ed9a
 def get_shell() -> Any:
@@ -71,6 +72,7 @@ class _Button:
         else:
             self.action()
 
+
 # %% ../../nbs/views/notebook.ipynb #8d04126c
 class _Buttons:
     """The row of buttons, shown as the state of the run allows."""
@@ -98,6 +100,7 @@ class _Buttons:
             button.widget.close()
         self.hint.close()
         self.box.close()
+
 
 # %% ../../nbs/views/notebook.ipynb #f180a6bc
 class _Live:
@@ -138,6 +141,7 @@ class _Live:
         self.clear()
         for widget in filter(None, (self.buttons, self.widget, self.bar)):
             widget.close()
+
 
 # %% ../../nbs/views/notebook.ipynb #11dc24dc
 class NotebookView:
@@ -220,6 +224,7 @@ class NotebookView:
 
     def _bundle(self) -> dict[str, str]:
         return {"text/html": html.record_html(self.board), "text/plain": text.record_text(self.board)}
+
 
 # %% ../../nbs/views/notebook.ipynb #2e1f7a23
 def in_shell() -> bool:

@@ -17,10 +17,40 @@ from ..events import Event, MonitorMode, Progress, is_better
 from .curve import LossCurve
 
 # %% auto #0
-__all__ = ['Row', 'ICONS', 'format_value', 'format_time', 'format_count', 'visible', 'candidates', 'is_same_validation',
-           'adds_row', 'with_best', 'best_row', 'Speed', 'Board', 'state_words', 'header_line', 'place_words',
-           'rate_words', 'progress_line', 'mark_line', 'note_line', 'best_words', 'summary_line', 'column_names',
-           'titles', 'visible_rows', 'cells', 'table_text', 'record_text', 'View', 'TerminalView', 'LogView']
+__all__ = [
+    "Row",
+    "ICONS",
+    "format_value",
+    "format_time",
+    "format_count",
+    "visible",
+    "candidates",
+    "is_same_validation",
+    "adds_row",
+    "with_best",
+    "best_row",
+    "Speed",
+    "Board",
+    "state_words",
+    "header_line",
+    "place_words",
+    "rate_words",
+    "progress_line",
+    "mark_line",
+    "note_line",
+    "best_words",
+    "summary_line",
+    "column_names",
+    "titles",
+    "visible_rows",
+    "cells",
+    "table_text",
+    "record_text",
+    "View",
+    "TerminalView",
+    "LogView",
+]
+
 
 # %% ../../nbs/views/text.ipynb #84099456
 def format_value(value: Any) -> str:
@@ -48,6 +78,7 @@ def format_count(count: float) -> str:
             return f"{count / size:.3g}{unit}"
     return f"{count:.3g}"
 
+
 # %% ../../nbs/views/text.ipynb #7a019c39
 _OBEYED = r"\x00-\x08\x0b-\x1f\x7f-\x9f"  # by a terminal
 _TURNING = r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # the direction of writing, or a line
@@ -58,6 +89,7 @@ def visible(text: str, *, lines: bool = False) -> str:
     """`text` with its control characters as codes, such as `\\x1b` for escape. `lines`: it may have several lines, and tabs."""
     shown = _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     return shown if lines else shown.replace("\n", "\\n").replace("\t", "\\t")
+
 
 # %% ../../nbs/views/text.ipynb #19584645
 Row = Mapping[str, Any]
@@ -96,6 +128,7 @@ def best_row(rows: Iterable[Row], monitor: str, mode: MonitorMode) -> Row | None
         if monitor in row and is_better(row[monitor], best[monitor] if best else None, mode):
             best = row
     return best
+
 
 # %% ../../nbs/views/text.ipynb #3c67c019
 _MIN_BATCHES = 5  # before this many the time left is unknown
@@ -138,6 +171,7 @@ class Speed:
         train_s, valid_s = 1 / rate, 1 / (self.rate("valid") or rate)
         done_s = p.batch * train_s if p.phase == "train" else n_train * train_s + p.batch * valid_s if p.phase == "valid" else 0
         return max(0.0, (p.n_epochs - p.epoch) * (n_train * train_s + n_valid * valid_s) - done_s)
+
 
 # %% ../../nbs/views/text.ipynb #b9da4cad
 @dataclass
@@ -234,6 +268,7 @@ class Board:
         """The rows that a table shows."""
         return with_best(self.rows, self.best, self.validations)
 
+
 # %% ../../nbs/views/text.ipynb #bba3b1aa
 ICONS = {
     "running": "▶",
@@ -287,6 +322,7 @@ def progress_line(board: Board) -> str:
         parts.append(f"loss {format_value(board.loss)}")
     return " · ".join(parts)
 
+
 # %% ../../nbs/views/text.ipynb #4cf9c9f6
 def mark_line(progress: Progress, text: str) -> str:
     """`✎ epoch 3, batch 251: lr 0.001 → 0.0001`."""
@@ -316,6 +352,7 @@ def summary_line(board: Board) -> str:
     if best is not None and "epoch" in best:
         parts.append(best_words(best, board.header.get("monitor", "val_loss")))
     return " · ".join(parts)
+
 
 # %% ../../nbs/views/text.ipynb #43a8afcd
 def column_names(rows: Iterable[Row]) -> list[str]:
@@ -359,6 +396,7 @@ def table_text(rows: Sequence[Row], best: Row | None = None) -> str:
     marks = [""] + [" ★" if row is not None and row is best else "" for row in shown]
     return "\n".join("  ".join(text.rjust(w) for text, w in zip(line, widths)) + mark for line, mark in zip(lines, marks))
 
+
 # %% ../../nbs/views/text.ipynb #eef8c9ee
 def record_text(board: Board) -> str:
     """The whole record as text: header, table, changes, notes, and how the run stands or has ended."""
@@ -369,6 +407,7 @@ def record_text(board: Board) -> str:
     parts += [note_line(note) for note in board.notes]
     parts.append(progress_line(board) if board.is_on else summary_line(board))
     return "\n".join(parts)
+
 
 # %% ../../nbs/views/text.ipynb #2ea1b511
 class View(Protocol):
@@ -424,6 +463,7 @@ class TerminalView:
     def _write(self, text: str) -> None:
         self.stream.write(text)
         self.stream.flush()
+
 
 # %% ../../nbs/views/text.ipynb #894ac72f
 class LogView:
