@@ -18,7 +18,7 @@ from ..annotations import checked
 from ..compat.result_keys import result_of
 from ..events import Event, MonitorMode, Progress, Status
 from ..views import html, plots, text
-from ..views.curve import FEW_EPOCHS, LossCurve
+from ..views.curve import FEW_EPOCHS, measured_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +32,6 @@ __all__ = [
     "data_frame",
     "validation_alone",
     "MeasuredRows",
-    "loss_curve",
     "History",
     "ResultMetrics",
     "short_path",
@@ -272,17 +271,6 @@ class MeasuredRows:
 
 
 # %% ../../nbs/history/history.ipynb #3e3d375c
-def loss_curve(measured: MeasuredRows) -> LossCurve:
-    """The training loss by step, and the validations."""
-    curve, table = LossCurve(), measured.steps["train"]
-    curve.begin(Progress(), measured.monitor)
-    for step, loss in zip(table.steps, table.columns.get("train_loss", ())):
-        curve.add_block(step, (loss,))
-    for row in measured.validations:
-        curve.add_row(row, is_epoch=False)
-    return curve
-
-
 class History(MeasuredRows):
     """What a trainer has measured in all its runs.
 
@@ -304,7 +292,9 @@ class History(MeasuredRows):
 
     def plot(self) -> Figure:
         """The curves as a matplotlib figure: by epoch, and the loss by step where there are less than five epochs."""
-        curve = loss_curve(self) if len(self.epochs) < FEW_EPOCHS else None
+        table = self.steps["train"]
+        losses = table.columns.get("train_loss", ()) if len(self.epochs) < FEW_EPOCHS else ()
+        curve = measured_curve(table.steps, losses, self.validations, self.monitor)
         return plots.curves(self.epochs, self.best, self.marks, self.monitor, curve)
 
     @checked

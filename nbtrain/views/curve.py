@@ -25,6 +25,7 @@ __all__ = [
     "epoch_of",
     "Point",
     "LossCurve",
+    "measured_curve",
     "mark_numbers",
     "is_redefinition",
     "StepAxis",
@@ -63,6 +64,20 @@ class Point:
         return Point(later.step, sum(means) if means else math.nan, n, self.n_seen + later.n_seen, bad_step)
 
 
+def _smoothed(points: Sequence[Point]) -> list[tuple[int, float]]:
+    """(step, loss): at each point the mean of it and its neighbours, up to a gap; NaN in gaps. It does not lag behind the losses."""
+    reach = min(6, len(points) // 16)
+    line: list[float] = []
+    for is_shown, group in groupby((p.mean for p in points), is_drawn):
+        part = list(group)
+        for i in range(len(part)):
+            before = min(reach, i)
+            near = part[i - before : i + before + 1]
+            line.append(sum(near) / len(near) if is_shown else math.nan)
+    return [(point.step, loss) for point, loss in zip(points, line)]
+
+
+# %% ../../nbs/views/curve.ipynb #curv-class
 class LossCurve:
     """The training loss by step in at most `max_points` points, whatever the length of the run, and the values of its validations.
 
@@ -147,17 +162,20 @@ class LossCurve:
         return not self.points and not self.validations
 
     @property
-    def smoothed(self) -> list[tuple[int, float]]:
-        """(step, loss): at each point the mean of it and its neighbours, up to a gap; NaN in gaps. It does not lag behind the losses."""
-        reach, means = min(6, len(self.points) // 16), [p.mean for p in self.points]
-        line: list[float] = []
-        for is_shown, group in groupby(means, is_drawn):
-            part = list(group)
-            for i in range(len(part)):
-                before = min(reach, i)
-                near = part[i - before : i + before + 1]
-                line.append(sum(near) / len(near) if is_shown else math.nan)
-        return [(point.step, loss) for point, loss in zip(self.points, line)]
+    def smoothed(self) -> Places:
+        """(step, loss): a mean over neighbours; NaN where no loss is finite."""
+        return _smoothed(self.points)
+
+
+def measured_curve(steps: Iterable[int], losses: Iterable[float], validations: Iterable[Mapping[str, Any]], monitor: str) -> LossCurve:
+    """The curve of a run whose losses and validations are known."""
+    curve = LossCurve()
+    curve.begin(Progress(), monitor)
+    for step, loss in zip(steps, losses):
+        curve.add_block(step, (loss,))
+    for row in validations:
+        curve.add_row(row, is_epoch=False)
+    return curve
 
 
 # %% ../../nbs/views/curve.ipynb #curv0007

@@ -41,7 +41,17 @@ def png(figure: Figure) -> bytes:
     """The figure as a PNG file's content, with two dots for each pixel of its nominal size."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return buffer.getvalue() if any(axes.images for axes in figure.axes) else _with_palette(buffer)
+
+
+def _with_palette(buffer: io.BytesIO) -> bytes:
+    """The picture in 128 colours, which lines and labels have at most to the eye: a third of the size."""
+    from PIL import Image
+
+    small = io.BytesIO()
+    with Image.open(buffer) as image:
+        image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    return small.getvalue()
 
 
 def _shown(figure: Figure) -> tuple[bytes, dict[str, int]]:
