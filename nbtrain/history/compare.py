@@ -5,7 +5,6 @@
 # %% ../../nbs/history/compare.ipynb #aa44d946
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from ..events import MonitorMode
 from .history import History
 from .run_folder import find_run, read_history
 from ..views import plots
+from ..views.html import image_html
 from ..views.text import best_row, note_line, table_text, visible
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ class Comparison:
         return "\n".join([self.table(), *map(note_line, self.notes)])
 
     def _repr_html_(self) -> str:
-        picture = base64.b64encode(plots.png(self.plot())).decode()
-        return f'<pre>{escape(repr(self))}</pre><img alt="curves" src="data:image/png;base64,{picture}">'
+        return f"<pre>{escape(repr(self))}</pre>{image_html(plots.png(self.plot()), 'curves')}"
 
 
 # %% ../../nbs/history/compare.ipynb #c38086d7

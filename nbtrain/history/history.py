@@ -18,6 +18,7 @@ from ..annotations import checked
 from ..compat.result_keys import result_of
 from ..events import Event, MonitorMode, Progress, Status
 from ..views import html, plots, text
+from ..views.curve import FEW_EPOCHS, measured_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -290,8 +291,11 @@ class History(MeasuredRows):
         return text.candidates(self.epochs, self.validations, self.monitor)
 
     def plot(self) -> Figure:
-        """The curves by epoch as a matplotlib figure."""
-        return plots.curves(self.epochs, self.best, self.marks)
+        """The curves as a matplotlib figure: by epoch, and the loss by step where there are less than five epochs."""
+        table = self.steps["train"]
+        losses = table.columns.get("train_loss", ()) if len(self.epochs) < FEW_EPOCHS else ()
+        curve = measured_curve(table.steps, losses, self.validations, self.monitor)
+        return plots.curves(self.epochs, self.best, self.marks, self.monitor, curve)
 
     @checked
     def to_csv(self, path: str | Path) -> Path:

@@ -18,6 +18,7 @@ from ..errors import ConfigError
 from ..history.user_code import is_user
 from .base import TrainerBase
 from .compose import compose, given_addons, written_class
+from ..views.curve import NEW_STEPS
 
 # %% auto #0
 __all__ = ["with_addons", "change_class", "newest", "Redefinitions", "adopt_redefined"]
@@ -52,7 +53,7 @@ def change_class(trainer: TrainerBase, steps: type[TrainerBase]) -> None:
         ) from error
     for meter in trainer.train_state.meters.values():
         meter.expect_other_names()
-    trainer.recorder.mark(f"the steps are those of a new {steps.__name__}")
+    trainer.recorder.mark(f"{NEW_STEPS}{steps.__name__}")
 
 
 # %% ../../nbs/trainer/redefined.ipynb #d8c81606

@@ -5,12 +5,11 @@
 # %% ../../nbs/views/html.ipynb #38a56045
 from __future__ import annotations
 
-import math
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
 
-from ..events import Progress
+from .panels import record_picture
 from nbtrain.views.text import (
     Board,
     Row,
@@ -30,7 +29,7 @@ from nbtrain.views.text import (
 )
 
 # %% auto #0
-__all__ = ["table_html", "curve_svg", "image_html", "record_html", "bar_html"]
+__all__ = ["table_html", "image_html", "record_html", "bar_html"]
 
 # %% ../../nbs/views/html.ipynb #5108bf4c
 _CELL = "padding:2px 10px;text-align:right;font-variant-numeric:tabular-nums;border:0;background:transparent"
@@ -57,61 +56,30 @@ def table_html(rows: Sequence[Row], best: Row | None = None, caption: str = "Met
     """The metrics as an HTML table; the best row is bold and has a star, a NaN is red and has a sign."""
     names = column_names(rows)
     head = "".join(f'<th scope="col" style="{_HEAD}">{escape(title)}</th>' for title in titles(names))
-    body = "".join(_row_html(row, names, best) for row in visible_rows(rows, best))
+    body = "\n".join(_row_html(row, names, best) for row in visible_rows(rows, best))
     caption = f'<caption style="caption-side:bottom;text-align:left;opacity:.75;padding:2px 10px">{escape(caption)}</caption>'
     style = "border-collapse:collapse;margin:4px 0;font-size:13px"
-    return f'<table style="{style}">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-
-
-# %% ../../nbs/views/html.ipynb #0359fe95
-def curve_svg(points: Sequence[tuple[int, float]], marks: Sequence[tuple[Progress, str]] = (), width: int = 480, height: int = 90) -> str:
-    """The loss by step as an SVG line with a dotted one at each mark; points that are not finite are left out. Empty below two points."""
-    points = [(x, y) for x, y in points if math.isfinite(y)]
-    points = points[:: math.ceil(len(points) / 200) or 1]
-    if len(points) < 2:
-        return ""
-    xs, ys = zip(*points)
-    x_span, y_span = (max(xs) - min(xs)) or 1, (max(ys) - min(ys)) or 1
-
-    def across(x: int) -> str:
-        return f"{(x - min(xs)) / x_span * (width - 80):.1f}"
-
-    path = " ".join(f"{across(x)},{6 + (max(ys) - y) / y_span * (height - 12):.1f}" for x, y in points)
-    lines = "".join(
-        f'<line x1="{across(p.step)}" x2="{across(p.step)}" y1="0" y2="{height}" stroke="currentColor" stroke-dasharray="2 3">'
-        f"<title>{escape(mark_line(p, text))}</title></line>"
-        for p, text in marks
-        if min(xs) <= p.step <= max(xs)
-    )
-    label = 'fill="currentColor" font-size="11"'
-    return (
-        f'<svg role="img" width="{width}" height="{height}" viewBox="0 0 {width} {height}" style="max-width:100%">'
-        f"<title>Smoothed training loss by step, from {ys[0]:.4g} to {ys[-1]:.4g}</title>"
-        f'<polyline points="{path}" fill="none" stroke="currentColor" stroke-width="1.5"/>{lines}'
-        f'<text x="{width - 74}" y="12" {label}>{max(ys):.4g}</text>'
-        f'<text x="{width - 74}" y="{height - 4}" {label}>{min(ys):.4g} loss</text></svg>'
-    )
+    return f'<table style="{style}">{caption}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>'
 
 
 # %% ../../nbs/views/html.ipynb #e7e8a477
 def image_html(png: bytes, alt: str) -> str:
-    """A PNG within the page; `alt` describes it in words."""
-    return f'<img alt="{escape(alt)}" style="max-width:100%" src="data:image/png;base64,{b64encode(png).decode()}">'
+    """A PNG within the page, at half its size, which is sharp on all screens; `alt` describes it in words."""
+    width, height = (int.from_bytes(png[start : start + 4], "big") // 2 for start in (16, 20))
+    style = f'width="{width}" height="{height}" style="max-width:100%;height:auto"'
+    return f'<img alt="{escape(alt)}" {style} src="data:image/png;base64,{b64encode(png).decode()}">'
 
 
-def record_html(board: Board, png: bytes | None = None) -> str:
-    """The whole record as HTML, at most 720 px wide; `png` is the picture of the curves at the end."""
+def record_html(board: Board) -> str:
+    """The whole record as HTML, at most 720 px wide, with a line for each of its parts."""
     parts = [f"<div><strong>{escape(header_line(board.header, board.progress.run))}</strong></div>"]
     if board.rows:
         parts.append(table_html(board.table, board.best))
-    if png is not None:
-        parts.append(image_html(png, "Curves of the metrics by epoch"))
-    elif board.is_on:
-        parts.append(curve_svg(board.curve, board.marks))
+    parts += filter(None, [record_picture(board)])
     parts += [f"<div>{escape(mark_line(*mark))}</div>" for mark in board.marks]
     parts += [f"<div>{escape(note_line(note))}</div>" for note in board.notes]
     parts.append(f"<div>{escape(_state_line(board) if board.is_on else summary_line(board))}</div>")
-    return f'<div style="max-width:720px;line-height:1.5">{"".join(parts)}</div>'
+    return "\n".join(['<div style="max-width:720px;line-height:1.5">', *parts, "</div>"])
 
 
 def _state_line(board: Board) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..events import Event
-from . import html, plots, text
+from . import html, text
 from .marimo import MarimoView, marimo_output
 from .terminal import View, stream_view
 
@@ -157,7 +157,6 @@ class NotebookView:
         self.every_s, self.record_every_s = every_s, record_every_s
         self._record: Any = None  # an IPython display handle
         self._live: _Live | None = None
-        self._picture: bytes | None = None
         self._last_s, self._last_record_s = -1.0, -2.0  # of any message, and of the record
         self._cell = 0  # where it was shown, by its execution count
         self._is_due = False  # the record lacks something that must be seen soon
@@ -220,14 +219,12 @@ class NotebookView:
         self._live = _Live(self.board, self.controls) if self.live else None
 
     def _close(self) -> None:
-        if len([row for row in self.board.rows if "epoch" in row]) > 1:
-            self._picture = plots.png(plots.curves(self.board.rows, self.board.best, self.board.marks))
         self._record.update(self._bundle(), raw=True)
         if self._live is not None:
             self._live.close()
 
     def _bundle(self) -> dict[str, str]:
-        return {"text/html": html.record_html(self.board, self._picture), "text/plain": text.record_text(self.board)}
+        return {"text/html": html.record_html(self.board), "text/plain": text.record_text(self.board)}
 
 
 # %% ../../nbs/views/notebook.ipynb #2e1f7a23

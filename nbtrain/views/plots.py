@@ -7,67 +7,61 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..events import Progress
-from .text import Row, column_names, visible
+from .axes import axis_of, is_drawn
+from .curve import FEW_EPOCHS, LossCurve, Mark, epoch_of, is_redefinition, shown_values
+from .panels import MAX_PANELS, also_measured, panels, series_of
+from .text import Row, visible
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import, and most imports of this module plot nothing
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ["panels", "blank", "png", "curves", "compared"]
-
-# %% ../../nbs/views/plots.ipynb #e2d989b6
-_PREFIXES = ("train_", "val_", "test_")
-
-
-def panels(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """The metrics by quantity, `loss` first: `{"loss": ["train_loss", "val_loss"], "acc": ["train_acc"]}`."""
-    groups: dict[str, list[str]] = {}
-    for name in column_names(rows):
-        if name in ("epoch", "lr", "time_s"):
-            continue
-        quantity = next((name.removeprefix(p) for p in _PREFIXES if name.startswith(p)), name)
-        groups.setdefault(quantity, []).append(name)
-    return dict(sorted(groups.items(), key=lambda item: item[0] != "loss"))
-
+__all__ = ["blank", "png", "curves", "compared"]
 
 # %% ../../nbs/views/plots.ipynb #f68d30ba
+_NOMINAL_DPI = 80  # of a picture as it is shown; it has twice as many dots, for sharp screens
+
+
 def blank(width: float, height: float) -> Figure:
     """An empty figure of `width` by `height` inches that a notebook shows as a picture, though pyplot is not used."""
     from matplotlib.figure import Figure
 
-    figure: Any = Figure(figsize=(width, height), dpi=80, layout="constrained")
-    figure._repr_png_ = partial(png, figure)
+    figure: Any = Figure(figsize=(width, height), dpi=2 * _NOMINAL_DPI, layout="constrained")
+    figure._repr_png_ = partial(_shown, figure)
     return figure
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG file's content."""
+    """The figure as a PNG file's content, with two dots for each pixel of its nominal size."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return buffer.getvalue() if any(axes.images for axes in figure.axes) else _with_palette(buffer)
+
+
+def _with_palette(buffer: io.BytesIO) -> bytes:
+    """The picture in 128 colours, which lines and labels have at most to the eye: a third of the size."""
+    from PIL import Image
+
+    small = io.BytesIO()
+    with Image.open(buffer) as image:
+        image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    return small.getvalue()
+
+
+def _shown(figure: Figure) -> tuple[bytes, dict[str, int]]:
+    """What IPython asks for: the picture, and the size to show it at."""
+    width, height = (int(inches * _NOMINAL_DPI) for inches in figure.get_size_inches())
+    return png(figure), {"width": width, "height": height}
 
 
 # %% ../../nbs/views/plots.ipynb #39ba44b5
-def _panel(
-    axes: Axes, quantity: str, names: Sequence[str], rows: Sequence[Row], best: Row | None, marks: Sequence[tuple[Progress, str]]
-) -> None:
-    for name in names:
-        _line(axes, name, rows, label=next((p.rstrip("_") for p in _PREFIXES if name.startswith(p)), _plain(name)))
-    if best is not None and "epoch" in best:
-        axes.axvline(best["epoch"], color="0.6", linewidth=0.8, linestyle=":")
-    for place, _ in marks:
-        x = place.epoch + (place.batch / place.n_batches if place.n_batches else 0)
-        axes.plot([x], [0.97], marker="v", markersize=5, color="0.4", transform=axes.get_xaxis_transform())
-    _dress(axes, quantity)
-
-
-_DRAWN = 1e100  # matplotlib has no ticks for values near the largest float
+_DRAWN = {"train": "C0", "val": "C1", "test": "C2"}
 
 
 def _plain(name: str) -> str:
@@ -75,48 +69,138 @@ def _plain(name: str) -> str:
     return visible(name).replace("$", r"\$")
 
 
-def _line(axes: Axes, name: str, rows: Sequence[Row], **style: Any) -> None:
-    points = [(row["epoch"], row[name]) for row in rows if name in row and "epoch" in row and not _DRAWN < abs(row[name]) < math.inf]
-    if len(points) <= 30:
+def _values(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
+    """A metric by epoch; NaN where it can't be drawn."""
+    return [(row["epoch"], row[name] if is_drawn(row[name]) else math.nan) for row in rows if name in row and "epoch" in row]
+
+
+def _line(axes: Axes, points: Sequence[tuple[float, float]], **style: Any) -> None:
+    """A line with a cross where it breaks off."""
+    if len(points) <= 12:
         style |= {"marker": "o", "markersize": 3}
-    axes.plot(*zip(*points), linewidth=1.5, linestyle="-" if name.startswith("train_") else "--", **style)
+    if points:
+        axes.plot(*zip(*points), linewidth=1.5, **style)
+    for (x, y), (_, next_y) in pairwise(points):
+        if math.isnan(next_y) and not math.isnan(y):
+            axes.plot([x], [y], "x", color="#c62828", markersize=5, zorder=3)
 
 
-def _dress(axes: Axes, quantity: str) -> None:
-    axes.set_title(_plain(quantity), fontsize=10)
-    axes.set_xlabel("epoch", fontsize=9)
+def _dress(axes: Axes, title: str, values: Iterable[Any], unit: str = "epoch") -> None:
+    axes.set_title(_plain(title), fontsize=10, loc="left")
+    axes.set_xlabel(unit, fontsize=9)
     axes.tick_params(labelsize=8)
-    axes.legend(fontsize=8, frameon=False)
     axes.locator_params(axis="x", integer=True)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="0.92", linewidth=0.8)
+    axis = axis_of(values)
+    if axis is None:
+        axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", fontsize=9, color="#c62828")
+        axes.set_yticks([])
+        return
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, frameon=False)
+    if axis.is_log:
+        axes.set_yscale("log")
+    axes.minorticks_off()
+    axes.set_yticks(axis.ticks, axis.labels)
+    axes.set_ylim(*((10**axis.low, 10**axis.high) if axis.is_log else (axis.low, axis.high)))
 
 
-def _figure(rows: Sequence[Row]) -> tuple[Figure, list[tuple[Axes, str, list[str]]]]:
-    """A figure with a panel for each quantity, and the panels with the quantities and their metrics."""
-    groups = list(panels([row for row in rows if "epoch" in row]).items())[:3]
-    figure = blank(3.6 * max(1, len(groups)), 2.5)
-    return figure, [(figure.add_subplot(1, len(groups), i + 1), quantity, names) for i, (quantity, names) in enumerate(groups)]
+def _number(axes: Axes, xs: Sequence[float | None]) -> None:
+    """The numbers of the changes by hand at the top, each above its line; those at one place share a sign."""
+    if xs:
+        axes.set_title(axes.get_title("left"), fontsize=10, loc="left", pad=16)
+    left, right = axes.get_xlim()
+    groups: dict[int, list[int]] = {}
+    for i, x in enumerate(xs):
+        if x is not None and left <= x <= right:
+            axes.axvline(x, color="0.4", linewidth=0.8, linestyle=":")
+            groups.setdefault(round(25 * (x - left) / (right - left)), []).append(i)
+    for numbers in groups.values():
+        text = str(numbers[0] + 1) if len(numbers) == 1 else f"{numbers[0] + 1}–{numbers[-1] + 1}"
+        box = {"boxstyle": "round,pad=0.25,rounding_size=0.7", "facecolor": "white", "edgecolor": "0.4", "linewidth": 0.6}
+        axes.text(xs[numbers[0]] or 0.0, 1.045, text, transform=axes.get_xaxis_transform(), ha="center", va="center", fontsize=7, bbox=box)
 
 
-def curves(rows: Sequence[Row], best: Row | None = None, marks: Sequence[tuple[Progress, str]] = ()) -> Figure:
-    """A panel for each quantity (three at most), training solid, validation dashed.
+# %% ../../nbs/views/plots.ipynb #plots-curves
+_Place = tuple["Axes", str, list[str]]
 
-    A dotted line marks the best epoch, and a triangle at the top each of `marks`: the changes by hand.
+
+def _figure(groups: Mapping[str, list[str]]) -> tuple[Figure, list[_Place]]:
+    """A figure with a panel for each of the first six quantities, and the panels with the quantities and their metrics."""
+    shown = list(groups.items())[:MAX_PANELS]
+    n_columns = {0: 1, 1: 1, 2: 2, 4: 2}.get(len(shown), 3)
+    n_rows = math.ceil(len(shown) / n_columns) or 1
+    figure = blank(max(3.6 * n_columns, 5.4), 2.5 * n_rows)
+    if line := also_measured(list(groups)):
+        figure.supxlabel(_plain(line), fontsize=8, color="0.4", x=0.01, ha="left")
+    return figure, [(figure.add_subplot(n_rows, n_columns, i + 1), quantity, names) for i, (quantity, names) in enumerate(shown)]
+
+
+def _span(rows: Sequence[Row]) -> float:
+    return (rows[-1]["epoch"] - rows[0]["epoch"]) or 10
+
+
+def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, marks: Sequence[Mark]) -> None:
+    axes, quantity, names = place
+    for name in names:
+        style = {"color": _DRAWN.get(series_of(name), "C0"), "linestyle": "-" if name.startswith("train_") else "--"}
+        _line(axes, _values(rows, name), label=_plain(series_of(name)) if series_of(name) != quantity else None, **style)
+    axes.set_xlim(rows[0]["epoch"] - 0.03 * _span(rows), rows[-1]["epoch"] + 0.03 * _span(rows))
+    if best is not None and "epoch" in best:
+        axes.axvline(best["epoch"], color="0.6", linewidth=0.8, linestyle="--")
+    _dress(axes, quantity, (row.get(name) for row in rows for name in names))
+    _number(axes, [min(rows[-1]["epoch"], max(rows[0]["epoch"], epoch_of(mark[0]))) for mark in marks])
+
+
+def _by_step(axes: Axes, curve: LossCurve, marks: Sequence[Mark]) -> None:
+    """The training loss by step, smoothed and raw, and the validations."""
+    raw = [(p.step, p.mean if is_drawn(p.mean) else math.nan) for p in curve.points]
+    axes.plot(*zip(*raw), color="C0", linewidth=0.8, alpha=0.35)
+    line = curve.smoothed
+    _line(axes, line, color="C0", label="train")
+    if curve.validations:
+        valid = [(step, value if is_drawn(value) else math.nan) for step, value in curve.validations]
+        _line(axes, valid, color="C1", linestyle="--", label=curve.validation.partition("_")[0])
+    _dress(axes, "loss", shown_values(curve, line), "step")
+    for mark in filter(is_redefinition, marks):
+        axes.axvspan(mark[0].step, curve.last_step, color="0.5", alpha=0.1, linewidth=0)
+    _number(axes, [mark[0].step for mark in marks])
+
+
+def curves(
+    rows: Sequence[Row], best: Row | None = None, marks: Sequence[Mark] = (), monitor: str = "val_loss", curve: LossCurve | None = None
+) -> Figure:
+    """A panel for each quantity (six at most, that of `monitor` first), training solid, validation dashed.
+
+    A dashed line marks the best epoch, and `marks`, the changes by hand, are numbered at the top. With a `curve` and less than five
+    epochs the loss is drawn by step, and with one epoch alone.
     """
-    figure, places = _figure(rows)
-    for axes, quantity, names in places:
-        _panel(axes, quantity, names, rows, best, marks)
+    rows = [row for row in rows if "epoch" in row]
+    groups = panels(rows, monitor)
+    by_step = curve is not None and bool(curve.points) and len(rows) < FEW_EPOCHS
+    if by_step:
+        others = {quantity: names for quantity, names in groups.items() if quantity != "loss"} if len(rows) > 1 else {}
+        groups = {"loss": ["train_loss"]} | others
+    figure, places = _figure(groups)
+    for place in places:
+        if by_step and place[1] == "loss" and curve is not None:
+            _by_step(place[0], curve, marks)
+        else:
+            _by_epoch(place, rows, best, marks)
     return figure
 
 
 # %% ../../nbs/views/plots.ipynb #b76190c9
 def compared(runs: Mapping[str, Sequence[Row]]) -> Figure:
     """The curves of several runs by name, a colour for each."""
-    figure, places = _figure([row for rows in runs.values() for row in rows])
+    every = [row for rows in runs.values() for row in rows if "epoch" in row]
+    figure, places = _figure(panels(every))
     for axes, quantity, names in places:
         for i, (run, rows) in enumerate(runs.items()):
             known = [name for name in names if any(name in row for row in rows)]
             for name in known:
-                _line(axes, name, rows, color=f"C{i}", label=_plain(run) if name == known[-1] else None)
-        _dress(axes, quantity)
+                label = {"label": _plain(run)} if name == known[-1] else {}
+                _line(axes, _values(rows, name), color=f"C{i}", linestyle="-" if name.startswith("train_") else "--", **label)
+        _dress(axes, quantity, (row.get(name) for row in every for name in names))
     return figure

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..events import Event, MonitorMode, Progress, is_better
+from .curve import LossCurve
 
 # %% auto #0
 __all__ = [
@@ -169,9 +170,6 @@ class Speed:
 
 
 # %% ../../nbs/views/text.ipynb #b9da4cad
-_MAX_POINTS = 200  # of the live curve
-
-
 @dataclass
 class Board:
     """What a view shows of a run, updated by its events."""
@@ -184,7 +182,7 @@ class Board:
     marks: list[tuple[Progress, str]] = field(default_factory=list)  # what was changed by hand
     lr: float | None = None
     loss: float | None = None  # of the training, smoothed
-    curve: list[tuple[int, float]] = field(default_factory=list)  # (step, loss), at most 400 points
+    curve: LossCurve = field(default_factory=LossCurve)
     status: str = "running"
     reason: str = ""
     speed: Speed = field(default_factory=Speed)
@@ -195,6 +193,7 @@ class Board:
             self.header = dict(event.data)
             self.status, self.reason = "running", ""
             self.speed = Speed(event.progress.elapsed_s)
+            self.curve.begin(event.progress, self.header.get("monitor", "val_loss"))
         elif event.kind == "steps":
             self._add_block(event)
         elif event.kind in ("valid", "epoch", "test"):
@@ -212,6 +211,8 @@ class Board:
 
     def _add_row(self, event: Event) -> None:
         row = event.data["row"]
+        if event.kind != "test":
+            self.curve.add_row(row, is_epoch=event.kind == "epoch")
         if event.kind == "valid":
             self.validations.append(row)
         elif is_same_validation(row, self.validations):
@@ -225,17 +226,24 @@ class Board:
         if not training:
             return
         self.lr = event.data.get("lr")
-        for loss in event.data["values"].get("train_loss", ()):
-            self.loss = loss if self.loss is None or math.isnan(self.loss) else 0.95 * self.loss + 0.05 * loss
-        if self.loss is not None:
-            self.curve.append((event.progress.step, self.loss))
-        if len(self.curve) > 2 * _MAX_POINTS:
-            self.curve = self.curve[::2]
+        self.curve.add_block(event.progress.step, event.data["values"].get("train_loss", ()))
+        self.loss = self.curve.last
 
     @property
     def left_s(self) -> float | None:
         """Seconds to the end of the run, validation included; None where a length or a rate is unknown."""
         return self.speed.left_s(self.progress, self.header.get("n_train_batches"), self.header.get("n_valid_batches", 0))
+
+    @property
+    def end_step(self) -> int | None:
+        """The step at which the run ends as planned, or where it has ended; None where a length is unknown."""
+        p, n_train, n_valid = self.progress, self.header.get("n_train_batches"), self.header.get("n_valid_batches", 0)
+        if not self.is_on:
+            return max(p.step, self.curve.last_step)
+        if n_train is None or n_valid is None or p.phase == "test":
+            return None
+        n_done = {"train": p.batch, "valid": n_train + p.batch}.get(p.phase, 0)
+        return p.step + max(0, (p.n_epochs - p.epoch) * (n_train + n_valid) - n_done)
 
     @property
     def is_on(self) -> bool:

@@ -27,7 +27,7 @@ def check(notebook: Any) -> None:
     assert "widgets" not in notebook.metadata
     (record,) = notebook.cells[-1].outputs
     assert set(record.data) == {"text/html", "text/plain"}
-    assert record.data["text/html"].count('scope="row"') == 2 and "data:image/png" in record.data["text/html"]
+    assert record.data["text/html"].count('scope="row"') == 2 and "data:image/svg+xml" in record.data["text/html"]
     assert "✓ completed · 2 epochs" in record.data["text/plain"]
 
 

@@ -64,7 +64,7 @@ def test_plot_has_a_panel_for_each_quantity() -> None:
     trainer = make_trainer()
     trainer.run(2, make_loader(), make_valid())
     axes = trainer.history.plot().axes
-    assert [a.get_title() for a in axes] == ["loss", "mae"] and [len(a.lines) for a in axes] == [3, 3]
+    assert [a.get_title("left") for a in axes] == ["loss", "mae"] and [len(a.lines) for a in axes] == [3, 3]
 
 
 def test_reprs_say_something() -> None:

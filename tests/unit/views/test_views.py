@@ -6,13 +6,16 @@ import io
 import math
 import subprocess
 import sys
+from base64 import b64decode
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from drawn import Drawing
 from views_of_runs import HEADER, row, run_events
 
 from nbtrain.events import Event, Progress
-from nbtrain.views import html, plots, text
+from nbtrain.views import html, text
 from nbtrain.views.notebook import open_view
 from nbtrain.views.terminal import LogView, TerminalView
 
@@ -46,7 +49,28 @@ def test_curve_is_bounded() -> None:
     block = {"values": {"train_loss": [0.5]}, "n": 1, "samples": 32, "lr": 1e-3}
     for step in range(1, 5000):
         board.update(Event("steps", Progress(phase="train", batch=step, step=step, elapsed_s=step), 0.0, block))
-    assert 200 <= len(board.curve) <= 401 and html.curve_svg(board.curve).split('points="')[1].split('"')[0].count(",") <= 201
+    assert 200 <= len(board.curve.points) <= 400 and board.curve.last_step == 4999
+
+
+@pytest.mark.parametrize(("n_events", "end_step"), [(1, 18), (2, 18), (3, 18), (4, 18), (5, 18), (10, 18), (11, 18)])
+def test_planned_end_of_a_run_is_known_from_its_start(n_events: int, end_step: int) -> None:
+    board = board_after([replace(event, progress=replace(event.progress, step=event.progress.step or 6 * event.progress.epoch))
+                         for event in run_events()[:n_events]])  # fmt: skip
+    assert board.end_step == end_step
+
+
+def test_end_of_a_run_is_unknown_without_a_length_and_is_where_it_has_ended() -> None:
+    events = run_events()
+    events[0] = Event("start", events[0].progress, 0.0, HEADER | {"n_train_batches": None})
+    assert board_after(events[:5]).end_step is None and board_after(events).end_step == 18
+
+
+def test_validations_of_the_monitored_loss_are_on_the_curve() -> None:
+    events = run_events()
+    assert board_after(events).curve.validations == [(6, 0.5), (12, 0.4), (18, 0.45)]
+    valid = Event("valid", events[1].progress, 0.0, {"row": {"epoch": 1, "step": 4, "val_nll_loss": 0.7, "val_loss": 0.1}})
+    events[0] = Event("start", events[0].progress, 0.0, HEADER | {"monitor": "val_nll_loss"})
+    assert board_after([events[0], events[1], valid]).curve.validations == [(4, 0.7)]
 
 
 def test_best_of_an_earlier_run_leaves_the_star_with_it() -> None:
@@ -97,8 +121,30 @@ def test_table_is_accessible() -> None:
 
 def test_record_html_of_a_long_run_stays_small() -> None:
     board = board_after(run_events(tuple(1 / (i + 1) for i in range(200))))
-    record = html.record_html(board, plots.png(plots.curves(board.rows, board.best)))
-    assert len(record) < 50_000 and record.count('scope="row"') == 25
+    record = html.record_html(board)
+    assert len(record) < 50_000 and record.count('scope="row"') == 25 and record.count("data:image/svg+xml") == 1
+
+
+def svg_of(record: str) -> Drawing:
+    return Drawing(b64decode(record.split("data:image/svg+xml;base64,")[1].split('"')[0]).decode())
+
+
+def test_record_shows_steps_while_it_runs_and_where_it_had_few_epochs_and_then_panels() -> None:
+    few, many = run_events(), run_events((0.5, 0.4, 0.3, 0.35, 0.36))
+    titles = [svg_of(html.record_html(board_after(events))).words("strong title") for events in (few, many[:-1], many)]
+    assert titles == [[], [], ["loss"]]
+    assert "step" in svg_of(html.record_html(board_after(few))).words()
+
+
+def test_record_of_a_run_without_training_loss_has_panels() -> None:
+    events = [event for event in run_events() if event.kind != "steps"]
+    assert svg_of(html.record_html(board_after(events))).words("strong title") == ["loss"]
+
+
+def test_other_metrics_change_few_lines_of_a_record() -> None:
+    one, other = (html.record_html(board_after(run_events((0.5, loss)))).splitlines() for loss in (0.4, 0.3))
+    assert len(one) == len(other) and sum(a != b for a, b in zip(one, other)) <= 4
+    assert html.record_html(board_after(run_events())) == html.record_html(board_after(run_events()))
 
 
 def test_failure_keeps_the_table_and_names_the_place() -> None:
