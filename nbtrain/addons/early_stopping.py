@@ -28,6 +28,7 @@ class _EarlyStop(Stopper):
     def __init__(self, addon: EarlyStoppingAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer = addon, trainer
         self.n_waited = 0
+        self._restarts = list(trainer.train_state.history.restarts.places)
 
     @property
     def monitor(self) -> str:
@@ -55,6 +56,7 @@ class _EarlyStop(Stopper):
         if value is None:
             return
         value, addon, mode = float(value), self.addon, self.trainer.train_state.history.monitor_mode
+        self._follow_restarts()
         shortened = value + addon.delta if mode == "min" else value - addon.delta
         if is_better(shortened, addon.best_value, mode):
             addon.best_value, self.n_waited = value, 0
@@ -62,6 +64,12 @@ class _EarlyStop(Stopper):
             self.n_waited += 1
         reason = f"{name} has not improved {self.n_waited} times in a row" if self.n_waited > 1 else f"{name} has not improved"
         self.stop_if(pl_trainer, self.n_waited >= addon.patience, reason)
+
+    def _follow_restarts(self) -> None:
+        """Forget the best value where the steps were changed since, so that it means something else."""
+        places = self.trainer.train_state.history.restarts.places
+        if places != self._restarts:
+            self.addon.best_value, self.n_waited, self._restarts = None, 0, list(places)
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":

@@ -26,6 +26,7 @@ from nbtrain.views.text import (
     state_words,
     summary_line,
     titles,
+    visible,
     visible_rows,
 )
 
@@ -108,10 +109,19 @@ def record_html(board: Board, png: bytes | None = None) -> str:
         parts.append(image_html(png, "Curves of the metrics by epoch"))
     elif board.is_on:
         parts.append(curve_svg(board.curve, board.marks))
-    parts += [f"<div>{escape(mark_line(*mark))}</div>" for mark in board.marks]
+    parts += [_mark_html(board, i) for i in range(len(board.marks))]
     parts += [f"<div>{escape(note_line(note))}</div>" for note in board.notes]
     parts.append(f"<div>{escape(_state_line(board) if board.is_on else summary_line(board))}</div>")
     return f'<div style="max-width:720px;line-height:1.5">{"".join(parts)}</div>'
+
+
+def _mark_html(board: Board, i: int) -> str:
+    """The line of a change by hand, which opens to the diff of the source where there is one."""
+    line, diff = escape(mark_line(*board.marks[i])), board.diffs.get(i)
+    if diff is None:
+        return f"<div>{line}</div>"
+    style = "margin:2px 0 2px 16px;font-size:12px;overflow-x:auto"
+    return f'<details><summary>{line}</summary><pre style="{style}">{escape(visible(diff, lines=True))}</pre></details>'
 
 
 def _state_line(board: Board) -> str:

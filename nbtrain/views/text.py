@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
 from ..events import Event, MonitorMode, Progress, is_better
+from .restarts import BestRestarts
 
 # %% auto #0
 __all__ = [
@@ -186,6 +187,8 @@ class Board:
     validations: list[Row] = field(default_factory=list)  # also those inside an epoch
     notes: list[str] = field(default_factory=list)
     marks: list[tuple[Progress, str]] = field(default_factory=list)  # what was changed by hand
+    diffs: dict[int, str] = field(default_factory=dict)  # of the source, by the index of their mark
+    restarts: BestRestarts = field(default_factory=BestRestarts)
     lr: float | None = None
     loss: float | None = None  # of the training, smoothed
     curve: list[tuple[int, float]] = field(default_factory=list)  # (step, loss), at most 400 points
@@ -207,12 +210,18 @@ class Board:
         elif event.kind == "note":
             self.notes.append(event.data["text"])
         elif event.kind == "mark":
-            self.marks.append((event.progress, event.data["text"]))
+            self._add_mark(event)
         elif event.kind == "state":
             self.status = event.data["state"]
         elif event.kind == "end":
             self.status, self.reason = event.data["status"], event.data["reason"]
         self.progress = event.progress
+
+    def _add_mark(self, event: Event) -> None:
+        if event.data.get("diff"):
+            self.diffs[len(self.marks)] = event.data["diff"]
+        self.marks.append((event.progress, event.data["text"]))
+        self.restarts.update(event)
 
     def _add_row(self, event: Event) -> None:
         row = event.data["row"]
@@ -251,9 +260,10 @@ class Board:
         """The row of the best validation or epoch, which may be one of an earlier run."""
         earlier, monitor = self.header.get("best"), self.header.get("monitor", "val_loss")
         found = candidates([row for row in self.rows if row.get("epoch")], self.validations, monitor)
+        counted = self.restarts.validations if found is self.validations else self.restarts.epochs
         if earlier is not None and not any(row.get("step") == earlier.get("step") for row in found):
             found = [earlier, *found]
-        return best_row(found, monitor, self.header.get("monitor_mode", "min"))
+        return best_row(counted(found), monitor, self.header.get("monitor_mode", "min"))
 
     @property
     def table(self) -> list[Row]:
