@@ -25,6 +25,7 @@ from nbtrain.views.text import (
     rate_words,
     state_words,
     summary_line,
+    tip_lines,
     titles,
     visible,
     visible_rows,
@@ -105,6 +106,7 @@ def record_html(board: Board, png: bytes | None = None) -> str:
     parts = [f"<div><strong>{escape(header_line(board.header, board.progress.run))}</strong></div>"]
     if board.rows:
         parts.append(table_html(board.table, board.best))
+    parts += [f'<div style="opacity:.75">{escape(tip)}</div>' for tip in tip_lines(board)]
     if png is not None:
         parts.append(image_html(png, "Curves of the metrics by epoch"))
     elif board.is_on:

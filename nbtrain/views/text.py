@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
 from ..events import Event, MonitorMode, Progress, is_better
+from .advice import Advice
 from .restarts import BestRestarts
 
 # %% auto #0
@@ -38,6 +39,7 @@ __all__ = [
     "progress_line",
     "mark_line",
     "note_line",
+    "tip_lines",
     "best_words",
     "summary_line",
     "column_names",
@@ -195,9 +197,12 @@ class Board:
     status: str = "running"
     reason: str = ""
     speed: Speed = field(default_factory=Speed)
+    advice: Advice = field(default_factory=Advice)
+    ghost: tuple[str, list[tuple[int, float]]] | None = None  # the run to compare with: what differs, and its curve as (step, loss)
 
     def update(self, event: Event) -> None:
         """Show what `event` says from now on."""
+        self.advice.update(event)
         if event.kind == "start":
             self.header = dict(event.data)
             self.status, self.reason = "running", ""
@@ -336,6 +341,11 @@ def note_line(text: str) -> str:
     return f"note: {visible(text, lines=True)}"
 
 
+def tip_lines(board: Board) -> list[str]:
+    """What the run tells by itself, in three lines at most: `tip: the loss is constant since step 400`."""
+    return [f"tip: {visible(line)}" for line in board.advice.lines]
+
+
 def best_words(best: Row, monitor: str) -> str:
     """The best epoch and its metric: `best val_loss 0.1 at epoch 4`; by `train_loss` where `monitor` was not measured."""
     monitor = monitor if monitor in best else "train_loss"
@@ -405,6 +415,7 @@ def record_text(board: Board) -> str:
     parts = [header_line(board.header, board.progress.run)]
     if board.rows:
         parts.append(table_text(board.table, board.best))
+    parts += tip_lines(board)
     parts += [mark_line(*mark) for mark in board.marks]
     parts += [note_line(note) for note in board.notes]
     parts.append(progress_line(board) if board.is_on else summary_line(board))
@@ -447,6 +458,8 @@ class TerminalView:
         elif (text := _event_line(event)) is not None:
             self._line(text)
         elif event.kind == "end":
+            for tip in tip_lines(self.board):
+                self._line(tip)
             self._line(summary_line(self.board))
 
     def _row(self, row: Row) -> None:
@@ -490,7 +503,7 @@ class LogView:
             return progress_line(self.board)
         if adds_row(event):
             return self._row_text(event.data["row"])
-        return summary_line(self.board) if event.kind == "end" else _event_line(event)
+        return "\n".join([*tip_lines(self.board), summary_line(self.board)]) if event.kind == "end" else _event_line(event)
 
     def _row_text(self, row: Row) -> str:
         names = column_names([row])
