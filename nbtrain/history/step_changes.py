@@ -74,25 +74,25 @@ def changes_steps(before: type, after: type) -> bool:
 _MAX_LINES = 60
 
 
-def _texts(kind: type) -> list[tuple[str, str]]:
-    """The file and the text of each step; an empty text where it can't be found."""
-    found = []
+def _texts(kind: type) -> dict[tuple[str, str], str]:
+    """The text of each step by its file and its name there; an empty text where it can't be found."""
+    found = {}
     for function in step_functions(kind):
         code = function.__code__
         file = read_source(code.co_filename, function.__globals__)
         nodes = file.functions.get((code.co_firstlineno, code.co_name), []) if file else []
         text = file.definition(name_of(function), nodes[-1][0]).text if file and nodes else ""
-        found.append((code.co_filename, blot_out(text, code=True)))
+        found[code.co_filename, function.__qualname__] = blot_out(text, code=True)
     return found
 
 
 def steps_diff(before: type, after: type) -> str:
     """What has changed in the text of the steps, as a unified diff of at most 60 lines; "" where the text is not known."""
     old, new = _texts(before), _texts(after)
-    edited = {file for file, _ in old if not is_cell(file)} & {file for file, _ in new}
-    if edited or not all(text for _, text in (*old, *new)):
+    edited = [file for file, name in old if (file, name) in new and not is_cell(file)] if changes_steps(before, after) else []
+    if edited or not all((*old.values(), *new.values())):
         return ""
-    lines = [text.splitlines() for text in ("\n".join(text for _, text in side) for side in (old, new))]
+    lines = ["\n".join(side.values()).splitlines() for side in (old, new)]
     diff = list(difflib.unified_diff(*lines, "before", "after", lineterm="", n=2))
     rest = len(diff) - _MAX_LINES
     return "\n".join(diff if rest <= 0 else [*diff[: _MAX_LINES - 1], f"… {rest + 1} more lines"])

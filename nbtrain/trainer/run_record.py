@@ -48,15 +48,19 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
     }
 
 
+def _n_cores() -> int | None:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+
+
 def _facts(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, Any]:
     """What a view must know to give advice: the workers of the loader (None where it has none to set), cores, and `torch.compile`."""
     while isinstance(loader, LoaderWrapper):
         loader = loader.loader
     n_workers = loader.num_workers if isinstance(loader, DataLoader) else None
-    n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     compiled = any(isinstance(addon, CompileAddon) and addon.compile is not False for addon in trainer.active_addons)
     compiled = compiled or type(trainer.model).__name__ == "OptimizedModule"  # what torch.compile returns
-    return {"num_workers": n_workers, "n_cores": n_cores, "compiled": compiled}
+    return {"num_workers": n_workers, "n_cores": _n_cores(), "compiled": compiled}
 
 
 def _n_batches(loader: Iterable[Any] | None, limit: Any) -> int | None:

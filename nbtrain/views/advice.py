@@ -55,10 +55,10 @@ class SlowData:
 
     def _remedy(self) -> str | None:
         """What may help; None where all cores are busy already."""
-        n_workers, n_cores = self.header.get("num_workers"), self.header.get("n_cores") or 1
+        n_workers, n_cores = self.header.get("num_workers"), self.header.get("n_cores")
         if n_workers is None:
             return "the loader is slower than the model"
-        if n_workers >= n_cores:
+        if n_cores is None or n_workers >= n_cores:
             return None
         return f"num_workers={min(n_cores, max(4, 2 * n_workers))} may help (now {n_workers})"
 
@@ -99,17 +99,18 @@ class SlowStart:
 
 
 # %% ../../nbs/views/advice.ipynb #3b8b18a2
-_N_CONSTANT, _N_FIRST, _N_LAST, _N_RISEN = 100, 20, 50, 200  # batches
+_N_CONSTANT, _N_LAST, _N_RISEN = 100, 150, 200  # batches
 
 
 class StrangeLoss:
     """The loss of the training is constant, or far above where it began."""
 
     def __init__(self) -> None:
-        self._forget()
+        self._begin(is_fresh=True)
 
-    def _forget(self) -> None:
-        self.first: list[float] = []
+    def _begin(self, *, is_fresh: bool) -> None:
+        self.is_fresh = is_fresh  # was nothing learnt before?
+        self.first = math.nan
         self.last: deque[float] = deque(maxlen=_N_LAST)
         self.n, self.same, self.since, self.n_same = 0, math.nan, 0, 0
         self.lr: float | None = None
@@ -117,7 +118,7 @@ class StrangeLoss:
 
     def update(self, event: Event) -> None:
         if event.kind in ("start", "mark"):  # after a change by hand it is another story
-            self._forget()
+            self._begin(is_fresh=event.progress.update == 0)
         elif event.kind == "steps" and event.progress.phase == "train":
             losses = event.data["values"].get("train_loss", ())
             for i, loss in enumerate(losses, start=event.progress.step - len(losses) + 1):
@@ -133,14 +134,14 @@ class StrangeLoss:
         else:
             self.same, self.since, self.n_same = loss, step, 1
         self.n += 1
-        if len(self.first) < _N_FIRST:
-            self.first.append(loss)
+        if math.isnan(self.first):
+            self.first = loss
         self.last.append(loss)
 
     def _compare(self) -> None:
-        if self.n >= _N_RISEN and self.lr is not None:
-            begin, now = median(self.first), median(self.last)
-            self.has_risen = begin > 0 and now > (2 if self.has_risen else 3) * max(begin, max(self.first) / 2)
+        if self.is_fresh and self.n >= _N_RISEN and self.lr is not None:
+            factor = 2 if self.has_risen else 3
+            self.has_risen = self.first > 0 and min(self.last) > self.first and median(self.last) > factor * self.first
 
     @property
     def line(self) -> str:
@@ -148,11 +149,11 @@ class StrangeLoss:
             return f"the loss is constant since step {self.since}"
         if not self.has_risen:
             return ""
-        return f"the loss is not falling, from {median(self.first):.3g} to {median(self.last):.3g}: lr {self.lr:.4g} may be too high"
+        return f"the loss is not falling, from {self.first:.3g} to {median(self.last):.3g}: lr {self.lr:.4g} may be too high"
 
 
 # %% ../../nbs/views/advice.ipynb #30908e68
-_MIN_PATIENCE = 10  # epochs
+_MIN_PATIENCE = 10  # epochs, and at least a fifth of all
 
 
 def _best_index(values: Sequence[float], mode: MonitorMode) -> int:
@@ -184,7 +185,7 @@ class Waiting:
         name = "train_loss" if self.monitor == "val_loss" and not any("val_loss" in row for row in self.rows) else self.monitor
         rows = [row for row in self.rows if name in row]
         best = _best_index([row[name] for row in rows], "max" if self.mode == "max" else "min")
-        if best < 0 or len(rows) - 1 - best < max(_MIN_PATIENCE, (best + 1) // 2):
+        if best < 0 or len(rows) - 1 - best < max(_MIN_PATIENCE, (best + 1) // 2, self.n_epochs // 5):
             return ""
         return f"{name} has not improved since epoch {rows[best]['epoch']} of {self.n_epochs}"
 
