@@ -143,7 +143,9 @@ def test_loss_that_was_thrown_off_is_told_with_its_learning_rate() -> None:
     trainer = make_trainer(Far, model=nn.Linear(8, 1), optimizer=lambda params: torch.optim.SGD(params, lr=1000.0))
     board = watched(trainer)
     trainer.run(40, make_loader())
-    assert board.advice.lines[0].startswith("the loss is not falling, from ") and board.advice.lines[0].endswith(": lr 1000 may be too high")
+    assert board.advice.lines[0].startswith("the loss is not falling, from ") and board.advice.lines[0].endswith(
+        ": lr 1000 may be too high"
+    )
 
 
 def test_loss_that_falls_is_not_told() -> None:
