@@ -28,7 +28,6 @@ class _EarlyStop(Stopper):
     def __init__(self, addon: EarlyStoppingAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer = addon, trainer
         self.n_waited = 0
-        self._restarts = list(trainer.train_state.history.restarts.places)
 
     @property
     def monitor(self) -> str:
@@ -68,18 +67,19 @@ class _EarlyStop(Stopper):
     def _follow_restarts(self) -> None:
         """Forget the best value where the steps were changed since, so that it means something else."""
         places = self.trainer.train_state.history.restarts.places
-        if places != self._restarts:
-            self.addon.best_value, self.n_waited, self._restarts = None, 0, list(places)
+        if places != self.addon.restarts:
+            self.addon.best_value, self.n_waited, self.addon.restarts = None, 0, list(places)
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
             self.addon.end(self.trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"n_waited": self.n_waited, "best_value": self.addon.best_value}
+        return {"n_waited": self.n_waited, "best_value": self.addon.best_value, "restarts": list(map(list, self.addon.restarts))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.addon.best_value = state_dict["best_value"]
+        self.addon.restarts = [(step, epoch) for step, epoch in state_dict.get("restarts", ())]
         self.n_waited = state_dict["n_waited"] if self.trainer.continues_run else 0
 
 
@@ -109,6 +109,7 @@ class EarlyStoppingAddon(AddOnBase):
                 f"delta={self.delta!r} must be 0 or a positive number.", remedy="Give it without a sign, also if higher is better."
             )
         self.best_value: float | None = None
+        self.restarts: list[tuple[int, int]] = []  # where the best of the history started again, as far as this one has followed
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_EarlyStop(self, trainer)]

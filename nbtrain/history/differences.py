@@ -96,7 +96,14 @@ def _field(content: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _last_run(content: Mapping[str, Any]) -> dict[str, Any]:
     runs = content.get("runs")
     last = runs[-1] if isinstance(runs, list) and runs else {}
-    return {key: value for key, value in last.items() if key not in ("began", "source", "parent")} if isinstance(last, dict) else {}
+    return (
+        {key: value for key, value in last.items() if key not in ("began", "source", "parent", "n_epoch")} if isinstance(last, dict) else {}
+    )
+
+
+def _n_epoch(content: Mapping[str, Any]) -> Any:
+    runs = content.get("runs")
+    return runs[-1].get("n_epoch") if isinstance(runs, list) and runs and isinstance(runs[-1], dict) else None
 
 
 def _values(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,6 +119,7 @@ def _all(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
     yield from _of_value("values", _values(a), _values(b))
     for name in ("device", "seed"):
         yield from _of_value(name, a.get(name), b.get(name))
+    yield from _of_value("n_epoch", _n_epoch(a), _n_epoch(b))
     yield from _of_value("versions", _field(a, "versions"), _field(b, "versions"))
 
 

@@ -64,7 +64,7 @@ def mark_steps(trainer: TrainerBase, before: type[TrainerBase], steps: type[Trai
     diff = steps_diff(before, steps) if trainer.keep_source is True else ""
     what, data = f"the steps are those of a new {steps.__name__}", {"diff": diff} if diff else {}
     if restarts:
-        what, data = f"{what}; best starts again", {**data, "best": "restarts"}
+        what, data = f"{what}; best starts again", {**data, "ranking": "restarts"}
         if trainer.module is not None:
             trainer.train_state.best_weights = None
     trainer.recorder.mark(what, **data)
@@ -175,7 +175,7 @@ def adopt_redefined(trainer: TrainerBase, steps: type[TrainerBase] | None = None
     def undo() -> None:
         found.undo()
         trainer.train_state.best_weights = best_weights
-        returns = {"best": "returns"} if restarts else {}
+        returns = {"ranking": "returns"} if restarts else {}
         trainer.recorder.mark("the new definitions have failed, so the old ones stay", **returns)
 
     trainer.control.undo_trial = undo

@@ -114,7 +114,7 @@ class RunSinks:
         trainer.sinks += self._opened
 
     def show_run_before(self) -> None:
-        """Give the view the run to compare with: `compare_with`, the parent of this one, or the newest other one in `save_path`."""
+        """Give the view the run to compare with: `compare_with`, or the newest other one of the same class in `save_path`."""
         trainer = self.trainer
         if not isinstance(trainer.view, (NotebookView, TerminalView, LogView)) or trainer.mode != "train":
             return

@@ -25,15 +25,15 @@ class BestRestarts:
 
     def update(self, event: Event) -> None:
         """Add the place of `event`, a mark, where the best starts again there; remove the newest one where it returns."""
-        best = event.data.get("best")
-        if best == "restarts":
+        ranking = event.data.get("ranking")
+        if ranking == "restarts":
             self.places.append(_place(event.progress))
-        elif best == "returns" and self.places:
+        elif ranking == "returns" and self.places:
             self.places.pop()
 
     def data(self, at: Progress) -> dict[str, str]:
         """What the event of a mark at `at` says of the best."""
-        return {"best": "restarts"} if _place(at) in self.places else {}
+        return {"ranking": "restarts"} if _place(at) in self.places else {}
 
     def drop_after(self, step: int) -> None:
         """Forget those past `step`, which a resumed run may not repeat."""
