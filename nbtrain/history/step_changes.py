@@ -32,7 +32,7 @@ def _written(kind: type, name: str) -> Iterator[FunctionType]:
     """The user's method `name`, and those of the base classes that it calls."""
     for base in mro(kind):
         item = own(base).get(name)
-        function = getattr(item, "__func__", getattr(item, "fget", item))
+        function: Any = getattr(item, "__func__", getattr(item, "fget", item))
         if not is_kind(function, FunctionType) or not is_user(function):
             continue
         yield function
@@ -93,6 +93,6 @@ def steps_diff(before: type, after: type) -> str:
     if edited or not all((*old.values(), *new.values())):
         return ""
     lines = ["\n".join(side.values()).splitlines() for side in (old, new)]
-    diff = list(difflib.unified_diff(*lines, "before", "after", lineterm="", n=2))
+    diff = list(difflib.unified_diff(lines[0], lines[1], "before", "after", lineterm="", n=2))
     rest = len(diff) - _MAX_LINES
     return "\n".join(diff if rest <= 0 else [*diff[: _MAX_LINES - 1], f"… {rest + 1} more lines"])

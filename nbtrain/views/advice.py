@@ -168,12 +168,14 @@ class Waiting:
     """The metric that says which epoch is best has not improved for long."""
 
     def __init__(self) -> None:
-        self.monitor, self.mode, self.n_epochs = "val_loss", "min", 0
+        self.monitor, self.n_epochs = "val_loss", 0
+        self.mode: MonitorMode = "min"
         self.rows: list[Mapping[str, Any]] = []
 
     def update(self, event: Event) -> None:
         if event.kind == "start":
-            self.monitor, self.mode = event.data.get("monitor", "val_loss"), event.data.get("monitor_mode", "min")
+            self.monitor = event.data.get("monitor", "val_loss")
+            self.mode = "max" if event.data.get("monitor_mode") == "max" else "min"
         elif event.kind == "epoch":
             self.rows.append(event.data["row"])
         elif event.kind == "mark":
@@ -184,7 +186,7 @@ class Waiting:
     def line(self) -> str:
         name = "train_loss" if self.monitor == "val_loss" and not any("val_loss" in row for row in self.rows) else self.monitor
         rows = [row for row in self.rows if name in row]
-        best = _best_index([row[name] for row in rows], "max" if self.mode == "max" else "min")
+        best = _best_index([row[name] for row in rows], self.mode)
         if best < 0 or len(rows) - 1 - best < max(_MIN_PATIENCE, (best + 1) // 2, self.n_epochs // 5):
             return ""
         return f"{name} has not improved since epoch {rows[best]['epoch']} of {self.n_epochs}"
@@ -215,7 +217,7 @@ class Overfitting(Waiting):
     def _find(self) -> str:
         last = self.rows[-1] if self.rows else {}
         known = {name.removeprefix("val_"): known_mode(name) for name in last if name.startswith("val_")}
-        known[self.monitor.removeprefix("val_")] = "max" if self.mode == "max" else "min"
+        known[self.monitor.removeprefix("val_")] = self.mode
         names = sorted(known, key=lambda name: f"val_{name}" != self.monitor)
         return next((line for name in names if (mode := known[name]) and (line := self._line_of(name, mode))), "")
 
