@@ -216,10 +216,11 @@ class Overfitting(Waiting):
 
     def _find(self) -> str:
         last = self.rows[-1] if self.rows else {}
-        known = {name.removeprefix("val_"): known_mode(name) for name in last if name.startswith("val_")}
+        names = [name.removeprefix("val_") for name in last if name.startswith("val_")]
+        known: dict[str, MonitorMode | None] = {name: known_mode(name) for name in names}
         known[self.monitor.removeprefix("val_")] = self.mode
-        names = sorted(known, key=lambda name: f"val_{name}" != self.monitor)
-        return next((line for name in names if (mode := known[name]) and (line := self._line_of(name, mode))), "")
+        ranked = sorted(known, key=lambda name: f"val_{name}" != self.monitor)
+        return next((line for name in ranked if (mode := known[name]) and (line := self._line_of(name, mode))), "")
 
     def _line_of(self, name: str, mode: MonitorMode) -> str:
         rows = [row for row in self.rows if f"train_{name}" in row and f"val_{name}" in row]
