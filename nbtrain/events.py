@@ -103,11 +103,12 @@ def _is_header(data: dict[str, Any]) -> bool:
 
 def _is_block(data: dict[str, Any]) -> bool:
     columns = data["values"].values()
-    same_length = all(isinstance(column, list) and len(column) == data["n"] for column in columns)
+    same_length = all(isinstance(column, list) and len(column) == data["n"] for column in columns) and _is_number(data.get("data_s", 0.0))
     is_measured = _is_count(data["n"]) and _is_number(data["samples"]) and (data.get("lr") is None or _is_number(data["lr"]))
     return same_length and is_measured and all(_is_number(value) for column in columns for value in column)
 
 
+_RANKING = (None, "restarts", "returns")  # what a change by hand means for the best that was measured before it
 _DATA: dict[str, tuple[_Test, ...]] = {
     "start": (_is_header, _is_text("monitor"), _is_one_of("monitor_mode", *get_args(MonitorMode))),
     "steps": (_is_block,),
@@ -115,7 +116,7 @@ _DATA: dict[str, tuple[_Test, ...]] = {
     "epoch": (lambda data: _is_row(data["row"]) and "epoch" in data["row"],),
     "test": (lambda data: _is_row(data["row"]),),
     "note": (_is_text("text"),),
-    "mark": (_is_text("text"),),
+    "mark": (_is_text("text"), lambda data: isinstance(data.get("diff", ""), str), lambda data: data.get("ranking") in _RANKING),
     "state": (_is_one_of("state", "running", "pausing", "paused", "stopping"),),
     "end": (_is_one_of("status", *get_args(Status)), _is_text("reason")),
 }

@@ -55,6 +55,7 @@ class _EarlyStop(Stopper):
         if value is None:
             return
         value, addon, mode = float(value), self.addon, self.trainer.train_state.history.monitor_mode
+        self._follow_restarts()
         shortened = value + addon.delta if mode == "min" else value - addon.delta
         if is_better(shortened, addon.best_value, mode):
             addon.best_value, self.n_waited = value, 0
@@ -63,15 +64,22 @@ class _EarlyStop(Stopper):
         reason = f"{name} has not improved {self.n_waited} times in a row" if self.n_waited > 1 else f"{name} has not improved"
         self.stop_if(pl_trainer, self.n_waited >= addon.patience, reason)
 
+    def _follow_restarts(self) -> None:
+        """Forget the best value where the steps were changed since, so that it means something else."""
+        places = self.trainer.train_state.history.restarts.places
+        if places != self.addon.restarts:
+            self.addon.best_value, self.n_waited, self.addon.restarts = None, 0, list(places)
+
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
             self.addon.end(self.trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"n_waited": self.n_waited, "best_value": self.addon.best_value}
+        return {"n_waited": self.n_waited, "best_value": self.addon.best_value, "restarts": list(map(list, self.addon.restarts))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.addon.best_value = state_dict["best_value"]
+        self.addon.restarts = [(step, epoch) for step, epoch in state_dict.get("restarts", ())]
         self.n_waited = state_dict["n_waited"] if self.trainer.continues_run else 0
 
 
@@ -101,6 +109,7 @@ class EarlyStoppingAddon(AddOnBase):
                 f"delta={self.delta!r} must be 0 or a positive number.", remedy="Give it without a sign, also if higher is better."
             )
         self.best_value: float | None = None
+        self.restarts: list[tuple[int, int]] = []  # where the best of the history started again, as far as this one has followed
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_EarlyStop(self, trainer)]

@@ -5,6 +5,7 @@
 # %% ../../nbs/engine/lean_training.ipynb #eb9e518b
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +19,30 @@ from .control import Boundary, Control, LeaveAfterError
 from .lean_pass import LeanPass, direct_fetcher, exhaust, explain_full_memory, why_not_lean
 from .lean_update import LeanUpdate, WholeStep
 from .step_module import StepModule
+from ..events import Phase
 
 # %% auto #0
-__all__ = ["is_window_closed", "validates_anyway", "LeanEpochLoop"]
+__all__ = ["DataWait", "is_window_closed", "validates_anyway", "LeanEpochLoop"]
+
+
+# %% ../../nbs/engine/lean_training.ipynb #7a410b36
+class DataWait:
+    """How long a training has waited for its batches since the last `take`, by `clock`; unknown while nothing was measured."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.waited_s: float | None = None
+
+    def add(self, begun_s: float) -> None:
+        """A batch has come, for which the training has waited since `begun_s`."""
+        self.waited_s = (self.waited_s or 0.0) + self.clock() - begun_s
+
+    def take(self, phase: Phase) -> dict[str, float]:
+        """`data_s` for a `steps` event of `phase`; nothing where it is unknown."""
+        if phase != "train" or self.waited_s is None:
+            return {}
+        waited_s, self.waited_s = self.waited_s, None
+        return {"data_s": waited_s}
 
 
 # %% ../../nbs/engine/lean_training.ipynb #24b12a00
@@ -82,6 +104,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.automatic_optimization = _Optimization(self.trainer)
+        self.wait = DataWait()
 
     def reset(self) -> None:
         super().reset()
@@ -182,7 +205,7 @@ class _TrainingPass(LeanPass):
         try:
             is_over = between.is_over()
             while not is_over:
-                self.advance(next(self.batches)[0])
+                self.advance(self.next_batch())
                 gradients.release()  # before a validation, which needs the memory
                 is_over = between.settle(is_open=self.is_open)
         except BaseException as error:  # StopIteration: the loader ended before the end that was known
@@ -193,6 +216,14 @@ class _TrainingPass(LeanPass):
                 raise
         finally:
             gradients.release()
+
+    def next_batch(self) -> Any:
+        """The next batch of the loader, which nothing but the step may hold; the time that it takes is counted."""
+        wait = self.loop.wait
+        begun_s = wait.clock()
+        batch = next(self.batches)[0]
+        wait.add(begun_s)
+        return batch
 
     def release(self, error: BaseException) -> None:
         """The pass ends with `error`."""

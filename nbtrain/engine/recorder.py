@@ -15,6 +15,7 @@ import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .lean_training import DataWait, LeanEpochLoop
 from .meter import Meter
 from .protocol import TrainerProtocol
 from .step_module import StepModule, in_validation_of_run
@@ -71,19 +72,19 @@ class HeldNotes:
 
     def __init__(self, emit: Callable[[EventKind, Mapping[str, Any]], None]) -> None:
         self._emit, self._is_open = emit, False
-        self._held: list[tuple[EventKind, str]] = []
+        self._held: list[tuple[EventKind, Mapping[str, Any]]] = []
 
-    def add(self, kind: EventKind, text: str) -> None:
+    def add(self, kind: EventKind, data: Mapping[str, Any]) -> None:
         if self._is_open:
-            self._emit(kind, {"text": text})
+            self._emit(kind, data)
         else:
-            self._held.append((kind, text))
+            self._held.append((kind, data))
 
     def open(self) -> None:
         """A run has begun."""
         self._is_open, held, self._held = True, self._held, []
-        for kind, text in held:
-            self.add(kind, text)
+        for kind, data in held:
+            self.add(kind, data)
 
     def close(self) -> None:
         self._is_open = False
@@ -128,7 +129,7 @@ class Recorder:
         self.trainer, self.emit, self.every_s, self.clock, self.wall = trainer, emit, every_s, clock, wall
         self.n_epochs = 0
         self.lr: float | Tensor | None = None  # of the newest update
-        self.timer, self.pass_place, self.due_s = RunTimer(), PassPlace(), 0.0
+        self.timer, self.pass_place, self.due_s, self.wait = RunTimer(), PassPlace(), 0.0, DataWait()
         self._notes, self._hinted = HeldNotes(self.emit_now), False
 
     def start(self, n_epochs: int, header: Mapping[str, Any]) -> None:
@@ -142,11 +143,11 @@ class Recorder:
 
     def note(self, text: str) -> None:
         """What a person should know. Between two runs it waits for the next one."""
-        self._notes.add("note", text)
+        self._notes.add("note", {"text": text})
 
-    def mark(self, text: str) -> None:
-        """What was changed by hand. Between two runs it waits for the next one."""
-        self._notes.add("mark", text)
+    def mark(self, text: str, **more: str) -> None:
+        """What was changed by hand, and `more` of its event, such as a `diff`. Between two runs it waits for the next one."""
+        self._notes.add("mark", {"text": text, **more})
 
     def change(self, state: str) -> None:
         """The run is "pausing", "paused", "running" again or "stopping". The time of a pause does not count."""
@@ -204,7 +205,7 @@ class Recorder:
         if phase == "idle":
             return
         if steps := _steps(phase, meters):
-            self.emit_now("steps", steps | {"lr": self.rate()})
+            self.emit_now("steps", steps | {"lr": self.rate()} | self.wait.take(phase))
         if not self._hinted and (hint := _memory_hint(meters)):
             self._hinted = True
             self.note(hint)
@@ -229,6 +230,8 @@ class RecorderCallback(L.Callback):
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._optimizer = pl_trainer.optimizers[0]
+        if isinstance(loop := pl_trainer.fit_loop.epoch_loop, LeanEpochLoop):
+            self.recorder.wait = loop.wait = DataWait(self.recorder.clock)
         self._updates = pl_trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ..annotations import checked
 from ..errors import ConfigError
 from ..events import MonitorMode
+from .differences import differences, kept
 from .history import History
 from .run_folder import find_run, read_history
 from ..views import plots
@@ -35,19 +36,22 @@ class Comparison:
 
     histories: Mapping[str, History]
     notes: Sequence[str] = ()  # what could not be read
+    labels: Mapping[str, str] = field(default_factory=dict)  # in what a run differs from the first one, by its name
 
     def table(self) -> str:
         """The best epoch of each run, or its test; a star marks the best of all, where all runs monitor the same metric."""
         rows = {name: h.best or h.last or {} for name, h in self.histories.items()}
         kinds: set[tuple[str, MonitorMode]] = {(h.monitor, h.monitor_mode) for h in self.histories.values()}
         best = best_row(rows.values(), *kinds.pop()) if len(kinds) == 1 else None
-        names = ["run", *map(visible, rows)]
+        names = ["run", *(visible(" · ".join(filter(None, (name, self.labels.get(name))))) for name in rows)]
         width = max(map(len, names))
         return "\n".join(f"{name.ljust(width)}  {line}" for name, line in zip(names, table_text(list(rows.values()), best).splitlines()))
 
     def plot(self) -> Figure:
         """A panel for each quantity (three at most), a colour for each run; training solid, validation dashed."""
-        return plots.compared({name: history.epochs for name, history in self.histories.items()})
+        labels = [self.labels.get(name) or name for name in self.histories]
+        known = [name if labels.count(label) > 1 else label for name, label in zip(self.histories, labels)]
+        return plots.compared({label: history.epochs for label, history in zip(known, self.histories.values())})
 
     def save(self, path: str | Path) -> Path:
         """Write the curves to `path`, a PNG; or curves and table, where it ends in `.html`. Raises ConfigError for another ending."""
@@ -71,9 +75,9 @@ class Comparison:
 # %% ../../nbs/history/compare.ipynb #c38086d7
 @checked
 def compare(*paths: str | Path) -> Comparison:
-    """The runs in these run folders, or the newest in each folder of run folders. Raises ConfigError where there is no run.
+    """The runs in these run folders, or the newest in each folder of run folders, with what each differs in from the first one.
 
-    Damaged lines of a record are left out, which the comparison says.
+    Raises ConfigError where there is no run. Damaged lines of a record are left out, which the comparison says.
     """
     folders = [find_run(path).resolve() for path in paths]
     if not folders:
@@ -81,4 +85,7 @@ def compare(*paths: str | Path) -> Comparison:
     common = os.path.commonpath([folder.parent for folder in folders])
     names, notes = {folder: folder.relative_to(common).as_posix() for folder in folders}, []
     histories = {name: read_history(folder, lambda text, name=name: notes.append(f"{name}: {text}")) for folder, name in names.items()}
-    return Comparison(histories, notes)
+    records = {name: kept(folder) for folder, name in names.items()}
+    first = next(iter(records.values()))
+    labels = {name: ", ".join(differences(first, record)) for name, record in records.items() if first and record}
+    return Comparison(histories, notes, labels)

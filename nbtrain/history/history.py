@@ -19,6 +19,7 @@ from ..compat.result_keys import result_of
 from ..events import Event, MonitorMode, Progress, Status
 from ..views import html, plots, text
 from ..views.curve import FEW_EPOCHS, measured_curve
+from ..views.restarts import BestRestarts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,6 +33,7 @@ __all__ = [
     "data_frame",
     "validation_alone",
     "MeasuredRows",
+    "RankedRows",
     "History",
     "ResultMetrics",
     "short_path",
@@ -179,7 +181,7 @@ class MeasuredRows:
         self.tests: list[Row] = []
         self.marks: list[tuple[Progress, str]] = []
         self.steps = {phase: StepTable() for phase in ("train", "valid", "test")}
-        self._best = _BestRow()
+        self._best, self.restarts = _BestRow(), BestRestarts()
 
     def update(self, event: Event) -> None:
         """Add what `event` says."""
@@ -198,6 +200,7 @@ class MeasuredRows:
             self.tests.append(Row(event.data["row"]))
         elif event.kind == "mark":
             self.marks.append((event.progress, event.data["text"]))
+            self.restarts.update(event)
 
     def _add_validation(self, row: Row) -> None:
         self.validations.append(row)
@@ -227,6 +230,7 @@ class MeasuredRows:
         self.validations = [validation_alone(row) if row in dropped else row for row in validations]
         self.tests = [row for row in self.tests if row.get("step", 0) <= step]
         self.marks = [(progress, text) for progress, text in self.marks if progress.step <= step]
+        self.restarts.drop_after(step)
         for table in self.steps.values():
             table.drop_after(step)
 
@@ -234,6 +238,7 @@ class MeasuredRows:
         """Everything measured, as plain data."""
         rows: dict[str, Any] = {name: [dict(row) for row in getattr(self, name)] for name in ("epochs", "validations", "tests")}
         rows["marks"] = [[asdict(progress), text] for progress, text in self.marks]
+        rows["restarts"] = list(map(list, self.restarts.places))
         return {"monitor": self.monitor, "mode": self.monitor_mode, **rows, "steps": {p: t.state_dict() for p, t in self.steps.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -244,8 +249,20 @@ class MeasuredRows:
         validations = state.get("validations", [row for row in state["epochs"] if _is_validated(row)])  # the rows that an old state has
         self.validations = [same.get(row["step"]) or Row(row) for row in validations]
         self.marks = [(Progress(**progress), text) for progress, text in state["marks"]]
+        self.restarts.places = [(step, epoch) for step, epoch in state.get("restarts", ())]  # an old state has none
         for phase, table in state["steps"].items():
             self.steps[phase].load_state_dict(table)
+
+
+# %% ../../nbs/history/history.ipynb #d248a72a
+class RankedRows(MeasuredRows):
+    """Rows, of which one is the best."""
+
+    @property
+    def candidates(self) -> Sequence[text.Row]:
+        """The rows of which `best` is one: all validations for a metric of theirs, else the epochs; without what a restart leaves out."""
+        rows = text.candidates(self.epochs, self.validations, self.monitor)
+        return self.restarts.validations(rows) if rows is self.validations else self.restarts.epochs(rows)
 
     @property
     def last(self) -> Row | None:
@@ -256,7 +273,7 @@ class MeasuredRows:
     @property
     def best(self) -> Row | None:
         """The row with the best monitored value; the earlier one on a tie, never a NaN. It may be a validation inside an epoch."""
-        rows: Any = text.candidates(self.epochs, self.validations, self.monitor)
+        rows: Any = self.candidates
         return self._best.of(rows, self.monitor, self.monitor_mode)
 
     @property
@@ -271,7 +288,7 @@ class MeasuredRows:
 
 
 # %% ../../nbs/history/history.ipynb #3e3d375c
-class History(MeasuredRows):
+class History(RankedRows):
     """What a trainer has measured in all its runs.
 
     `epochs`: a row for each finished training epoch, with the metrics of its last validation; `validations`: a row for each validation
@@ -284,11 +301,6 @@ class History(MeasuredRows):
     def table(self) -> list[text.Row]:
         """The rows that a table shows: the epochs, and the best validation where it lies inside one; without epochs the tests."""
         return text.with_best(self.epochs or self.tests, self.best, self.validations)
-
-    @property
-    def candidates(self) -> Sequence[text.Row]:
-        """The rows of which `best` is one: all validations for a metric of theirs, else the epochs."""
-        return text.candidates(self.epochs, self.validations, self.monitor)
 
     def plot(self) -> Figure:
         """The curves as a matplotlib figure: by epoch, and the loss by step where there are less than five epochs."""

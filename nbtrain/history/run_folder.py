@@ -92,7 +92,7 @@ def history_events(history: History, run: int = 1) -> list[Event]:
         *(("test", row) for row in history.tests if row not in early),
     ]
     found += [Event(kind, Progress(run, epoch=row.get("epoch", 0), step=row["step"]), data={"row": dict(row)}) for kind, row in rows]
-    found += [Event("mark", at, data={"text": text}) for at, text in history.marks]
+    found += [Event("mark", at, data={"text": text} | history.restarts.data(at)) for at, text in history.marks]
     return sorted(found, key=lambda event: event.progress.step)
 
 

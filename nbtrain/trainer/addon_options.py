@@ -291,6 +291,8 @@ class TrainerOptions(AddonOptions, total=False):
     monitor_mode: MonitorMode | None
     keep_source: bool | Literal["names"]
     on_error: Literal["pause", "raise"] | None
+    advice: bool
+    compare_with: str | Path | None
     lightning: dict[str, Any] | None
 
 

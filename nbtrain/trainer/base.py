@@ -95,6 +95,8 @@ class TrainerArguments(TrainerSteps):
     keep_source: bool | Literal["names"]
     log_bar: bool
     on_error: Literal["pause", "raise"] | None
+    advice: bool
+    compare_with: Path | None  # a run folder
     _mode: Mode
     lightning: dict[str, Any]  # more arguments for `lightning.Trainer`
     given: dict[str, Any]  # all of them as they were given

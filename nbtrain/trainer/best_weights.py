@@ -27,6 +27,11 @@ class BestWeights(L.Callback):
         self.trainer = trainer
         self._step = -1  # at which the newest copy was made
 
+    def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        history = self.trainer.train_state.history
+        if history.restarts.places and history.best is None:  # the steps were changed between two runs
+            self.trainer.train_state.best_weights = None
+
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         history = self.trainer.train_state.history
         if in_validation_of_run(pl_trainer, pl_module) and history.last_validation_is_best:

@@ -74,7 +74,7 @@ class Sample:
 
     @property
     def prediction(self) -> Any:
-        """The class with the highest score where the label is a class, also of each pixel; a number where the output is one; else the output."""
+        """The class with the highest score where the label is a class, also of each pixel; else a number, or the output."""
         output = self.output
         if not isinstance(output, Tensor):
             return output
@@ -210,7 +210,7 @@ _LONG = 24  # values: from here on a curve, below it bars
 
 
 def draw_sample(axes: Axes, sample: Sample) -> None:
-    """An image (C, H, W), (H, W) or (H, W, C) as a picture, a row as bars or as a curve, anything else in words; the prediction is the title.
+    """An image (C, H, W), (H, W) or (H, W, C) as a picture, a row as bars or as a curve, else words; the prediction is the title.
 
     Masks, the prediction beside the target, lie half opaque over the image; class 0 has no colour.
     """

@@ -15,13 +15,14 @@ from torch.utils.data import DataLoader, Dataset
 from ..data.loader import LoaderWrapper
 from ..engine.lean_training import LeanEpochLoop
 from ..errors import ConfigError
+from ..history.step_changes import changes_steps, steps_diff
 from ..history.user_code import is_user
 from .base import TrainerBase
 from .compose import compose, given_addons, written_class
 from ..views.curve import NEW_STEPS
 
 # %% auto #0
-__all__ = ["with_addons", "change_class", "newest", "Redefinitions", "adopt_redefined"]
+__all__ = ["with_addons", "change_class", "mark_steps", "newest", "Redefinitions", "adopt_redefined"]
 
 
 # %% ../../nbs/trainer/redefined.ipynb #7b19b374
@@ -53,7 +54,22 @@ def change_class(trainer: TrainerBase, steps: type[TrainerBase]) -> None:
         ) from error
     for meter in trainer.train_state.meters.values():
         meter.expect_other_names()
-    trainer.recorder.mark(f"{NEW_STEPS}{steps.__name__}")
+
+
+def mark_steps(trainer: TrainerBase, before: type[TrainerBase], steps: type[TrainerBase]) -> bool:
+    """Record that the steps of the class `before` are now those of `steps`. Returns whether the best starts again.
+
+    It does where something was measured already and the steps compute anything else: the old values can't be compared with the new ones.
+    """
+    restarts = trainer.train_state.history.best is not None and changes_steps(before, steps)
+    diff = steps_diff(before, steps) if trainer.keep_source is True else ""
+    what, data = f"{NEW_STEPS}{steps.__name__}", {"diff": diff} if diff else {}
+    if restarts:
+        what, data = f"{what}; best starts again", {**data, "ranking": "restarts"}
+        if trainer.module is not None:
+            trainer.train_state.best_weights = None
+    trainer.recorder.mark(what, **data)
+    return restarts
 
 
 # %% ../../nbs/trainer/redefined.ipynb #d8c81606
@@ -145,11 +161,12 @@ def adopt_redefined(trainer: TrainerBase, steps: type[TrainerBase] | None = None
 
     Else, when that one fails too, the old definitions return.
     """
-    before, found = type(trainer), Redefinitions()
+    before, found, best_weights, restarts = type(trainer), Redefinitions(), trainer.train_state.best_weights, False
     found.adopt(_objects(trainer))
     steps = steps or newest(written_class(before))
     if steps is not None:
         change_class(trainer, steps)
+        restarts = mark_steps(trainer, before, steps)
         found.also(lambda: setattr(trainer, "__class__", before))
     elif found.names:
         trainer.recorder.mark(f"defined again: {', '.join(found.names)}")
@@ -158,6 +175,8 @@ def adopt_redefined(trainer: TrainerBase, steps: type[TrainerBase] | None = None
 
     def undo() -> None:
         found.undo()
-        trainer.recorder.mark("the new definitions have failed, so the old ones stay")
+        trainer.train_state.best_weights = best_weights
+        returns = {"ranking": "returns"} if restarts else {}
+        trainer.recorder.mark("the new definitions have failed, so the old ones stay", **returns)
 
     trainer.control.undo_trial = undo

@@ -132,6 +132,7 @@ class Run:
         if state.run == 1:
             advise(trainer, self.loader)
         keep_source(trainer, self.n_epoch, self.loader, self.valid_loader)
+        self.sinks.show_run_before()
         if trainer.mode == "train":
             trainer.ran = Ran.after(trainer.ran, goal, self.loader, self.valid_loader)
 

@@ -5,11 +5,16 @@
 # %% ../../nbs/trainer/run_record.ipynb #3bc988f9
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.utilities.data import sized_len
+from torch.utils.data import DataLoader
 
+from ..addons.compile import CompileAddon
+from ..data.loader import LoaderWrapper
 from ..data.tensor_loader import suggest_loader
 from ..engine.fast_step import unknown_torch
 from ..engine.lean_pass import unknown_version
@@ -39,7 +44,23 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
         "parent": trainer.parent,
         "n_train_batches": _n_batches(loader, arguments.get("limit_train_batches")),
         "n_valid_batches": _n_batches(valid_loader, arguments.get("limit_val_batches")),
+        **({"advice": False} if not trainer.advice else _facts(trainer, loader)),
     }
+
+
+def _n_cores() -> int | None:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+
+
+def _facts(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, Any]:
+    """What a view must know to give advice: the workers of the loader (None where it has none to set), cores, and `torch.compile`."""
+    while isinstance(loader, LoaderWrapper):
+        loader = loader.loader
+    n_workers = loader.num_workers if isinstance(loader, DataLoader) else None
+    compiled = any(isinstance(addon, CompileAddon) and addon.compile is not False for addon in trainer.active_addons)
+    compiled = compiled or type(trainer.model).__name__ == "OptimizedModule"  # what torch.compile returns
+    return {"num_workers": n_workers, "n_cores": _n_cores(), "compiled": compiled}
 
 
 def _n_batches(loader: Iterable[Any] | None, limit: Any) -> int | None:

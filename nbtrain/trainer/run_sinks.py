@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.control import State
 from ..errors import ConfigError, NbtrainError, first_line
+from ..history.ghost import ghost_of, run_before
 from ..history.run_folder import RunFolder
 from ..history.run_lock import RunLock
 from ..views.notebook import Controls, NotebookView, open_view
+from ..views.terminal import LogView, TerminalView
 from ..engine.protocol import EventSink
 
 if TYPE_CHECKING:
@@ -110,6 +112,17 @@ class RunSinks:
         self._opened = [self._folder(trainer.run_dir)] if trainer.run_dir is not None else []
         self._opened += [trainer.view] if trainer.view is not None else []
         trainer.sinks += self._opened
+
+    def show_run_before(self) -> None:
+        """Give the view the run to compare with: `compare_with`, or the newest other one of the same class in `save_path`."""
+        trainer = self.trainer
+        if not isinstance(trainer.view, (NotebookView, TerminalView, LogView)) or trainer.mode != "train":
+            return
+        other = trainer.compare_with
+        if other is None and trainer.run_dir is not None:
+            other = run_before(trainer.run_dir, trainer.title)
+        if other is not None and other != trainer.run_dir:
+            trainer.view.board.ghost = ghost_of(other, trainer.run_dir)
 
     def _folder(self, run_dir: Path) -> RunFolder:
         """The sink that writes to the run folder, which begins with what a new run has of its parent."""

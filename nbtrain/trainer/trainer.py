@@ -30,6 +30,7 @@ from ..engine.train_state import Mode
 from ..errors import CheckpointError
 from ..events import MonitorMode
 from ..history.history import RunResult, short_path
+from ..history.run_folder import find_run
 from ..optim.schedulers import Scheduler, check_stepping
 from ..rng import check_seed
 from .addon_options import AddonOptions
@@ -264,6 +265,9 @@ class TrainerFactories(TrainerBase):
 
 
 # %% ../../nbs/trainer/trainer.ipynb #473da3d6
+_NOT_GIVEN = ("self", "addon_options", "keep_source", "on_error", "advice", "compare_with")  # what says nothing about a run
+
+
 class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation, TrainerInspection, TrainerWeights, TrainerProgress):
     """Trains a model with your `train_step` and `test_step`; subclass it and write these two.
 
@@ -289,6 +293,8 @@ class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation,
             source; False keeps none of it.
         on_error: What an error of your code does to a training run: "pause" it at that batch, or "raise", which ends it. None: pause where
             you sit at a notebook; raise in scripts, tests and programs that execute notebooks.
+        advice: Show what a run tells by itself, in at most three lines: `tip: val_loss has not improved since epoch 17 of 205`.
+        compare_with: A run folder whose loss is drawn behind that of a run. None: the newest other one in `save_path` of the same class.
         lightning: More arguments for `lightning.Trainer`, such as `callbacks` and `logger`.
 
     Raises ConfigError for an argument that can't work, and OptionError (a TypeError) for one that is unknown.
@@ -316,12 +322,12 @@ class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation,
         monitor_mode: MonitorMode | None = None,
         keep_source: bool | Literal["names"] = True,
         on_error: Literal["pause", "raise"] | None = None,
+        advice: bool = True,
+        compare_with: str | Path | None = None,
         lightning: dict[str, Any] | None = None,
         **addon_options: Unpack[AddonOptions],
     ) -> None:
-        given = {
-            name: value for name, value in locals().items() if name not in ("self", "addon_options", "keep_source", "on_error")
-        } | addon_options
+        given = {name: value for name, value in locals().items() if name not in _NOT_GIVEN} | addon_options
         of_user = frozenset(vars(self))  # set before this constructor was called
         check_addon_options(type(self), addon_options)
         given = with_instances(type(self), given, _SHARED)
@@ -339,6 +345,7 @@ class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation,
         self.scheduler = scheduler
         self.log_bar, self.seed, self.save_path, self.on_error = log_bar, seed, save_path, on_error
         self.keep_source: bool | Literal["names"] = keep_source
+        self.advice, self.compare_with = advice, find_run(compare_with).resolve() if compare_with is not None else None
         self.given = given
         self.precision = resolve_precision(precision, self.device)
         self.monitor = monitor

@@ -24,7 +24,9 @@ from nbtrain.views.text import (
     rate_words,
     state_words,
     summary_line,
+    tip_lines,
     titles,
+    visible,
     visible_rows,
 )
 
@@ -75,11 +77,21 @@ def record_html(board: Board) -> str:
     parts = [f"<div><strong>{escape(header_line(board.header, board.progress.run))}</strong></div>"]
     if board.rows:
         parts.append(table_html(board.table, board.best))
+    parts += [f'<div style="opacity:.75">{escape(tip)}</div>' for tip in tip_lines(board)]
     parts += filter(None, [record_picture(board)])
-    parts += [f"<div>{escape(mark_line(*mark))}</div>" for mark in board.marks]
+    parts += [_mark_html(board, i) for i in range(len(board.marks))]
     parts += [f"<div>{escape(note_line(note))}</div>" for note in board.notes]
     parts.append(f"<div>{escape(_state_line(board) if board.is_on else summary_line(board))}</div>")
     return "\n".join(['<div style="max-width:720px;line-height:1.5">', *parts, "</div>"])
+
+
+def _mark_html(board: Board, i: int) -> str:
+    """The line of a change by hand, which opens to the diff of the source where there is one."""
+    line, diff = escape(mark_line(*board.marks[i])), board.diffs.get(i)
+    if diff is None:
+        return f"<div>{line}</div>"
+    style = "margin:2px 0 2px 16px;font-size:12px;overflow-x:auto"
+    return f'<details><summary>{line}</summary><pre style="{style}">{escape(visible(diff, lines=True))}</pre></details>'
 
 
 def _state_line(board: Board) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .axes import Axis, axis_of, count_ticks, is_drawn, short
-from .curve import FEW_EPOCHS, Ghost, Mark, curve_svg, curve_words, epoch_of
+from .curve import FEW_EPOCHS, Mark, curve_svg, curve_words, epoch_of
 from .svg import Box, cross, dots, drawing, fitting, label, path, picture, pills, text_width, value_axis
 from .text import Board, Row, column_names, visible
 
@@ -192,12 +192,12 @@ def panels_words(rows: Sequence[Row], monitor: str = "val_loss") -> str:
 
 
 # %% ../../nbs/views/panels.ipynb #pane0016
-def record_picture(board: Board, ghost: Ghost | None = None) -> str:
+def record_picture(board: Board) -> str:
     """The picture of a record: the loss by step; panels by epoch once a run of five epochs or more is over. Empty without a loss."""
     monitor, rows = board.header.get("monitor", "val_loss"), [row for row in board.rows if "epoch" in row]
     n_epochs = len([row for row in rows if row["epoch"]])
     if not board.is_on and (n_epochs >= FEW_EPOCHS or (n_epochs > 1 and not board.curve.points)):
         return picture(panels_svg(rows, board.best, board.marks, monitor), panels_words(rows, monitor))
     epochs = board.progress.n_epochs if board.is_on else board.progress.epoch
-    svg = curve_svg(board.curve, end_step=board.end_step, epochs=epochs, marks=board.marks, ghost=ghost)
+    svg = curve_svg(board.curve, end_step=board.end_step, epochs=epochs, marks=board.marks, ghost=board.ghost)
     return picture(svg, curve_words(board.curve)) if svg else ""

@@ -15,7 +15,7 @@ from typing import Protocol, TextIO
 
 from ..events import Event
 from .text import Board, Row, adds_row, cells, column_names, format_time, format_value, header_line, mark_line, note_line
-from .text import place_words, progress_line, rate_words, state_words, summary_line, titles, visible
+from .text import place_words, progress_line, rate_words, state_words, summary_line, tip_lines, titles, visible
 
 # %% auto #0
 __all__ = [
@@ -320,7 +320,8 @@ class TerminalView:
         elif (text := _event_line(event)) is not None:
             self._line(text)
         elif event.kind == "end":
-            self._line(summary_line(self.board))
+            for line in (*tip_lines(self.board), summary_line(self.board)):
+                self._line(line)
 
     def _row(self, row: Row) -> None:
         monitor = self.board.header.get("monitor", "val_loss")
@@ -382,7 +383,7 @@ class LogView:
             return progress_line(self.board)
         if adds_row(event):
             return self._row_text(event.data["row"])
-        return summary_line(self.board) if event.kind == "end" else _event_line(event)
+        return "\n".join([*tip_lines(self.board), summary_line(self.board)]) if event.kind == "end" else _event_line(event)
 
     def _row_text(self, row: Row) -> str:
         names = column_names([row])

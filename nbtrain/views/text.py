@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..events import Event, MonitorMode, Progress, is_better
+from .advice import Advice
 from .curve import LossCurve
+from .restarts import BestRestarts
 
 # %% auto #0
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "progress_line",
     "mark_line",
     "note_line",
+    "tip_lines",
     "best_words",
     "summary_line",
     "column_names",
@@ -180,15 +183,20 @@ class Board:
     validations: list[Row] = field(default_factory=list)  # also those inside an epoch
     notes: list[str] = field(default_factory=list)
     marks: list[tuple[Progress, str]] = field(default_factory=list)  # what was changed by hand
+    diffs: dict[int, str] = field(default_factory=dict)  # of the source, by the index of their mark
+    restarts: BestRestarts = field(default_factory=BestRestarts)
     lr: float | None = None
     loss: float | None = None  # of the training, smoothed
     curve: LossCurve = field(default_factory=LossCurve)
     status: str = "running"
     reason: str = ""
     speed: Speed = field(default_factory=Speed)
+    advice: Advice = field(default_factory=Advice)
+    ghost: tuple[str, list[tuple[int, float]]] | None = None  # the run to compare with: what differs, and its curve as (step, loss)
 
     def update(self, event: Event) -> None:
         """Show what `event` says from now on."""
+        self.advice.update(event)
         if event.kind == "start":
             self.header = dict(event.data)
             self.status, self.reason = "running", ""
@@ -202,12 +210,18 @@ class Board:
         elif event.kind == "note":
             self.notes.append(event.data["text"])
         elif event.kind == "mark":
-            self.marks.append((event.progress, event.data["text"]))
+            self._add_mark(event)
         elif event.kind == "state":
             self.status = event.data["state"]
         elif event.kind == "end":
             self.status, self.reason = event.data["status"], event.data["reason"]
         self.progress = event.progress
+
+    def _add_mark(self, event: Event) -> None:
+        if event.data.get("diff"):
+            self.diffs[len(self.marks)] = event.data["diff"]
+        self.marks.append((event.progress, event.data["text"]))
+        self.restarts.update(event)
 
     def _add_row(self, event: Event) -> None:
         row = event.data["row"]
@@ -255,9 +269,10 @@ class Board:
         """The row of the best validation or epoch, which may be one of an earlier run."""
         earlier, monitor = self.header.get("best"), self.header.get("monitor", "val_loss")
         found = candidates([row for row in self.rows if row.get("epoch")], self.validations, monitor)
+        counted = self.restarts.validations if found is self.validations else self.restarts.epochs
         if earlier is not None and not any(row.get("step") == earlier.get("step") for row in found):
             found = [earlier, *found]
-        return best_row(found, monitor, self.header.get("monitor_mode", "min"))
+        return best_row(counted(found), monitor, self.header.get("monitor_mode", "min"))
 
     @property
     def table(self) -> list[Row]:
@@ -330,6 +345,11 @@ def note_line(text: str) -> str:
     return f"note: {visible(text, lines=True)}"
 
 
+def tip_lines(board: Board) -> list[str]:
+    """What the run tells by itself, in three lines at most: `tip: the loss is constant since step 400`."""
+    return [f"tip: {visible(line)}" for line in board.advice.lines]
+
+
 def best_words(best: Row, monitor: str) -> str:
     """The best epoch and its metric: `best val_loss 0.1 at epoch 4`; by `train_loss` where `monitor` was not measured."""
     monitor = monitor if monitor in best else "train_loss"
@@ -399,6 +419,7 @@ def record_text(board: Board) -> str:
     parts = [header_line(board.header, board.progress.run)]
     if board.rows:
         parts.append(table_text(board.table, board.best))
+    parts += tip_lines(board)
     parts += [mark_line(*mark) for mark in board.marks]
     parts += [note_line(note) for note in board.notes]
     parts.append(progress_line(board) if board.is_on else summary_line(board))

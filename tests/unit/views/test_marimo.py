@@ -40,7 +40,8 @@ def test_there_is_no_output_of_a_cell_where_marimo_does_not_run() -> None:
 
 def test_an_app_that_is_run_as_a_script_has_a_log(tmp_path) -> None:  # type: ignore[no-untyped-def]
     pytest.importorskip("marimo")
-    app = "import marimo\napp = marimo.App()\n@app.cell\ndef _():\n    from nbtrain.views.notebook import open_view\n    print(type(open_view()).__name__)\napp.run()\n"
+    app = "import marimo\napp = marimo.App()\n@app.cell\ndef _():\n    from nbtrain.views.notebook import open_view\n"
+    app += "    print(type(open_view()).__name__)\napp.run()\n"
     (tmp_path / "app.py").write_text(app)
     done = subprocess.run([sys.executable, "app.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "LogView"

@@ -1,0 +1,131 @@
+"""The labels of what two runs differ in, in `compare` and behind the curve of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samples import Regress, make_loader, make_trainer, make_valid
+
+from nbtrain.errors import ConfigError
+from nbtrain.events import Event, Progress
+from nbtrain.history.compare import compare
+from nbtrain.history.differences import differences, kept
+from nbtrain.history.ghost import loss_curve
+from nbtrain.views.text import Board
+
+
+def sgd(lr: float, **options: Any) -> Any:
+    return lambda params: torch.optim.SGD(params, lr=lr, **options)
+
+
+def run(folder: Path, kind: type[Any] = Regress, *, batch_size: int = 16, n_epoch: int = 2, **options: Any) -> Any:
+    trainer = make_trainer(kind, save_path=folder, log_bar=True, **options)
+    trainer.run(n_epoch, make_loader(batch_size=batch_size), make_valid())
+    return trainer
+
+
+class Other(Regress):
+    pass
+
+
+def content(**arguments: Any) -> dict[str, Any]:
+    return {"arguments": arguments, "runs": [{"n_epoch": 2}], "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (content(optimizer="Adam(lr=0.1)"), content(optimizer="Adam(lr=0.1)"), []),
+        (content(optimizer="Adam(lr=0.003)"), content(optimizer="Adam(lr=0.01)"), ["lr 0.003 → 0.01"]),
+        (content(optimizer="Adam(lr=0.1)"), content(optimizer="SGD(lr=0.1)"), ["Adam → SGD"]),
+        (content(optimizer="SGD(lr=0.1)"), content(optimizer="SGD(lr=0.1, momentum=0.9)"), ["momentum none → 0.9"]),
+        (content(optimizer="lambda p: Adam(p, lr=1)"), content(optimizer="lambda p: Adam(p, lr=2)"), ["lr 1 → 2"]),
+        (content(model="Net(1,234 params)"), content(model="Net(width=8, 5,678 params)"), ["width none → 8"]),
+        (content(gradient_clip=1.0), content(gradient_clip=0.5), ["gradient_clip 1.0 → 0.5"]),
+        (content(precision=None), content(precision="bf16"), ["precision none → bf16"]),
+        (content(save_path="a"), content(save_path="b"), []),
+        (content(a=1, b=1, c=1, d=1, e=1), content(a=2, b=2, c=2, d=2, e=2), ["a 1 → 2", "b 1 → 2", "c 1 → 2", "+ 2 more"]),
+        (content(), {**content(), "seed": 1}, ["seed 0 → 1"]),
+    ],
+)
+def test_labels(a: dict[str, Any], b: dict[str, Any], expected: list[str]) -> None:
+    assert differences(a, b) == expected
+
+
+def test_label_names_the_step_that_changed() -> None:
+    text = "# ==== Digits · cells/cell-01.py\nclass Digits(Trainer):\n    def train_step(self, batch):\n        return 1\n\n"
+    text += "    def test_step(self, b):\n        pass\n"
+    assert differences({"steps": text}, {"steps": text.replace("return 1", "return 2")}) == ["train_step changed"]
+    assert differences({"steps": text}, {"steps": text.replace("return 1", "return 1  # the same")}) == []
+    assert differences({"steps": text}, {"steps": text + "\n# ==== loss_of · a.py\ndef loss_of():\n    pass\n"}) == ["loss_of added"]
+
+
+@pytest.mark.parametrize(
+    "damaged", [{}, {"arguments": 1}, {"runs": [3]}, {"runs": {}}, {"sources": [1]}, {"sources": {"a": 1}}, {"steps": "# ===="}]
+)
+def test_damaged_record_has_no_label_and_is_no_error(damaged: dict[str, Any]) -> None:
+    assert all(isinstance(label, str) for label in differences(damaged, content()) + differences(content(), damaged))
+
+
+def test_comparison_names_runs_by_what_differs(tmp_path: Path) -> None:
+    run(tmp_path, optimizer=torch.optim.SGD, batch_size=16)
+    run(tmp_path, optimizer=torch.optim.SGD, batch_size=32)
+    comparison = compare(tmp_path / "run-001", tmp_path / "run-002")
+    assert comparison.labels == {"run-001": "", "run-002": "batch_size 16 → 32"}
+    rows = [line.split("  ")[0] for line in comparison.table().splitlines()]
+    assert rows == ["run", "run-001", "run-002 · batch_size 16 → 32"]
+    labels = [text.get_text() for text in comparison.plot().axes[0].get_legend().get_texts()]
+    assert labels == ["run-001", "batch_size 16 → 32"]
+
+
+def board_of(trainer: Any) -> Board:
+    return trainer.view.board
+
+
+def test_view_has_the_newest_other_run_of_the_class_behind_it(tmp_path: Path) -> None:
+    assert board_of(run(tmp_path)).ghost is None
+    run(tmp_path, Other)
+    ghost = board_of(run(tmp_path, batch_size=8, n_epoch=3)).ghost
+    assert ghost is not None and ghost[0] == "batch_size 16 → 8, n_epoch 2 → 3"
+    assert ghost[1] == loss_curve(tmp_path / "run-001") and ghost[1][-1][0] == 13  # five batches, three of the validation, and five
+
+
+def test_compare_with_names_the_run(tmp_path: Path) -> None:
+    run(tmp_path / "a", Other)
+    trainer = make_trainer(compare_with=tmp_path / "a", log_bar=True)
+    trainer.run(1, make_loader())
+    ghost = board_of(trainer).ghost
+    assert ghost is not None and ghost[0] == "run-001"  # this run keeps nothing of which the label could be made
+    with pytest.raises(ConfigError, match="No run was recorded in"):
+        make_trainer(compare_with=tmp_path / "b")
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "provenance.json"])
+@pytest.mark.parametrize("damage", [b"", b"\x00\xff{", b'{"kind":"start"\n{"kind":"steps","progress":{"phase":"train"}}\n'])
+def test_damaged_folder_is_no_error_for_the_next_run(tmp_path: Path, name: str, damage: bytes) -> None:
+    run(tmp_path, n_epoch=1)
+    (tmp_path / "run-001" / name).write_bytes(damage)
+    assert run(tmp_path, n_epoch=1).result.status == "completed"
+
+
+def test_long_record_is_read_in_a_part_of_a_second(tmp_path: Path) -> None:
+    block = {"values": {"train_loss": [0.5] * 5}, "n": 5, "samples": 80, "lr": 0.1}
+    line = Event("steps", Progress(phase="train", step=123456), data=block).to_json()
+    lines = [line.replace("123456", str(5 * i)) for i in range(1, 100_001)]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
+    begun_s = time.process_time()
+    points = loss_curve(tmp_path)
+    assert len(points) <= 200 and points[0][1] == 0.5 and points[-1][0] > 490_000
+    assert time.process_time() - begun_s < 3.0  # a tenth of it on a free machine
+
+
+def test_record_of_a_folder_is_kept_with_its_newest_source(tmp_path: Path) -> None:
+    run(tmp_path)
+    record = kept(tmp_path / "run-001")
+    assert "class Regress(Trainer)" in record["steps"] and json.dumps(record)
+    assert kept(tmp_path) == {}

@@ -1,0 +1,238 @@
+"""What a run tells by itself: each rule on a run that has the illness, and on one that has not."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from samples import Regress, make_loader, make_model, make_trainer, make_valid
+from torch import nn
+from torch.nn.functional import smooth_l1_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+from nbtrain.events import Event, Progress
+from nbtrain.views.advice import Advice
+from nbtrain.views.html import record_html
+from nbtrain.views.terminal import LogView
+from nbtrain.views.text import Board, record_text
+
+
+class Clock:
+    """Stands until it is moved."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def watched(trainer: Any, clock: Clock | None = None) -> Board:
+    """The board of the runs of `trainer`."""
+    board = Board()
+    trainer.sinks.append(board)
+    if clock is not None:
+        trainer.recorder.clock = clock
+    return board
+
+
+class Timed(Regress):
+    """Its first step takes `first_s`, the others a tenth of a second."""
+
+    clock, first_s, n_steps = Clock(), 0.1, 0
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        self.clock.now_s += 0.1 if self.n_steps else self.first_s
+        self.n_steps += 1
+        return super().train_step(batch)
+
+
+class Slow(DataLoader[Any]):
+    """Takes `wait_s` for each batch."""
+
+    clock, wait_s = Clock(), 0.0
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            self.clock.now_s += self.wait_s
+            yield batch
+
+
+def test_metric_that_has_stopped_improving_is_told() -> None:
+    trainer = make_trainer(optimizer=lambda params: torch.optim.SGD(params, lr=0.0))
+    board = watched(trainer)
+    trainer.run(10, make_loader(), make_valid())
+    assert board.advice.lines == []
+    trainer.run(2, make_loader(), make_valid())
+    assert board.advice.lines == []  # each run is read by itself
+    trainer = make_trainer(optimizer=lambda params: torch.optim.SGD(params, lr=0.0))
+    board = watched(trainer)
+    trainer.run(12, make_loader(), make_valid())
+    assert board.advice.lines == ["val_loss has not improved since epoch 1 of 12"]
+
+
+def test_run_that_improves_has_no_tip() -> None:
+    trainer = make_trainer()
+    board = watched(trainer)
+    trainer.run(14, make_loader(), make_valid())
+    assert board.advice.lines == []
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "options", "expected"),
+    [
+        (0.3, {"n_cores": 8}, ["75 % of the time waits for data: num_workers=4 may help (now 0)"]),
+        (0.3, {"n_cores": 2}, ["75 % of the time waits for data: num_workers=2 may help (now 0)"]),
+        (0.3, {"n_cores": 0}, []),
+        (0.02, {"n_cores": 8}, []),
+    ],
+)
+def test_slow_loader_is_told_where_more_workers_may_help(
+    wait_s: float, options: dict[str, int], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nbtrain.trainer.run_record._n_cores", lambda: options["n_cores"])
+    trainer: Any = make_trainer(Timed)
+    loader = Slow(make_loader().dataset, 16)
+    trainer.clock = loader.clock = Clock()
+    loader.wait_s = wait_s
+    board = watched(trainer, trainer.clock)
+    trainer.run(5, loader)
+    assert board.advice.lines == expected
+
+
+@pytest.mark.parametrize(
+    ("first_s", "compiled", "expected"),
+    [
+        (12.0, True, ["the first batch compiles (12 s)"]),
+        (0.2, True, []),
+        (12.0, False, ["the first batch took 12 s, the next ones 0.1 s each: that is the start, not the speed of the run"]),
+        (1.0, False, []),
+    ],
+)
+def test_slow_first_batch_is_told(first_s: float, compiled: bool, expected: list[str]) -> None:
+    trainer: Any = make_trainer(Timed, model=torch.compile(make_model(), backend="eager") if compiled else make_model())
+    trainer.clock, trainer.first_s = Clock(), first_s
+    board = watched(trainer, trainer.clock)
+    trainer.run(3, make_loader())
+    assert board.advice.lines == expected
+
+
+class Dead(Regress):
+    """Its loss does not depend on the weights."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        return {"loss": self.model(batch[0]).sum() * 0 + 0.7}
+
+
+class Far(Regress):
+    """Its loss grows with the distance, and not with the square of it: it stays finite."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        return {"loss": smooth_l1_loss(self.model(batch[0]), batch[1])}
+
+
+def test_loss_that_is_constant_is_told() -> None:
+    trainer = make_trainer(Dead)
+    board = watched(trainer)
+    trainer.run(20, make_loader())
+    assert board.advice.lines == ["the loss is constant since step 1", "train_loss has not improved since epoch 1 of 20"]
+
+
+def test_loss_that_was_thrown_off_is_told_with_its_learning_rate() -> None:
+    trainer = make_trainer(Far, model=nn.Linear(8, 1), optimizer=lambda params: torch.optim.SGD(params, lr=1000.0))
+    board = watched(trainer)
+    trainer.run(40, make_loader())
+    assert board.advice.lines[0].startswith("the loss is not falling, from ") and board.advice.lines[0].endswith(
+        ": lr 1000 may be too high"
+    )
+
+
+def test_loss_that_falls_is_not_told() -> None:
+    trainer = make_trainer(Far, model=nn.Linear(8, 1), optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
+    board = watched(trainer)
+    trainer.run(40, make_loader())
+    assert not any(line.startswith("the loss") for line in board.advice.lines)
+
+
+def test_overfitting_is_told_instead_of_the_wait() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = TensorDataset(torch.randn(64, 8, generator=generator), torch.randn(64, 1, generator=generator))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
+    trainer = make_trainer(model=model)
+    board = watched(trainer)
+    train, valid = torch.utils.data.random_split(noise, [24, 40], generator)
+    trainer.run(40, DataLoader(train, 8), DataLoader(valid, 40))
+    (line,) = board.advice.lines
+    best = trainer.history.best
+    assert line.startswith("train_loss ") and line.endswith(f" and rising: overfitting since epoch {best['epoch']}")
+
+
+def test_tips_are_lines_below_the_table_and_at_the_end_of_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = make_trainer(Dead, log_bar=True)
+    board = watched(trainer)
+    trainer.run(20, make_loader())
+    tips = ["tip: the loss is constant since step 1", "tip: train_loss has not improved since epoch 1 of 20"]
+    assert [line for line in record_text(board).splitlines() if line.startswith("tip")] == tips
+    assert "\n".join(f'<div style="opacity:.75">{tip}</div>' for tip in tips) in record_html(board)
+    assert isinstance(trainer.view, LogView) and capsys.readouterr().out.splitlines()[-3:-1] == tips
+
+
+def test_advice_can_be_turned_off() -> None:
+    trainer = make_trainer(Dead, advice=False)
+    board = watched(trainer)
+    trainer.run(20, make_loader())
+    assert board.header["advice"] is False and board.advice.lines == []
+
+
+def _healthy(seed: int) -> list[Event]:
+    """A run that still improves: its losses fall with some noise, its validation a bit above its training."""
+    rng = random.Random(seed)
+    n_epochs, n_batches = rng.randint(1, 90), rng.randint(2, 60)
+    floor, decay, noise = rng.uniform(0, 0.2), n_epochs / rng.uniform(0.5, 3), rng.uniform(0, 0.03)
+    share, batch_s, scale, now_s, step = rng.uniform(0, 0.35), rng.uniform(1e-3, 0.3), 10 ** rng.uniform(-3, 3), 0.0, 0
+    header = {"monitor": "val_loss", "monitor_mode": "min", "num_workers": rng.randint(0, 8), "n_cores": 8, "compiled": False}
+    events = [Event("start", Progress(n_epochs=n_epochs), data=header)]
+    for epoch in range(n_epochs):
+        losses = []
+        for batch in range(n_batches):
+            level = floor + math.exp(-(epoch + batch / n_batches) / decay)
+            losses.append(scale * level * (1 + 5 * noise * rng.gauss(0, 1)))
+        step += n_batches
+        now_s += n_batches * batch_s
+        at = Progress(phase="train", epoch=epoch, n_epochs=n_epochs, step=step, elapsed_s=now_s)
+        block = {"values": {"train_loss": losses}, "n": n_batches, "samples": 0, "lr": 1e-3, "data_s": share * n_batches * batch_s}
+        train = sum(losses) / n_batches
+        val = train * rng.uniform(1.05, 1.05 + 2 * noise)
+        acc = {"train_acc": 1 - train / scale / 2, "val_acc": 1 - val / scale / 2}
+        row = {"epoch": epoch + 1, "step": step, "train_loss": train, "val_loss": val, **acc}
+        events += [
+            Event("steps", at, data=block),
+            Event("epoch", Progress(epoch=epoch + 1, n_epochs=n_epochs, step=step), data={"row": row}),
+        ]
+    return events
+
+
+def test_two_hundred_healthy_runs_have_no_tip() -> None:
+    told = {}
+    for seed in range(200):
+        advice = Advice()
+        for event in _healthy(seed):
+            advice.update(event)
+            if advice.lines:
+                told[seed] = advice.lines
+    assert told == {}
+
+
+def test_line_does_not_flicker_around_its_threshold() -> None:
+    advice = Advice()
+    advice.update(Event("start", Progress(), data={"num_workers": 0, "n_cores": 8}))
+    shown, now_s, rng = [], 0.0, random.Random(0)
+    for _ in range(200):
+        now_s += 1.0
+        block = {"values": {}, "n": 10, "samples": 0, "lr": None, "data_s": rng.uniform(0.35, 0.66)}
+        advice.update(Event("steps", Progress(phase="train", elapsed_s=now_s), data=block))
+        shown.append(bool(advice.lines))
+    assert sum(a != b for a, b in zip(shown, shown[1:])) == 1 and shown[-1]
