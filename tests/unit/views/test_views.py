@@ -55,8 +55,30 @@ def test_rates_leave_out_validation_and_time_left_counts_it() -> None:
     assert board.left_s == pytest.approx(0.5 + 1.5)  # this validation, and a whole epoch
 
 
-def test_time_left_is_unknown_before_five_batches() -> None:
-    assert board_after(run_events()[:2]).left_s is None
+def test_time_left_is_known_from_the_second_batch_on() -> None:
+    start, block = run_events()[0], {"values": {"train_loss": [0.5]}, "n": 1, "samples": 32, "lr": 1e-3}
+    steps = [
+        Event("steps", Progress(phase="train", n_epochs=3, batch=n, n_batches=4, step=n, elapsed_s=n), float(n), block) for n in (1, 2)
+    ]
+    assert board_after([start, steps[0]]).left_s is None
+    assert board_after([start, *steps]).left_s == 3 * (4 + 2) - 2  # a validation batch is taken for one of training until there is one
+
+
+def test_clock_goes_on_in_a_long_step_and_time_left_goes_down() -> None:
+    board = board_after(run_events()[:2])
+    before = board.elapsed_s, board.left_s
+    board.waited_s = 0.25
+    assert (board.elapsed_s, board.left_s) == (before[0] + 0.25, before[1] - 0.25)
+    board.update(run_events()[2])
+    assert board.waited_s == 0.0
+
+
+def test_epoch_bar_never_goes_back() -> None:
+    board, seen = text.Board(), []
+    for event in run_events():
+        board.update(event)
+        seen.append(board.progress.epoch + board.epoch_part)
+    assert seen == [0.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0]
 
 
 def test_time_left_is_unknown_without_a_length() -> None:
@@ -83,11 +105,11 @@ def test_best_of_an_earlier_run_leaves_the_star_with_it() -> None:
 # -- text
 def test_record_as_text() -> None:
     assert text.record_text(board_after(run_events())) == (
-        "Digits · SmallCNN · 12.3k params · cpu · run 1\n"
-        "epoch  train_loss  val_loss     lr  time\n"
-        "    1         0.5       0.5  0.001  1.5s\n"
-        "    2         0.5       0.4  0.001  1.5s ★\n"
-        "    3         0.5      0.45  0.001  1.5s\n"
+        "Digits · SmallCNN · 12.3k params · cpu · run 1 · lr 0.001\n"
+        "epoch  train_loss  val_loss  time\n"
+        "    1         0.5      0.50  1.5s\n"
+        "    2         0.5      0.40  1.5s ★\n"
+        "    3         0.5      0.45  1.5s\n"
         "✓ completed · 3 epochs · 00:04 · best val_loss 0.4 at epoch 2"
     )
 
@@ -103,8 +125,8 @@ def test_terminal_rewrites_one_line_and_adds_a_row_an_epoch() -> None:
         view.update(event)
     assert view.stream.getvalue() == (
         "\rDigits · SmallCNN · 12.3k params · cpu · run 1\x1b[K\n"
-        "\repoch 1/1 · 4/4 · 00:01 < – · 4 it/s · 128 samples/s · loss\x1b[K"
-        "\repoch 1/1 · valid 2/2 · 00:01 < – · 4 it/s · 128 samples/s \x1b[K"
+        "\repoch 1/1 · 4/4 · 00:01 < 00:00 · 4 it/s · 128 samples/s · \x1b[K"
+        "\repoch 1/1 · valid 2/2 · 00:01 < 00:00 · 4 it/s · 128 sample\x1b[K"
         "\r epoch  train_loss   val_loss         lr       time\x1b[K\n"
         "\r     1         0.5        0.5      0.001       1.5s ★\x1b[K\n"
         "\r✓ completed · 1 epoch · 00:01 · best val_loss 0.5 at epoch 1\x1b[K\n"
@@ -125,7 +147,7 @@ def test_log_has_a_line_an_epoch_and_one_a_minute() -> None:
         view.update(event)
     assert view.stream.getvalue() == (
         "Digits · SmallCNN · 12.3k params · cpu · run 1\n"
-        "epoch 1/2 · valid 2/2 · 00:01 < – · 4 it/s · 128 samples/s · loss 0.5\n"
+        "epoch 1/2 · valid 2/2 · 00:01 < 00:01 · 4 it/s · 128 samples/s · loss 0.5\n"
         "epoch 1/2 · train_loss 0.5 · val_loss 0.5 · lr 0.001 · time 1.5s ★\n"
         "epoch 2/2 · valid 2/2 · 00:03 < 00:00 · 4 it/s · 128 samples/s · loss 0.5\n"
         "epoch 2/2 · train_loss 0.5 · val_loss 0.4 · lr 0.001 · time 1.5s ★\n"
