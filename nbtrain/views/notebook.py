@@ -168,17 +168,16 @@ class _Live:
         update_display({"text/html": "", "text/plain": ""}, raw=True, display_id=self.display_id)
 
     def close(self) -> None:
-        """Empty the output and close the widgets; but the page stays where it has the record, for what no message reaches."""
-        self.is_open = False
+        """Empty the output and close the buttons. The page keeps the last record, for tabs that ask for it when the kernel is free."""
+        self.is_open, last = False, self.draw()
+        self.draw = lambda: last  # no part of the run, whose memory would stay
         self.clear()
+        self.widget.children = [self.page]
         if self.buttons is not None:
             self.buttons.close()
+            self.buttons = None
         if self.has_moved:
             self.refresh()
-            return
-        self.page.is_open = False
-        self.widget.close()
-        self.page.close()
 
 
 # %% ../../nbs/views/notebook.ipynb #11dc24dc
