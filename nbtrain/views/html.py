@@ -41,6 +41,7 @@ _QUIET = "color:var(--jp-ui-font-color2,inherit)"
 _LINE = "1px solid var(--jp-border-color1,currentColor)"
 _BAD = "color:var(--jp-error-color1,#d73a49);font-weight:600"  # red, with a word beside it, because colour alone is not accessible
 _CELL = "padding:0 8px;text-align:right"
+_ROW = "background:none;height:20px"
 _HEAD = f"{_CELL};vertical-align:bottom"
 _WIDTH, _TITLE = 96, 12  # characters of a table in 720 px, and of a title before it is wrapped
 _GROUPS = ("train_", "val_", "test_")
@@ -78,11 +79,11 @@ def _cell(text: str) -> str:
 def _row_html(row: Row | int, table: Table) -> str:
     if isinstance(row, int):
         style = f"padding:0 8px;text-align:left;{_QUIET}"
-        return f'<tr style="background:none"><td colspan="{len(table.names)}" style="{style}">{table.gap(row)}</td></tr>'
+        return f'<tr style="{_ROW}"><td colspan="{len(table.names)}" style="{style}">{table.gap(row)}</td></tr>'
     first, *rest = cells(row, table.names, table.formats)
     star, weight = ('<span title="best">★</span> ', 600) if row is table.best else ("", 400)
     head = f'<th scope="row" style="{_CELL};font-weight:{weight}">{star}{escape(first)}</th>'
-    return f'<tr style="background:none;font-weight:{weight}">{head}{"".join(map(_cell, rest))}</tr>'
+    return f'<tr style="{_ROW};font-weight:{weight}">{head}{"".join(map(_cell, rest))}</tr>'
 
 
 def _table_html(table: Table, caption: str) -> str:
@@ -144,7 +145,7 @@ class LiveRecord:
     @property
     def age_html(self) -> str:
         """Says when it was drawn; the view hides it while it is alive."""
-        return f'<span class="{self.name}-age" style="{_QUIET}">as of {self.time} · trainer.show() shows it live</span>'
+        return f'<div class="{self.name}-age" style="{_QUIET}">as of {self.time} · trainer.show() shows it live</div>'
 
     @property
     def rules_html(self) -> str:
@@ -177,17 +178,18 @@ def status_html(board: Board) -> str:
     )
 
 
-_LINES = 12  # of the table of a run that is on
+def _live_height(board: Board) -> int:
+    """Pixels that are reserved for a record, so that what is below does not move with each epoch."""
+    n_lines = 0 if board.progress.phase == "test" else min(12, max(board.progress.n_epochs - board.first_epoch, 1)) + 3
+    return 170 + 20 * n_lines  # of the table: its epochs, two lines of titles, and the caption
 
 
 def _live_parts(board: Board) -> list[str]:
-    n_lines = min(_LINES, max(board.progress.n_epochs - board.first_epoch, 1)) + 3  # two of titles, and the caption
     table = _table_html(record_table(board, _WIDTH, _TITLE), "Metrics by epoch") if board.rows else ""
-    height = 0 if board.progress.phase == "test" else 20 * n_lines + 8
     return [
         status_html(board),
         f'<div style="min-height:96px">{curve_svg(board.curve, board.marks)}</div>',
-        f'<div style="min-height:{height}px">{table}</div>',
+        table,
     ]
 
 
@@ -204,10 +206,11 @@ def record_html(board: Board, png: bytes | None = None, live: LiveRecord | None 
     """The whole record as HTML, at most 720 px wide; `png` is the picture of the curves at the end."""
     live = live if board.is_on else None  # what stays is the same in every execution
     age, rules = (live.age_html, live.rules_html) if live is not None else ("", "")
-    parts = [rules, f'<div style="{_ONE_LINE}"><strong>{escape(title_line(board))}</strong>\n{age}</div>']
+    parts = [rules, f"<div><strong>{escape(title_line(board))}</strong></div>", age]
     parts += _live_parts(board) if board.is_on else _final_parts(board, png)
     parts += [f"<div>{escape(mark_line(*mark))}</div>" for mark in board.marks]
-    parts += [f"<div>{escape(note_line(note))}</div>" for note in board.notes]
+    parts += [f'<div style="white-space:pre-line">{escape(note_line(note))}</div>' for note in board.notes]
     name = f' class="{live.name}"' if live is not None else ""
     style = "max-width:720px;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
+    style += f";min-height:{_live_height(board)}px" if board.is_on else ""
     return "\n".join([f'<div{name} style="{style}">', *filter(None, parts), "</div>"])

@@ -222,6 +222,7 @@ class Board:
     waited_s: float = 0.0  # since the newest event, for the clock of a step that takes long
     first_epoch: int = 0  # finished before this run
     epoch_part: float = 0.0  # of the epoch that is on, by its training batches
+    tables: dict[Any, tuple[Any, Table]] = field(default_factory=dict)  # made since the newest row
 
     def update(self, event: Event) -> None:
         """Show what `event` says from now on."""
@@ -478,7 +479,12 @@ _ALWAYS = ("epoch", "lr", "time_s")
 def _fold(names: Sequence[str], widths: Mapping[str, int], max_width: int) -> list[str]:
     """The columns that fit into `max_width` characters: the losses before the others."""
     kept: set[str] = set()
-    for name in sorted(names, key=lambda name: 0 if name in _ALWAYS else 1 if name.endswith("loss") else 2):
+    metrics = list(dict.fromkeys(name.split("_", 1)[-1] for name in names))  # train_acc and val_acc stay or go together
+
+    def order(name: str) -> tuple[int, int]:
+        return 0 if name in _ALWAYS else 1 if name.endswith("loss") else 2, metrics.index(name.split("_", 1)[-1])
+
+    for name in sorted(names, key=order):
         if sum(widths[other] for other in kept) + widths[name] <= max_width:
             kept.add(name)
     return [name for name in names if name in kept]
@@ -537,8 +543,17 @@ def fixed_lr(board: Board) -> float | None:
 
 
 def record_table(board: Board, max_width: int, title: int = 99) -> Table:
-    """The table of a record; a learning rate that never changed has no column."""
-    return make_table(board.table, board.best, has_lr=fixed_lr(board) is None, is_live=board.is_on, max_width=max_width, title=title)
+    """The table of a record, made once for each new row: a run of many epochs is drawn as fast as one of a few.
+
+    A learning rate that never changed has no column.
+    """
+    options, rows = (max_width, title, board.is_on), (len(board.rows), len(board.validations), *map(id, board.rows[-1:]))
+    made_for, table = board.tables.get(options, (None, None))
+    if table is None or made_for != rows:
+        has_lr = fixed_lr(board) is None
+        table = make_table(board.table, board.best, has_lr=has_lr, is_live=board.is_on, max_width=max_width, title=title)
+        board.tables[options] = rows, table
+    return table
 
 
 def title_line(board: Board) -> str:

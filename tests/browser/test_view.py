@@ -36,8 +36,8 @@ _SAMPLE = """() => {
     const box = document.querySelectorAll('.jp-OutputArea')[1];
     return {
         text: area.map(o => o.innerText).join('\\n'),
-        bars: area.flatMap(o => [...o.querySelectorAll('progress')]).map(p => [p.value, p.max]),
-        rows: area.flatMap(o => [...o.querySelectorAll('tbody th')]).map(h => parseInt(h.innerText.replace('★', ''))),
+        bars: area.flatMap(o => [...o.querySelectorAll('progress')].filter(p => p.checkVisibility())).map(p => [p.value, p.max]),
+        rows: area.flatMap(o => [...o.querySelectorAll('tbody th')].filter(h => h.checkVisibility())).map(h => parseInt(h.innerText.replace('★', ''))),
         button: button && [button.getBoundingClientRect().left - box.getBoundingClientRect().left,
                            button.getBoundingClientRect().top - box.getBoundingClientRect().top],
     };
