@@ -170,7 +170,7 @@ def status_html(board: Board) -> str:
     numbers += [f"loss {format_value(board.loss)}"] if board.loss is not None else []
     numbers += [f"lr {format_value(board.lr)}"] if board.lr is not None else []
     place = " · ".join([state_words(board.status), *place_words(p), time_words(board)])
-    epochs = "" if is_test else _bar("Epochs", min(p.epoch + board.epoch_part, p.n_epochs), p.n_epochs) + "\n"
+    epochs = "" if is_test else _bar("Epochs", min(p.epoch + board.place.epoch_part, p.n_epochs), p.n_epochs) + "\n"
     return (
         f'<div style="{_ONE_LINE}"><span>{escape(place)}</span>\n<span style="{_QUIET}">{escape(" · ".join(numbers))}</span></div>\n'
         + epochs
@@ -180,7 +180,7 @@ def status_html(board: Board) -> str:
 
 def _live_height(board: Board) -> int:
     """Pixels that are reserved for a record, so that what is below does not move with each epoch."""
-    n_lines = 0 if board.progress.phase == "test" else min(12, max(board.progress.n_epochs - board.first_epoch, 1)) + 3
+    n_lines = 0 if board.progress.phase == "test" else min(12, max(board.progress.n_epochs - board.place.first_epoch, 1)) + 3
     return 170 + 20 * n_lines  # of the table: its epochs, two lines of titles, and the caption
 
 

@@ -159,7 +159,8 @@ class _Live:
         """Show them in the current cell. Without a kernel, or where widgets are unknown, there is nothing to see."""
         from IPython.display import display
 
-        display(self.widget._repr_mimebundle_() | {"text/html": "", "text/plain": ""}, raw=True, display_id=self.display_id)
+        bundle: Any = self.widget._repr_mimebundle_()
+        display(bundle | {"text/html": "", "text/plain": ""}, raw=True, display_id=self.display_id)
 
     def clear(self) -> None:
         """Empty the output."""
@@ -180,7 +181,7 @@ class _Live:
             self.refresh()
 
 
-# %% ../../nbs/views/notebook.ipynb #11dc24dc
+# %% ../../nbs/views/notebook.ipynb #6b1a041c
 class _Clock:
     """Calls `tick` once a second between `start` and `stop`, in a thread of its own."""
 
@@ -203,6 +204,35 @@ class _Clock:
             self.tick()
 
 
+class _Record:
+    """The output of a run that stays: HTML and text, under one display id."""
+
+    def __init__(self, board: text.Board) -> None:
+        self.board, self.name = board, f"nbtrain-{os.urandom(4).hex()}"
+        self.picture: bytes | None = None
+        self.time_s = 0.0  # of the newest event, in seconds since 1970
+
+    def html(self, live: html.LiveRecord | None = None) -> str:
+        return html.record_html(self.board, self.picture, live)
+
+    def _bundle(self) -> dict[str, str]:
+        now = time.strftime("%H:%M:%S", time.localtime(self.time_s + self.board.place.waited_s))
+        return {"text/html": self.html(html.LiveRecord(self.name, now)), "text/plain": text.record_text(self.board)}
+
+    def show(self) -> None:
+        """Show it in the current cell."""
+        from IPython.display import display
+
+        display(self._bundle(), raw=True, display_id=self.name)
+
+    def send(self) -> None:
+        """Show it as it is now wherever it is shown."""
+        from IPython.display import update_display
+
+        update_display(self._bundle(), raw=True, display_id=self.name)
+
+
+# %% ../../nbs/views/notebook.ipynb #11dc24dc
 class NotebookView:
     """Shows a run below the cell: buttons that are removed at the end, and below them a record that stays.
 
@@ -213,13 +243,10 @@ class NotebookView:
         self.board = text.Board()
         self.controls, self.live = controls, live
         self.every_s, self.saved_every_s = every_s, saved_every_s  # saved: what a file keeps of a record that has moved into the page
-        self.name = f"nbtrain-{os.urandom(4).hex()}"
+        self._record = _Record(self.board)
         self._live: _Live | None = None
-        self._picture: bytes | None = None
-        self._is_shown = False
         self._last_s = self._last_saved_s = float("-inf")  # of a message, by the time of the events
         self._seen_s = self._drawn_s = 0.0  # the newest event and message, by this process's clock
-        self._time_s = 0.0
         self._cell = 0  # where it was shown, by its execution count
         self._lock = threading.RLock()
         self._clock = _Clock(self._tick)
@@ -227,7 +254,7 @@ class NotebookView:
     def update(self, event: Event) -> None:
         with self._lock:
             self.board.update(event)
-            self._seen_s, self._time_s = time.monotonic(), event.time_s
+            self._seen_s, self._record.time_s = time.monotonic(), event.time_s
             if event.kind == "start":
                 self._open()
             elif event.kind == "end":
@@ -251,23 +278,17 @@ class NotebookView:
         with self._lock:
             now_s = time.monotonic()
             if self.board.status in ("running", "pausing", "stopping") and now_s - self._drawn_s >= 0.9:
-                self.board.waited_s = now_s - self._seen_s
+                self.board.place.waited_s = now_s - self._seen_s
                 self._draw()
 
     def _draw(self) -> None:
-        self._last_s, self._drawn_s = self._time_s, time.monotonic()
+        self._last_s, self._drawn_s = self._record.time_s, time.monotonic()
         if self._live is not None and self._live.is_open and self._live.has_moved:
             self._live.refresh()
             if self._last_s - self._last_saved_s < self.saved_every_s:
                 return
         self._last_saved_s = self._last_s
-        self._send()
-
-    def _send(self) -> None:
-        """Send the record."""
-        from IPython.display import update_display
-
-        update_display(self._bundle(), raw=True, display_id=self.name)
+        self._record.send()
 
     def show(self, *, once: bool = False) -> None:
         """Show it once more, in the current cell; earlier outputs are still updated. `once`: not if this cell shows it already."""
@@ -278,39 +299,33 @@ class NotebookView:
     def refresh(self) -> None:
         """Send the outputs again from the current cell: programs that execute notebooks see no message of another cell."""
         with self._lock:
-            self._send()
+            self._record.send()
             if self._live is not None and not self._live.is_open:
                 self._live.clear()
 
     def _open(self) -> None:
         if self.live:
-            self._live = _Live(lambda: self._html(None), self.name, self.controls)
+            self._live = _Live(self._draw_page, self._record.name, self.controls)
         self._display(with_live=False)
         self._clock.start()
 
     def _display(self, *, with_live: bool = True) -> None:
-        from IPython.display import display
-
         self._cell = get_shell().execution_count
         if with_live and self._live is not None and self._live.is_open:
             self._live.show()
-        display(self._bundle(), raw=True, display_id=self.name)
+        self._record.show()
 
     def _close(self) -> None:
         self._clock.stop()
         if len([row for row in self.board.rows if "epoch" in row]) > 1:
-            self._picture = plots.png(plots.curves(self.board.rows, self.board.best, self.board.marks))
-        self._send()
+            self._record.picture = plots.png(plots.curves(self.board.rows, self.board.best, self.board.marks))
+        self._record.send()
         if self._live is not None:
             self._live.close()
 
-    def _html(self, live: html.LiveRecord | None) -> str:
+    def _draw_page(self) -> str:
         with self._lock:
-            return html.record_html(self.board, self._picture, live)
-
-    def _bundle(self) -> dict[str, str]:
-        now = time.strftime("%H:%M:%S", time.localtime(self._time_s + self.board.waited_s))
-        return {"text/html": self._html(html.LiveRecord(self.name, now)), "text/plain": text.record_text(self.board)}
+            return self._record.html()
 
 
 # %% ../../nbs/views/notebook.ipynb #2e1f7a23

@@ -30,6 +30,7 @@ __all__ = [
     "with_best",
     "best_row",
     "Speed",
+    "RunPlace",
     "Board",
     "state_words",
     "header_line",
@@ -199,6 +200,24 @@ class Speed:
         return max(0.0, (p.n_epochs - p.epoch) * (n_train * train_s + n_valid * valid_s) - done_s)
 
 
+# %% ../../nbs/views/text.ipynb #dcb9e7d5
+@dataclass
+class RunPlace:
+    """What a run's progress does not say: where it began, how far its epoch is, and how long nothing was heard."""
+
+    first_epoch: int = 0  # finished before this run
+    epoch_part: float = 0.0  # of the epoch that is on, by its training batches; it stays in a validation
+    waited_s: float = 0.0  # since the newest event, for the clock of a step that takes long
+
+    def follow(self, before: Progress, now: Progress) -> None:
+        """The run went on."""
+        if now.epoch != before.epoch:
+            self.epoch_part = 0.0
+        if now.phase == "train" and now.n_batches:
+            self.epoch_part = now.batch / now.n_batches
+        self.waited_s = 0.0
+
+
 # %% ../../nbs/views/text.ipynb #b9da4cad
 _MAX_POINTS = 200  # of the live curve
 
@@ -219,9 +238,7 @@ class Board:
     status: str = "running"
     reason: str = ""
     speed: Speed = field(default_factory=Speed)
-    waited_s: float = 0.0  # since the newest event, for the clock of a step that takes long
-    first_epoch: int = 0  # finished before this run
-    epoch_part: float = 0.0  # of the epoch that is on, by its training batches
+    place: RunPlace = field(default_factory=RunPlace)
     tables: dict[Any, tuple[Any, Table]] = field(default_factory=dict)  # made since the newest row
 
     def update(self, event: Event) -> None:
@@ -229,7 +246,7 @@ class Board:
         if event.kind == "start":
             self.header = dict(event.data)
             self.status, self.reason = "running", ""
-            self.speed, self.first_epoch = Speed(event.progress.elapsed_s), event.progress.epoch
+            self.speed, self.place = Speed(event.progress.elapsed_s), RunPlace(event.progress.epoch)
         elif event.kind == "steps":
             self._add_block(event)
         elif event.kind in ("valid", "epoch", "test"):
@@ -243,14 +260,8 @@ class Board:
             self.status = event.data["state"]
         elif event.kind == "end":
             self.status, self.reason = event.data["status"], event.data["reason"]
-        self._follow(event.progress)
-
-    def _follow(self, p: Progress) -> None:
-        if p.epoch != self.progress.epoch or p.run != self.progress.run:
-            self.epoch_part = 0.0
-        if p.phase == "train" and p.n_batches:
-            self.epoch_part = p.batch / p.n_batches
-        self.progress, self.waited_s = p, 0.0
+        self.place.follow(self.progress, event.progress)
+        self.progress = event.progress
 
     def _add_row(self, event: Event) -> None:
         row = event.data["row"]
@@ -278,12 +289,12 @@ class Board:
     def left_s(self) -> float | None:
         """Seconds to the end of the run, validation included; None where a length or a rate is unknown."""
         left_s = self.speed.left_s(self.progress, self.header.get("n_train_batches"), self.header.get("n_valid_batches", 0))
-        return None if left_s is None else max(0.0, left_s - self.waited_s)
+        return None if left_s is None else max(0.0, left_s - self.place.waited_s)
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the run began, pauses apart."""
-        return self.progress.elapsed_s + self.waited_s
+        return self.progress.elapsed_s + self.place.waited_s
 
     @property
     def is_on(self) -> bool:
@@ -401,7 +412,7 @@ def summary_line(board: Board) -> str:
     if board.reason:
         parts.append(visible(board.reason))
     if p.epoch:
-        parts.append(epochs_words(p.epoch - board.first_epoch, p.epoch))
+        parts.append(epochs_words(p.epoch - board.place.first_epoch, p.epoch))
     parts.append(format_time(p.elapsed_s))
     if best is not None and "epoch" in best:
         parts.append(best_words(best, board.header.get("monitor", "val_loss")))

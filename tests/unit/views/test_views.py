@@ -67,17 +67,17 @@ def test_time_left_is_known_from_the_second_batch_on() -> None:
 def test_clock_goes_on_in_a_long_step_and_time_left_goes_down() -> None:
     board = board_after(run_events()[:2])
     before = board.elapsed_s, board.left_s
-    board.waited_s = 0.25
+    board.place.waited_s = 0.25
     assert (board.elapsed_s, board.left_s) == (before[0] + 0.25, before[1] - 0.25)
     board.update(run_events()[2])
-    assert board.waited_s == 0.0
+    assert board.place.waited_s == 0.0
 
 
 def test_epoch_bar_never_goes_back() -> None:
     board, seen = text.Board(), []
     for event in run_events():
         board.update(event)
-        seen.append(board.progress.epoch + board.epoch_part)
+        seen.append(board.progress.epoch + board.place.epoch_part)
     assert seen == [0.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0]
 
 
