@@ -402,6 +402,7 @@ def best_words(best: Row, monitor: str) -> str:
 
 def epochs_words(n: int, n_all: int) -> str:
     """How many epochs a run did, and how many there are by all runs: `3 epochs, 8 in all`."""
+    n = max(n, 0)  # a run may begin with a checkpoint of an earlier epoch
     return f"{n} epoch{'' if n == 1 else 's'}" + (f", {n_all} in all" if n_all > n else "")
 
 
