@@ -37,10 +37,16 @@ _SAMPLE = """() => {
     return {
         text: area.map(o => o.innerText).join('\\n'),
         bars: area.flatMap(o => [...o.querySelectorAll('progress')].filter(p => p.checkVisibility())).map(p => [p.value, p.max]),
-        rows: area.flatMap(o => [...o.querySelectorAll('tbody th')].filter(h => h.checkVisibility())).map(h => parseInt(h.innerText.replace('★', ''))),
+        rows: area.flatMap(o => [...o.querySelectorAll('tbody th')]).filter(h => h.checkVisibility())
+            .map(h => parseInt(h.innerText.replace('★', ''))),
         button: button && [button.getBoundingClientRect().left - box.getBoundingClientRect().left,
                            button.getBoundingClientRect().top - box.getBoundingClientRect().top],
     };
+}"""
+
+_REACHES = """(epoch) => {
+    const text = [...document.querySelectorAll('.jp-OutputArea')].map(o => o.innerText).join(' ');
+    return (text.match(/epoch (\\d+)\\/500/) || [0, 999])[1] >= epoch;
 }"""
 
 
@@ -103,10 +109,7 @@ def test_buttons_stand_still_from_the_first_epoch_to_the_last(lab: Any, lab_root
     _wait(lab, r"epoch \d+/500 · ")
     places = set()
     for epoch in (2, 5, 9, 12, 13, 20, 60, 200, 350, 490):
-        lab.page.wait_for_function(
-            f"() => (([...document.querySelectorAll('.jp-OutputArea')].map(o => o.innerText).join(' ').match(/epoch (\\d+)\\/500/) || [0, 999])[1]) >= {epoch}",
-            timeout=90_000,
-        )
+        lab.page.wait_for_function(_REACHES, arg=epoch, timeout=90_000)
         seen = lab.page.evaluate(_SAMPLE)
         if seen["button"]:
             places.add(tuple(seen["button"]))
