@@ -127,7 +127,7 @@ class Recorder:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.trainer, self.emit, self.every_s, self.clock, self.wall = trainer, emit, every_s, clock, wall
-        self.n_epochs = 0
+        self.n_epochs = self.first_epoch = 0  # at which epoch the run ends and began
         self.lr: float | Tensor | None = None  # of the newest update
         self.timer, self.pass_place, self.due_s, self.wait = RunTimer(), PassPlace(), 0.0, DataWait()
         self._notes, self._hinted = HeldNotes(self.emit_now), False
@@ -136,6 +136,7 @@ class Recorder:
         """A run begins that ends when `n_epochs` epochs are finished."""
         self.trainer.train_state.run += 1
         self.n_epochs, self.pass_place = n_epochs, PassPlace()
+        self.first_epoch = self.trainer.train_state.counts.epoch
         self.timer.start(self.clock())
         self.due_s = self.timer.start_s + self.every_s
         self.emit_now("start", header)

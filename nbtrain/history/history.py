@@ -362,7 +362,8 @@ class RunResult:
 
     `best` and `last` are rows of metrics (with `.path` where weights were saved); `best` may be a validation inside an epoch.
     `metrics` has the last row's metrics by name, and those
-    of the whole run (`ResultMetrics`). `reason` says why a run that did not complete has ended.
+    of the whole run (`ResultMetrics`). `reason` says why a run that did not complete has ended. `n_epochs` are those of this run, and
+    `elapsed_s` are its seconds, pauses apart.
     """
 
     status: Status
@@ -372,14 +373,20 @@ class RunResult:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     history: History = field(default_factory=History)
     run_dir: Path | None = None
+    n_epochs: int | None = None
+    elapsed_s: float | None = None
 
     def __repr__(self) -> str:
         parts = [self.status + (f" ({self.reason})" if self.reason else "")]
         if self.last is not None and "epoch" in self.last:
-            parts.append(f"epoch {self.last['epoch']}")
-        parts += [f"{name} {text.format_value(value)}" for name, value in self.metrics.items()]
+            n_all = self.last["epoch"]
+            parts.append(text.epochs_words(n_all if self.n_epochs is None else self.n_epochs, n_all))
+        if self.elapsed_s is not None:
+            parts.append(text.format_time(self.elapsed_s))
         if self.best is not None:
-            parts.append(f"best epoch {self.best['epoch']}")
+            parts.append(text.best_words(self.best, self.history.monitor))
+        else:
+            parts += [f"{name} {text.format_value(value)}" for name, value in self.metrics.items()]
         if self.run_dir is not None:
             parts.append(short_path(self.run_dir))
         return f"RunResult({' · '.join(parts)})"

@@ -121,5 +121,7 @@ class RunOutcome:
         trainer, history = self.trainer, self.trainer.train_state.history
         last = history.tests[-1] if trainer.mode == "test" and history.tests else history.last
         metrics = ResultMetrics(last.metrics if last is not None else {}, history)
-        trainer.result = RunResult(status, reason, history.best, last, metrics, history, trainer.run_dir)
+        at = trainer.recorder.progress
+        measured = {"n_epochs": at.epoch - trainer.recorder.first_epoch, "elapsed_s": at.elapsed_s}
+        trainer.result = RunResult(status, reason, history.best, last, metrics, history, trainer.run_dir, **measured)
         return trainer.result

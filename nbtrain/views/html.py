@@ -7,61 +7,98 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 
+from .curve import mark_numbers
 from .panels import record_picture
 from nbtrain.views.text import (
     Board,
     Row,
+    Table,
     cells,
-    column_names,
-    format_time,
     format_value,
-    header_line,
-    mark_line,
+    make_table,
+    mark_words,
     note_line,
+    place_now,
     place_words,
     rate_words,
+    record_table,
     state_words,
     summary_line,
     tip_lines,
+    time_words,
+    title_line,
     titles,
     visible,
-    visible_rows,
 )
 
 # %% auto #0
-__all__ = ["table_html", "image_html", "record_html", "bar_html"]
+__all__ = ["table_html", "image_html", "LiveRecord", "status_html", "record_html"]
 
 # %% ../../nbs/views/html.ipynb #5108bf4c
-_CELL = "padding:2px 10px;text-align:right;font-variant-numeric:tabular-nums;border:0;background:transparent"
-_HEAD = f"{_CELL};border-bottom:1px solid currentColor"
-_BAD = "color:#d73a49;font-weight:600"  # red, with a word beside it, because colour alone is not accessible
+_QUIET = "color:var(--jp-ui-font-color2,inherit)"
+_LINE = "1px solid var(--jp-border-color1,currentColor)"
+_BAD = "color:var(--jp-error-color1,#d73a49);font-weight:600"  # red, with a word beside it, because colour alone is not accessible
+_CELL = "padding:0 8px;text-align:right"
+_ROW = "background:none;height:20px"
+_HEAD = f"{_CELL};vertical-align:bottom"
+_WIDTH, _TITLE = 96, 12  # characters of a table in 720 px, and of a title before it is wrapped
+_GROUPS = ("train_", "val_", "test_")
 
 
-def _cell(text: str, style: str) -> str:
+def _group(name: str) -> str:
+    return next((prefix for prefix in _GROUPS if name.startswith(prefix)), "")
+
+
+def _wrapped(name: str) -> str:
+    """A name that a browser may break after `_` and `/`."""
+    return escape(name).replace("_", "_<wbr>").replace("/", "/<wbr>")
+
+
+def _head_html(names: Sequence[str]) -> str:
+    """One row of titles, or two where there are groups."""
+    groups = [(prefix, list(members)) for prefix, members in groupby(names, _group)]
+    shown = dict(zip(names, titles(names)))
+    last = f'style="{_HEAD};border-bottom:{_LINE};max-width:7em;overflow-wrap:anywhere;white-space:normal"'
+    upper = f'style="{_HEAD};text-align:center;{_QUIET};font-weight:400"'
+    if not any(prefix for prefix, _ in groups):
+        only = [f'<th scope="col" {last}>{_wrapped(shown[name])}</th>' for name in names]
+        return f"<tr>{''.join(only)}</tr>"
+    first = [f'<th scope="colgroup" colspan="{len(members)}" {upper}>{prefix[:-1]}</th>' for prefix, members in groups]
+    second = [f'<th scope="col" {last}>{_wrapped(shown[name].removeprefix(prefix))}</th>' for prefix, members in groups for name in members]
+    return f'<tr style="background:none">{"".join(first)}</tr>\n<tr>{"".join(second)}</tr>'
+
+
+def _cell(text: str) -> str:
     if text == "NaN":
-        return f'<td style="{style}"><span style="{_BAD}">⚠ NaN</span></td>'
-    return f'<td style="{style}">{escape(text)}</td>'
+        return f'<td style="{_CELL}"><span style="{_BAD}">⚠ NaN</span></td>'
+    return f'<td style="{_CELL}">{escape(text)}</td>'
 
 
-def _row_html(row: Row | None, names: Sequence[str], best: Row | None) -> str:
-    if row is None:
-        return f'<tr><td colspan="{len(names)}" style="{_CELL};text-align:center">⋯</td></tr>'
-    style = f"{_CELL};font-weight:600" if row is best else _CELL
-    first, *rest = cells(row, names)
-    star = " ★" if row is best else ""
-    return f'<tr><th scope="row" style="{style}">{escape(first)}{star}</th>' + "".join(_cell(t, style) for t in rest) + "</tr>"
+def _row_html(row: Row | int, table: Table) -> str:
+    if isinstance(row, int):
+        style = f"padding:0 8px;text-align:left;{_QUIET}"
+        return f'<tr style="{_ROW}"><td colspan="{len(table.names)}" style="{style}">{table.gap(row)}</td></tr>'
+    first, *rest = cells(row, table.names, table.formats)
+    star, weight = ('<span title="best">★</span> ', 600) if row is table.best else ("", 400)
+    head = f'<th scope="row" style="{_CELL};font-weight:{weight}">{star}{escape(first)}</th>'
+    return f'<tr style="{_ROW};font-weight:{weight}">{head}{"".join(map(_cell, rest))}</tr>'
+
+
+def _table_html(table: Table, caption: str) -> str:
+    body = "\n".join(_row_html(row, table) for row in table.rows)
+    words = " · ".join(filter(None, [caption, table.folded_words]))
+    below = f'<caption style="caption-side:bottom;text-align:left;padding:0 8px;{_QUIET}">{escape(words)}</caption>'
+    style = "border-collapse:collapse;margin:4px 0;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
+    return f'<table style="{style}">{below}\n<thead>{_head_html(table.names)}</thead>\n<tbody>\n{body}\n</tbody></table>'
 
 
 def table_html(rows: Sequence[Row], best: Row | None = None, caption: str = "Metrics by epoch") -> str:
     """The metrics as an HTML table; the best row is bold and has a star, a NaN is red and has a sign."""
-    names = column_names(rows)
-    head = "".join(f'<th scope="col" style="{_HEAD}">{escape(title)}</th>' for title in titles(names))
-    body = "\n".join(_row_html(row, names, best) for row in visible_rows(rows, best))
-    caption = f'<caption style="caption-side:bottom;text-align:left;opacity:.75;padding:2px 10px">{escape(caption)}</caption>'
-    style = "border-collapse:collapse;margin:4px 0;font-size:13px"
-    return f'<table style="{style}">{caption}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>'
+    return _table_html(make_table(rows, best, max_width=_WIDTH, title=_TITLE), caption)
 
 
 # %% ../../nbs/views/html.ipynb #e7e8a477
@@ -72,56 +109,82 @@ def image_html(png: bytes, alt: str) -> str:
     return f'<img alt="{escape(alt)}" {style} src="data:image/png;base64,{b64encode(png).decode()}">'
 
 
-def record_html(board: Board) -> str:
-    """The whole record as HTML, at most 720 px wide, with a line for each of its parts."""
-    parts = [f"<div><strong>{escape(header_line(board.header, board.progress.run))}</strong></div>"]
-    if board.rows:
-        parts.append(table_html(board.table, board.best))
-    parts += [f'<div style="opacity:.75">{escape(tip)}</div>' for tip in tip_lines(board)]
-    parts += filter(None, [record_picture(board)])
-    parts += [_mark_html(board, i) for i in range(len(board.marks))]
-    parts += [f"<div>{escape(note_line(note))}</div>" for note in board.notes]
-    parts.append(f"<div>{escape(_state_line(board) if board.is_on else summary_line(board))}</div>")
-    return "\n".join(['<div style="max-width:720px;line-height:1.5">', *parts, "</div>"])
+@dataclass(frozen=True)
+class LiveRecord:
+    """A record that is drawn again and again: under which `name`, and at what `time`, such as `15:32:10`."""
+
+    name: str
+    time: str
+
+    @property
+    def age_html(self) -> str:
+        """Says when it was drawn; the view hides it while it is alive."""
+        return f'<div class="{self.name}-age" style="{_QUIET}">as of {self.time} · trainer.show() shows it live</div>'
+
+    @property
+    def rules_html(self) -> str:
+        """Hides the output before this record where that shows no element: the error text for a widget whose kernel is gone."""
+        before = f".jp-OutputArea-child:has(+ .jp-OutputArea-child .{self.name})"
+        return f"<style>{before}:not(:has(.jp-OutputArea-output *)) {{display: none}}</style>"
 
 
-def _mark_html(board: Board, i: int) -> str:
-    """The line of a change by hand, which opens to the diff of the source where there is one."""
-    line, diff = escape(mark_line(*board.marks[i])), board.diffs.get(i)
-    if diff is None:
+_ONE_LINE = "display:flex;justify-content:space-between;gap:16px;height:20px;overflow:hidden;white-space:nowrap"
+
+
+def _bar(label: str, value: float, n: int | None) -> str:
+    full = f' value="{value:.10g}" max="{n}"' if n else ""
+    style = "display:block;width:100%;height:8px;margin:4px 0;accent-color:var(--jp-brand-color1,#1976d2)"
+    return f'<progress{full} aria-label="{label}" style="{style}"></progress>'
+
+
+def status_html(board: Board) -> str:
+    """How far a run is that is on: its state, place and time, its speed and newest numbers, and two bars."""
+    p, is_test = place_now(board), board.progress.phase == "test"
+    numbers = rate_words(board)
+    numbers += [f"loss {format_value(board.loss)}"] if board.loss is not None else []
+    numbers += [f"lr {format_value(board.lr)}"] if board.lr is not None else []
+    place = " · ".join([state_words(board.status), *place_words(p), time_words(board)])
+    epochs = "" if is_test else _bar("Epochs", min(p.epoch + board.place.epoch_part, p.n_epochs), p.n_epochs) + "\n"
+    return (
+        f'<div style="{_ONE_LINE}"><span>{escape(place)}</span>\n<span style="{_QUIET}">{escape(" · ".join(numbers))}</span></div>\n'
+        + epochs
+        + _bar("Batches", p.batch, p.n_batches)
+    )
+
+
+_PICTURE = 180  # px, the height of the curve
+
+
+def _live_height(board: Board) -> int:
+    """Pixels that are reserved for a record, so that what is below does not move with each epoch."""
+    n_lines = 0 if board.progress.phase == "test" else min(12, max(board.progress.n_epochs - board.place.first_epoch, 1)) + 3
+    return 74 + _PICTURE + 20 * n_lines  # of the table: its epochs, two lines of titles, and the caption
+
+
+def _live_parts(board: Board) -> list[str]:
+    return [status_html(board), f'<div style="min-height:{_PICTURE}px">\n{record_picture(board)}</div>']
+
+
+def _mark_html(board: Board, i: int, number: str) -> str:
+    """The line of a change by hand, which opens to the diff of the source where there is one: not while it is drawn again and again."""
+    line, diff = escape(f"{number} {mark_words(*board.marks[i])}"), board.diffs.get(i)
+    if diff is None or board.status in ("running", "pausing", "stopping"):
         return f"<div>{line}</div>"
     style = "margin:2px 0 2px 16px;font-size:12px;overflow-x:auto"
     return f'<details><summary>{line}</summary><pre style="{style}">{escape(visible(diff, lines=True))}</pre></details>'
 
 
-def _state_line(board: Board) -> str:
-    """The last line while the run is running, which stays if the kernel dies: `▶ running · epoch 3/10 · 251/500 · 01:12`."""
-    p = board.progress
-    return " · ".join([state_words(board.status), *place_words(p), format_time(p.elapsed_s)])
-
-
-# %% ../../nbs/views/html.ipynb #a48d298f
-def _bar(label: str, text: str, value: float, n: int | None, rest: str) -> str:
-    full = f'value="{value:.10g}" max="{escape(str(n))}"' if n else ""
-    return (
-        f'<span>{escape(text)}</span><progress {full} aria-label="{label}" style="width:100%"></progress>'
-        f'<span style="opacity:.8">{escape(rest)}</span>'
-    )
-
-
-def bar_html(board: Board) -> str:
-    """The progress bars of the run and of this pass, each with its words."""
-    p = board.progress
-    epoch, batch = place_words(p)
-    inside = p.batch / p.n_batches if p.n_batches and p.phase == "train" else 0.0
-    words = [f"{format_time(p.elapsed_s)} < {format_time(board.left_s)}"]
-    words += [f"loss {format_value(board.loss)}"] if board.loss is not None else []
-    words += [f"lr {format_value(board.lr)}"] if board.lr is not None else []
-    if board.status != "running":
-        words.append(state_words(board.status))
-    bars = "" if p.phase == "test" else _bar("Epochs of this run", epoch, p.epoch + inside, p.n_epochs, " · ".join(words))
-    bars += _bar("Batches of this pass", batch, p.batch, p.n_batches, " · ".join(rate_words(board)))
-    return (
-        '<div style="display:grid;grid-template-columns:max-content minmax(80px,200px) 1fr;gap:0 12px;align-items:center;'
-        f'max-width:720px;line-height:1.6;font-variant-numeric:tabular-nums">{bars}</div>'
-    )
+def record_html(board: Board, live: LiveRecord | None = None) -> str:
+    """The whole record as HTML, at most 720 px wide, with a line for each of its parts. `live`: it is drawn again and again."""
+    live = live if board.is_on else None  # what stays is the same in every execution
+    age, rules = (live.age_html, live.rules_html) if live is not None else ("", "")
+    parts = [rules, f"<div><strong>{escape(title_line(board))}</strong></div>", age]
+    parts += _live_parts(board) if board.is_on else [f"<div>{escape(summary_line(board))}</div>", record_picture(board)]
+    parts.append(_table_html(record_table(board, _WIDTH, _TITLE), "Metrics by epoch") if board.rows else "")
+    parts += [f'<div style="{_QUIET}">{escape(tip)}</div>' for tip in tip_lines(board)]
+    parts += [_mark_html(board, i, number) for i, number in enumerate(mark_numbers(board.marks))]
+    parts += [f'<div style="white-space:pre-line">{escape(note_line(note))}</div>' for note in board.notes]
+    name = f' class="{live.name}"' if live is not None else ""
+    style = "max-width:720px;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
+    style += f";min-height:{_live_height(board)}px" if board.is_on else ""
+    return "\n".join([f'<div{name} style="{style}">', *filter(None, parts), "</div>"])

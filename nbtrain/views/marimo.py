@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from ..events import Event
-from .html import bar_html, record_html
+from .html import record_html
 from .terminal import LogView
 
 # %% auto #0
@@ -38,4 +38,4 @@ class MarimoView:
         if event.kind != "steps" or event.time_s - self._last_s >= self.every_s:
             self._last_s = event.time_s
             board = self.log.board
-            self.replace(record_html(board) + (bar_html(board) if board.is_on else ""))
+            self.replace(record_html(board))

@@ -9,7 +9,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..events import Event, MonitorMode, Progress, is_better
@@ -22,6 +22,7 @@ __all__ = [
     "Row",
     "ICONS",
     "format_value",
+    "number_format",
     "format_time",
     "format_count",
     "visible",
@@ -31,22 +32,34 @@ __all__ = [
     "with_best",
     "best_row",
     "Speed",
+    "RunPlace",
     "Board",
     "state_words",
     "header_line",
     "place_words",
+    "place_now",
+    "time_words",
     "rate_words",
     "progress_line",
+    "mark_words",
     "mark_line",
     "note_line",
     "tip_lines",
     "best_words",
+    "epochs_words",
     "summary_line",
     "column_names",
     "titles",
-    "visible_rows",
     "cells",
+    "visible_rows",
+    "gap_words",
+    "Table",
+    "make_table",
+    "table_lines",
     "table_text",
+    "fixed_lr",
+    "record_table",
+    "title_line",
     "record_text",
 ]
 
@@ -59,6 +72,22 @@ def format_value(value: Any) -> str:
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else f"{value:.4g}"
     return visible(str(value))
+
+
+_MAX_DECIMALS, _MAX_DIGITS = 6, 9  # beyond them a column is in powers of ten
+
+
+def number_format(values: Iterable[Any]) -> str:
+    """The format specification under which the floats of a column align, such as `.4f`; `.2e` where their range is too wide."""
+    sizes = [abs(value) for value in values if isinstance(value, float) and value and math.isfinite(value)]
+    if not sizes:
+        return ".0f"
+    first, last = (math.floor(math.log10(size)) for size in (max(sizes), min(sizes)))
+    n = max(0, 3 - first, 1 - last)
+    if n > _MAX_DECIMALS or first + n >= _MAX_DIGITS:
+        return ".2e"
+    n_zeros = min(len(text) - len(text.rstrip("0")) for text in (f"{size:.{n}f}" for size in sizes)) if n else 0
+    return f".{max(0, n - n_zeros)}f"
 
 
 def format_time(seconds: float | None) -> str:
@@ -130,7 +159,7 @@ def best_row(rows: Iterable[Row], monitor: str, mode: MonitorMode) -> Row | None
 
 
 # %% ../../nbs/views/text.ipynb #3c67c019
-_MIN_BATCHES = 5  # before this many the time left is unknown
+_MIN_BATCHES = 2  # before this many the time left is unknown
 
 
 class Speed:
@@ -172,6 +201,24 @@ class Speed:
         return max(0.0, (p.n_epochs - p.epoch) * (n_train * train_s + n_valid * valid_s) - done_s)
 
 
+# %% ../../nbs/views/text.ipynb #dcb9e7d5
+@dataclass
+class RunPlace:
+    """What a run's progress does not say: where it began, how far its epoch is, and how long nothing was heard."""
+
+    first_epoch: int = 0  # finished before this run
+    epoch_part: float = 0.0  # of the epoch that is on, by its training batches; it stays in a validation
+    waited_s: float = 0.0  # since the newest event, for the clock of a step that takes long
+
+    def follow(self, before: Progress, now: Progress) -> None:
+        """The run went on."""
+        if now.epoch != before.epoch:
+            self.epoch_part = 0.0
+        if now.phase == "train" and now.n_batches:
+            self.epoch_part = now.batch / now.n_batches
+        self.waited_s = 0.0
+
+
 # %% ../../nbs/views/text.ipynb #b9da4cad
 @dataclass
 class Board:
@@ -193,6 +240,8 @@ class Board:
     speed: Speed = field(default_factory=Speed)
     advice: Advice = field(default_factory=Advice)
     ghost: tuple[str, list[tuple[int, float]]] | None = None  # the run to compare with: what differs, and its curve as (step, loss)
+    place: RunPlace = field(default_factory=RunPlace)
+    tables: dict[Any, tuple[Any, Table]] = field(default_factory=dict)  # made since the newest row
 
     def update(self, event: Event) -> None:
         """Show what `event` says from now on."""
@@ -200,7 +249,7 @@ class Board:
         if event.kind == "start":
             self.header = dict(event.data)
             self.status, self.reason = "running", ""
-            self.speed = Speed(event.progress.elapsed_s)
+            self.speed, self.place = Speed(event.progress.elapsed_s), RunPlace(event.progress.epoch)
             self.curve.begin(event.progress, self.header.get("monitor", "val_loss"))
         elif event.kind == "steps":
             self._add_block(event)
@@ -215,6 +264,7 @@ class Board:
             self.status = event.data["state"]
         elif event.kind == "end":
             self.status, self.reason = event.data["status"], event.data["reason"]
+        self.place.follow(self.progress, event.progress)
         self.progress = event.progress
 
     def _add_mark(self, event: Event) -> None:
@@ -246,7 +296,13 @@ class Board:
     @property
     def left_s(self) -> float | None:
         """Seconds to the end of the run, validation included; None where a length or a rate is unknown."""
-        return self.speed.left_s(self.progress, self.header.get("n_train_batches"), self.header.get("n_valid_batches", 0))
+        left_s = self.speed.left_s(self.progress, self.header.get("n_train_batches"), self.header.get("n_valid_batches", 0))
+        return None if left_s is None else max(0.0, left_s - self.place.waited_s)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run began, pauses apart."""
+        return self.progress.elapsed_s + self.place.waited_s
 
     @property
     def end_step(self) -> int | None:
@@ -315,6 +371,20 @@ def place_words(progress: Progress) -> tuple[str, str]:
     return f"epoch {min(p.epoch + 1, p.n_epochs)}/{p.n_epochs}", f"valid {batches}" if p.phase == "valid" else batches
 
 
+def place_now(board: Board) -> Progress:
+    """Where the run is; between two epochs the first batch of the next one, after the last epoch its last batch."""
+    p, n_batches = board.progress, board.header.get("n_train_batches")
+    if p.phase != "idle" or n_batches is None:
+        return p
+    return replace(p, batch=n_batches if p.epoch >= p.n_epochs else 0, n_batches=n_batches)
+
+
+def time_words(board: Board) -> str:
+    """The time so far and the time left: `01:12 < 02:40`; without the latter where a loader has no length."""
+    has_length = board.header.get("n_train_batches") is not None and board.progress.phase != "test"
+    return format_time(board.elapsed_s) + (f" < {format_time(board.left_s)}" if has_length else "")
+
+
 def rate_words(board: Board) -> list[str]:
     """How fast it is: `84 it/s` and `2.7k samples/s`, where they are known."""
     rates = ((board.speed.rate(), "it/s"), (board.speed.samples_per_s, "samples/s"))
@@ -323,21 +393,25 @@ def rate_words(board: Board) -> list[str]:
 
 def progress_line(board: Board) -> str:
     """`epoch 3/10 · 251/500 · 01:12 < 02:40 · 84 it/s · 2.7k samples/s · loss 0.0123`, after the state of a run that is not running."""
-    p = board.progress
     parts = [state_words(board.status)] if board.status != "running" else []
-    parts += place_words(p)
-    if p.phase == "test":
-        return " · ".join([*parts, format_time(p.elapsed_s)])
-    parts += [f"{format_time(p.elapsed_s)} < {format_time(board.left_s)}", *rate_words(board)]
+    parts += [*place_words(place_now(board)), time_words(board)]
+    if board.progress.phase == "test":
+        return " · ".join(parts)
+    parts += rate_words(board)
     if board.loss is not None:
         parts.append(f"loss {format_value(board.loss)}")
     return " · ".join(parts)
 
 
 # %% ../../nbs/views/text.ipynb #4cf9c9f6
+def mark_words(progress: Progress, text: str) -> str:
+    """`epoch 3, batch 251: lr 0.001 → 0.0001`."""
+    return f"{progress.place}: {visible(text)}"
+
+
 def mark_line(progress: Progress, text: str) -> str:
     """`✎ epoch 3, batch 251: lr 0.001 → 0.0001`."""
-    return f"✎ {progress.place}: {visible(text)}"
+    return f"✎ {mark_words(progress, text)}"
 
 
 def note_line(text: str) -> str:
@@ -356,6 +430,12 @@ def best_words(best: Row, monitor: str) -> str:
     return f"best {visible(monitor)} {format_value(best[monitor])} at epoch {best['epoch']}"
 
 
+def epochs_words(n: int, n_all: int) -> str:
+    """How many epochs a run did, and how many there are by all runs: `3 epochs, 8 in all`."""
+    n = max(n, 0)  # a run may begin with a checkpoint of an earlier epoch
+    return f"{n} epoch{'' if n == 1 else 's'}" + (f", {n_all} in all" if n_all > n else "")
+
+
 def summary_line(board: Board) -> str:
     """How the run ended, and its best epoch: `✓ completed · 5 epochs · 00:12 · best val_loss 0.1 at epoch 4`."""
     p, best = board.progress, board.best
@@ -363,7 +443,7 @@ def summary_line(board: Board) -> str:
     if board.reason:
         parts.append(visible(board.reason))
     if p.epoch:
-        parts.append(f"{p.epoch} epoch{'s' if p.epoch > 1 else ''}")
+        parts.append(epochs_words(p.epoch - board.place.first_epoch, p.epoch))
     parts.append(format_time(p.elapsed_s))
     if best is not None and "epoch" in best:
         parts.append(best_words(best, board.header.get("monitor", "val_loss")))
@@ -388,37 +468,147 @@ def titles(names: Iterable[str]) -> list[str]:
     return ["time" if name == "time_s" else visible(name) for name in names]
 
 
-def visible_rows(rows: Sequence[Row], best: Row | None) -> list[Row | None]:
-    """The rows a table shows; None stands for a gap."""
-    if len(rows) <= 50:
+def cells(row: Row, names: Sequence[str], formats: Mapping[str, str] | None = None) -> list[str]:
+    """The texts of a table row, the floats under the format specifications of their columns."""
+    return [_cell_text(name, row.get(name), (formats or {}).get(name)) for name in names]
+
+
+def _cell_text(name: str, value: Any, spec: str | None) -> str:
+    if name == "time_s" and value is not None:
+        return f"{value:.1f}s"
+    return f"{value:{spec}}" if spec and isinstance(value, float) and math.isfinite(value) else format_value(value)
+
+
+def visible_rows(rows: Sequence[Row], best: Row | None, *, n_max: int = 50, n_first: int = 5, n_last: int = 20) -> list[Row | int]:
+    """The rows a table shows, and for each gap how many it leaves out. Of more than `n_max` it shows the first, the best and the last."""
+    if len(rows) <= n_max:
         return list(rows)
-    keep = [i for i, row in enumerate(rows) if i < 5 or i >= len(rows) - 20 or row is best]
-    gaps = [[None] if i - before > 1 else [] for before, i in zip([-1, *keep], keep)]
+    keep = [i for i, row in enumerate(rows) if i < n_first or i >= len(rows) - n_last or row is best]
+    gaps = [[i - before - 1] if i - before > 1 else [] for before, i in zip([-1, *keep], keep)]
     return [item for gap, i in zip(gaps, keep) for item in (*gap, rows[i])]
 
 
-def cells(row: Row, names: Sequence[str]) -> list[str]:
-    """The texts of a table row."""
-    return [f"{row['time_s']:.1f}s" if name == "time_s" and name in row else format_value(row.get(name)) for name in names]
+def gap_words(n: int, *, is_first: bool, of_epochs: bool) -> str:
+    """What stands for rows that are left out: `… 12 earlier epochs`."""
+    noun = ("epoch" if of_epochs else "row") + ("" if n == 1 else "s")
+    return f"… {n} {'earlier ' if is_first and of_epochs else ''}{noun}"
+
+
+# %% ../../nbs/views/text.ipynb #504352bd
+@dataclass(frozen=True)
+class Table:
+    """Rows of metrics as they are shown, as HTML and as text."""
+
+    names: list[str]  # of the columns
+    rows: list[Row | int]  # a number stands for so many rows that are left out
+    formats: Mapping[str, str]
+    best: Row | None = None
+    n_folded: int = 0  # columns beyond the width
+
+    @property
+    def folded_words(self) -> str:
+        """`+ 14 columns: history.df`; empty where all columns are shown."""
+        return f"+ {self.n_folded} column{'' if self.n_folded == 1 else 's'}: history.df" if self.n_folded else ""
+
+    def gap(self, n: int) -> str:
+        """The words for `n` rows that are left out."""
+        return gap_words(n, is_first=self.rows[0] == n, of_epochs=self.names[:1] == ["epoch"])
+
+
+_ALWAYS = ("epoch", "lr", "time_s")
+
+
+def _fold(names: Sequence[str], widths: Mapping[str, int], max_width: int) -> list[str]:
+    """The columns that fit into `max_width` characters: the losses before the others."""
+    kept: set[str] = set()
+    metrics = list(dict.fromkeys(name.split("_", 1)[-1] for name in names))  # train_acc and val_acc stay or go together
+
+    def order(name: str) -> tuple[int, int]:
+        return 0 if name in _ALWAYS else 1 if name.endswith("loss") else 2, metrics.index(name.split("_", 1)[-1])
+
+    for name in sorted(names, key=order):
+        if sum(widths[other] for other in kept) + widths[name] <= max_width:
+            kept.add(name)
+    return [name for name in names if name in kept]
+
+
+def make_table(
+    rows: Sequence[Row],
+    best: Row | None = None,
+    *,
+    has_lr: bool = True,
+    is_live: bool = False,
+    max_width: int | None = None,
+    title: int = 99,
+) -> Table:
+    """What a table of `rows` shows. `is_live`: twelve lines at most, the newest at the end. `max_width`: in characters, a title counts
+    with `title` characters at most, because longer ones are wrapped. `has_lr=False` leaves out the column."""
+    names = [name for name in column_names(rows) if has_lr or name != "lr"]
+    shown = visible_rows(rows, best, **({"n_max": 12, "n_first": 0, "n_last": 9} if is_live else {}))
+    seen = [row for row in shown if not isinstance(row, int)]
+    formats = {name: number_format(row.get(name) for row in seen) for name in names}
+    kept = names
+    if max_width is not None:
+        lines = [[text[:title] for text in titles(names)], *(cells(row, names, formats) for row in seen)]
+        kept = _fold(names, {name: 2 + max(map(len, column)) for name, column in zip(names, zip(*lines))}, max_width)
+    return Table(kept, shown, formats, best, len(names) - len(kept))
+
+
+def table_lines(table: Table) -> str:
+    """The table as aligned text; the best row ends with a star."""
+    lines = [titles(table.names)] + [cells(row, table.names, table.formats) for row in table.rows if not isinstance(row, int)]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+
+    def line(texts: Sequence[str]) -> str:
+        return "  ".join(text.rjust(width) for text, width in zip(texts, widths))
+
+    shown = [
+        table.gap(row) if isinstance(row, int) else line(cells(row, table.names, table.formats)) + (" ★" if row is table.best else "")
+        for row in table.rows
+    ]
+    return "\n".join([line(lines[0]), *shown, *filter(None, [table.folded_words])])
 
 
 def table_text(rows: Sequence[Row], best: Row | None = None) -> str:
-    """An aligned table; the best row ends with a star."""
-    names = column_names(rows)
-    shown = visible_rows(rows, best)
-    lines = [titles(names)]
-    lines += [["…"] * len(names) if row is None else cells(row, names) for row in shown]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    marks = [""] + [" ★" if row is not None and row is best else "" for row in shown]
-    return "\n".join("  ".join(text.rjust(w) for text, w in zip(line, widths)) + mark for line, mark in zip(lines, marks))
+    """An aligned table of all columns; the best row ends with a star."""
+    return table_lines(make_table(rows, best))
 
 
 # %% ../../nbs/views/text.ipynb #eef8c9ee
+_MAX_CHARACTERS = 120  # of a record's lines
+
+
+def fixed_lr(board: Board) -> float | None:
+    """The learning rate, where all rows of a run have the same."""
+    rates = {row["lr"] for row in board.rows if "lr" in row}
+    return rates.pop() if len(rates) == 1 else None
+
+
+def record_table(board: Board, max_width: int, title: int = 99) -> Table:
+    """The table of a record, made once for each new row: a run of many epochs is drawn as fast as one of a few.
+
+    A learning rate that never changed has no column.
+    """
+    options, rows = (max_width, title, board.is_on), (len(board.rows), len(board.validations), *map(id, board.rows[-1:]))
+    made_for, table = board.tables.get(options, (None, None))
+    if table is None or made_for != rows:
+        has_lr = fixed_lr(board) is None
+        table = make_table(board.table, board.best, has_lr=has_lr, is_live=board.is_on, max_width=max_width, title=title)
+        board.tables[options] = rows, table
+    return table
+
+
+def title_line(board: Board) -> str:
+    """The header, and the learning rate of all epochs where it is one and the run is over: a run that is on shows its present one."""
+    lr = None if board.is_on else fixed_lr(board)
+    return header_line(board.header, board.progress.run) + (f" · lr {format_value(lr)}" if lr is not None else "")
+
+
 def record_text(board: Board) -> str:
     """The whole record as text: header, table, changes, notes, and how the run stands or has ended."""
-    parts = [header_line(board.header, board.progress.run)]
+    parts = [title_line(board)]
     if board.rows:
-        parts.append(table_text(board.table, board.best))
+        parts.append(table_lines(record_table(board, _MAX_CHARACTERS)))
     parts += tip_lines(board)
     parts += [mark_line(*mark) for mark in board.marks]
     parts += [note_line(note) for note in board.notes]

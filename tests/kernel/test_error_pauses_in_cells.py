@@ -189,7 +189,8 @@ def printed(outputs: list[Any]) -> str:
 
 def records(outputs: list[Any]) -> list[str]:
     """The lines of the run's record below a cell."""
-    return next(output.data["text/plain"] for output in outputs if output.output_type == "display_data").splitlines()
+    shown = [output.data["text/plain"] for output in outputs if output.output_type == "display_data"]
+    return next(filter(None, shown)).splitlines()  # the first output is that of the buttons, which have no text
 
 
 CHOICES = "fix the cell, then trainer.resume(Digits) tries this batch again · trainer.resume(skip=True) leaves it out · trainer.stop() ends"

@@ -247,7 +247,7 @@ def test_show_shows_a_live_run_once_more(kernel: Kernel) -> None:
     began = kernel.run("handle = trainer.run(100, make_loader(), background=True)")
     ids = [m["content"]["transient"]["display_id"] for m in began if m["msg_type"] == "display_data"]
     shown = [m for m in kernel.run("trainer.show()") if m["msg_type"] == "display_data"]
-    assert [m["content"]["transient"]["display_id"] for m in shown] == ids and "epoch " in shown[0]["content"]["data"]["text/plain"]
+    assert [m["content"]["transient"]["display_id"] for m in shown] == ids and "epoch " in shown[1]["content"]["data"]["text/plain"]
     kernel.run("trainer.stop()")
     after = [m for m in kernel.run("trainer.show()") if m["msg_type"] == "display_data"]
     assert len(after) == 1 and "■ stopped" in after[0]["content"]["data"]["text/plain"]

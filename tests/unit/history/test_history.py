@@ -75,7 +75,8 @@ def test_reprs_say_something() -> None:
     assert re.fullmatch(
         r"Regress\(Sequential with 161 params on cpu · mode train · 2 epochs done · best val_loss \S+ at epoch 2\)", repr(trainer)
     )
-    assert repr(result).startswith("RunResult(completed · epoch 2 · train_loss ")
+    assert re.fullmatch(r"RunResult\(completed · 2 epochs · 00:0\d · best val_loss \S+ at epoch 2\)", repr(result))
+    assert repr(trainer.run(1, make_loader(), make_valid())).startswith("RunResult(completed · 1 epoch, 3 in all · 00:0")
     assert "<table" in trainer._repr_html_() and "<table" in trainer.history._repr_html_() and "★" in repr(trainer.history)
 
 

@@ -254,7 +254,7 @@ READERS: dict[str, Callable[[Path, Path], str]] = {
     "compare": lambda folder, other: repr(compare(folder, other)),
     "load_run": lambda folder, other: loaded(folder),
     "the record": lambda folder, other: text.record_text(board_of(folder)),
-    "the record as HTML": lambda folder, other: html.record_html(board_of(folder)) + html.bar_html(board_of(folder)),
+    "the record as HTML": lambda folder, other: html.record_html(board_of(folder)) + html.status_html(board_of(folder)),
     "a comparison as HTML": lambda folder, other: compare(folder, other)._repr_html_() + read_history(folder)._repr_html_(),
 }  # fmt: skip
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -427,8 +427,8 @@ EVENTS = [
 def make_run(folder: Path, step: Any, val_loss: float = 0.25, **arguments: Any) -> Path:
     folder.mkdir(parents=True)
     EVENTS[1]["data"]["row"]["val_loss"] = val_loss  # type: ignore[index]
-    progress = {"run": 1, "epoch": 1, "n_epochs": 1, "elapsed_s": 2.0}
-    lines = [json.dumps({**event, "progress": progress, "time_s": 0.0}) for event in EVENTS]
+    progress = {"run": 1, "n_epochs": 1, "elapsed_s": 2.0}
+    lines = [json.dumps({**event, "progress": progress | {"epoch": int(event["kind"] != "start")}, "time_s": 0.0}) for event in EVENTS]
     (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
     record(folder, [step], arguments=arguments, run={"n_epoch": 1}, seed=0, device="cpu")
     return folder

@@ -152,7 +152,7 @@ def test_mark_has_the_diff_of_the_steps(tmp_path: Path) -> None:
     )
     assert event.data == {"text": "the steps are those of a new Steps; best starts again", "diff": diff, "ranking": "restarts"}
     board = board_of(tmp_path / "run-001")
-    assert "<details><summary>✎ epoch 2, batch 1: the steps are those of a new Steps; best starts again</summary>" in record_html(board)
+    assert "<details><summary>① epoch 2, batch 1: the steps are those of a new Steps; best starts again</summary>" in record_html(board)
     assert "* (2 &lt; 3)</pre></details>" in record_html(board) and "(2 < 3)" not in record_text(board)
 
 

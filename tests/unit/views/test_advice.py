@@ -176,7 +176,7 @@ def test_tips_are_lines_below_the_table_and_at_the_end_of_a_log(capsys: pytest.C
     trainer.run(20, make_loader())
     tips = ["tip: the loss is constant since step 1", "tip: train_loss has not improved since epoch 1 of 20"]
     assert [line for line in record_text(board).splitlines() if line.startswith("tip")] == tips
-    assert "\n".join(f'<div style="opacity:.75">{tip}</div>' for tip in tips) in record_html(board)
+    assert "\n".join(f'<div style="color:var(--jp-ui-font-color2,inherit)">{tip}</div>' for tip in tips) in record_html(board)
     assert isinstance(trainer.view, LogView) and capsys.readouterr().out.splitlines()[-3:-1] == tips
 
 

@@ -305,8 +305,8 @@ def test_terminal_rewrites_one_line_and_adds_a_row_an_epoch() -> None:
         view.update(event)
     assert view.stream.getvalue() == (
         "\rDigits · SmallCNN · 12.3k params · cpu · run 1\x1b[K\n"
-        "\repoch 1/1 · 4/4 · 00:01 < – · 4 it/s · loss 0.5\x1b[K"
-        "\repoch 1/1 · valid 2/2 · 00:01 < – · 4 it/s · loss 0.5\x1b[K"
+        "\repoch 1/1 · 4/4 · 00:01 < 00:00 · 4 it/s · loss 0.5\x1b[K"
+        "\repoch 1/1 · valid 2/2 · 00:01 < 00:00 · 4 it/s · loss 0.5\x1b[K"
         "\r epoch  train_loss   val_loss         lr       time\x1b[K\n"
         "\r     1         0.5        0.5      0.001       1.5s ★\x1b[K\n"
         "\r✓ completed · 1 epoch · 00:01 · best val_loss 0.5 at epoch 1\x1b[K\n"
@@ -327,7 +327,7 @@ def test_log_has_a_line_an_epoch_and_one_a_minute() -> None:
         view.update(event)
     assert view.stream.getvalue() == (
         "Digits · SmallCNN · 12.3k params · cpu · run 1\n"
-        "epoch 1/2 · valid 2/2 · 00:01 < – · 4 it/s · 128 samples/s · loss 0.5\n"
+        "epoch 1/2 · valid 2/2 · 00:01 < 00:01 · 4 it/s · 128 samples/s · loss 0.5\n"
         "epoch 1/2 · train_loss 0.5 · val_loss 0.5 · lr 0.001 · time 1.5s ★\n"
         "epoch 2/2 · valid 2/2 · 00:03 < 00:00 · 4 it/s · 128 samples/s · loss 0.5\n"
         "epoch 2/2 · train_loss 0.5 · val_loss 0.4 · lr 0.001 · time 1.5s ★\n"

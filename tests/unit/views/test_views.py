@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import subprocess
 import sys
 from base64 import b64decode
@@ -34,8 +35,30 @@ def test_rates_leave_out_validation_and_time_left_counts_it() -> None:
     assert board.left_s == pytest.approx(0.5 + 1.5)  # this validation, and a whole epoch
 
 
-def test_time_left_is_unknown_before_five_batches() -> None:
-    assert board_after(run_events()[:2]).left_s is None
+def test_time_left_is_known_from_the_second_batch_on() -> None:
+    start, block = run_events()[0], {"values": {"train_loss": [0.5]}, "n": 1, "samples": 32, "lr": 1e-3}
+    steps = [
+        Event("steps", Progress(phase="train", n_epochs=3, batch=n, n_batches=4, step=n, elapsed_s=n), float(n), block) for n in (1, 2)
+    ]
+    assert board_after([start, steps[0]]).left_s is None
+    assert board_after([start, *steps]).left_s == 3 * (4 + 2) - 2  # a validation batch is taken for one of training until there is one
+
+
+def test_clock_goes_on_in_a_long_step_and_time_left_goes_down() -> None:
+    board = board_after(run_events()[:2])
+    before = board.elapsed_s, board.left_s
+    board.place.waited_s = 0.25
+    assert (board.elapsed_s, board.left_s) == (before[0] + 0.25, before[1] - 0.25)
+    board.update(run_events()[2])
+    assert board.place.waited_s == 0.0
+
+
+def test_epoch_bar_never_goes_back() -> None:
+    board, seen = text.Board(), []
+    for event in run_events():
+        board.update(event)
+        seen.append(board.progress.epoch + board.place.epoch_part)
+    assert seen == [0.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0]
 
 
 def test_time_left_is_unknown_without_a_length() -> None:
@@ -83,11 +106,11 @@ def test_best_of_an_earlier_run_leaves_the_star_with_it() -> None:
 # -- text
 def test_record_as_text() -> None:
     assert text.record_text(board_after(run_events())) == (
-        "Digits · SmallCNN · 12.3k params · cpu · run 1\n"
-        "epoch  train_loss  val_loss     lr  time\n"
-        "    1         0.5       0.5  0.001  1.5s\n"
-        "    2         0.5       0.4  0.001  1.5s ★\n"
-        "    3         0.5      0.45  0.001  1.5s\n"
+        "Digits · SmallCNN · 12.3k params · cpu · run 1 · lr 0.001\n"
+        "epoch  train_loss  val_loss  time\n"
+        "    1         0.5      0.50  1.5s\n"
+        "    2         0.5      0.40  1.5s ★\n"
+        "    3         0.5      0.45  1.5s\n"
         "✓ completed · 3 epochs · 00:04 · best val_loss 0.4 at epoch 2"
     )
 
@@ -109,7 +132,65 @@ def test_columns_stand_in_reading_order() -> None:
     assert text.column_names(rows) == ["epoch", "train_loss", "val_loss", "test_loss", "own", "lr", "time_s"]
 
 
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([0.5, 0.4, 0.45], ["0.50", "0.40", "0.45"]),
+        ([2.3, 0.0012], ["2.3000", "0.0012"]),
+        ([1e-3, 1e-5], ["0.00100", "0.00001"]),
+        ([1.0, 2.0], ["1", "2"]),
+        ([1e-8, 0.5], ["1.00e-08", "5.00e-01"]),
+        ([math.nan, math.inf, 0.25], ["nan", "inf", "0.25"]),
+    ],
+)
+def test_values_of_a_column_have_the_same_decimals(values: list[float], shown: list[str]) -> None:
+    assert [f"{value:{text.number_format(values)}}" for value in values] == shown
+
+
+def test_table_of_a_live_run_has_twelve_lines_at_most_and_keeps_the_best() -> None:
+    board = board_after(run_events((0.5, 0.1, *(0.4 for _ in range(498))))[:-1])
+    lines = [line for line in text.record_text(board).splitlines()[2:-1] if not line.startswith("tip: ")]
+    assert len(lines) == 12 and lines[:3] == ["… 1 earlier epoch", lines[1], "… 489 epochs"] and lines[1].endswith(" ★")
+
+
+def test_summary_says_what_this_run_did() -> None:
+    events = run_events()
+    events[0] = Event("start", Progress(n_epochs=3, epoch=2), 0.0, HEADER)
+    assert text.summary_line(board_after(events)) == "✓ completed · 1 epoch, 3 in all · 00:04 · best val_loss 0.4 at epoch 2"
+
+
+def test_loader_without_a_length_has_the_time_so_far_and_a_rate() -> None:
+    events = run_events()
+    events[0] = Event("start", events[0].progress, 0.0, HEADER | {"n_train_batches": None})
+    assert text.progress_line(board_after(events[:2])) == "epoch 1/3 · 4/4 · 00:01 · 4 it/s · 128 samples/s · loss 0.5"
+
+
 # -- html
+def test_titles_stand_under_train_and_val_and_a_fixed_rate_in_the_header_only() -> None:
+    record = html.record_html(board_after(run_events()))
+    assert re.findall(r"<th scope=\"colgroup\"[^>]*>([^<]+)</th>", record) == ["train", "val"]
+    assert re.findall(r"<th scope=\"col\"[^>]*>(.*?)</th>", record) == ["epoch", "loss", "loss", "time"]
+    assert record.count("lr 0.001") == 1
+
+
+def test_columns_beyond_the_width_are_folded_and_counted() -> None:
+    wide = [{"epoch": 1, "train_loss": 0.5, **{f"val_metric_{i}": 0.25 for i in range(20)}, "val_loss": 0.5, "time_s": 1.0}]
+    table = html.table_html(wide)
+    heads = re.findall(r"<th scope=\"col\"[^>]*>(.*?)</th>", table)
+    assert f"+ {24 - len(heads)} columns: history.df" in table and heads[-2:] == ["loss", "time"] and "metric_<wbr>0" in heads
+
+
+def test_live_record_says_when_it_was_drawn_and_the_last_one_does_not() -> None:
+    live, events = html.LiveRecord("nbtrain-1", "15:32:10"), run_events()
+    assert "as of 15:32:10 · trainer.show() shows it live" in html.record_html(board_after(events[:-1]), live=live)
+    assert html.record_html(board_after(events), live=live) == html.record_html(board_after(events))  # the same in every execution
+
+
+def test_record_of_a_run_of_500_epochs_is_a_small_message() -> None:
+    board = board_after(run_events(tuple(1 / (i + 1) for i in range(500)))[:-1])
+    assert len(html.record_html(board)) < 25_000 and html.record_html(board).count('scope="row"') == 9
+
+
 def test_nan_is_marked_by_a_sign_and_not_by_colour_alone() -> None:
     assert "⚠ NaN" in html.table_html([row(1, math.nan, 0.5)])
 

@@ -1,0 +1,166 @@
+"""The view of a run in JupyterLab: its numbers agree at every moment, it stands still, and it survives a reload and a saved file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbconvert import HTMLExporter
+from test_lab import _shoot, _write
+
+SETUP = """import time, torch
+from torch import nn
+from nbtrain import Trainer
+
+class Slow(Trainer):
+    pause_s = 0.01
+    def train_step(self, batch):
+        time.sleep(self.pause_s)
+        loss = self.model(batch).square().mean()
+        return {"loss": loss, "mae": loss.detach().sqrt()}
+    test_step = train_step
+
+torch.manual_seed(0)
+trainer = Slow(nn.Linear(4, 1), device="cpu", optimizer=lambda params: torch.optim.SGD(params, lr=0.01))
+loader = [torch.randn(8, 4) for _ in range(30)]"""
+DEAD = ("Error displaying widget", "Loading widget", "VBox(", "HBox(")
+_VISIBLE = (
+    """() => [...document.querySelectorAll('.jp-OutputArea-output')].filter(o => o.checkVisibility()).map(o => o.innerText).join('\\n')"""
+)
+_SAMPLE = """() => {
+    const area = [...document.querySelectorAll('.jp-OutputArea-output')].filter(o => o.checkVisibility());
+    const button = area.flatMap(o => [...o.querySelectorAll('button')]).filter(b => b.checkVisibility())[1];
+    const box = document.querySelectorAll('.jp-OutputArea')[1];
+    return {
+        text: area.map(o => o.innerText).join('\\n'),
+        bars: area.flatMap(o => [...o.querySelectorAll('progress')].filter(p => p.checkVisibility())).map(p => [p.value, p.max]),
+        rows: area.flatMap(o => [...o.querySelectorAll('tbody th')]).filter(h => h.checkVisibility())
+            .map(h => parseInt(h.innerText.replace('★', ''))),
+        button: button && [button.getBoundingClientRect().left - box.getBoundingClientRect().left,
+                           button.getBoundingClientRect().top - box.getBoundingClientRect().top],
+    };
+}"""
+
+_REACHES = """(epoch) => {
+    const text = [...document.querySelectorAll('.jp-OutputArea')].map(o => o.innerText).join(' ');
+    return (text.match(/epoch (\\d+)\\/500/) || [0, 999])[1] >= epoch;
+}"""
+
+
+def _visible(lab: Any) -> str:
+    return lab.page.evaluate(_VISIBLE)
+
+
+def _wait(lab: Any, pattern: str) -> None:
+    code = f"(p) => new RegExp(p).test(({_VISIBLE})())"
+    lab.page.wait_for_function(code, arg=pattern, timeout=90_000)
+
+
+def _run(lab: Any, lab_root: Path, name: str, *cells: str) -> str:
+    path = _write(lab_root, name, SETUP, *cells)
+    lab.open(path)
+    lab.command("notebook:run-all-cells")
+    return path
+
+
+def _reload(lab: Any, path: str) -> None:
+    lab.page.goto(f"{lab.url}/lab/tree/{path}?reset")
+    lab.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=600_000)
+
+
+def _check(seen: dict[str, Any]) -> tuple[float, float]:
+    """Everything that is on the page at one moment says the same; returns how far the two bars are."""
+    ((epoch, n_epochs, phase, batch, n_batches),) = re.findall(r"epoch (\d+)/(\d+) · (valid )?(\d+)/(\d+) · ", seen["text"])
+    (epochs, batches) = seen["bars"]
+    assert [epochs[1], batches[1]] == [int(n_epochs), int(n_batches)] and batches[0] == int(batch)
+    inside = 1.0 if phase else int(batch) / int(n_batches)
+    assert epochs[0] == pytest.approx(int(epoch) - 1 + inside)
+    newest = max(seen["rows"], default=0)
+    assert newest == int(epoch) - 1 or (newest == int(epoch) == int(n_epochs))
+    losses = re.findall(r"· loss (\S+) ·", seen["text"])
+    assert len(losses) <= 1 and seen["text"].count(" · lr 0.01") == len(losses)
+    return epochs[0], batches[0]
+
+
+def test_all_numbers_on_the_page_agree_at_every_moment(lab: Any, lab_root: Path) -> None:
+    _run(lab, lab_root, "agree", "handle = trainer.run(200, loader, loader, background=True)")
+    _wait(lab, r"epoch 1/200 · ")
+    far = []
+    for _ in range(100):
+        far.append(_check(lab.page.evaluate(_SAMPLE))[0])
+        lab.page.wait_for_timeout(83)
+    assert far == sorted(far) and len(set(far)) > 20
+    lab.command("kernelmenu:shutdown", wait=True)
+
+
+def test_clock_goes_on_in_a_step_of_some_seconds(lab: Any, lab_root: Path) -> None:
+    _run(lab, lab_root, "clock", "trainer.pause_s = 3.5\ntrainer.run(1, loader[:2])")
+    for second in range(3):
+        _wait(lab, rf"epoch 1/1 · 0/2 · 00:0{second} < –")
+    _wait(lab, r"✓ completed · 1 epoch · ")
+
+
+def test_buttons_stand_still_from_the_first_epoch_to_the_last(lab: Any, lab_root: Path) -> None:
+    run = "trainer.pause_s = 0.003\nhandle = trainer.run(500, loader[:4], loader[:2], background=True)"
+    _run(lab, lab_root, "still", run)
+    _wait(lab, r"epoch \d+/500 · ")
+    places = set()
+    for epoch in (2, 5, 9, 12, 13, 20, 60, 200, 350, 490):
+        lab.page.wait_for_function(_REACHES, arg=epoch, timeout=90_000)
+        seen = lab.page.evaluate(_SAMPLE)
+        if seen["button"]:
+            places.add(tuple(seen["button"]))
+        assert len(seen["rows"]) <= 12
+    assert len(places) == 1
+
+
+def test_background_run_comes_back_live_after_a_reload(lab: Any, lab_root: Path) -> None:
+    path = _run(lab, lab_root, "background_reload", "handle = trainer.run(14, loader, loader, background=True)")
+    _wait(lab, r"epoch 2/14 · ")
+    lab.command("docmanager:save", wait=True)
+    _reload(lab, path)
+    _wait(lab, r"epoch [5-9]/14 · ")
+    _check(lab.page.evaluate(_SAMPLE))
+    assert not [words for words in DEAD if words in _visible(lab)] and "as of" not in _visible(lab)
+    _shoot(lab.page, "reloaded-background")
+    lab.page.locator(".jp-OutputArea button:visible:has-text('Pause')").first.click()
+    _wait(lab, r"‖ paused · epoch ")
+    lab.page.locator(".jp-OutputArea button:visible:has-text('Continue')").first.click()
+    _wait(lab, r"✓ completed · 14 epochs")
+    assert lab.page.locator(".jp-OutputArea button:visible").count() == 0 and _visible(lab).count("run 1") == 1
+
+
+def test_run_whose_kernel_is_busy_says_after_a_reload_when_it_was_drawn_and_ends_complete(lab: Any, lab_root: Path) -> None:
+    path = _run(lab, lab_root, "foreground_reload", "trainer.run(12, loader, loader)")
+    _wait(lab, r"epoch 2/12 · ")
+    assert "as of" not in _visible(lab)
+    lab.command("docmanager:save", wait=True)
+    _reload(lab, path)
+    _wait(lab, r"as of \d\d:\d\d:\d\d · trainer.show\(\) shows it live")
+    _shoot(lab.page, "reloaded-foreground")
+    assert not [words for words in DEAD if words in _visible(lab)]
+    _wait(lab, r"✓ completed · 12 epochs")  # the kernel is free, and answers
+    assert _visible(lab).count("run 1") == 1 and "as of" not in _visible(lab)
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_notebook_saved_in_mid_run_shows_the_record_without_its_kernel(lab: Any, lab_root: Path, is_trusted: bool) -> None:
+    path = _run(lab, lab_root, f"left_{is_trusted}", "handle = trainer.run(40, loader, loader, background=True)")
+    _wait(lab, r"epoch 3/40 · ")
+    lab.command("docmanager:save", wait=True)
+    lab.command("kernelmenu:shutdown", wait=True)
+    if not is_trusted:
+        notebook = nbformat.read(lab_root / path, as_version=4)
+        notebook.cells[0].source += "\n# changed by somebody"
+        nbformat.write(notebook, lab_root / path)
+    _reload(lab, path)
+    _wait(lab, r"as of \d\d:\d\d:\d\d · trainer.show\(\) shows it live")
+    lab.page.wait_for_timeout(2000)  # in which JupyterLab would say that it has no such widget
+    seen = _visible(lab)
+    assert not [words for words in DEAD if words in seen] and re.search(r"▶ running · epoch 3/40 · ", seen) and seen.count("★ 2") == 1
+    _shoot(lab.page, f"saved-{'trusted' if is_trusted else 'untrusted'}")
+    page, _ = HTMLExporter().from_filename(str(lab_root / path))
+    assert "running · epoch 3/40" in page and not [words for words in DEAD if words in page] and "widget-view+json" not in page
