@@ -187,17 +187,32 @@ def _own_module() -> ModuleType:
 _CLIENT_RANDOM = _own_module()
 
 
-def draw_apart(*clients: Any) -> None:
-    """Let the installed packages of these objects' classes draw from another `random` than the training, and urllib3, which they use.
+_CLIENTS = {"urllib3", "neptune", "neptune_scale", "wandb", "mlflow", "comet_ml", "clearml", "aim", "swanlab", "dvclive", "trackio"}
+_TRAINING = {"torch", "torchvision", "lightning", "pytorch_lightning", "lightning_fabric", "numpy", "transformers", "nbtrain"}
 
-    Clients wait for random times before they try again, in threads of theirs, so that restoring a state can't help. What they draw from
-    NumPy or torch, or by `from random import ...`, is not kept apart.
+
+def _trains(modules: list[ModuleType]) -> bool:
+    """Does a package hold what trains, whose random numbers are the run's? It does where one of its modules imports what trains."""
+    parts = [value for module in modules for value in (module, *vars(module).values()) if issubclass(type(value), ModuleType)]
+    return any(part.__name__.partition(".")[0] in _TRAINING for part in parts)
+
+
+def draw_apart(*clients: Any) -> None:
+    """Let the installed packages of these objects' classes, and known clients, draw from another `random` than the training.
+
+    Clients wait for random times before they try again, in threads of theirs, so that restoring a state can't help. A package that trains
+    too is left alone: torch has a logger of its own, and seeds the workers of loaders. What clients draw from NumPy or torch, or by
+    `from random import ...`, is not kept apart.
     """
-    packages = {"urllib3", *(type(client).__module__.partition(".")[0] for client in clients)}
+    packages: dict[str, list[ModuleType]] = {}
     for name, module in tuple(sys.modules.items()):
-        installed = "site-packages" in (getattr(module, "__file__", None) or "")
-        if installed and name.partition(".")[0] in packages and vars(module).get("random") is random:
-            vars(module)["random"] = _CLIENT_RANDOM
+        if "site-packages" in (getattr(module, "__file__", None) or ""):
+            packages.setdefault(name.partition(".")[0], []).append(module)
+    used = {type(client).__module__.partition(".")[0] for client in clients} & packages.keys()
+    for package in (_CLIENTS & packages.keys()) | {package for package in used if not _trains(packages[package])}:
+        for module in packages[package]:
+            if vars(module).get("random") is random:
+                vars(module)["random"] = _CLIENT_RANDOM
 
 
 # %% ../../nbs/loggers/background.ipynb #4f4e4493

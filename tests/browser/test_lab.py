@@ -51,7 +51,7 @@ def test_newcomers_notebook(lab: Any, notebook: str, lab_root: Path) -> None:
     lab.open(notebook)
     lab.command("notebook:run-all-cells")
     lab.wait_text(r"epoch [3-8]/8 · ")
-    assert lab.page.locator(".jp-OutputArea progress").count() == 2 and lab.page.locator(".jp-OutputArea svg[role=img]").count() == 1
+    assert lab.page.locator(".jp-OutputArea progress").count() == 2 and lab.page.locator(".jp-OutputArea img[alt^=Training]").count() == 1
     _shoot(lab.page, "running")
     lab.wait_text(r"✓ completed · 8 epochs")
     lab.wait_text(r"8 epochs done")

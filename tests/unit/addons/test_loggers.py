@@ -25,12 +25,16 @@ import lightning as L
 import psutil
 import pytest
 import torch
+from lightning.fabric.utilities import seed as seeding
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import DummyLogger, Logger
 from samples import Regress, make_loader, make_trainer, make_valid, same_weights
+from torch.utils.data._utils import worker
+from torch.utils.tensorboard import SummaryWriter
 
 from nbtrain import AddOnError, ConfigError, LoggersAddon, NeptuneLoggerAddon, OptionError, StateManagerAddon, WandBLoggerAddon
 from nbtrain.cli import main
-from nbtrain.loggers.background import Delivery, _Sender
+from nbtrain.loggers.background import Delivery, _Sender, draw_apart
 from nbtrain.loggers.neptune import NeptuneTracker, connect_neptune
 from nbtrain.loggers.neptune_export import read_neptune
 from nbtrain.loggers.step_points import StepPoints, gpu_memory
@@ -1053,3 +1057,9 @@ def test_what_a_client_draws_in_its_threads_does_not_change_the_training(tmp_pat
         trainer.run(3, make_loader())
         trainers.append(trainer)
     assert client.n_drawn > 0 and same_weights(trainers[0].model, trainers[1].model)
+
+
+def test_packages_that_train_keep_their_random_numbers(tmp_path: Path) -> None:
+    """torch seeds the workers of loaders with Python's `random`, and has a logger of its own; so has Lightning."""
+    draw_apart(SummaryWriter(str(tmp_path)), CSVLogger(tmp_path))
+    assert vars(worker)["random"] is vars(seeding)["random"] is random
