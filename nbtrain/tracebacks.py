@@ -14,7 +14,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from traceback import StackSummary, TracebackException, extract_stack, extract_tb, format_list
+from traceback import StackSummary, TracebackException, extract_stack, extract_tb, format_list, walk_tb
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -38,6 +38,8 @@ __all__ = [
     "render",
     "shorten",
     "boundary",
+    "clear_frames",
+    "free_last_error",
 ]
 
 
@@ -365,3 +367,30 @@ def _is_inside(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+# %% ../nbs/tracebacks.ipynb #ca5bc766
+def _clear(frame: FrameType | None) -> None:
+    """Let `frame` forget its variables, and its callers up to the first one that is running: a shortened traceback lacks some of them."""
+    while frame is not None:
+        try:
+            frame.clear()
+        except RuntimeError:  # it is running
+            return
+        frame.f_locals  # noqa: B018  # brings what was shown of it up to date: IPython has looked at it
+        frame = frame.f_back
+
+
+def clear_frames(error: BaseException | None) -> None:
+    """Let the frames of `error`, and of those it came from, forget their variables."""
+    while error is not None:
+        for frame, _ in walk_tb(error.__traceback__):
+            _clear(frame)
+        error = error.__cause__ or error.__context__
+
+
+def free_last_error() -> None:
+    """Release what the frames of the error hold that Python keeps as the last one, for `%debug`."""
+    for name in ("last_value", "last_exc"):
+        clear_frames(getattr(sys, name, None))
+    sys.last_traceback = None

@@ -282,7 +282,7 @@ class FailureControl:
         self.run_state = RunState()
         self.elsewhere: Callable[[tuple[Any, ...]], None] | None = None  # sends a command to a run in other processes
         self.failure: Any = None  # the error that has paused the run
-        self.stopped_after: Exception | None = None  # the error that had paused the run when it was ended by hand
+        self.stopped_after: Exception | None = None  # the error that had paused this run, which was ended by hand
         self.undo_trial: Callable[[], None] | None = None  # returns the definitions that new ones have replaced, until these have worked
         self._requests = Requests(self.run_state)
         self._verdict: Verdict = "retry"

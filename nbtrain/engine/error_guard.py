@@ -20,6 +20,7 @@ from .control import Boundary
 from .step_snapshot import CallSnapshot, StepSnapshot
 from ..errors import StepError, add_note, first_line
 from ..history.user_code import is_user, is_user_file
+from ..tracebacks import clear_frames
 
 if TYPE_CHECKING:
     from nbtrain.engine.step_module import StepModule
@@ -170,7 +171,7 @@ class ErrorGuard:
         output = getattr(error, "output", None)
         full = is_out_of_memory(error)
         if full:
-            traceback.clear_frames(error.__traceback__)  # they hold what fills the memory
+            clear_frames(error)  # they hold what fills the memory
         place = self.trainer.recorder.place
         failure = Failure(
             error, what, place, batch, output, {} if full else _variables(error), lost, self.trainer.title, error.__traceback__
@@ -178,10 +179,12 @@ class ErrorGuard:
         add_note(error, failure.line)
         phase = "train" if pl_trainer.training else "test" if pl_trainer.testing else "valid"
         try:
-            return control.fail(failure, Boundary(pl_trainer, phase, may_leave=False))
+            is_again = control.fail(failure, Boundary(pl_trainer, phase, may_leave=False))
         except Exception:
             self._final = error
             raise
+        clear_frames(error)  # of the batch that is tried again, or left out
+        return is_again
 
     def is_final(self, error: Exception) -> bool:
         """Is it an error with which the run ends?"""

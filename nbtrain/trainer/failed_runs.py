@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
 from ..history.user_code import is_user, module_of
-from .run_handle import clear_frames
+from ..tracebacks import clear_frames
 from ..views.notebook import get_shell, in_shell, is_watched
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from ..history.history import RunResult
 from ..optim.schedulers import scale_lr
 from .base import TrainerBase
 from .redefined import adopt_redefined
-from .run_handle import RunHandle, free_last_error
+from ..tracebacks import free_last_error
+from .run_handle import RunHandle
 from ..views.notebook import NotebookView
 from ..views.text import format_value
 

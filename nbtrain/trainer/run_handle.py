@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextvars
 import ctypes
 import signal
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from threading import Lock, Thread, current_thread
@@ -17,7 +15,7 @@ from threading import Lock, Thread, current_thread
 import torch
 
 from ..annotations import checked
-from ..tracebacks import boundary
+from ..tracebacks import boundary, clear_frames
 from ..engine.control import AT_EXIT, Control, Leave
 from ..errors import ConfigError, RunPaused
 from ..history.history import RunResult
@@ -26,7 +24,7 @@ from .interrupts import handles_signals
 from .run_stopped import ended_by_hand
 
 # %% auto #0
-__all__ = ["RunThread", "RunInThread", "RunHandle", "clear_frames", "free_last_error"]
+__all__ = ["RunThread", "RunInThread", "RunHandle"]
 
 # %% ../../nbs/trainer/run_handle.ipynb #d9026d79
 _LEAVE_S = 4.0  # Jupyter sends SIGTERM to a kernel 2.5 s after it has requested its end, and kills it after 5 s
@@ -68,6 +66,7 @@ class RunThread:
         """Wait until the run is over, however it ends."""
         if self._thread.ident is not None:  # else it has not begun, or could not
             self._thread.join()
+            clear_frames(self._control.stopped_after)  # its frames have ended now
 
     def finish(self, place: str) -> RunResult:
         """Wait for the result. Raises what the run has raised, and RunStopped, once, where it was ended by hand at `place`."""
@@ -240,22 +239,5 @@ class RunHandle(RunInThread):
 
     def free(self) -> None:
         """Release what the frames of an error hold; its text stays."""
-        for error in (self.error, self._control.stopped_after):
-            clear_frames(error)
-
-
-# %% ../../nbs/trainer/run_handle.ipynb #2802a95e
-def clear_frames(error: BaseException | None) -> None:
-    """Let the frames of `error`, and of those it came from, forget their variables."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            frame.f_locals  # noqa: B018  # brings what was shown of them up to date: IPython has looked at it
-        error = error.__cause__ or error.__context__
-
-
-def free_last_error() -> None:
-    """Release what the frames of the error hold that Python keeps as the last one, for `%debug`."""
-    for name in ("last_value", "last_exc"):
-        clear_frames(getattr(sys, name, None))
-    sys.last_traceback = None
+        clear_frames(self.error)
+        clear_frames(self._control.stopped_after)

@@ -64,9 +64,8 @@ class Point:
         return Point(later.step, sum(means) if means else math.nan, n, self.n_seen + later.n_seen, bad_step)
 
 
-def _smoothed(points: Sequence[Point]) -> list[tuple[int, float]]:
-    """(step, loss): at each point the mean of it and its neighbours, up to a gap; NaN in gaps. It does not lag behind the losses."""
-    reach = min(6, len(points) // 16)
+def _smoothed(points: Sequence[Point], reach: int) -> list[tuple[int, float]]:
+    """(step, loss): at each point the mean of it and `reach` neighbours, up to a gap; NaN in gaps. It does not lag behind the losses."""
     line: list[float] = []
     for is_shown, group in groupby((p.mean for p in points), is_drawn):
         part = list(group)
@@ -90,9 +89,7 @@ class LossCurve:
         self.max_points, self.start = max_points, 0
         self.epochs: list[tuple[int, float]] = []  # (step, finished epochs), where they are known
         self.validation = validation  # what is measured there
-        self.last: float | None = None  # the mean over the last 20 steps or so; the loss itself where that is not finite
         self._stride = 1  # steps in a point
-        self._mean = self._weight = 0.0  # of `last`
 
     def begin(self, progress: Progress, monitor: str = "val_loss") -> None:
         """A run begins here; one that goes on keeps its curve. The validations are drawn by `monitor` where that is a loss."""
@@ -129,18 +126,14 @@ class LossCurve:
         self.points.append(Point(step))
 
     def _point(self, first_step: int, losses: Sequence[float]) -> Point:
-        """These losses as a point; they go into `last` too, a mean whose weights fall by 5% a step and sum to 1 from the first on."""
-        recent, weight, mean, n, bad_step = self._mean, self._weight, 0.0, 0, None
+        """These losses as a point."""
+        mean, n, bad_step = 0.0, 0, None
         for i, loss in enumerate(losses):
-            if loss - loss != 0:  # NaN or infinite: the mean begins again
-                recent = weight = 0.0
+            if loss - loss != 0:  # NaN or infinite
                 bad_step = first_step + i if bad_step is None else bad_step
                 continue
-            recent, weight = 0.95 * recent + 0.05 * loss, 0.95 * weight + 0.05
             n += 1
             mean += loss / n - mean / n
-        self._mean, self._weight = recent, weight
-        self.last = recent / weight if weight else losses[-1]
         return Point(first_step + len(losses) - 1, mean if n else math.nan, n, len(losses), bad_step)
 
     def add_validation(self, step: int, value: float) -> None:
@@ -150,6 +143,15 @@ class LossCurve:
         self.validations.append((step, value))
         if len(self.validations) > self.max_points:
             self.validations = self.validations[1::2] if len(self.validations) % 2 == 0 else self.validations[::2]
+
+    @property
+    def last(self) -> float | None:
+        """The loss at the end of the smoothed line; NaN where the newest losses are not finite, None before the first one."""
+        return _smoothed(self.points[-self._reach - 1 :], self._reach)[-1][1] if self.points else None
+
+    @property
+    def _reach(self) -> int:
+        return min(6, len(self.points) // 16)
 
     @property
     def last_step(self) -> int:
@@ -164,7 +166,7 @@ class LossCurve:
     @property
     def smoothed(self) -> Places:
         """(step, loss): a mean over neighbours; NaN where no loss is finite."""
-        return _smoothed(self.points)
+        return _smoothed(self.points, self._reach)
 
 
 def measured_curve(steps: Iterable[int], losses: Iterable[float], validations: Iterable[Mapping[str, Any]], monitor: str) -> LossCurve:

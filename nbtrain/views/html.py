@@ -140,13 +140,14 @@ def _bar(label: str, value: float, n: int | None) -> str:
 def status_html(board: Board) -> str:
     """How far a run is that is on: its state, place and time, its speed and newest numbers, and two bars."""
     p, is_test = place_now(board), board.progress.phase == "test"
-    numbers = rate_words(board)
-    numbers += [f"loss {format_value(board.loss)}"] if board.loss is not None else []
+    numbers = [f"loss {format_value(board.loss)}"] if board.loss is not None else []
     numbers += [f"lr {format_value(board.lr)}"] if board.lr is not None else []
+    numbers += rate_words(board)
     place = " · ".join([state_words(board.status), *place_words(p), time_words(board)])
+    quiet = f"{_QUIET};overflow:hidden;text-overflow:ellipsis"  # what there is no room for is left out at the end
     epochs = "" if is_test else _bar("Epochs", min(p.epoch + board.place.epoch_part, p.n_epochs), p.n_epochs) + "\n"
     return (
-        f'<div style="{_ONE_LINE}"><span>{escape(place)}</span>\n<span style="{_QUIET}">{escape(" · ".join(numbers))}</span></div>\n'
+        f'<div style="{_ONE_LINE}"><span>{escape(place)}</span>\n<span style="{quiet}">{escape(" · ".join(numbers))}</span></div>\n'
         + epochs
         + _bar("Batches", p.batch, p.n_batches)
     )

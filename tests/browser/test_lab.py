@@ -56,8 +56,8 @@ def test_newcomers_notebook(lab: Any, notebook: str, lab_root: Path) -> None:
     lab.wait_text(r"✓ completed · 8 epochs")
     lab.wait_text(r"8 epochs done")
     assert lab.page.locator(".jp-OutputArea progress").count() == 0
-    assert lab.page.locator(".jp-OutputArea img[alt^=Curves]").count() == 1
-    lab.page.locator(".jp-OutputArea img[alt^=Curves]").scroll_into_view_if_needed()
+    assert lab.page.locator(".jp-OutputArea img[alt^='By epoch']").count() == 1
+    lab.page.locator(".jp-OutputArea img[alt^='By epoch']").scroll_into_view_if_needed()
     _shoot(lab.page, "done")
     _shoot(lab.page.locator(".jp-Cell").first, "notebook")
     lab.command("docmanager:save", wait=True)
@@ -106,9 +106,9 @@ def test_buttons_are_heard_while_the_cell_waits(lab: Any, lab_root: Path) -> Non
     lab.command("notebook:run-all-cells")
     lab.wait_text(r"epoch 2/6")
     _press(lab, "Save now")
-    lab.wait_text(r"✎ epoch \d, batch \d+: the state was saved")
+    lab.wait_text(r"① epoch \d, batch \d+: the state was saved")
     _press(lab, "Validate now")
-    lab.wait_text(r"✎ epoch \d, batch \d+: validated: val_loss")
+    lab.wait_text(r"② epoch \d, batch \d+: validated: val_loss")
     _press(lab, "Pause")
     lab.wait_text(r"‖ paused at epoch \d, (validation )?batch \d+ · trainer.resume\(\) continues it")
     _shoot(lab.page, "paused")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def n_runs():
     return sum(thread.name == "nbtrain run" for thread in threading.enumerate())
 
 def wait_until(condition):
-    end = time.monotonic() + 300
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -99,9 +100,12 @@ def test_record_below_the_cell_shows_a_failure_in_the_background(kernel: Kernel)
         lines = (updates([kernel.client.get_iopub_msg(timeout=600)]) or [lines])[-1]
     assert [line for line in lines if line.startswith("note: ")] == [f"note: {SUMMARY}", f"note: {LINE}"]
     assert lines[-1].startswith("‖ paused · epoch 1/3 · 2/20 · ")
-    kernel.client.execute("trainer.run(1, make_loader())")  # it fails too
+    again = kernel.client.execute("trainer.run(1, make_loader())")  # it fails too
     while not any("✗ failed" in line for line in lines):
         lines = (updates([kernel.client.get_iopub_msg(timeout=600)]) or [lines])[-1]
+    while kernel.client.get_shell_msg(timeout=600)["parent_header"]["msg_id"] != again:
+        pass
+    time.sleep(0.2)  # the kernel lets a moment pass in which it aborts what comes
     kernel.run("trainer.stop()\ndel trainer, handle")
 
 
@@ -129,7 +133,7 @@ def test_cell_that_fails_again_and_again_leaves_nothing(kernel: Kernel, workers:
     execute(warm)
     before, mb = kernel.value("kept(), resident_mb()")
     execute(n - warm)
-    kernel.run(f"wait_until(lambda: kept() == {before})")
+    kernel.value(f"wait_until(lambda: all(now <= then for now, then in zip(kept(), {before})))")
     assert before[2:] == (workers, 1)
     assert kernel.value("resident_mb()") < mb + 8
 
