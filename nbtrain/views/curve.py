@@ -78,15 +78,12 @@ def _smoothed(points: Sequence[Point], reach: int) -> list[tuple[int, float]]:
 
 # %% ../../nbs/views/curve.ipynb #curv-class
 class LossCurve:
-    """The training loss by step in at most `max_points` points, whatever the length of the run, and the values of its validations.
-
-    `start` is the step before the first one. A step that comes again replaces what was known from there on.
-    """
+    """The training loss by step, and the validations, in `max_points` points at most. A step that comes again replaces the later ones."""
 
     def __init__(self, max_points: int = 400, validation: str = "val_loss") -> None:
         self.points: list[Point] = []
         self.validations: list[tuple[int, float]] = []  # (step, value), at most `max_points`
-        self.max_points, self.start = max_points, 0
+        self.max_points, self.start = max_points, 0  # start: the step before the first one
         self.epochs: list[tuple[int, float]] = []  # (step, finished epochs), where they are known
         self.validation = validation  # what is measured there
         self._stride = 1  # steps in a point

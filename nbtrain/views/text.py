@@ -33,6 +33,7 @@ __all__ = [
     "best_row",
     "Speed",
     "RunPlace",
+    "BoardData",
     "Board",
     "state_words",
     "header_line",
@@ -221,8 +222,8 @@ class RunPlace:
 
 # %% ../../nbs/views/text.ipynb #b9da4cad
 @dataclass
-class Board:
-    """What a view shows of a run, updated by its events."""
+class BoardData:
+    """What the events of a run have said."""
 
     header: dict[str, Any] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
@@ -292,6 +293,11 @@ class Board:
         self.lr = event.data.get("lr")
         self.curve.add_block(event.progress.step, event.data["values"].get("train_loss", ()))
         self.loss = self.curve.last
+
+
+# %% ../../nbs/views/text.ipynb #fbde85b5
+class Board(BoardData):
+    """What a view shows of a run, updated by its events."""
 
     @property
     def left_s(self) -> float | None:
