@@ -21,7 +21,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, TABLE = ROOT / "docs" / "private_parts.md", ROOT / "docs" / "private_parts.yaml"
 # Names with an underscore that are documented for everybody: Python's and IPython's
-DOCUMENTED = {"_exit", "_fields", "_name_", "_repr_html_", "_repr_png_"}
+DOCUMENTED = {"_exit", "_fields", "_name_", "_repr_html_", "_repr_mimebundle_", "_repr_png_"}
 _HEAD = """# Private parts of other packages
 
 nbtrain uses {n_names} private names of other packages, in {n_uses} places. They may change in any release. This page lists each name:
