@@ -271,6 +271,6 @@ class Advice:
 
     @property
     def lines(self) -> list[str]:
-        """The lines, without what is no advice: `tip: ` before each is the view's."""
+        """What there is to say now, without the `tip:` that a view writes before each line."""
         silent = self.waiting if self.overfitting.line else None
         return [line for rule in self.rules if rule is not silent and (line := rule.line)][:_MAX_LINES]

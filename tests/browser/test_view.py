@@ -80,7 +80,7 @@ def _check(seen: dict[str, Any]) -> tuple[float, float]:
     assert epochs[0] == pytest.approx(int(epoch) - 1 + inside)
     newest = max(seen["rows"], default=0)
     assert newest == int(epoch) - 1 or (newest == int(epoch) == int(n_epochs))
-    losses = re.findall(r"· loss (\S+) ·", seen["text"])
+    losses = re.findall(r"(?:^|· )loss (\S+) ·", seen["text"], re.MULTILINE)
     assert len(losses) <= 1 and seen["text"].count(" · lr 0.01") == len(losses)
     return epochs[0], batches[0]
 

@@ -63,7 +63,7 @@ def test_plain_ipython_shows_a_line_pauses_at_ctrl_c_and_goes_on(tmp_path: Path)
     try:
         shell.expect(r"In \[1\]:")
         ask("%run -i setup.py", r"In \[2\]:")
-        ask("trainer.run(20, loader, loader)", r"epoch 2/20 · \d+/200")
+        ask("trainer.run(20, loader, loader)", r"epoch 2/20 · \|\S* *\| \d+/200")
         shell.sendintr()
         shell.expect(r"‖ paused at epoch \d+, (validation )?batch \d+ · trainer.resume\(\) continues it")
         shell.expect(r"In \[3\]:")
