@@ -86,6 +86,7 @@ class LossCurve:
         self.max_points, self.start = max_points, 0  # start: the step before the first one
         self.epochs: list[tuple[int, float]] = []  # (step, finished epochs), where they are known
         self.validation = validation  # what is measured there
+        self.newest = math.nan  # loss
         self._stride = 1  # steps in a point
 
     def begin(self, progress: Progress, monitor: str = "val_loss") -> None:
@@ -104,6 +105,7 @@ class LossCurve:
 
     def add_block(self, last_step: int, losses: Sequence[float]) -> None:
         """Add the losses of the steps up to `last_step`."""
+        self.newest = losses[-1] if losses else self.newest
         first = last_step - len(losses) + 1
         while self.points and self.points[-1].step >= first:
             self.points.pop()
@@ -143,8 +145,9 @@ class LossCurve:
 
     @property
     def last(self) -> float | None:
-        """The loss at the end of the smoothed line; NaN where the newest losses are not finite, None before the first one."""
-        return _smoothed(self.points[-self._reach - 1 :], self._reach)[-1][1] if self.points else None
+        """The loss at the end of the smoothed line; the newest one where that is not finite, None before the first one."""
+        end = _smoothed(self.points[-self._reach - 1 :], self._reach)[-1][1] if self.points else None
+        return end if end is None or is_drawn(end) else self.newest
 
     @property
     def _reach(self) -> int:
@@ -343,7 +346,7 @@ def _train_words(curve: LossCurve, line: Places) -> tuple[str, str]:
         bad = point.bad_step
         if point.n_finite:
             break
-    return f"{short(math.nan if curve.last is None else curve.last)} from step {short_count(bad or curve.points[-1].step)}", "bad"
+    return f"{short(curve.newest)} from step {short_count(bad or curve.points[-1].step)}", "bad"
 
 
 def _end_labels(frame: _Frame, curve: LossCurve, ghost: Ghost, width: float) -> list[str]:
@@ -411,13 +414,11 @@ def curve_svg(
 # %% ../../nbs/views/curve.ipynb #curv0019
 def curve_words(curve: LossCurve) -> str:
     """What the curve shows, in words: `Training loss by step, smoothed: 2.3 to 0.1 at step 500; val_loss 2.2 to 0.2`."""
-    finite = [loss for _, loss in curve.smoothed if is_drawn(loss)]
+    finite, last = [loss for _, loss in curve.smoothed if is_drawn(loss)], curve.last
     words = []
-    if curve.points:
-        newest = short(curve.smoothed[-1][1])
-        words.append(
-            f"Training loss by step, smoothed: {short(finite[0]) if finite else newest} to {newest} at step {curve.points[-1].step}"
-        )
+    if last is not None:
+        first = finite[0] if finite else last
+        words.append(f"Training loss by step, smoothed: {short(first)} to {short(last)} at step {curve.points[-1].step}")
     if curve.validations:
         words.append(f"{curve.validation} {short(curve.validations[0][1])} to {short(curve.validations[-1][1])}")
     return "; ".join(words)

@@ -74,6 +74,9 @@ def test_the_newest_loss_is_a_mean_of_the_last_ones_and_not_of_those_before_a_na
     assert math.isnan(curve.last or 0)
     curve.add_block(4, [3.0])
     assert curve.last == pytest.approx(3.0)
+    curve.add_block(5, [math.inf])
+    assert curve.last == math.inf and curve_words(curve).endswith("1 to ∞ at step 5")
+    assert "∞ from step 5" in curve_svg(curve)
 
 
 # -- axes
