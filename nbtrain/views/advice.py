@@ -171,8 +171,10 @@ class Waiting:
         self.monitor, self.n_epochs = "val_loss", 0
         self.mode: MonitorMode = "min"
         self.rows: list[Mapping[str, Any]] = []
+        self.line = ""
 
     def update(self, event: Event) -> None:
+        self.n_epochs = max(self.n_epochs, event.progress.n_epochs)
         if event.kind == "start":
             self.monitor = event.data.get("monitor", "val_loss")
             self.mode = "max" if event.data.get("monitor_mode") == "max" else "min"
@@ -180,10 +182,10 @@ class Waiting:
             self.rows.append(event.data["row"])
         elif event.kind == "mark":
             self.rows = []
-        self.n_epochs = max(self.n_epochs, event.progress.n_epochs)
+        if event.kind in ("start", "epoch", "mark"):
+            self.line = self._find()
 
-    @property
-    def line(self) -> str:
+    def _find(self) -> str:
         name = "train_loss" if self.monitor == "val_loss" and not any("val_loss" in row for row in self.rows) else self.monitor
         rows = [row for row in self.rows if name in row]
         best = _best_index([row[name] for row in rows], self.mode)
@@ -204,15 +206,6 @@ _MIN_AGE = 5  # epochs since the best
 
 class Overfitting(Waiting):
     """A metric becomes better in the training and worse in the validation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._line = ""
-
-    def update(self, event: Event) -> None:
-        super().update(event)
-        if event.kind in ("start", "mark", "epoch"):
-            self._line = self._find()
 
     def _find(self) -> str:
         last = self.rows[-1] if self.rows else {}
@@ -238,10 +231,6 @@ class Overfitting(Waiting):
         way = "rising" if mode == "min" else "falling"
         shown = f"train_{name} {train[-1]:.4g}, val_{name} {val[-1]:.4g}"
         return f"{shown} and {way}: overfitting since epoch {rows[best]['epoch']}"
-
-    @property
-    def line(self) -> str:
-        return self._line
 
 
 # %% ../../nbs/views/advice.ipynb #e86f9daa
