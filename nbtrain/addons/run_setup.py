@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from .accumulation import AccumulationAddon
 from .scheduler import SchedulerAddon
 from ..compat.weight_names import bare_name
-from ..data.loader import BatchList, LoaderWrapper, as_loader
+from ..data.loader import BatchList, as_loader, innermost
 from ..data.seeded_loader import SeededLoader
 from ..data.tensor_loader import TensorLoader
 from ..engine.protocol import TrainerProtocol
@@ -70,9 +70,7 @@ def _of_accumulation(trainer: TrainerProtocol) -> dict[str, Any]:
 
 # %% ../../nbs/addons/run_setup.ipynb #6c1cecba
 def _of_loader(loader: Any) -> dict[str, Any]:
-    while isinstance(loader, LoaderWrapper):
-        loader = loader.loader
-    loader = as_loader(loader)
+    loader = as_loader(innermost(loader))
     parts = loader if isinstance(loader, Mapping) else dict(enumerate(loader)) if isinstance(loader, (list, tuple)) else None
     parts = getattr(loader, "loaders", None) if parts is None else parts
     found: dict[str, Any] = {"class": _name(loader), "batches": sized_len(loader) if not isinstance(parts, Mapping) else len(parts)}

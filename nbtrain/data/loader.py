@@ -14,7 +14,17 @@ from torch.utils.data import DataLoader, RandomSampler, Sampler
 from ..errors import CheckpointError, ConfigError
 
 # %% auto #0
-__all__ = ["BatchList", "as_loader", "with_batch_size", "with_batch_sampler", "LoaderWrapper", "StatefulLoader", "Batching", "check_same"]
+__all__ = [
+    "BatchList",
+    "as_loader",
+    "with_batch_size",
+    "with_batch_sampler",
+    "LoaderWrapper",
+    "innermost",
+    "StatefulLoader",
+    "Batching",
+    "check_same",
+]
 
 
 # %% ../../nbs/data/loader.ipynb #aaccfbd5
@@ -76,6 +86,13 @@ class LoaderWrapper:
     def batch_sampler(self) -> Any:
         """The loader's, for Lightning, which calls `set_epoch` of its sampler, too."""
         return getattr(self.loader, "batch_sampler", None)
+
+
+def innermost(loader: Any) -> Any:
+    """The loader itself, without what nbtrain has put around it."""
+    while isinstance(loader, LoaderWrapper):
+        loader = loader.loader
+    return loader
 
 
 # %% ../../nbs/data/loader.ipynb #8d599706

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..data.batch import is_out_of_memory, out_of_memory
-from ..data.loader import LoaderWrapper
+from ..data.loader import LoaderWrapper, innermost
 from ..data.resumable_loader import RereadableLoader
 from .precision import CastPrecision
 from .step_module import StepModule
@@ -330,8 +330,7 @@ def exhaust(fetcher: _DataFetcher) -> None:
 
 def ends_at_length(loader: Any) -> bool:
     """Is it a DataLoader, in whatever nbtrain has put around it, that reads torch's own samplers and nothing else?"""
-    while isinstance(loader, LoaderWrapper):
-        loader = loader.loader
+    loader = innermost(loader)
     if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__ or isinstance(loader.dataset, IterableDataset):
         return False
     samplers = (loader.batch_sampler, loader.sampler) if loader.batch_sampler is not None else (loader.sampler,)

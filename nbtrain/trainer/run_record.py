@@ -14,7 +14,7 @@ from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import DataLoader
 
 from ..addons.compile import CompileAddon
-from ..data.loader import LoaderWrapper
+from ..data.loader import innermost
 from ..data.tensor_loader import suggest_loader
 from ..engine.fast_step import unknown_torch
 from ..engine.lean_pass import unknown_version
@@ -55,8 +55,7 @@ def _n_cores() -> int | None:
 
 def _facts(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, Any]:
     """What a view must know to give advice: the workers of the loader (None where it has none to set), cores, and `torch.compile`."""
-    while isinstance(loader, LoaderWrapper):
-        loader = loader.loader
+    loader = innermost(loader)
     n_workers = loader.num_workers if isinstance(loader, DataLoader) else None
     compiled = any(isinstance(addon, CompileAddon) and addon.compile is not False for addon in trainer.active_addons)
     compiled = compiled or type(trainer.model).__name__ == "OptimizedModule"  # what torch.compile returns
