@@ -103,8 +103,9 @@ def _is_header(data: dict[str, Any]) -> bool:
 
 def _is_block(data: dict[str, Any]) -> bool:
     columns = data["values"].values()
-    same_length = all(isinstance(column, list) and len(column) == data["n"] for column in columns) and _is_number(data.get("data_s", 0.0))
-    is_measured = _is_count(data["n"]) and _is_number(data["samples"]) and (data.get("lr") is None or _is_number(data["lr"]))
+    same_length = all(isinstance(column, list) and len(column) == data["n"] for column in columns)
+    numbers = [data["samples"], data.get("data_s", 0.0)] + ([data["lr"]] if data.get("lr") is not None else [])
+    is_measured = _is_count(data["n"]) and all(map(_is_number, numbers))
     return same_length and is_measured and all(_is_number(value) for column in columns for value in column)
 
 

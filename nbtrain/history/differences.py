@@ -93,17 +93,13 @@ def _field(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+_NOT_OF_RUN = ("began", "source", "parent", "n_epoch")  # what two runs of the same settings may differ in, and what is compared later
+
+
 def _last_run(content: Mapping[str, Any]) -> dict[str, Any]:
     runs = content.get("runs")
-    last = runs[-1] if isinstance(runs, list) and runs else {}
-    return (
-        {key: value for key, value in last.items() if key not in ("began", "source", "parent", "n_epoch")} if isinstance(last, dict) else {}
-    )
-
-
-def _n_epoch(content: Mapping[str, Any]) -> Any:
-    runs = content.get("runs")
-    return runs[-1].get("n_epoch") if isinstance(runs, list) and runs and isinstance(runs[-1], dict) else None
+    last = runs[-1] if isinstance(runs, list) and runs else None
+    return last if isinstance(last, dict) else {}
 
 
 def _values(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,12 +110,13 @@ def _values(content: Mapping[str, Any]) -> dict[str, Any]:
 def _all(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
     arguments = [{key: value for key, value in _field(side, "arguments").items() if key not in _SILENT} for side in (a, b)]
     yield from _of_value("arguments", *arguments)
-    yield from _of_value("run", _last_run(a), _last_run(b))
+    runs = _last_run(a), _last_run(b)
+    yield from _of_value("run", *({key: value for key, value in run.items() if key not in _NOT_OF_RUN} for run in runs))
     yield from _of_source(str(a.get("steps") or ""), str(b.get("steps") or ""))
     yield from _of_value("values", _values(a), _values(b))
     for name in ("device", "seed"):
         yield from _of_value(name, a.get(name), b.get(name))
-    yield from _of_value("n_epoch", _n_epoch(a), _n_epoch(b))
+    yield from _of_value("n_epoch", *(run.get("n_epoch") for run in runs))
     yield from _of_value("versions", _field(a, "versions"), _field(b, "versions"))
 
 
