@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from nbclient import NotebookClient
 
 
 class Watched(NotebookClient):
-    """Asks as a frontend does at which somebody sits."""
+    """Asks as the frontend of a user does."""
 
     async def async_start_new_kernel_client(self, **options: Any) -> Any:
         client = await super().async_start_new_kernel_client(**options)
@@ -29,3 +30,25 @@ def execute(warm_kernel: Any) -> Callable[..., Any]:
         return notebook
 
     return run
+
+
+@pytest.fixture
+def shown(outputs: dict[str, Any]) -> Callable[[str], str]:
+    """The error that a cell ends with, without colours, by the name of the cell in the module's `outputs`.
+
+    Numbers of frames are N, which other versions change.
+    """
+
+    def show(name: str) -> str:
+        errors = [output for output in outputs[name] if output.output_type == "error"]
+        assert len(errors) == 1, outputs[name]
+        text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(errors[0].traceback))
+        return re.sub(r"\[\d+ frames", "[N frames", re.sub(r"Cell In\[\d+\]", "Cell", text))
+
+    return show
+
+
+@pytest.fixture
+def printed(outputs: dict[str, Any]) -> Callable[[str], str]:
+    """What a cell prints, by its name."""
+    return lambda name: "".join(output.text for output in outputs[name] if output.output_type == "stream")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,7 +149,6 @@ CELLS = {
     "events": "events = map(json.loads, (folder / 'events.jsonl').read_text().splitlines())\n"
     "[tuple(event['data'].values()) for event in events if event['kind'] in ('end', 'note')]",
 }
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.fixture(scope="module")
@@ -158,18 +156,6 @@ def outputs(execute: Any) -> dict[str, Any]:
     """What each of the cells has sent, by its name."""
     notebook = execute(*CELLS.values())
     return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells)}
-
-
-@pytest.fixture
-def shown(outputs: dict[str, Any]) -> Any:
-    """The error that a cell ends with, without colors; numbers of frames are N, which other versions change."""
-
-    def show(name: str) -> str:
-        (error,) = [output for output in outputs[name] if output.output_type == "error"]
-        text = ANSI.sub("", "\n".join(error.traceback))
-        return re.sub(r"\[\d+ frames", "[N frames", re.sub(r"Cell In\[\d+\]", "Cell", text))
-
-    return show
 
 
 @pytest.fixture
@@ -181,10 +167,6 @@ def value(outputs: dict[str, Any]) -> Any:
         return eval(result.data["text/plain"], {"Size": tuple, "torch": SimpleNamespace(Size=tuple)})  # noqa: S307  # what the cell has written
 
     return read
-
-
-def printed(outputs: list[Any]) -> str:
-    return "".join(output.text for output in outputs if output.output_type == "stream")
 
 
 def records(outputs: list[Any]) -> list[str]:
@@ -281,9 +263,9 @@ def test_on_error_raise_ends_the_run(shown: Any, value: Any) -> None:
     assert value("after raise") == ("idle", None, "failed", 0)
 
 
-def test_next_cell_that_names_the_trainer_prints_a_failure_in_the_background_once(outputs: dict[str, Any]) -> None:
-    assert printed(outputs["background"]) == printed(outputs["elsewhere"]) == printed(outputs["names it again"]) == ""
-    assert printed(outputs["names it"]) == f"trainer: {SUMMARY}\n  {LINE} · handle.wait() raises the error\n"
+def test_next_cell_that_names_the_trainer_prints_a_failure_in_the_background_once(printed: Any) -> None:
+    assert printed("background") == printed("elsewhere") == printed("names it again") == ""
+    assert printed("names it") == f"trainer: {SUMMARY}\n  {LINE} · handle.wait() raises the error\n"
 
 
 def test_handle_of_a_failed_run_says_the_error_and_raises_it(outputs: dict[str, Any], shown: Any) -> None:
@@ -293,9 +275,9 @@ def test_handle_of_a_failed_run_says_the_error_and_raises_it(outputs: dict[str, 
     assert "----> 8             loss = loss + batch.no_such_name" in text and "trainer.traceback() shows them]" in text
 
 
-def test_traceback_of_a_paused_run_has_all_frames(outputs: dict[str, Any]) -> None:
+def test_traceback_of_a_paused_run_has_all_frames(printed: Any) -> None:
     for name in ("met", "whole"):
-        text = printed(outputs[name])
+        text = printed(name)
         assert "nbtrain/engine/error_guard.py" in text and text.endswith(f"float32\n{LINE}\n")
 
 

@@ -92,7 +92,6 @@ CELLS = {
     "whole of ranks": "ranks.traceback()",
     "plain": "%xmode Plain\ntrainer.run(1, bad)",
 }
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.fixture(scope="module")
@@ -100,23 +99,6 @@ def outputs(execute: Any) -> dict[str, Any]:
     """What each of the cells has sent, by its name."""
     notebook = execute(*CELLS.values())
     return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells)}
-
-
-@pytest.fixture
-def shown(outputs: dict[str, Any]) -> Any:
-    """The traceback of a cell, without colors; numbers of frames are N, which other versions change."""
-
-    def show(name: str) -> str:
-        errors = [output for output in outputs[name] if output.output_type == "error"]
-        assert len(errors) == 1, outputs[name]
-        text = ANSI.sub("", "\n".join(errors[0].traceback))
-        return re.sub(r"\[\d+ frames", "[N frames", re.sub(r"Cell In\[\d+\]", "Cell", text))
-
-    return show
-
-
-def printed(outputs: list[Any]) -> str:
-    return "".join(output.text for output in outputs if output.output_type == "stream")
 
 
 def value(outputs: list[Any]) -> str:
@@ -189,27 +171,27 @@ def test_debugger_begins_in_the_frame_of_the_user(outputs: dict[str, Any]) -> No
     assert value(outputs["frames of no loss"]) == value(outputs["frames of wrong live edit"]) == "['run_code', '<module>']"
 
 
-def test_traceback_prints_all_frames(outputs: dict[str, Any]) -> None:
-    text = printed(outputs["whole"])
+def test_traceback_prints_all_frames(printed: Any) -> None:
+    text = printed("whole")
     assert text.startswith("Traceback (most recent call last):\n") and "    trainer.run(1, bad)\n" in text
     for file in ("nbtrain/trainer/run_handle.py", "lightning/pytorch/trainer/trainer.py", "torch/nn/modules/linear.py"):
         assert file in text
     assert text.endswith("Digits.train_step, epoch 1, batch 1: the batch is Tensor (8, 5) float32\n")
 
 
-def test_error_of_a_loaders_worker_has_its_own_message_and_frames(shown: Any, outputs: dict[str, Any]) -> None:
+def test_error_of_a_loaders_worker_has_its_own_message_and_frames(shown: Any, printed: Any) -> None:
     frames = 'In DataLoader worker process 0:\n  Cell, line 23, in __getitem__\n    raise FileNotFoundError("No such file: x.png")\n\n'
     head = HEAD + "FileNotFoundError                         Traceback (most recent call last)\nCell, line 1\n----> 1 "
     hidden = HIDDEN.format("nbtrain, Lightning and torch") + "FileNotFoundError: No such file: x.png\nnbtrain: epoch 1, batch 1"
     assert shown("worker") == head + CELLS["worker"] + "\n\n" + frames + hidden
     assert shown("worker of predict").startswith(head + CELLS["worker of predict"] + "\n\n" + frames)
     assert shown("worker of predict").endswith("\nFileNotFoundError: No such file: x.png")
-    whole = printed(outputs["whole of worker"])
+    whole = printed("whole of worker")
     assert "torch/utils/data/_utils/worker.py" in whole and whole.endswith("FileNotFoundError: No such file: x.png\n")
 
 
-def test_error_of_a_background_run_is_met_before_it_is_raised(shown: Any, outputs: dict[str, Any]) -> None:
-    assert "torch/nn/modules/linear.py" in printed(outputs["met"])
+def test_error_of_a_background_run_is_met_before_it_is_raised(shown: Any, printed: Any) -> None:
+    assert "torch/nn/modules/linear.py" in printed("met")
     expected = SHAPES.replace("trainer.run(1, bad)", "handle.wait()")
     assert shown("wait") == shown("wait again") == expected
 
@@ -221,9 +203,9 @@ def test_cause_is_shown_where_the_users_code_is_in_it(shown: Any) -> None:
     assert argument.count(f"----> 1 {CELLS['cause of a wrong argument']}\n") == 2 and "<lambda>" in argument and "hidden" not in argument
 
 
-def test_print_last_is_for_errors_without_a_trainer(shown: Any, outputs: dict[str, Any]) -> None:
+def test_print_last_is_for_errors_without_a_trainer(shown: Any, printed: Any) -> None:
     assert "[N frames of nbtrain hidden · nbtrain.tracebacks.print_last() shows them]\n" in shown("without a trainer")
-    assert "nbtrain/trainer/arguments.py" in printed(outputs["last"])
+    assert "nbtrain/trainer/arguments.py" in printed("last")
 
 
 def test_public_method_in_a_step_hides_its_frames_too(shown: Any) -> None:
@@ -241,12 +223,12 @@ def test_error_can_be_pickled_still(outputs: dict[str, Any]) -> None:
     assert value(outputs["caught"]) == "'mat1 and mat2 shapes cannot be multiplied (8x5 and 4x1)'"
 
 
-def test_error_of_a_rank_shows_the_frames_of_its_process(shown: Any, outputs: dict[str, Any]) -> None:
+def test_error_of_a_rank_shows_the_frames_of_its_process(shown: Any, printed: Any) -> None:
     text = shown("ranks")
     assert "----> 5 ranks.run(1, DataLoader(torch.randn(32, 4), 8))\n\nIn rank 0:\n" in re.sub("rank 1", "rank 0", text)
     assert "  Cell, line 3, in train_step\n    raise LookupError('no such row')\n" in text and len(text.splitlines()) <= 30
     assert "\nLookupError: no such row\n" in text and "In rank" in text and "[N frames of nbtrain" in text
-    whole = printed(outputs["whole of ranks"])
+    whole = printed("whole of ranks")
     assert "nbtrain/distributed/worker.py" in whole and "nbtrain/distributed/worker_pool.py" in whole
 
 
