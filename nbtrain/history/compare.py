@@ -77,7 +77,7 @@ class Comparison:
 def compare(*paths: str | Path) -> Comparison:
     """The runs in these run folders, or the newest in each folder of run folders, with what each differs in from the first one.
 
-    Raises ConfigError where there is no run. Damaged lines of a record are left out, which the comparison says.
+    Raises ConfigError where no run is found. Damaged lines of a record are left out, which the comparison says.
     """
     folders = [find_run(path).resolve() for path in paths]
     if not folders:

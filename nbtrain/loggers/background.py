@@ -201,7 +201,7 @@ def draw_apart(*clients: Any) -> None:
     """Let the installed packages of these objects' classes, and known clients, draw from another `random` than the training.
 
     Clients wait for random times before they try again, in threads of theirs, so that restoring a state can't help. A package that trains
-    too is left alone: torch has a logger of its own, and seeds the workers of loaders. What clients draw from NumPy or torch, or by
+    too is not changed: torch has its own logger, and seeds the workers of loaders. What clients draw from NumPy or torch, or by
     `from random import ...`, is not kept apart.
     """
     packages: dict[str, list[ModuleType]] = {}

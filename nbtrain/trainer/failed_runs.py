@@ -28,7 +28,7 @@ __all__ = ["pauses_on_error", "needs_thread", "is_reachable", "drop_failure", "d
 
 # %% ../../nbs/trainer/failed_runs.ipynb #6b6f184c
 def pauses_on_error(trainer: TrainerBase) -> bool:
-    """Does an error of the user's code pause the run? Where somebody sits at a notebook it does, if on_error says nothing else."""
+    """Does an error of the user's code pause the run? Where a user works in a notebook it does, if on_error says nothing else."""
     if trainer.mode != "train" or trainer.launcher is not None or trainer.world.size > 1 or trainer.on_error == "raise":
         return False
     return trainer.on_error == "pause" or (trainer.own_thread and in_shell() and is_watched())

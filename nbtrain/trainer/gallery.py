@@ -184,7 +184,7 @@ def class_colour(number: int) -> tuple[float, float, float]:
 
 
 def overlaid(image: Tensor, mask: Tensor) -> Tensor:
-    """An image (H, W, 3) with the colours of a mask (H, W) of classes over it: none for class 0, grey for what is no class."""
+    """An image (H, W, 3) with the colours of a mask (H, W) of classes over it: none for class 0, grey for values that are not a class."""
     colours = torch.tensor([class_colour(number) for number in range(1, 11)])
     tints = colours[(mask.long().clamp(min=1) - 1) % len(colours)]
     tints = torch.where((mask < 0)[..., None], torch.tensor(0.5), tints)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from ..errors import ConfigError, NbtrainError, first_line
 from ..history.ghost import ghost_of, run_before
 from ..history.run_folder import RunFolder
 from ..history.run_lock import RunLock
+from ..views.curve import Ghost
 from ..views.notebook import Controls, NotebookView, open_view
 from ..views.terminal import LogView, TerminalView
 from ..engine.protocol import EventSink
@@ -58,6 +59,13 @@ def _noted(trainer: TrainerBase, action: Callable[[], Any]) -> None:
 
 
 # %% ../../nbs/trainer/run_sinks.ipynb #ba925e1f
+def _ghost(other: Path | None, folder: Path | None, title: str) -> Ghost | None:
+    """The run to compare with that in `folder`: `other`, or the newest one of the class `title` beside it."""
+    if other is None and folder is not None:
+        other = run_before(folder, title)
+    return ghost_of(other, folder) if other is not None and other != folder else None
+
+
 class RunSinks:
     """Where the events of a run go while it is on, beside the trainer's history."""
 
@@ -114,15 +122,10 @@ class RunSinks:
         trainer.sinks += self._opened
 
     def show_run_before(self) -> None:
-        """Give the view the run to compare with: `compare_with`, or the newest other one of the same class in `save_path`."""
+        """Let the view find the run to compare with: `compare_with`, or the newest other one of the same class in `save_path`."""
         trainer = self.trainer
-        if not isinstance(trainer.view, (NotebookView, TerminalView, LogView)) or trainer.mode != "train":
-            return
-        other = trainer.compare_with
-        if other is None and trainer.run_dir is not None:
-            other = run_before(trainer.run_dir, trainer.title)
-        if other is not None and other != trainer.run_dir:
-            trainer.view.board.ghost = ghost_of(other, trainer.run_dir)
+        if isinstance(trainer.view, (NotebookView, TerminalView, LogView)) and trainer.mode == "train":
+            trainer.view.board.find_ghost = cache(partial(_ghost, trainer.compare_with, trainer.run_dir, trainer.title))
 
     def _folder(self, run_dir: Path) -> RunFolder:
         """The sink that writes to the run folder, which begins with what a new run has of its parent."""

@@ -93,7 +93,7 @@ def check_steps(trainer: TrainerBase, batch: Any) -> str:
 # %% ../../nbs/trainer/summary.ipynb #5a3e9d10
 @dataclass(frozen=True)
 class Summary:
-    """A row for each layer, and for each module that holds parameters: name, type, output shape, parameters of its own. Shown as a table.
+    """A row for each layer, and for each module that holds parameters: name, type, output shape, its own parameters. Shown as a table.
 
     `shared` names the parameters that stand at several places, and are counted once. A layer without an output was not called.
     """

@@ -14,6 +14,7 @@ from itertools import groupby
 from .curve import mark_numbers
 from .panels import record_picture
 from nbtrain.views.text import (
+    PREFIXES,
     Board,
     Row,
     Table,
@@ -46,11 +47,10 @@ _CELL = "padding:0 8px;text-align:right"
 _ROW = "background:none;height:20px"
 _HEAD = f"{_CELL};vertical-align:bottom"
 _WIDTH, _TITLE = 96, 12  # characters of a table in 720 px, and of a title before it is wrapped
-_GROUPS = ("train_", "val_", "test_")
 
 
 def _group(name: str) -> str:
-    return next((prefix for prefix in _GROUPS if name.startswith(prefix)), "")
+    return next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
 
 
 def _wrapped(name: str) -> str:
@@ -144,7 +144,7 @@ def status_html(board: Board) -> str:
     numbers += [f"lr {format_value(board.lr)}"] if board.lr is not None else []
     numbers += rate_words(board)
     place = " · ".join([state_words(board.status), *place_words(p), time_words(board)])
-    quiet = f"{_QUIET};overflow:hidden;text-overflow:ellipsis"  # what there is no room for is left out at the end
+    quiet = f"{_QUIET};overflow:hidden;text-overflow:ellipsis"  # what does not fit is left out at the end
     epochs = "" if is_test else _bar("Epochs", min(p.epoch + board.place.epoch_part, p.n_epochs), p.n_epochs) + "\n"
     return (
         f'<div style="{_ONE_LINE}"><span>{escape(place)}</span>\n<span style="{quiet}">{escape(" · ".join(numbers))}</span></div>\n'
@@ -169,7 +169,7 @@ def _live_parts(board: Board) -> list[str]:
 def _mark_html(board: Board, i: int, number: str) -> str:
     """The line of a change by hand, which opens to the diff of the source where there is one: not while it is drawn again and again."""
     line, diff = escape(f"{number} {mark_words(*board.marks[i])}"), board.diffs.get(i)
-    if diff is None or board.status in ("running", "pausing", "stopping"):
+    if diff is None or board.is_busy:
         return f"<div>{line}</div>"
     style = "margin:2px 0 2px 16px;font-size:12px;overflow-x:auto"
     return f'<details><summary>{line}</summary><pre style="{style}">{escape(visible(diff, lines=True))}</pre></details>'

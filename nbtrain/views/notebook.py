@@ -185,7 +185,7 @@ class _Live:
 
 # %% ../../nbs/views/notebook.ipynb #6b1a041c
 class _Clock:
-    """Calls `tick` once a second between `start` and `stop`, in a thread of its own."""
+    """Calls `tick` once a second between `start` and `stop`, in its own thread."""
 
     def __init__(self, tick: Callable[[], None]) -> None:
         self.tick = tick
@@ -278,7 +278,7 @@ class NotebookView:
         """A second has passed: redraw where no event came."""
         with self._lock:
             now_s = time.monotonic()
-            if self.board.status in ("running", "pausing", "stopping") and now_s - self._drawn_s >= 0.9:
+            if self.board.is_busy and now_s - self._drawn_s >= 0.9:
                 self.board.place.waited_s = now_s - self._seen_s
                 self._draw()
 

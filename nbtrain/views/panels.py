@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from .axes import Axis, axis_of, count_ticks, is_drawn, short
 from .curve import FEW_EPOCHS, Mark, curve_svg, curve_words, epoch_of
 from .svg import Box, cross, dots, drawing, fitting, label, path, picture, pills, text_width, value_axis
-from .text import Board, Row, column_names, visible
+from .text import PREFIXES, Board, Row, column_names, visible
 
 # %% auto #0
-__all__ = ["PREFIXES", "MAX_PANELS", "quantity_of", "series_of", "panels", "also_measured", "panels_svg", "panels_words", "record_picture"]
+__all__ = ["MAX_PANELS", "quantity_of", "series_of", "panels", "also_measured", "panels_svg", "panels_words", "record_picture"]
 
 # %% ../../nbs/views/panels.ipynb #pane0004
-PREFIXES = ("train_", "val_", "test_")
 MAX_PANELS = 6
 
 
@@ -199,5 +198,5 @@ def record_picture(board: Board) -> str:
     if not board.is_on and (n_epochs >= FEW_EPOCHS or (n_epochs > 1 and not board.curve.points)):
         return picture(panels_svg(rows, board.best, board.marks, monitor), panels_words(rows, monitor))
     epochs = board.progress.n_epochs if board.is_on else board.progress.epoch
-    svg = curve_svg(board.curve, end_step=board.end_step, epochs=epochs, marks=board.marks, ghost=board.ghost)
+    svg = curve_svg(board.curve, end_step=board.end_step, epochs=epochs, marks=board.marks, ghost=board.find_ghost())
     return picture(svg, curve_words(board.curve)) if svg else ""

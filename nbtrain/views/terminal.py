@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TextIO
 
 from ..events import Event
-from .text import Board, Row, adds_row, cells, column_names, format_time, format_value, header_line, mark_line, note_line
-from .text import place_words, progress_line, rate_words, state_words, summary_line, tip_lines, titles, visible
+from .text import Board, Row, adds_row, cells, column_names, format_value, header_line, mark_line, note_line
+from .text import place_words, progress_line, rate_words, state_words, summary_line, time_words, tip_lines, titles, visible
 
 # %% auto #0
 __all__ = [
@@ -174,8 +174,7 @@ def running_parts(board: Board, means: RunningMeans) -> list[Part]:
     room = len(batch) if p.n_batches is None else len(batch) - len(str(p.batch)) + len(str(p.n_batches))
     parts = [Part(state_words(board.status), 0)] if board.status != "running" else []
     parts += [Part(first, 1), Part(batch, 3, room)]
-    clock = format_time(p.elapsed_s) if p.phase == "test" else f"{format_time(p.elapsed_s)} < {format_time(board.left_s)}"
-    parts.append(Part(clock, 5, len("00:00 < 00:00")))
+    parts.append(Part(time_words(board), 5, len("00:00 < 00:00")))
     rates = [] if p.phase == "test" else rate_words(board)
     parts += [Part(rate, 4 if rate.endswith("it/s") else 6, len(rate.split(" ")[1]) + 6) for rate in rates]
     if board.loss is not None and p.phase != "test":

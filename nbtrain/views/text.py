@@ -8,18 +8,19 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..events import Event, MonitorMode, Progress, is_better
 from .advice import Advice
-from .curve import LossCurve
+from .curve import Ghost, LossCurve
 from .restarts import BestRestarts
 
 # %% auto #0
 __all__ = [
     "Row",
+    "PREFIXES",
     "ICONS",
     "format_value",
     "number_format",
@@ -122,6 +123,7 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 # %% ../../nbs/views/text.ipynb #19584645
 Row = Mapping[str, Any]
+PREFIXES = ("train_", "val_", "test_")  # of the metrics
 
 
 def candidates(epochs: Sequence[Row], validations: Sequence[Row], monitor: str) -> Sequence[Row]:
@@ -240,7 +242,7 @@ class BoardData:
     reason: str = ""
     speed: Speed = field(default_factory=Speed)
     advice: Advice = field(default_factory=Advice)
-    ghost: tuple[str, list[tuple[int, float]]] | None = None  # the run to compare with: what differs, and its curve as (step, loss)
+    find_ghost: Callable[[], Ghost | None] = field(default=lambda: None)  # the run to compare with, read when it is drawn
     place: RunPlace = field(default_factory=RunPlace)
     tables: dict[Any, tuple[Any, Table]] = field(default_factory=dict)  # made since the newest row
 
@@ -325,6 +327,11 @@ class Board(BoardData):
     def is_on(self) -> bool:
         """Is the run not over? It runs, or is paused."""
         return self.status in ("running", "pausing", "paused", "stopping")
+
+    @property
+    def is_busy(self) -> bool:
+        """Does it train, or will it end after this batch?"""
+        return self.is_on and self.status != "paused"
 
     @property
     def best(self) -> Row | None:
@@ -462,7 +469,7 @@ def column_names(rows: Iterable[Row]) -> list[str]:
     names = list(dict.fromkeys(name for row in rows for name in row if name not in ("epoch", "step", "lr", "time_s")))
 
     def group(name: str) -> int:
-        return next((i for i, prefix in enumerate(("train_", "val_", "test_")) if name.startswith(prefix)), 3)
+        return next((i for i, prefix in enumerate(PREFIXES) if name.startswith(prefix)), len(PREFIXES))
 
     present = {name for row in rows for name in row}
     ends = [name for name in ("lr", "time_s") if name in present]

@@ -88,9 +88,9 @@ def board_of(trainer: Any) -> Board:
 
 
 def test_view_has_the_newest_other_run_of_the_class_behind_it(tmp_path: Path) -> None:
-    assert board_of(run(tmp_path)).ghost is None
+    assert board_of(run(tmp_path)).find_ghost() is None
     run(tmp_path, Other)
-    ghost = board_of(run(tmp_path, batch_size=8, n_epoch=3)).ghost
+    ghost = board_of(run(tmp_path, batch_size=8, n_epoch=3)).find_ghost()
     assert ghost is not None and ghost[0] == "batch_size 16 → 8, n_epoch 2 → 3"
     assert ghost[1] == loss_curve(tmp_path / "run-001") and ghost[1][-1][0] == 13  # five batches, three of the validation, and five
 
@@ -99,7 +99,7 @@ def test_compare_with_names_the_run(tmp_path: Path) -> None:
     run(tmp_path / "a", Other)
     trainer = make_trainer(compare_with=tmp_path / "a", log_bar=True)
     trainer.run(1, make_loader())
-    ghost = board_of(trainer).ghost
+    ghost = board_of(trainer).find_ghost()
     assert ghost is not None and ghost[0] == "run-001"  # this run keeps nothing of which the label could be made
     with pytest.raises(ConfigError, match="No run was recorded in"):
         make_trainer(compare_with=tmp_path / "b")
