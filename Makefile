@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test test-fast coverage faults compare soak bench bench-peers examples lab docs readme names notebooks format check dist clean
+.PHONY: demo test test-fast coverage faults compare soak bench bench-peers examples lab docs pictures readme names notebooks format check dist clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
@@ -82,6 +82,11 @@ lab: .venv/installed-dev
 # The site in _site/html, from notebooks with the outputs they keep, pages and docstrings; a warning is an error
 docs: .venv/installed-dev
 	$(BIN)/python docs/build.py
+
+# The view in ten situations, light and dark, narrow and wide, in _pictures/; those of the README too
+ONLY ?=
+pictures: .venv/installed-dev
+	PYTHONPATH=tests $(BIN)/python tests/browser/pictures.py $(ONLY)
 
 # README.md is nbs/index.ipynb as Markdown, README.ko.md nbs/index.ko.ipynb
 readme: .venv/installed-dev

@@ -6,20 +6,19 @@ And a headless Chromium, for the tests that look at what people see, and kernels
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import CHROMIUM, chromium
 from programs import script
 
 LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "RANK", "WORLD_SIZE")  # how processes find each other
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.append(str(Path(sys.prefix) / "transformers"))
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +45,8 @@ def browser() -> Iterator[Any]:
         if os.environ.get("CI"):
             pytest.fail("CI must have chromium: .ci/run installs it")
         pytest.skip("no chromium here: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-background-networking"])
-        yield browser
-        browser.close()
+    with chromium() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

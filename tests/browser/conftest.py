@@ -1,23 +1,13 @@
-"""JupyterLab, on this machine only."""
+"""JupyterLab for the browser tests: one server, and a tab for each test."""
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-_IDLE = "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
-_NO_BUTTONS = "() => ![...document.querySelectorAll('.jp-OutputArea button')].some(b => b.checkVisibility())"
-_SHOWS = "(p) => new RegExp(p, 'm').test([...document.querySelectorAll('.jp-OutputArea')].map(o => o.innerText).join('\\n'))"
+from jupyterlab_tab import Lab, served
 
 
 @pytest.fixture(scope="session")
@@ -25,86 +15,10 @@ def lab_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("lab")
 
 
-def _add_older_kernel(folder: Path) -> None:
-    """A kernel of the line before, ipykernel 6, beside the one that is installed."""
-    lowest = Path(sys.prefix) / "lowest"
-    assert (lowest / "ipykernel").is_dir(), f"{lowest} is missing: make .venv/installed-dev"
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    paths = os.pathsep.join([str(lowest), *filter(None, [os.environ.get("PYTHONPATH")])])
-    spec = {"argv": command, "display_name": "older", "language": "python", "env": {"PYTHONPATH": paths}}
-    (folder / "kernel.json").write_text(json.dumps(spec))
-
-
 @pytest.fixture(scope="session")
 def lab_url(lab_root: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    home = lab_root.parent / "home"
-    home.mkdir(exist_ok=True)
-    places = {
-        "HOME": "",
-        "JUPYTER_CONFIG_DIR": "config",
-        "JUPYTER_DATA_DIR": "data",
-        "JUPYTER_RUNTIME_DIR": "runtime",
-        "IPYTHONDIR": "ipython",
-    }
-    environment = os.environ | {name: str(home / folder) for name, folder in places.items()} | {"JUPYTER_PLATFORM_DIRS": "1"}
-    _add_older_kernel(home / "data" / "kernels" / "older")
-    settings = home / "config" / "labconfig" / "default_setting_overrides.json"
-    settings.parent.mkdir(parents=True, exist_ok=True)
-    settings.write_text('{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}')
-    options = [
-        "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token=token",
-        f"--ServerApp.root_dir={lab_root}", "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None",
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-    ]  # fmt: skip
-    log = home / "lab.log"
-    with log.open("w") as output:
-        server = subprocess.Popen([sys.executable, "-m", "jupyterlab", *options], env=environment, stdout=output, stderr=subprocess.STDOUT)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(240):
-            try:
-                urllib.request.urlopen(f"{url}/api/status?token=token", timeout=1).close()
-                break
-            except OSError:
-                assert server.poll() is None, log.read_text()
-                time.sleep(0.25)
+    with served(lab_root) as url:
         yield url
-    finally:
-        server.terminate()
-        try:
-            server.wait(20)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-
-
-class Lab:
-    """One JupyterLab tab."""
-
-    def __init__(self, page: Any, url: str) -> None:
-        self.page, self.url = page, url
-        page.goto(f"{url}/lab?token=token")
-        page.wait_for_selector("#jp-main-dock-panel", timeout=600_000)
-
-    def open(self, name: str) -> None:
-        self.page.goto(f"{self.url}/lab/tree/{name}?reset")
-        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=600_000)
-        self.page.wait_for_function(_IDLE, timeout=600_000)
-
-    def command(self, name: str, *, wait: bool = False, **arguments: str) -> None:
-        code = "([name, a, wait]) => { const done = jupyterapp.commands.execute(name, a); return wait ? done.then(() => null) : null }"
-        self.page.evaluate(code, [name, arguments, wait])
-
-    def wait_text(self, pattern: str, timeout_s: float = 90) -> None:
-        self.page.wait_for_function(_SHOWS, arg=pattern, timeout=timeout_s * 1000)
-
-    def wait_no_buttons(self) -> None:
-        """The widgets close after the record's last update."""
-        self.page.wait_for_function(_NO_BUTTONS, timeout=600_000)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from jupyterlab_tab import write_notebook
 
 CELL = """import torch
 from torch.nn.functional import cross_entropy
@@ -64,7 +65,7 @@ def test_newcomers_notebook(lab: Any, notebook: str, lab_root: Path) -> None:
     saved = nbformat.read(lab_root / notebook, as_version=4)
     assert not saved.metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json", {}).get("state")
     lab.command("kernelmenu:shutdown", wait=True)
-    lab.page.goto(f"{lab.url}/lab/tree/{notebook}?reset")
+    lab.show(notebook)
     lab.wait_text(r"✓ completed · 8 epochs")
     assert "Error displaying widget" not in lab.page.inner_text("body")
     _shoot(lab.page, "reloaded")
@@ -90,38 +91,27 @@ trainer = Digits.add_on(StateManagerAddon)(
 READ = "import ipykernel; print('kernel', ipykernel.__version__.split('.')[0], trainer.control.state, trainer.result)"
 
 
-def _write(lab_root: Path, name: str, *cells: str, kernel: str = "python3") -> str:
-    metadata = {"kernelspec": {"display_name": kernel, "language": "python", "name": kernel}}
-    written = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata=metadata)
-    nbformat.write(written, lab_root / f"{name}.ipynb")
-    return f"{name}.ipynb"
-
-
-def _press(lab: Any, label: str) -> None:
-    lab.page.locator(f".jp-OutputArea button:visible:has-text('{label}')").first.click()
-
-
 def test_buttons_are_heard_while_the_cell_waits(lab: Any, lab_root: Path) -> None:
-    lab.open(_write(lab_root, "blocking", SLOW, "trainer.run(6, *loaders)", "print('after', 'wards')"))
+    lab.open(write_notebook(lab_root, "blocking", SLOW, "trainer.run(6, *loaders)", "print('after', 'wards')"))
     lab.command("notebook:run-all-cells")
     lab.wait_text(r"epoch 2/6")
-    _press(lab, "Save now")
+    lab.press("Save now")
     lab.wait_text(r"① epoch \d, batch \d+: the state was saved")
-    _press(lab, "Validate now")
+    lab.press("Validate now")
     lab.wait_text(r"② epoch \d, batch \d+: validated: val_loss")
-    _press(lab, "Pause")
+    lab.press("Pause")
     lab.wait_text(r"‖ paused at epoch \d, (validation )?batch \d+ · trainer.resume\(\) continues it")
     _shoot(lab.page, "paused")
-    _press(lab, "Continue")  # in the background: the cell is over
+    lab.press("Continue")  # in the background: the cell is over
     lab.wait_text(r"[345]/6")
-    _press(lab, "Stop")
+    lab.press("Stop")
     lab.wait_text(r"■ stopped · ")
     lab.wait_no_buttons()
     assert "after wards" not in lab.page.locator(".jp-Notebook").inner_text()
 
 
 def test_stop_button_of_jupyter_pauses_and_ends_run_all(lab: Any, lab_root: Path) -> None:
-    lab.open(_write(lab_root, "interrupted", SLOW, "trainer.run(20, *loaders)", "print('after', 'wards')"))
+    lab.open(write_notebook(lab_root, "interrupted", SLOW, "trainer.run(20, *loaders)", "print('after', 'wards')"))
     lab.command("notebook:run-all-cells")
     lab.wait_text(r"epoch \d+/20")
     lab.command("notebook:interrupt-kernel")
@@ -156,7 +146,7 @@ trainer.run(3, train_loader, valid_loader)"""
 
 def test_error_pauses_the_run_and_a_repaired_class_continues_it(lab: Any, lab_root: Path) -> None:
     repaired = NOISY.replace("torch.randn(32, 1, 8, 8)", "torch.randn_like(x)") + "\n\ntrainer.resume(Noisy)"
-    lab.open(_write(lab_root, "failed", LOADERS, NOISY + BEGIN, "print('after', 'wards')", repaired))
+    lab.open(write_notebook(lab_root, "failed", LOADERS, NOISY + BEGIN, "print('after', 'wards')", repaired))
     lab.command("notebook:run-all-cells")
     lab.wait_text(r"paused at epoch 1, batch 45 · fix the cell, then trainer\.resume\(Noisy\) tries this batch again")
     lab.wait_text(r"‖ paused · epoch 1/3 · 44/45")
@@ -207,7 +197,7 @@ def _check_stopped(lab: Any, lab_root: Path) -> None:
 
 def test_stop_button_of_jupyter_twice_is_shown_at_once_and_ends_run_all(lab: Any, lab_root: Path) -> None:
     (lab_root / "go").unlink(missing_ok=True)
-    lab.open(_write(lab_root, "twice", SLOW + LONG_STEP, "trainer.run(20, *loaders)", "print('after', 'wards')"))
+    lab.open(write_notebook(lab_root, "twice", SLOW + LONG_STEP, "trainer.run(20, *loaders)", "print('after', 'wards')"))
     lab.command("notebook:run-all-cells")
     lab.wait_text(r"in the long step")
     lab.command("notebook:interrupt-kernel")
@@ -221,10 +211,10 @@ def test_stop_button_of_jupyter_twice_is_shown_at_once_and_ends_run_all(lab: Any
 
 def test_stop_button_of_the_view_ends_the_waiting_cell_and_run_all(lab: Any, lab_root: Path) -> None:
     (lab_root / "go").unlink(missing_ok=True)
-    lab.open(_write(lab_root, "button", SLOW + LONG_STEP, "trainer.run(20, *loaders)", "print('after', 'wards')"))
+    lab.open(write_notebook(lab_root, "button", SLOW + LONG_STEP, "trainer.run(20, *loaders)", "print('after', 'wards')"))
     lab.command("notebook:run-all-cells")
     lab.wait_text(r"in the long step")
-    _press(lab, "Stop")
+    lab.press("Stop")
     lab.wait_text(r"■ stopping after this batch")
     _check_stopped(lab, lab_root)
 
@@ -233,21 +223,23 @@ def test_stop_button_of_the_view_ends_the_waiting_cell_and_run_all(lab: Any, lab
 @pytest.mark.parametrize("version", ["7", "6"])
 def test_buttons_in_the_background(lab: Any, lab_root: Path, version: str) -> None:
     kernel = "python3" if version == "7" else "older"
-    lab.open(_write(lab_root, f"background{version}", SLOW, "handle = trainer.run(6, *loaders, background=True)", READ, kernel=kernel))
+    lab.open(
+        write_notebook(lab_root, f"background{version}", SLOW, "handle = trainer.run(6, *loaders, background=True)", READ, kernel=kernel)
+    )
     lab.command("notebook:run-all-cells")
     lab.wait_text(rf"kernel {version} running None")
     lab.wait_text(r"epoch [1-3]/6")
-    _press(lab, "Pause")
+    lab.press("Pause")
     lab.wait_text(r"‖ paused")
-    _press(lab, "Continue")
+    lab.press("Continue")
     lab.wait_text(r"[2-4]/6")
-    _press(lab, "Stop")
+    lab.press("Stop")
     lab.wait_text(r"■ stopped · ")
 
 
 @pytest.mark.long
 def test_a_paused_notebook_opened_with_a_dead_kernel_shows_where_it_paused(lab: Any, lab_root: Path) -> None:
-    lab.open(_write(lab_root, "left", SLOW, "trainer.run(20, *loaders)"))
+    lab.open(write_notebook(lab_root, "left", SLOW, "trainer.run(20, *loaders)"))
     lab.command("apputils:change-theme", theme="JupyterLab Dark")
     lab.command("notebook:run-all-cells")
     lab.wait_text(r"epoch 3/20")
@@ -260,7 +252,7 @@ def test_a_paused_notebook_opened_with_a_dead_kernel_shows_where_it_paused(lab: 
     saved = nbformat.read(lab_root / "left.ipynb", as_version=4)
     assert not saved.metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json", {}).get("state")
     lab.command("kernelmenu:shutdown", wait=True)
-    lab.page.goto(f"{lab.url}/lab/tree/left.ipynb?reset")
+    lab.show("left.ipynb")
     lab.wait_text(r"‖ paused · epoch 3/20 · \d+/45")
     _shoot(lab.page, "dark-reloaded")
     assert "Error displaying widget" not in lab.page.inner_text("body")

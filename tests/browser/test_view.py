@@ -8,8 +8,9 @@ from typing import Any
 
 import nbformat
 import pytest
+from jupyterlab_tab import Lab, write_notebook
 from nbconvert import HTMLExporter
-from test_lab import _shoot, _write
+from test_lab import _shoot
 
 SETUP = """import time, torch
 from torch import nn
@@ -60,15 +61,10 @@ def _wait(lab: Any, pattern: str) -> None:
 
 
 def _run(lab: Any, lab_root: Path, name: str, *cells: str) -> str:
-    path = _write(lab_root, name, SETUP, *cells)
+    path = write_notebook(lab_root, name, SETUP, *cells)
     lab.open(path)
     lab.command("notebook:run-all-cells")
     return path
-
-
-def _reload(lab: Any, path: str) -> None:
-    lab.page.goto(f"{lab.url}/lab/tree/{path}?reset")
-    lab.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=600_000)
 
 
 def _check(seen: dict[str, Any]) -> tuple[float, float]:
@@ -121,14 +117,14 @@ def test_background_run_comes_back_live_after_a_reload(lab: Any, lab_root: Path)
     path = _run(lab, lab_root, "background_reload", "handle = trainer.run(14, loader, loader, background=True)")
     _wait(lab, r"epoch 2/14 · ")
     lab.command("docmanager:save", wait=True)
-    _reload(lab, path)
+    lab.show(path)
     _wait(lab, r"epoch [5-9]/14 · ")
     _check(lab.page.evaluate(_SAMPLE))
     assert not [words for words in DEAD if words in _visible(lab)] and "as of" not in _visible(lab)
     _shoot(lab.page, "reloaded-background")
-    lab.page.locator(".jp-OutputArea button:visible:has-text('Pause')").first.click()
+    lab.press("Pause")
     _wait(lab, r"‖ paused · epoch ")
-    lab.page.locator(".jp-OutputArea button:visible:has-text('Continue')").first.click()
+    lab.press("Continue")
     _wait(lab, r"✓ completed · 14 epochs")
     assert lab.page.locator(".jp-OutputArea button:visible").count() == 0 and _visible(lab).count("run 1") == 1
 
@@ -138,7 +134,7 @@ def test_run_whose_kernel_is_busy_says_after_a_reload_when_it_was_drawn_and_ends
     _wait(lab, r"epoch 2/12 · ")
     assert "as of" not in _visible(lab)
     lab.command("docmanager:save", wait=True)
-    _reload(lab, path)
+    lab.show(path)
     _wait(lab, r"as of \d\d:\d\d:\d\d · trainer.show\(\) shows it live")
     _shoot(lab.page, "reloaded-foreground")
     assert not [words for words in DEAD if words in _visible(lab)]
@@ -156,7 +152,7 @@ def test_notebook_saved_in_mid_run_shows_the_record_without_its_kernel(lab: Any,
         notebook = nbformat.read(lab_root / path, as_version=4)
         notebook.cells[0].source += "\n# changed by somebody"
         nbformat.write(notebook, lab_root / path)
-    _reload(lab, path)
+    lab.show(path)
     _wait(lab, r"as of \d\d:\d\d:\d\d · trainer.show\(\) shows it live")
     lab.page.wait_for_timeout(2000)  # in which JupyterLab would say that it has no such widget
     seen = _visible(lab)
@@ -164,3 +160,71 @@ def test_notebook_saved_in_mid_run_shows_the_record_without_its_kernel(lab: Any,
     _shoot(lab.page, f"saved-{'trusted' if is_trusted else 'untrusted'}")
     page, _ = HTMLExporter().from_filename(str(lab_root / path))
     assert "running · epoch 3/40" in page and not [words for words in DEAD if words in page] and "widget-view+json" not in page
+
+
+@pytest.mark.long
+def test_two_windows_show_the_same_run_and_each_has_its_buttons(lab: Any, lab_root: Path) -> None:
+    path = _run(lab, lab_root, "two_windows", "handle = trainer.run(20, loader, loader, background=True)")
+    _wait(lab, r"epoch 2/20 · ")
+    lab.command("docmanager:save", wait=True)
+    other = Lab(lab.page.context.new_page(), lab.url)
+    other.show(path)
+    _wait(other, r"epoch ([4-9]|1\d)/20 · ")
+    other.press("Pause")
+    for tab in (other, lab):
+        _wait(tab, r"‖ paused · epoch ")
+        _check(tab.page.evaluate(_SAMPLE))
+    lab.press("Continue")
+    for tab in (other, lab):
+        _wait(tab, r"✓ completed · 20 epochs")
+        assert not [words for words in DEAD if words in _visible(tab)] and _visible(tab).count("run 1") == 1
+
+
+@pytest.mark.long
+def test_lost_connection_comes_back_with_the_run_as_it_is_then(lab: Any, lab_root: Path) -> None:
+    _run(lab, lab_root, "lost", "handle = trainer.run(30, loader, loader, background=True)")
+    _wait(lab, r"epoch 2/30 · ")
+    lab.page.context.set_offline(True)
+    lab.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel._ws.close()")
+    lab.page.wait_for_timeout(8_000)  # some ten epochs
+    far = int(re.findall(r"epoch (\d+)/30", _visible(lab))[0])
+    assert far <= 4
+    lab.page.context.set_offline(False)
+    _wait(lab, r"epoch ([89]|1\d|2\d)/30 · ")
+    _check(lab.page.evaluate(_SAMPLE))
+    _wait(lab, r"✓ completed · 30 epochs")
+    lab.wait_no_buttons()
+
+
+@pytest.mark.long
+def test_killed_kernel_leaves_a_record_that_says_when_it_was_drawn(lab: Any, lab_root: Path) -> None:
+    end = "import threading, os; threading.Timer(4, os._exit, (9,)).start()"
+    path = _run(lab, lab_root, "killed", f"{end}\nhandle = trainer.run(90, loader, loader, background=True)")
+    _wait(lab, r"epoch 2/90 · ")
+    lab.page.wait_for_timeout(6_000)
+    lab.command("docmanager:save", wait=True)
+    _shoot(lab.page, "killed")
+    lab.show(path)
+    _wait(lab, r"as of \d\d:\d\d:\d\d · trainer.show\(\) shows it live")
+    assert not [words for words in DEAD if words in _visible(lab)] and lab.page.locator(".jp-OutputArea button:visible").count() == 0
+
+
+def _held(lab: Any) -> dict[str, float]:
+    """What the page holds after a garbage collection: bytes of JavaScript, and nodes."""
+    devtools = lab.page.context.new_cdp_session(lab.page)
+    devtools.send("Performance.enable")
+    devtools.send("HeapProfiler.collectGarbage")
+    return {metric["name"]: metric["value"] for metric in devtools.send("Performance.getMetrics")["metrics"]}
+
+
+@pytest.mark.long
+def test_browser_holds_as_much_after_a_thousand_epochs_as_after_a_hundred(lab: Any, lab_root: Path) -> None:
+    run = "trainer.pause_s = 0.005\nhandle = trainer.run(1200, loader[:4], loader[:2], background=True)"
+    _run(lab, lab_root, "memory", run)
+    held = []
+    for epoch in ("1\\d\\d", "11\\d\\d"):
+        _wait(lab, rf"epoch {epoch}/1200 · ")
+        held.append(_held(lab))
+    early, late = held
+    assert late["JSHeapUsedSize"] < early["JSHeapUsedSize"] + 5e6 and late["Nodes"] < early["Nodes"] + 500
+    lab.command("kernelmenu:shutdown", wait=True)
