@@ -5,13 +5,13 @@
 # %% ../../nbs/addons/prefetch.ipynb #8880b13f
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from .state_manager import StateManagerAddon
 from ..data.prefetch import prefetch
+from ..data.several_loaders import is_several
 from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
 
@@ -31,5 +31,4 @@ class PrefetchAddon(AddOnBase):
     prefetch: bool = True
 
     def loader(self, trainer: TrainerProtocol, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
-        several = isinstance(loader, (list, tuple, Mapping, CombinedLoader))
-        return prefetch(loader, trainer.device) if self.prefetch and not several else loader
+        return prefetch(loader, trainer.device) if self.prefetch and not is_several(loader) else loader

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from .scheduler import SchedulerAddon
 from ..compat.weight_names import bare_name
 from ..data.loader import BatchList, as_loader, innermost
 from ..data.seeded_loader import SeededLoader
+from ..data.several_loaders import SeveralLoaders, is_several, n_batches
 from ..data.tensor_loader import TensorLoader
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError
@@ -71,9 +71,10 @@ def _of_accumulation(trainer: TrainerProtocol) -> dict[str, Any]:
 # %% ../../nbs/addons/run_setup.ipynb #6c1cecba
 def _of_loader(loader: Any) -> dict[str, Any]:
     loader = as_loader(innermost(loader))
-    parts = loader if isinstance(loader, Mapping) else dict(enumerate(loader)) if isinstance(loader, (list, tuple)) else None
-    parts = getattr(loader, "loaders", None) if parts is None else parts
-    found: dict[str, Any] = {"class": _name(loader), "batches": sized_len(loader) if not isinstance(parts, Mapping) else len(parts)}
+    several = SeveralLoaders(loader) if is_several(loader) else None
+    parts = several.parts if several is not None else getattr(loader, "loaders", None)
+    found: dict[str, Any] = {"class": _name(loader) if several is None else several.mode}
+    found["batches"] = n_batches(loader) if not isinstance(parts, Mapping) else len(parts)
     if isinstance(parts, Mapping):
         return found | {f"{name}: {key}": value for key, part in parts.items() for name, value in _of_loader(part).items()}
     if isinstance(loader, (TensorLoader, SeededLoader)):

@@ -24,6 +24,7 @@ from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder, ow
 from ..checkpoint.weights import url_of
 from ..data.loader_state import draws_in_ranks
 from ..data.resumable_loader import NO_PLACE, ResumableLoader, ValidLoader
+from ..data.several_loaders import SeveralLoaders, is_several
 from ..distributed.launcher import Launcher
 from ..distributed.replica import world_of
 from ..engine.addon import AddOnBase
@@ -72,6 +73,14 @@ def _resumable(trainer: TrainerProtocol, loader: Any, restored: Mapping[str, Any
     return found
 
 
+def _check_one_process(trainer: TrainerProtocol) -> None:
+    if n_readers(trainer) > 1:
+        raise ConfigError(
+            "StateManagerAddon can't save the place in a list of loaders that several processes read.",
+            remedy="Give one loader whose batches hold what those of the others do, or train in one process.",
+        )
+
+
 def open_loader(addon: StateManagerAddon, trainer: TrainerProtocol, loader: Any, *, training: bool) -> Any:
     """`loader` as a run reads it; the record says what can't be resumed exactly."""
     if not training:
@@ -79,6 +88,9 @@ def open_loader(addon: StateManagerAddon, trainer: TrainerProtocol, loader: Any,
             addon.open_valid = ValidLoader(loader)
             note_inexact(addon, trainer, addon.open_valid.check.reasons)
         return loader
+    if is_several(loader):
+        _check_one_process(trainer)
+        loader = SeveralLoaders(loader)
     addon.open_loader = _resumable(trainer, loader, addon.restored)
     addon.noted.clear()
     in_ranks = draws_in_ranks(addon.open_loader.state.first) if n_readers(trainer) > 1 else []

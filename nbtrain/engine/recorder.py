@@ -33,7 +33,7 @@ class RunTimer:
 
     start_s: float = 0.0
     epoch_s: float = 0.0
-    paused_s: float | None = None
+    paused_s: float | None = 0.0  # it stands before the first run too
 
     def start(self, now_s: float) -> None:
         self.start_s = self.epoch_s = now_s

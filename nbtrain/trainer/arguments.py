@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, OnExceptionCheckpoint
 from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 from torch.optim import Optimizer
 
 from ..annotations import check_values, parameter_hints
+from ..data.several_loaders import n_batches
 from ..errors import ConfigError, OptionError, first_line, nearest
 from ..events import MonitorMode, known_mode
 from .lightning_args import as_list
@@ -127,7 +127,7 @@ def check_run(n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] |
     if n_epoch < 0:
         raise ConfigError(f"n_epoch={n_epoch!r} must be an integer of at least 0.", remedy="Give 0, 1, 2, …")
     for name, given in (("loader", loader), ("valid_loader", valid_loader)):
-        if given is not None and sized_len(given) == 0:
+        if given is not None and n_batches(given) == 0:
             raise ConfigError(f"The {name} is empty: it has no batch.", remedy="Look at the dataset's length, and at drop_last=True.")
 
 

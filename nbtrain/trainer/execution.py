@@ -5,7 +5,7 @@
 # %% ../../nbs/trainer/execution.ipynb #26b34bf5
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,11 @@ import lightning as L
 from lightning.fabric.utilities.data import _set_sampler_epoch, sized_len
 from lightning.pytorch.callbacks import BatchSizeFinder, Timer
 from lightning.pytorch.trainer import call
-from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader
 
 from ..addons.non_finite import NonFiniteAddon
 from ..data.loader import LoaderWrapper, as_loader, with_batch_size
+from ..data.several_loaders import is_several
 from ..data.resumable_loader import RereadableLoader
 from ..engine.callback import Stopper
 from ..engine.control import Leave, cause_of_end
@@ -130,7 +130,7 @@ class Execution:
             if isinstance(inside, RereadableLoader):
                 return loader
             inside = inside.loader
-        several = isinstance(inside, (Mapping, list, tuple, CombinedLoader, Iterator)) or sized_len(loader) is None
+        several = is_several(inside) or isinstance(inside, Iterator) or sized_len(loader) is None
         return loader if several or not self.pauses else RereadableLoader(loader)
 
     def _left(self, pl_trainer: L.Trainer, error: str) -> tuple[Status, str]:

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import DataLoader
 
 from ..addons.compile import CompileAddon
 from ..data.loader import innermost
+from ..data.several_loaders import n_batches
 from ..data.tensor_loader import suggest_loader
 from ..engine.fast_step import unknown_torch
 from ..engine.lean_pass import unknown_version
@@ -66,7 +66,7 @@ def _n_batches(loader: Iterable[Any] | None, limit: Any) -> int | None:
     """How many batches a pass will have under Lightning's `limit`; None where that can't be known."""
     if loader is None:
         return 0
-    n = sized_len(loader)
+    n = n_batches(loader)
     if n is None:
         return limit if type(limit) is int else None
     return n if limit is None else min(limit, n) if type(limit) is int else int(n * limit)
@@ -93,7 +93,7 @@ def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:
         trainer.recorder.note(f"nbtrain's lean loops don't know Lightning {version}: its own run instead, about 1 ms a batch slower.")
     if version := unknown_torch():
         trainer.recorder.note(f"nbtrain has no tests with torch {version}: the public way of a step instead, about 50 µs slower.")
-    if (sized_len(loader) or 0) >= _LONG_EPOCH and (advice := suggest_loader(loader)) is not None:
+    if (n_batches(loader) or 0) >= _LONG_EPOCH and (advice := suggest_loader(loader)) is not None:
         trainer.recorder.note(advice)
 
 

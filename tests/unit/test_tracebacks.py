@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pickle
 import subprocess
 import sys
@@ -266,10 +267,10 @@ make_trainer(Broken, log_bar=False).run(1, make_loader())
 
 def test_script_prints_what_python_prints(tmp_path: Path) -> None:
     """`shorten` does nothing there: without it the same is printed."""
-    script = tmp_path / "script.py"
-    printed = []
+    script, printed = tmp_path / "script.py", []
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     for start in ("", "import nbtrain.annotations\nnbtrain.annotations.shorten = lambda *_: None\n"):
         script.write_text(start.replace("\n", ";") + SCRIPT)
-        printed.append(subprocess.run([sys.executable, script], capture_output=True, text=True).stderr)
+        printed.append(subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment).stderr)
     assert printed[0].replace(str(script), "") == printed[1].replace(str(script), "")
     assert "lightning/pytorch/trainer/trainer.py" in printed[0] and 'return {"loss": batch["x"]}' in printed[0]
