@@ -20,7 +20,7 @@ from .scheduler import SchedulerAddon
 from ..compat.weight_names import bare_name
 from ..data.loader import BatchList, as_loader, innermost
 from ..data.seeded_loader import SeededLoader
-from ..data.several_loaders import SeveralLoaders, is_several, n_batches
+from ..data.several_loaders import is_several, mode_of, n_batches, parts_of
 from ..data.tensor_loader import TensorLoader
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError
@@ -71,9 +71,8 @@ def _of_accumulation(trainer: TrainerProtocol) -> dict[str, Any]:
 # %% ../../nbs/addons/run_setup.ipynb #6c1cecba
 def _of_loader(loader: Any) -> dict[str, Any]:
     loader = as_loader(innermost(loader))
-    several = SeveralLoaders(loader) if is_several(loader) else None
-    parts = several.parts if several is not None else getattr(loader, "loaders", None)
-    found: dict[str, Any] = {"class": _name(loader) if several is None else several.mode}
+    parts = parts_of(loader) if is_several(loader) else getattr(loader, "loaders", None)
+    found: dict[str, Any] = {"class": mode_of(loader) if is_several(loader) else _name(loader)}
     found["batches"] = n_batches(loader) if not isinstance(parts, Mapping) else len(parts)
     if isinstance(parts, Mapping):
         return found | {f"{name}: {key}": value for key, part in parts.items() for name, value in _of_loader(part).items()}

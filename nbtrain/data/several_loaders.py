@@ -5,6 +5,8 @@
 # %% ../../nbs/data/several_loaders.ipynb #sevl0002
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,7 +16,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from .loader import LoaderWrapper, as_loader
 
 # %% auto #0
-__all__ = ["is_several", "SeveralLoaders", "n_batches"]
+__all__ = ["is_several", "mode_of", "parts_of", "n_batches", "SeveralLoaders"]
 
 # %% ../../nbs/data/several_loaders.ipynb #sevl0004
 _LENGTHS = {"min_size": min, "max_size": max, "max_size_cycle": max, "sequential": sum}  # by the mode of a CombinedLoader
@@ -23,6 +25,27 @@ _LENGTHS = {"min_size": min, "max_size": max, "max_size_cycle": max, "sequential
 def is_several(loader: Any) -> bool:
     """Does Lightning read `loader` as several loaders? Lists of batches have become a `BatchList` before."""
     return isinstance(loader, (list, tuple, Mapping, CombinedLoader))
+
+
+def mode_of(loader: Any) -> str:
+    """How several loaders are read together: that of a CombinedLoader; of a list the shorter ones begin again."""
+    return loader._mode if isinstance(loader, CombinedLoader) else "max_size_cycle"
+
+
+def parts_of(loader: Any) -> dict[Any, Any]:
+    """Several loaders by their key, or their number."""
+    found = loader.iterables if isinstance(loader, CombinedLoader) else loader
+    return dict(found) if isinstance(found, Mapping) else dict(enumerate(found))
+
+
+def n_batches(loader: Any) -> int | None:
+    """The batches in a pass of `loader` in a training, also where it is several loaders; None where it has no length."""
+    loader = as_loader(loader)
+    if not is_several(loader):
+        return sized_len(loader)
+    lengths = [n_batches(part) for part in parts_of(loader).values()]
+    length = _LENGTHS[mode_of(loader)](math.inf if n is None else n for n in lengths)
+    return None if length == math.inf else int(length)
 
 
 class _Samplers:
@@ -38,29 +61,21 @@ class _Samplers:
 
 
 class SeveralLoaders(LoaderWrapper):
-    """Several loaders as one. `loader`: a CombinedLoader, or a list or dict of loaders, of which the shorter ones begin again."""
+    """Several loaders as one, which yields what a step gets."""
 
     def __init__(self, loader: Any) -> None:
-        super().__init__(loader if isinstance(loader, CombinedLoader) else CombinedLoader(loader, "max_size_cycle"))
-        self.mode: str = self.loader._mode
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of how Lightning asks it for a leaf
+            super().__init__(loader if isinstance(loader, CombinedLoader) else CombinedLoader(loader, "max_size_cycle"))
         self.loaders: list[Any] = self.loader.flattened
 
     def __iter__(self) -> Iterator[Any]:
         return (batch for batch, _, _ in self.loader)
 
     def __len__(self) -> int:
-        lengths = [sized_len(loader) for loader in self.loaders]
-        known = [float("inf") if length is None else length for length in lengths]
-        length = _LENGTHS[self.mode](known)
-        if length == float("inf"):
+        if (n := n_batches(self.loader)) is None:
             raise TypeError("one of the loaders has no length")
-        return int(length)
-
-    @property
-    def parts(self) -> dict[Any, Any]:
-        """The loaders by their key, or their number."""
-        found = self.loader.iterables
-        return dict(found) if isinstance(found, Mapping) else dict(enumerate(self.loaders))
+        return n
 
     @property
     def sampler(self) -> _Samplers:
@@ -70,9 +85,3 @@ class SeveralLoaders(LoaderWrapper):
     @property
     def batch_sampler(self) -> None:
         """No one sampler makes the batches."""
-
-
-def n_batches(loader: Any) -> int | None:
-    """The batches in a pass of `loader` in a training, also where it is several loaders; None where it has no length."""
-    loader = as_loader(loader)
-    return sized_len(SeveralLoaders(loader) if is_several(loader) else loader)

@@ -40,7 +40,8 @@ class RunTimer:
         self.paused_s = None  # an error may have ended the run before in its pause
 
     def pause(self, now_s: float) -> None:
-        self.paused_s = now_s
+        if self.paused_s is None:
+            self.paused_s = now_s
 
     def proceed(self, now_s: float) -> None:
         """The pause is over: everything since began later by its length."""
@@ -160,8 +161,9 @@ class Recorder:
         self.emit_now("state", {"state": state})
 
     def end(self, status: str, reason: str = "") -> None:
-        """The run is over; what was not emitted yet goes first."""
+        """The run is over; what was not emitted yet goes first. From here on its time stands."""
         self.flush()
+        self.timer.pause(self.clock())
         self.emit_now("end", {"status": status, "reason": reason})
         self._notes.close()
 

@@ -104,7 +104,8 @@ def _last_run(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _values(content: Mapping[str, Any]) -> dict[str, Any]:
     sources = list(_field(content, "sources").values())
-    return _field(sources[-1], "values") if sources and isinstance(sources[-1], dict) else {}
+    found = _field(sources[-1], "values") if sources and isinstance(sources[-1], dict) else {}
+    return {name.rpartition(".")[2]: value for name, value in found.items()}  # of a closure: `make.<lambda>.lr`
 
 
 def _all(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:

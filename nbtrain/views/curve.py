@@ -64,6 +64,18 @@ class Point:
         return Point(later.step, sum(means) if means else math.nan, n, self.n_seen + later.n_seen, bad_step)
 
 
+def _point(first_step: int, losses: Sequence[float]) -> Point:
+    """These losses as a point."""
+    mean, n, bad_step = 0.0, 0, None
+    for i, loss in enumerate(losses):
+        if loss - loss != 0:  # NaN or infinite
+            bad_step = first_step + i if bad_step is None else bad_step
+            continue
+        n += 1
+        mean += loss / n - mean / n
+    return Point(first_step + len(losses) - 1, mean if n else math.nan, n, len(losses), bad_step)
+
+
 def _smoothed(points: Sequence[Point], reach: int) -> list[tuple[int, float]]:
     """(step, loss): at each point the mean of it and `reach` neighbours, up to a gap; NaN in gaps. It does not lag behind the losses."""
     line: list[float] = []
@@ -114,7 +126,7 @@ class LossCurve:
             if not self.points or self.points[-1].n_seen >= self._stride:
                 self._add_point(first + n_done)
             chunk = losses[n_done : n_done + self._stride - self.points[-1].n_seen]
-            self.points[-1] = self.points[-1].merge(self._point(first + n_done, chunk))
+            self.points[-1] = self.points[-1].merge(_point(first + n_done, chunk))
             n_done += len(chunk)
 
     def _add_point(self, step: int) -> None:
@@ -123,17 +135,6 @@ class LossCurve:
             self.points = [early.merge(late) for early, late in pairs] + self.points[len(self.points) // 2 * 2 :]
             self._stride *= 2
         self.points.append(Point(step))
-
-    def _point(self, first_step: int, losses: Sequence[float]) -> Point:
-        """These losses as a point."""
-        mean, n, bad_step = 0.0, 0, None
-        for i, loss in enumerate(losses):
-            if loss - loss != 0:  # NaN or infinite
-                bad_step = first_step + i if bad_step is None else bad_step
-                continue
-            n += 1
-            mean += loss / n - mean / n
-        return Point(first_step + len(losses) - 1, mean if n else math.nan, n, len(losses), bad_step)
 
     def add_validation(self, step: int, value: float) -> None:
         """Add the loss of a validation after `step`."""

@@ -144,7 +144,8 @@ def status_html(board: Board) -> str:
     numbers += [f"lr {format_value(board.lr)}"] if board.lr is not None else []
     numbers += rate_words(board)
     place = " · ".join([state_words(board.status), *place_words(p), time_words(board)])
-    quiet = f"{_QUIET};overflow:hidden;text-overflow:ellipsis"  # what does not fit is left out at the end
+    # What does not fit is left out at the end; a width would keep the record as wide as the text
+    quiet = f"{_QUIET};width:0;flex-grow:1;text-align:right;overflow:hidden;text-overflow:ellipsis"
     epochs = "" if is_test else _bar("Epochs", min(p.epoch + board.place.epoch_part, p.n_epochs), p.n_epochs) + "\n"
     return (
         f'<div style="{_ONE_LINE}"><span>{escape(place)}</span>\n<span style="{quiet}">{escape(" · ".join(numbers))}</span></div>\n'

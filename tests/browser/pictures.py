@@ -128,15 +128,24 @@ SITUATIONS = {
 README = {"paused": "live", "saved": "notebook"}  # what it shows is that, light
 
 
+_SCROLL = """() => {
+    const picture = [...document.querySelectorAll('.jp-OutputArea-output img')].filter(i => i.checkVisibility()).at(-1);
+    picture?.scrollIntoView({block: 'center'});
+    return !!picture;  // none while it is drawn again
+}"""
+
+
 def _shoot(lab: Lab, name: str, out: Path) -> None:
     """The last record on the page in all themes and widths."""
+    if lab.page.locator("#jp-left-stack:visible").count():
+        lab.command("application:toggle-left-area")
     for theme, title in THEMES.items():
         lab.page.emulate_media(color_scheme=theme)
         lab.command("apputils:change-theme", wait=True, theme=title)
         for width in WIDTHS:
             lab.page.set_viewport_size({"width": width, "height": 1000})
-            lab.page.locator(".jp-OutputArea-output img:visible").last.scroll_into_view_if_needed()
-            lab.page.wait_for_timeout(1500)  # a view that is drawn anew
+            lab.page.wait_for_function(_SCROLL, timeout=90_000)
+            lab.page.wait_for_timeout(1500)  # until a live view was drawn again
             lab.page.screenshot(path=out / f"{name}-{theme}-{width}.png")
             if theme == "light" and width == min(WIDTHS) and name in README:
                 lab.page.locator(".jp-CodeCell").nth(1).screenshot(path=ROOT / "docs" / "images" / f"{README[name]}.png")
@@ -149,8 +158,6 @@ def _take(browser: Any, url: str, folder: Path, name: str, out: Path) -> None:
     lab = Lab(context.new_page(), url)
     path = write_notebook(folder, name, *SITUATIONS[name].cells)
     lab.open(path)
-    if lab.page.locator("#jp-left-stack:visible").count():
-        lab.command("application:toggle-left-area")
     lab.command("notebook:run-all-cells")
     lab.wait_text(SITUATIONS[name].text)
     SITUATIONS[name].then(lab, path)

@@ -45,6 +45,8 @@ _SAMPLE = """() => {
     };
 }"""
 
+_FITS = """() => [...document.querySelectorAll('.jp-OutputArea-output')].filter(o => o.checkVisibility()).every(
+    o => [...o.querySelectorAll('img, span')].every(e => e.getBoundingClientRect().right <= o.getBoundingClientRect().right + 1))"""
 _REACHES = """(epoch) => {
     const text = [...document.querySelectorAll('.jp-OutputArea')].map(o => o.innerText).join(' ');
     return (text.match(/epoch (\\d+)\\/500/) || [0, 999])[1] >= epoch;
@@ -89,6 +91,8 @@ def test_all_numbers_on_the_page_agree_at_every_moment(lab: Any, lab_root: Path)
         far.append(_check(lab.page.evaluate(_SAMPLE))[0])
         lab.page.wait_for_timeout(83)
     assert far == sorted(far) and len(set(far)) > 20
+    lab.page.set_viewport_size({"width": 700, "height": 1100})  # beside the list of files it is narrower than a record
+    lab.page.wait_for_function(_FITS, timeout=90_000)
     lab.command("kernelmenu:shutdown", wait=True)
 
 

@@ -65,6 +65,11 @@ def test_label_names_the_step_that_changed() -> None:
     assert differences({"steps": text}, {"steps": text + "\n# ==== loss_of · a.py\ndef loss_of():\n    pass\n"}) == ["loss_of added"]
 
 
+def test_label_of_what_a_function_has_closed_over_is_its_plain_name() -> None:
+    old, new = ({"sources": {"a": {"values": {"make.<lambda>.lr": value}}}} for value in ("0.001", "0.01"))
+    assert differences(old, new) == ["lr 0.001 → 0.01"]
+
+
 @pytest.mark.parametrize(
     "damaged", [{}, {"arguments": 1}, {"runs": [3]}, {"runs": {}}, {"sources": [1]}, {"sources": {"a": 1}}, {"steps": "# ===="}]
 )

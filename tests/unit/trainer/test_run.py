@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import logging
 import math
 import tracemalloc
@@ -42,6 +43,13 @@ def test_run_equals_plain_loop(own_generator: bool, clip: float, validate: bool)
     trainer.run(3, make_loader(own_generator=own_generator), valid)
     assert same_weights(model, expected)
     assert [row["train_loss"] for row in trainer.history.epochs] == pytest.approx(losses, rel=1e-12)
+
+
+def test_time_of_a_run_stands_from_its_end_on(tmp_path: Path) -> None:
+    trainer = make_trainer(model=make_model(), save_path=tmp_path)
+    result = trainer.run(1, make_loader())
+    end = json.loads((tmp_path / "run-001" / "events.jsonl").read_text().splitlines()[-1])
+    assert end["kind"] == "end" and end["progress"]["elapsed_s"] == result.elapsed_s == trainer.recorder.progress.elapsed_s
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
