@@ -79,6 +79,20 @@ def test_best_starts_again_where_the_steps_compute_anything_else(tmp_path: Path)
     assert row.split()[0] == "4"
 
 
+def test_checkpoint_called_best_is_that_of_the_new_steps(tmp_path: Path) -> None:
+    trainer = make_trainer(written(STEPS).add_on(StateManagerAddon), save_path=tmp_path)
+    trainer.run(2, make_loader(), make_valid())
+    checkpoints = tmp_path / "run-001" / "checkpoints"
+    before = (checkpoints / "best.ckpt").resolve()
+    trainer.use(written(TIMES_TEN).add_on(StateManagerAddon))
+    trainer.run(2, make_loader(), make_valid())
+    best = trainer.history.best
+    assert best["epoch"] > 2 and (checkpoints / "best.ckpt").resolve() == best.path.resolve() != before
+    other = make_trainer(written(TIMES_TEN).add_on(StateManagerAddon), save_path=tmp_path)
+    other.load_state(checkpoints / "best.ckpt")
+    assert other.history.best["epoch"] == best["epoch"] and other.history.marks == trainer.history.marks
+
+
 def test_best_goes_on_where_only_a_comment_has_changed() -> None:
     trainer = make_trainer(written(STEPS), optimizer=lambda params: torch.optim.SGD(params, lr=0.0))
     trainer.run(1, make_loader(), make_valid())
