@@ -25,7 +25,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from resume_cases import MODELS, OPTIMIZERS, SETTINGS, STEPS, Case, differences, outcome
-from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid, without_times
+from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid, some, without_times
 from torch import nn
 
 from nbtrain import AccumulationAddon, CheckpointError, EarlyStoppingAddon, HFCallback, LimitsAddon, StateManagerAddon, warmup_cosine
@@ -46,7 +46,7 @@ def kinds() -> dict[str, Case]:
     return found | {"a dictionary and a factory": Case(setting="accumulation by a dictionary", schedule="one cycle", breaks=(11,))}
 
 
-@pytest.mark.parametrize("name", kinds())
+@pytest.mark.parametrize("name", some(kinds(), 3))
 def test_a_run_broken_off_in_mid_epoch_is_resumed_exactly(name: str, tmp_path: Path) -> None:
     warnings.simplefilter("ignore")
     assert differences(kinds()[name], tmp_path) == []

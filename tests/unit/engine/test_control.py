@@ -20,7 +20,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
-from samples import Regress, make_loader, make_trainer, make_valid
+from samples import Regress, make_loader, make_trainer, make_valid, some
 from torch.utils.data import DataLoader, default_collate
 
 from nbtrain import ConfigError, OptionError, RunHandle, RunPaused, RunResult, RunStopped, StateManagerAddon, Trainer
@@ -132,7 +132,7 @@ def test_a_step_may_end_its_run() -> None:
     assert trainer.run(1, make_loader()).status == "completed" and len(trainer.history) == 2
 
 
-@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("lean", some([True, False], 2))
 @pytest.mark.parametrize("at", [1, 3, 5, 7, 10, 14])
 @pytest.mark.parametrize("options", [{}, {"every_n_steps": 4}, {"lightning": {"accumulate_grad_batches": 2}}])
 def test_a_run_that_was_ended_anywhere_is_resumed_exactly(tmp_path: Path, at: int, options: dict[str, Any], lean: bool) -> None:

@@ -110,7 +110,7 @@ def noted_of_best(trainer: Any) -> list[str]:
     return notes
 
 
-@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("lean", some([True, False], 2))
 @pytest.mark.parametrize("mode", some(["min", "max"], 2))
 @pytest.mark.parametrize("way", WAYS)
 def test_best_is_that_of_all_validations(way: str, mode: str, lean: bool, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import lightning as L
 import pytest
 import torch
 import torch.distributed as dist
-from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, plain_loop, same_weights, without_times
+from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, plain_loop, same_weights, some, without_times
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
@@ -398,7 +398,7 @@ ENDLESS: dict[str, Callable[[int | None], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")
-@pytest.mark.parametrize("valid", [False, True])
+@pytest.mark.parametrize("valid", some([True, False], 2))
 @pytest.mark.parametrize("addons", [(), (StateManagerAddon,)])
 @pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize("limit", [None, 4, 3])

@@ -498,7 +498,7 @@ def test_batch_size_finder_finds_and_the_run_uses_it() -> None:
 
 
 @pytest.mark.parametrize("mode", ["power", "binsearch"])
-@pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.parametrize("validates", some([False, True], 2))
 @pytest.mark.parametrize("lean", some([True, False], 2))
 def test_batch_size_finder_stops_where_the_memory_is_full(lean: bool, validates: bool, mode: str) -> None:
     class Small(Regress):
