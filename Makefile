@@ -53,7 +53,7 @@ bench-peers: .venv/installed-dev
 
 # Execute every notebook and compare its metrics with the stored ones: minutes of training; the text that one trains on is that of Python 3.11
 examples: .venv/installed-dev
-	$(PIP) mnist1d==0.0.2.post1 optuna optuna-integration
+	$(PIP) mnist1d==0.0.2.post1 optuna optuna-integration peft onnx onnxscript
 	$(BIN)/python docs/execute.py --compare
 
 # The demo as a notebook

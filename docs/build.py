@@ -122,7 +122,9 @@ def _module_page(module: str) -> str:
 
 def _modules_page(modules: Iterable[str]) -> str:
     """All modules, by package."""
-    parts = ["# All modules\n\nEvery module of the package. What you import from `nbtrain` is listed by topic in the pages before this one.\n"]
+    parts = [
+        "# All modules\n\nEvery module of the package. What you import from `nbtrain` is listed by topic in the pages before this one.\n"
+    ]
     for package, names in groupby(sorted(modules, key=lambda name: ("." in name, name)), lambda name: name.rpartition(".")[0]):
         parts.append(f"## {package or 'nbtrain'}\n\n" + toctree("", names))
     return "\n".join(parts)

@@ -19,7 +19,7 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 GLOSSARY = {  # what is left out, and what to write
-    r"\b(?:nobody|somebody|whoever)\b": "name the actor, or use the passive",
+    r"\b(?i:nobody|somebody|whoever)\b": "name the actor, or use the passive",
     r"\b[Tt]hose who\b|(?:^|[.:;] )Who (?![^.?!]*\?)": "name the actor: you, a user",
     r"\bof (?:its|their) own\b": "leave it out, or 'separate', 'custom'",
     r"\bmade anew\b|\banew\b": "again, new",

@@ -19,7 +19,11 @@ from nbtrain.config.schema import describe_fields
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER, HOWTO = ROOT / "docs" / "reference", ROOT / "nbs" / "howto"
 TOPICS = {  # title, what the page is for, the packages whose public names it lists
-    "trainer": ("Trainer", "The class that you subclass, its arguments and methods, and the objects that it returns.", ("trainer", "engine")),
+    "trainer": (
+        "Trainer",
+        "The class that you subclass, its arguments and methods, and the objects that it returns.",
+        ("trainer", "engine"),
+    ),
     "runs": ("Run and history", "What a run returns and records, and how you read it again.", ("history", "events")),
     "loaders": ("Loaders and batches", "Loaders that resume, and functions that change a batch.", ("data",)),
     "schedules": ("Schedules and parameter groups", "Learning-rate schedules, their pictures, and parameter groups.", ("optim",)),
@@ -103,9 +107,11 @@ def _entry(name: str) -> str:
 
 def _methods() -> str:
     """Every public method and property of a trainer, with its first line."""
-    members = inspect.getmembers_static(nbtrain.Trainer)
+    members = getattr(inspect, "getmembers_static", inspect.getmembers)(nbtrain.Trainer)  # the static one: from Python 3.11 on
     kinds = (property, classmethod, staticmethod)
-    found = [(name, getattr(member, "__func__", member)) for name, member in members if inspect.isfunction(member) or isinstance(member, kinds)]
+    found = [
+        (name, getattr(member, "__func__", member)) for name, member in members if inspect.isfunction(member) or isinstance(member, kinds)
+    ]
     rows = [(_code(f"Trainer.{name}"), _cell(_documentation(member)[0].partition("\n")[0])) for name, member in found if name[:1] != "_"]
     return "## Methods and properties of a trainer\n\n" + _table(("name", "what you get"), rows)
 
@@ -128,7 +134,9 @@ def _commands() -> str:
 
 def _fields() -> str:
     """All fields of a configuration."""
-    return "\n".join(["## Fields of a configuration", "", "On the command line each is an option.", "", "```console", *describe_fields(), "```"])
+    return "\n".join(
+        ["## Fields of a configuration", "", "On the command line each is an option.", "", "```console", *describe_fields(), "```"]
+    )
 
 
 def pages() -> dict[Path, str]:
