@@ -205,7 +205,7 @@ def keywords(text: str) -> list[str]:
 def _head(text: str, entry: str) -> str:
     """The directives that describe a page; what a person searches for leads to its beginning."""
     words = keywords(text)
-    entries = [f"   single: ! {word}" for word in dict.fromkeys((entry, *words))] if words else []
+    entries = [f"   ! single: {word}" for word in dict.fromkeys((entry, *words))] if words else []
     lines = [".. index::", *entries, ""] if entries else []
     lines += [".. meta::", f"   :description: {description(text) or entry}"]
     lines += [f"   :keywords: {', '.join(words)}"] if words else []

@@ -25,7 +25,7 @@ INDEXES = script("build").indexes()
 DOORS = ("tutorials", "howto")  # folders that the front page leads to
 HOWTO = sorted(p for p in (ROOT / "nbs" / "howto").glob("*.ipynb") if p.stem != "index")
 CHAPTERS = [p for p in NOTEBOOKS if p not in INDEXES and not (p.parent == ROOT / "nbs" and p.stem.startswith("index"))]
-SHORT = [p for p in CHAPTERS if p.stem not in LONG]
+SHORT = [p for p in CHAPTERS if p.stem not in LONG and p not in HOWTO]
 
 
 def _sources(folder: Path, pattern: str) -> list[Path]:
@@ -118,6 +118,19 @@ def test_notebook_has_a_title_a_promise_and_no_star_imports(path: Path) -> None:
 def test_notebook_runs(path: Path, tmp_path: Path, warm_kernel: Any) -> None:
     notebook = script("execute").execute(path, str(tmp_path), warm_kernel())
     assert all(output.output_type != "error" for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs)
+
+
+def test_howto_pages_run_in_one_kernel(tmp_path: Path, warm_kernel: Any) -> None:
+    """Each with an empty namespace, in a new folder: a kernel for each would spend most of the time with imports."""
+    cells = []
+    for path in HOWTO:
+        if path.stem not in LONG:
+            (tmp_path / path.stem).mkdir()
+            cells.append(f"%reset -f\nimport os; os.chdir({str(tmp_path / path.stem)!r})")
+            cells += [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    together = tmp_path / "together.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells]), together)
+    script("execute").execute(together, str(tmp_path), warm_kernel())
 
 
 @pytest.mark.parametrize("path", HOWTO, ids=_name)
