@@ -53,7 +53,7 @@ bench-peers: .venv/installed-dev
 
 # Execute every notebook and compare its metrics with the stored ones: minutes of training; the text that one trains on is that of Python 3.11
 examples: .venv/installed-dev
-	$(PIP) mnist1d==0.0.2.post1 optuna optuna-integration
+	$(PIP) mnist1d==0.0.2.post1 optuna optuna-integration peft onnx onnxscript
 	$(BIN)/python docs/execute.py --compare
 
 # The demo as a notebook
@@ -93,12 +93,14 @@ readme: .venv/installed-dev
 	$(BIN)/python docs/make_readme.py
 
 # docs/names.md: every public name with its one line; docs/architecture.md: the modules with what they rest on; docs/hooks.md: the table of hooks;
-# docs/private_parts.md: the private names of other packages, with their tests; nbs/trainer/addon_options.ipynb: the types of the addons' options
+# docs/private_parts.md: the private names of other packages, with their tests; docs/reference/: what is public, by topic;
+# nbs/trainer/addon_options.ipynb: the types of the addons' options
 names: .venv/installed-dev
 	$(BIN)/python docs/make_names.py
 	$(BIN)/python docs/make_architecture.py
 	$(BIN)/python docs/make_hooks.py
 	$(BIN)/python docs/make_private_parts.py
+	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_addon_types.py
 	$(BIN)/nbdev-export
 	$(BIN)/ruff format --quiet nbtrain

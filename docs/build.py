@@ -1,6 +1,7 @@
-"""Gather the pages and build the site: `python docs/build.py [FOLDER]`. Chapters, tutorials, pages and modules are found, not listed.
+"""Gather the pages and build the site: `python docs/build.py [FOLDER]`. Chapters, tutorials, how-to pages, pages and modules are found.
 
-The pages keep the repository's layout, so that a link between them works on GitHub and on the site.
+The pages keep the repository's layout, so that a link between them works on GitHub and on the site. Each page gets a description for
+search engines, and the keywords of a how-to page become entries of the site's own search.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 
 import nbformat
@@ -19,7 +21,24 @@ from nbformat.v4 import new_markdown_cell
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS, DOCS, PACKAGE = ROOT / "nbs", ROOT / "docs", ROOT / "nbtrain"
-FIRST = ("resume", "hooks", "errors", "elsewhere", "performance", "benchmarks", "coming_from", "faq", "architecture")  # the rest by name
+DOORS = {  # what the sidebar lists, in this order; pages of docs/ that no door names are in the last one
+    "Get started": ("docs/get_started.md", "docs/coming_from.md", "docs/elsewhere.md", "docs/faq.md"),
+    "Tutorials": ("nbs/tutorials/index.ipynb", "nbs/examples/index.ipynb"),
+    "How-to": ("nbs/howto/index.ipynb", "docs/resume.md"),
+    "Reference": (
+        "docs/reference/trainer.md",
+        "docs/reference/runs.md",
+        "docs/reference/loaders.md",
+        "docs/reference/schedules.md",
+        "docs/reference/addons.md",
+        "docs/hooks.md",
+        "docs/reference/configuration.md",
+        "docs/errors.md",
+        "docs/names.md",
+        "api/index.md",
+    ),
+    "Inside": ("nbs/contents.ipynb", "docs/architecture.md", "docs/performance.md", "docs/benchmarks.md"),
+}
 _LISTED = re.compile(r"^\d+\. \[[^]]+\]\(([\w./]+)\.ipynb\)", re.M)
 
 
@@ -30,15 +49,18 @@ def gather(source: Path) -> None:
         page = as_page(nbformat.read(path, as_version=4))
         _write(source / path.relative_to(ROOT), nbformat.writes(without_pictures(page) if path.stem.startswith("index") else page))
     shutil.copytree(DOCS / "images", source / "docs" / "images")
-    for path in DOCS.glob("*.md"):
-        _write(source / "docs" / path.name, path.read_text(encoding="utf-8"))
-    modules = [module_name(p) for p in PACKAGE.rglob("*.py") if p.name not in ("__init__.py", "_modidx.py")]
+    for path in DOCS.rglob("*.md"):
+        _write(source / path.relative_to(ROOT), path.read_text(encoding="utf-8"))
+    modules = sorted(module_name(p) for p in PACKAGE.rglob("*.py") if p.name not in ("__init__.py", "_modidx.py"))
     for module in modules:
         _write(source / "api" / f"{module}.md", _module_page(module))
-    _write(source / "api" / "index.md", "# API\n\n" + toctree("", modules))
+    _write(source / "api" / "index.md", _modules_page(modules))
     _write(source / "index.ipynb", (source / "nbs" / "index.ipynb").read_text(encoding="utf-8"))
     (source / "nbs" / "index.ipynb").unlink()
     _add_contents(source)
+    _link_tutorials(source)
+    for page in [*source.rglob("*.ipynb"), *source.rglob("*.md")]:
+        _describe(page)
 
 
 def as_page(notebook: NotebookNode) -> NotebookNode:
@@ -98,6 +120,16 @@ def _module_page(module: str) -> str:
     return f"# {module}\n\n```{{eval-rst}}\n.. automodule:: {full}\n   :members:\n```\n"
 
 
+def _modules_page(modules: Iterable[str]) -> str:
+    """All modules, by package."""
+    parts = [
+        "# All modules\n\nEvery module of the package. What you import from `nbtrain` is listed by topic in the pages before this one.\n"
+    ]
+    for package, names in groupby(sorted(modules, key=lambda name: ("." in name, name)), lambda name: name.rpartition(".")[0]):
+        parts.append(f"## {package or 'nbtrain'}\n\n" + toctree("", names))
+    return "\n".join(parts)
+
+
 def toctree(caption: str, names: Iterable[str], depth: int = 1) -> str:
     """A list of pages, which the sidebar shows below `caption`."""
     head = [f":caption: {caption}"] if caption else []
@@ -105,15 +137,12 @@ def toctree(caption: str, names: Iterable[str], depth: int = 1) -> str:
 
 
 def _add_contents(source: Path) -> None:
-    """What the sidebar lists: folders of notebooks, pages, the parts with their chapters, modules."""
-    parts = [
-        (caption, [source / "nbs" / folder / "index.ipynb"]) for caption, folder in (("Tutorials", "tutorials"), ("Examples", "examples"))
-    ]
-    parts += [("Guides", sorted((source / "docs").glob("*.md"), key=_place))]
-    parts += [("How it is built", [source / "nbs" / "contents.ipynb"])]
-    parts += [("한국어", [source / "nbs" / "index.ko.ipynb"])]
-    parts += [("Reference", [source / "api" / "index.md"])]
-    _hide(source / "index.ipynb", source, parts)
+    """What the sidebar lists: the doors with their pages, and below these the notebooks of each folder."""
+    named = {page for pages in DOORS.values() for page in pages}
+    rest = sorted(path.relative_to(source).as_posix() for path in (source / "docs").glob("*.md"))
+    doors = {**DOORS, "Inside": (*DOORS["Inside"], *(page for page in rest if page not in named)), "한국어": ("nbs/index.ko.ipynb",)}
+    _hide(source / "index.ipynb", source, [(caption, [source / page for page in pages]) for caption, pages in doors.items()])
+    _hide(source / "docs" / "coming_from.md", source, [("", sorted((source / "docs" / "coming_from").glob("*.md")))])
     for index in indexes():
         pages = [source / path.relative_to(ROOT) for path in listed(index)]
         own = [path for path in pages if path != source / "nbs" / "examples" / "index.ipynb"]  # which the front page lists
@@ -123,14 +152,86 @@ def _add_contents(source: Path) -> None:
 def _hide(page: Path, source: Path, parts: list[tuple[str, list[Path]]]) -> None:
     """Add lists of pages at the end of `page` that only the sidebar shows."""
     lists = [toctree(caption, (f"/{p.relative_to(source).with_suffix('').as_posix()}" for p in pages)) for caption, pages in parts]
+    _append(page, "\n".join(re.sub(r"^:maxdepth", ":hidden:\n:maxdepth", text, flags=re.M) for text in lists))
+
+
+def _append(page: Path, text: str) -> None:
+    """Add a part at the end of a notebook or of a page of text."""
+    if page.suffix == ".md":
+        page.write_text(f"{page.read_text(encoding='utf-8')}\n{text}", encoding="utf-8")
+        return
     notebook = nbformat.read(page, as_version=4)
-    hidden = [re.sub(r"^:maxdepth", ":hidden:\n:maxdepth", text, flags=re.M) for text in lists]
-    notebook.cells.append(new_markdown_cell("\n".join(hidden)))
+    notebook.cells.append(new_markdown_cell(text))
     nbformat.write(notebook, page)
 
 
-def _place(path: Path) -> tuple[int, str]:
-    return FIRST.index(path.stem) if path.stem in FIRST else len(FIRST), path.stem
+def _link_tutorials(source: Path) -> None:
+    """At the end of each tutorial: the how-to pages that name it."""
+    found: dict[str, list[str]] = {}
+    for path in listed(NOTEBOOKS / "howto" / "index.ipynb"):
+        text = nbformat.read(path, as_version=4).cells[-1].source
+        for tutorial in re.findall(r"\(\.\./tutorials/(\w+)\.ipynb\)", text):
+            found.setdefault(tutorial, []).append(f"[{title_of(path)}](../howto/{path.name})")
+    for tutorial, links in found.items():
+        _append(source / "nbs" / "tutorials" / f"{tutorial}.ipynb", f"How-to pages for this tutorial: {', '.join(sorted(links))}.")
+
+
+def title_of(notebook: Path) -> str:
+    """The first heading of a notebook."""
+    return nbformat.read(notebook, as_version=4).cells[0].source.partition("\n")[0].removeprefix("# ")
+
+
+# -- what a search finds
+def description(text: str) -> str:
+    """The promise of a page, or else its first sentence, in at most 160 characters; an empty text if it has no sentence."""
+    body = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    body = re.sub(r"^[#|!<].*$", "", body, flags=re.M)
+    promise = re.search(r"^> (.+(?:\n> .+)*)", text, re.M)
+    paragraph = promise[1].replace("\n> ", " ") if promise else next((p for p in re.split(r"\n\s*\n", body) if p.strip()), "")
+    plain = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
+    plain = re.sub(r"[`*>]|^[-\d.]+ ", "", plain).strip()
+    if len(plain) <= 160:
+        return plain
+    sentence = re.match(r".{30,158}?[.:;](?= )", plain)
+    return sentence[0] if sentence else plain[:157].rsplit(" ", 1)[0] + " …"
+
+
+def keywords(text: str) -> list[str]:
+    """What a page says that it is also searched as."""
+    found = re.search(r"^Keywords: (.+)\.$", text, re.M)
+    return found[1].split(", ") if found else []
+
+
+def _head(text: str, entry: str) -> str:
+    """The directives that describe a page; what a person searches for leads to its beginning."""
+    words = keywords(text)
+    entries = [f"   ! single: {word}" for word in dict.fromkeys((entry, *words))] if words else []
+    lines = [".. index::", *entries, ""] if entries else []
+    lines += [".. meta::", f"   :description: {description(text) or entry}"]
+    lines += [f"   :keywords: {', '.join(words)}"] if words else []
+    return "\n".join(["```{eval-rst}", *lines, "```"])
+
+
+def _describe(page: Path) -> None:
+    """Add description and keywords below the title of a page."""
+    if page.suffix == ".md":
+        text = page.read_text(encoding="utf-8")
+        if page.parent.name == "api" and page.stem != "index":
+            module = ast.parse((PACKAGE / f"{page.stem.replace('.', '/')}.py").read_text(encoding="utf-8"))
+            page.write_text(_with_head(text, f"# {page.stem}\n\n{ast.get_docstring(module) or ''}"), encoding="utf-8")
+        else:
+            page.write_text(_with_head(text, text), encoding="utf-8")
+        return
+    notebook = nbformat.read(page, as_version=4)
+    text = "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    first = notebook.cells[0]
+    first.source = _with_head(first.source, text)
+    nbformat.write(notebook, page)
+
+
+def _with_head(page: str, text: str) -> str:
+    title, _, rest = page.partition("\n")
+    return f"{title}\n\n{_head(text, title.removeprefix('# '))}\n{rest}"
 
 
 def _write(path: Path, text: str) -> None:

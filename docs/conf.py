@@ -43,6 +43,7 @@ html_static_path = ["style"]
 html_css_files = ["nbtrain.css"]
 html_copy_source = html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True}
+html_search_scorer = str(ROOT / "docs" / "style" / "search_scorer.js")
 copybutton_exclude = ".linenos, .gp, .go"
 
 _EXPORTS = re.compile(r"#\| default_exp ([\w.]+)")
@@ -92,6 +93,13 @@ class LinkNames(SphinxPostTransform):
 
 
 def _names(env: Any) -> dict[str, str]:
+    """What names are called in full, found once for all pages."""
+    if not hasattr(env, "nbtrain_names"):
+        env.nbtrain_names = _find_names(env)
+    return env.nbtrain_names
+
+
+def _find_names(env: Any) -> dict[str, str]:
     """What names are called in full: the public ones, `Class.method` of all classes, modules, and other classes and functions if unique."""
     found = {name: f"nbtrain.{module}.{name}" for name, module in nbtrain.PUBLIC.items()}
     for base in nbtrain.Trainer.__mro__:  # its methods stand in the small classes that it is made of

@@ -15,10 +15,77 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from programs import script
 
+import nbtrain
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+QUERIES = {
+    # data
+    "custom dataset": "nbs/howto/custom_dataset",
+    "iterable dataset": "nbs/howto/iterable_dataset",
+    "pandas dataframe": "nbs/howto/tabular_data",
+    "numpy": "nbs/howto/tabular_data",
+    "mixup": "nbs/howto/data_augmentation",
+    "data augmentation": "nbs/howto/data_augmentation",
+    "class imbalance": "nbs/howto/class_imbalance",
+    "class weights": "nbs/howto/class_imbalance",
+    "num_workers": "nbs/howto/slow_data_loading",
+    # training
+    "mixed precision": "nbs/howto/mixed_precision",
+    "bf16": "nbs/howto/mixed_precision",
+    "gradient accumulation": "nbs/howto/gradient_accumulation",
+    "gradient clipping": "nbs/howto/gradient_clipping",
+    "early stopping": "nbs/howto/early_stopping",
+    "learning rate finder": "nbs/howto/learning_rate_finder",
+    "lr scheduler": "nbs/howto/learning_rate_schedule",
+    "warmup": "nbs/howto/learning_rate_schedule",
+    "max_steps": "nbs/howto/train_for_steps",
+    "multiple losses": "nbs/howto/several_losses",
+    "ema": "nbs/howto/ema",
+    # fine-tuning
+    "LoRA": "nbs/howto/lora",
+    "freeze layers": "nbs/howto/freeze_layers",
+    "transfer learning": "nbs/howto/load_pretrained",
+    "discriminative learning rates": "nbs/howto/layer_learning_rates",
+    # evaluation
+    "multiple validation loaders": "nbs/howto/multiple_validation_sets",
+    "several validation sets": "nbs/howto/multiple_validation_sets",
+    "custom metric": "nbs/howto/custom_metric",
+    "f1 score": "nbs/howto/custom_metric",
+    "confusion matrix": "nbs/howto/confusion_matrix",
+    "inference": "nbs/howto/predict",
+    # saving
+    "resume training": "nbs/howto/resume_after_crash",
+    "save model": "nbs/howto/save_and_load_weights",
+    "ModelCheckpoint": "nbs/howto/save_checkpoints",
+    "onnx": "nbs/howto/export_onnx",
+    "random seed": "nbs/howto/reproducibility",
+    # trouble
+    "nan loss": "nbs/howto/debug_nan",
+    "CUDA out of memory": "nbs/howto/out_of_memory",
+    "overfit one batch": "nbs/howto/overfit_one_batch",
+    "count parameters": "nbs/howto/model_summary",
+    "profiler": "nbs/howto/profile_run",
+    # watching
+    "wandb": "nbs/howto/log_to_wandb",
+    "tensorboard": "nbs/howto/log_to_tensorboard",
+    "plot loss": "nbs/howto/plot_curves",
+    "progress bar": "nbs/howto/progress_bar",
+    # devices and jobs
+    "multi gpu": "nbs/howto/two_gpus",
+    "DDP": "nbs/howto/two_gpus",
+    "slurm": "nbs/howto/slurm",
+    "yaml config": "nbs/howto/config_file",
+    # code
+    "callbacks": "nbs/howto/custom_callback",
+    "LightningModule": "nbs/howto/lightning_module",
+    # doors
+    "install": "docs/get_started",
+    "keras": "docs/coming_from/keras",
+    "StateManagerAddon": "docs/reference/addons",
+}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
-PAGES = sorted(path for path in DOCS.glob("*.md") if "```python\n" in path.read_text(encoding="utf-8"))
+PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python\n" in path.read_text(encoding="utf-8"))
 
 
 class _Page(HTMLParser):
@@ -52,7 +119,7 @@ def pages(site: Path) -> dict[Path, _Page]:
 
 
 def test_every_notebook_page_and_module_is_on_the_site(site: Path) -> None:
-    sources = [p.relative_to(ROOT) for p in [*(ROOT / "nbs").rglob("*.ipynb"), *DOCS.glob("*.md")] if ".ipynb_checkpoints" not in p.parts]
+    sources = [p.relative_to(ROOT) for p in [*(ROOT / "nbs").rglob("*.ipynb"), *DOCS.rglob("*.md")] if ".ipynb_checkpoints" not in p.parts]
     sources = [path if path != Path("nbs/index.ipynb") else Path("index") for path in sources]
     assert not [path for path in sources if not (site / path.with_suffix(".html")).exists()]
     modules = {script("build").module_name(p) for p in (ROOT / "nbtrain").rglob("*.py") if p.name not in ("__init__.py", "_modidx.py")}
@@ -94,6 +161,35 @@ def test_search_finds_a_name_offline(site: Path, browser: Any) -> None:
     for found in ("api/addons.state_manager.html", "docs/resume.html"):  # results come one by one
         page.wait_for_selector(f"#search-results li a[href^='{found}']", timeout=600_000)
     assert all(url.startswith(("file:", "data:")) for url in asked)
+
+
+def test_a_persons_words_find_the_right_page_first(site: Path, browser: Any) -> None:
+    page = browser.new_page()
+    page.goto((site / "search.html").as_uri())
+    page.wait_for_function("Search.hasIndex()", timeout=600_000)
+    first = "query => Search._performSearch(...Search._parseQuery(query)).at(-1)?.[0]"
+    found = {query: page.evaluate(first, query) for query in QUERIES}
+    assert found == QUERIES
+
+
+def test_every_page_has_a_description(pages: dict[Path, _Page], site: Path) -> None:
+    made = {site / f"{name}.html" for name in ("genindex", "search", "py-modindex")}
+    described = {path: re.findall(r'<meta content="([^"]*)" name="description"', page.text) for path, page in pages.items()}
+    assert not [path for path, found in described.items() if path not in made and (len(found) != 1 or len(found[0]) < 20)]
+
+
+def test_sidebar_has_five_doors_in_their_order(pages: dict[Path, _Page], site: Path) -> None:
+    captions = re.findall(r'<span class="caption-text">(.*?)</span>', pages[site / "index.html"].text)
+    assert captions == ["Get started", "Tutorials", "How-to", "Reference", "Inside", "한국어"]
+
+
+def test_tutorials_reference_and_howto_pages_link_to_each_other(pages: dict[Path, _Page], site: Path) -> None:
+    howto = pages[site / "nbs" / "howto" / "early_stopping.html"].links
+    assert {"../tutorials/classification.html", "../../docs/reference/addons.html#earlystoppingaddon"} <= set(howto)
+    assert "../howto/early_stopping.html" in pages[site / "nbs" / "tutorials" / "classification.html"].links
+    assert "../../nbs/howto/early_stopping.html" in pages[site / "docs" / "reference" / "addons.html"].links
+    tutorials = [path for path in (site / "nbs" / "tutorials").glob("*.html") if path.stem != "index"]
+    assert not [path.stem for path in tutorials if not any(link.startswith("../howto/") for link in pages[path].links)]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
@@ -141,6 +237,30 @@ def test_architecture_shows_the_packages_and_names_modules_that_exist() -> None:
     packages = "|".join(drawn.order())
     named = set(re.findall(r"`nbtrain\.([\w.]+)`", page)) | set(re.findall(rf"\b((?:{packages})\.[a-z_]+)\b", page))
     assert len(named) > 20 and not named - drawn.names() - {"events.jsonl", "trainer.to_config"}
+
+
+def test_reference_is_that_of_the_docstrings_and_has_every_public_name() -> None:
+    make = script("make_reference")
+    made = make.pages()
+    assert {path: path.read_text(encoding="utf-8") for path in made} == made, "run `make names`"
+    assert not [name for name in nbtrain.PUBLIC if make.topic_of(name) is None and nbtrain.PUBLIC[name] != "errors"]
+
+
+def test_glossary_finds_what_the_style_leaves_out() -> None:
+    glossary = script("glossary")
+    text = "Nobody is told.\nThere is no file, `is no file`.\n\n```python\nasked = 1\n```\n\nA loader of its own is no list."
+    assert [(line, words) for line, words, _ in glossary.findings(text)] == [
+        (1, "Nobody"),
+        (8, "of its own"),
+        (8, "is no list"),
+        (1, "told"),
+    ]
+
+
+def test_new_pages_have_no_word_of_the_glossary() -> None:
+    howto = (ROOT / "nbs" / "howto").glob("*.ipynb")
+    paths = [*howto, *(DOCS / "coming_from").glob("*.md"), DOCS / "get_started.md", DOCS / "release.md", ROOT / "CODE_OF_CONDUCT.md"]
+    assert not [(path.name, *found) for path in paths for found in script("glossary").in_file(path)]
 
 
 def test_table_of_hooks_is_that_of_the_code() -> None:

@@ -19,10 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 # `make examples` runs these, and tests/browser the first of them
 LONG = {"first_run", "gan", "index", "index.ko", "job", "language_model", "mnist1d", "several_gpus", "sweeps", "transformers"}
-LONG |= {"multi_gpu"}
+LONG |= {"multi_gpu", "two_gpus", "slurm"}
+LONG |= {"lora", "export_onnx"}  # which need packages that `make examples` installs
 INDEXES = script("build").indexes()
+DOORS = ("tutorials", "howto")  # folders that the front page leads to
+HOWTO = sorted(p for p in (ROOT / "nbs" / "howto").glob("*.ipynb") if p.stem != "index")
 CHAPTERS = [p for p in NOTEBOOKS if p not in INDEXES and not (p.parent == ROOT / "nbs" and p.stem.startswith("index"))]
-SHORT = [p for p in CHAPTERS if p.stem not in LONG]
+SHORT = [p for p in CHAPTERS if p.stem not in LONG and p not in HOWTO]
 
 
 def _sources(folder: Path, pattern: str) -> list[Path]:
@@ -52,7 +55,7 @@ def _name(path: Path) -> str:
 def test_every_notebook_is_in_the_one_index_of_its_folder() -> None:
     places = [(index, listed) for index in INDEXES for listed in script("build").listed(index)]
     assert sorted(listed for _, listed in places) == sorted(
-        {*CHAPTERS, *INDEXES} - {INDEXES[0], ROOT / "nbs" / "tutorials" / "index.ipynb"}
+        {*CHAPTERS, *INDEXES} - {INDEXES[0], *(ROOT / "nbs" / folder / "index.ipynb" for folder in DOORS)}
     )
     assert not [listed for index, listed in places if index.parent not in (listed.parent, listed.parent.parent)]
 
@@ -63,7 +66,7 @@ def test_index_has_a_title_a_promise_and_one_picture(path: Path) -> None:
     assert all(cell.cell_type == "markdown" for cell in cells)
     text = "\n\n".join(cell.source for cell in cells)
     assert re.match(r"# .+\n\n> .+\.\n", text)
-    assert text.count("```text\n") == 1 or path.parent.name == "tutorials"
+    assert text.count("```text\n") == 1 or path.parent.name in DOORS
     assert max(map(len, text.partition("```text\n")[2].partition("```")[0].splitlines()), default=0) <= 80
 
 
@@ -115,6 +118,29 @@ def test_notebook_has_a_title_a_promise_and_no_star_imports(path: Path) -> None:
 def test_notebook_runs(path: Path, tmp_path: Path, warm_kernel: Any) -> None:
     notebook = script("execute").execute(path, str(tmp_path), warm_kernel())
     assert all(output.output_type != "error" for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs)
+
+
+def test_howto_pages_run_in_one_kernel(tmp_path: Path, warm_kernel: Any) -> None:
+    """Each with an empty namespace, in a new folder: a kernel for each would spend most of the time with imports."""
+    cells = []
+    for path in HOWTO:
+        if path.stem not in LONG:
+            (tmp_path / path.stem).mkdir()
+            cells.append(f"%reset -f\nimport os; os.chdir({str(tmp_path / path.stem)!r})")
+            cells += [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    together = tmp_path / "together.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells]), together)
+    script("execute").execute(together, str(tmp_path), warm_kernel())
+
+
+@pytest.mark.parametrize("path", HOWTO, ids=_name)
+def test_howto_page_answers_one_question(path: Path) -> None:
+    cells = nbformat.read(path, as_version=4).cells
+    first, last = cells[0].source, cells[-1].source
+    assert re.match(r"# .+\n\n> .+\.\n\nUse this .+[^\n]\Z", first) and len(first.partition("\n")[0]) <= 60
+    assert all(len(cell.source.splitlines()) <= 25 for cell in cells if cell.cell_type == "code")
+    see, words = last.partition("See also: ")[2].split("\n\n")
+    assert "(../tutorials/" in see and "(../../docs/" in see and words.startswith("Keywords: ")
 
 
 def _notebook_with(text: str) -> nbformat.NotebookNode:

@@ -61,9 +61,15 @@ def test_full_disk_fails_one_save_and_leaves_nothing_half_written(save_format: S
 
 def save_as_nobody(folder: Path) -> list[str]:
     os.chdir(folder)  # its parents are closed to others
+    writer = Writer()
+    # One that works and one that fails import all that a save needs: another user can't where the repository's parents are closed too
+    for name in ("before.ckpt", "before.ckpt/a.ckpt"):
+        writer.save({"epoch": 0}, name)
+    writer.wait()
+    assert len(writer.take_errors()) == 1
+    (folder / "before.ckpt").unlink()
     if os.geteuid() == 0:  # modes mean nothing to root
         os.setuid(NOBODY)
-    writer = Writer()
     for name in ("closed/a.ckpt", "open/a.ckpt"):
         writer.save({"epoch": 1}, name)
     writer.wait()
