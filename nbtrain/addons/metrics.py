@@ -297,12 +297,17 @@ class _Measure(PassKeeper):
             for name, values in here.compute().items():
                 if values is not None:
                     self.addon.keys[name] = tuple(values)
-                end = "" if group is None else f"_{group}"
+                end = "" if group is None else f"/{self._loader_name(group)}" if isinstance(group, int) else f"_{group}"
                 named = {f"{key}{end}": math.nan if values is None else values[key] for key in self.addon.keys.get(name, (name,))}
                 missing += named if values is None else ()
                 found |= named
         self._note_missing(phase, missing)
         return found
+
+    def _loader_name(self, index: int) -> str:
+        """The name of one of several loaders; its number under your own `lightning.Trainer`."""
+        names = self.trainer.module.loader_names if self.trainer.module is not None else ()
+        return names[index] if names else str(index)
 
     def _note_missing(self, phase: Phase, names: list[str]) -> None:
         """Say once a run which metrics of a pass can't be computed."""

@@ -211,6 +211,14 @@ class StateSaver:
 
     def dump(self, pl_trainer: L.Trainer) -> dict[str, Any]:
         """Lightning's checkpoint; an empty one in a rank that does not write."""
+        module: Any = pl_trainer.lightning_module
+        module.saves_state = True  # and a LightningModule's weights have their names in the module around it
+        try:
+            return self._dump(pl_trainer)
+        finally:
+            module.saves_state = False
+
+    def _dump(self, pl_trainer: L.Trainer) -> dict[str, Any]:
         strategy = pl_trainer.strategy
         if not isinstance(strategy, SplitStrategy):
             return pl_trainer._checkpoint_connector.dump_checkpoint(weights_only=False) if pl_trainer.is_global_zero else {}

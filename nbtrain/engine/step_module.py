@@ -173,10 +173,10 @@ def step_place(trainer: StepsProtocol, name: str, batch_idx: int) -> str:
 
 
 # %% ../../nbs/engine/step_module.ipynb #dd0cd5f4
-def named(output: Mapping[str, Any], turn: str) -> dict[str, Any]:
-    """The scalars of a step, by names that end with its turn."""
+def named(output: Mapping[str, Any], end: str) -> dict[str, Any]:
+    """The scalars of a step, by names with this end, such as `_generator` for its turn or `/hard` for its loader."""
     scalars = {key: item for key, item in output.items() if isinstance(item, Real) or (isinstance(item, Tensor) and item.numel() == 1)}
-    return {f"{key}_{turn}": item for key, item in scalars.items()}
+    return {key + end: item for key, item in scalars.items()}
 
 
 # %% ../../nbs/engine/step_module.ipynb #85076575
@@ -190,6 +190,8 @@ class RecordingModule(PassModule):
         self._batches: Any = None  # Lightning's count of them
         self._recorded: tuple[int, str] | None = None  # the newest batch and the turn whose output was counted
         self._known_metrics = _KnownMetrics()
+        self.loader_names: tuple[str, ...] = ()  # where several loaders are evaluated
+        self.loader_name: str | None = None  # that of the batch
 
     def on_train_epoch_start(self) -> None:
         super().on_train_epoch_start()
@@ -208,19 +210,25 @@ class RecordingModule(PassModule):
         """The newest batch has failed after its step, and is counted again."""
         self.__dict__["_recorded"] = None
 
+    def enter_loader(self, index: int | None) -> None:
+        """The next batches are from this one of several loaders; None: the pass over them has ended."""
+        self.__dict__["loader_name"] = self.loader_names[index] if index is not None and self.loader_names else None
+
     def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
         """Count what a step has returned for `batch`, in the pass of `mode` that is on; for a task also under its name."""
         meter = self.owner.train_state.meters[mode]
         meter.add(output, batch_size(batch))
-        if type(batch) is Task and self.owner.turn is None:
-            for name, value in named(output, batch.name).items():
+        ends = [f"_{batch.name}"] if type(batch) is Task and self.owner.turn is None else []
+        ends += [f"/{self.loader_name}"] if mode == "test" and self.loader_name is not None else []
+        for end in ends:
+            for name, value in named(output, end).items():
                 meter.amend(name, value)
         if not self.whole_epoch:
             self.output = apply_to_collection(dict(output), Tensor, Tensor.detach)
 
     def add_turn(self, turn: Turn, output: Mapping[str, Any], batch: Any) -> None:
         """Count what one of several steps has returned for the batch."""
-        row = named(output, turn.name)
+        row = named(output, f"_{turn.name}")
         if turn.is_first:
             self._losses = []
             self.add_output("train", row, batch)
@@ -242,7 +250,9 @@ class RecordingModule(PassModule):
         self.owner.train_state.meters["train"].amend(name if turn is None else f"{name}_{turn.name}", value)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Lightning's `log`, with a short way for a number that was logged before in this epoch."""
+        """Lightning's `log`, with a short way for a number that was logged before in this epoch; under the name of its loader, too."""
+        if self.loader_name is not None and options.get("add_dataloader_idx", True):
+            name, options = f"{name}/{self.loader_name}", {**options, "add_dataloader_idx": False}
         if args or not self._known_metrics.add(self, name, value, options):
             super().log(name, value, *args, **options)
             if not args:
@@ -288,6 +298,8 @@ class SteppingModule(RecordingModule):
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Mapping[str, Any] | None:
         """None for a batch that is left out after an error."""
+        if self.loader_names:
+            self.enter_loader(dataloader_idx)
         if self.guard is None:
             return self._evaluate(batch, batch_idx)
         results = self.trainer._evaluation_loop._results

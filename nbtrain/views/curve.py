@@ -92,7 +92,7 @@ class LossCurve:
     def begin(self, progress: Progress, monitor: str = "val_loss") -> None:
         """A run begins here; one that goes on keeps its curve. The validations are drawn by `monitor` where that is a loss."""
         if self.is_empty:
-            self.validation = monitor if monitor.startswith("val_") and monitor.endswith("loss") else "val_loss"
+            self.validation = monitor if monitor.startswith("val_") and monitor.partition("/")[0].endswith("loss") else "val_loss"
             self.start, self.epochs = progress.step, [(progress.step, epoch_of(progress))]
 
     def add_row(self, row: Mapping[str, Any], *, is_epoch: bool) -> None:
