@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from typing import Any
+from weakref import ReferenceType, ref
 
 import lightning as L
 import torch
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..compat.weight_names import bare, by_own_names
@@ -33,6 +34,9 @@ __all__ = [
     "run_step",
     "step_place",
     "named",
+    "ModuleLog",
+    "lend_log",
+    "take_log_back",
     "RecordingModule",
     "SteppingModule",
     "StepModule",
@@ -179,6 +183,41 @@ def named(output: Mapping[str, Any], end: str) -> dict[str, Any]:
     return {key + end: item for key, item in scalars.items()}
 
 
+# %% ../../nbs/engine/step_module.ipynb #29f4605a
+class ModuleLog:
+    """The `log` of a module, as an attribute of a LightningModule inside. It stays out of copies and pickles."""
+
+    def __init__(self, module: L.LightningModule | None = None) -> None:
+        self._module: ReferenceType[L.LightningModule] | None = None if module is None else ref(module)
+
+    def __call__(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        module = self._module() if self._module is not None else None
+        if module is not None:
+            module.log(name, value, *args, **options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleLog:
+        return ModuleLog()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ModuleLog, ()
+
+
+def lend_log(module: L.LightningModule, model: nn.Module) -> None:
+    """Let the LightningModules in `model` log by `module`, and know its trainer."""
+    for part in model.modules():
+        if isinstance(part, L.LightningModule):
+            vars(part)["log"] = ModuleLog(module)
+            part.trainer = module._trainer
+
+
+def take_log_back(model: nn.Module) -> None:
+    """The LightningModules in `model` are as before `lend_log`."""
+    for part in model.modules():
+        if isinstance(part, L.LightningModule):
+            vars(part).pop("log", None)
+            part.trainer = None
+
+
 # %% ../../nbs/engine/step_module.ipynb #85076575
 class RecordingModule(PassModule):
     """Records what the steps return, and what is logged beside it."""
@@ -192,6 +231,7 @@ class RecordingModule(PassModule):
         self._known_metrics = _KnownMetrics()
         self.loader_names: tuple[str, ...] = ()  # where several loaders are evaluated
         self.loader_name: str | None = None  # that of the batch
+        self.names_loaders = True  # is the name a part of what is logged?
 
     def on_train_epoch_start(self) -> None:
         super().on_train_epoch_start()
@@ -251,7 +291,7 @@ class RecordingModule(PassModule):
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Lightning's `log`, with a short way for a number that was logged before in this epoch; under the name of its loader, too."""
-        if self.loader_name is not None and options.get("add_dataloader_idx", True):
+        if self.loader_name is not None and self.names_loaders and options.get("add_dataloader_idx", True):
             name, options = f"{name}/{self.loader_name}", {**options, "add_dataloader_idx": False}
         if args or not self._known_metrics.add(self, name, value, options):
             super().log(name, value, *args, **options)
@@ -334,6 +374,7 @@ class StepModule(SteppingModule):
         if stage != "predict" and self.owner.module is not None:
             self.owner.module.close()  # an error has ended its run under your own lightning.Trainer
         super().setup(stage)
+        lend_log(self, self.model)
         if stage == "fit":
             self._wrap()
         if stage != "predict":
@@ -357,6 +398,7 @@ class StepModule(SteppingModule):
         """Release what the addons contributed, and restore what a validation borrowed if an error ended it."""
         self.owner.sinks[:] = [sink for sink in self.owner.sinks if not any(sink is own for own in self._sinks)]
         self._sinks, self._wrapped_step = [], None
+        take_log_back(self.model)
         super().close()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

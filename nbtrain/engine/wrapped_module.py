@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from types import MethodType
 from typing import Any, Protocol
-from weakref import ReferenceType, ref
 
 import lightning as L
 import torch
@@ -45,24 +44,6 @@ def overrides(module: L.LightningModule, name: str) -> bool:
 
 
 # %% ../../nbs/engine/wrapped_module.ipynb #3c0d6934
-class _Log:
-    """The outer module's `log`, as an attribute of the inner one. It stays out of copies and pickles."""
-
-    def __init__(self, module: CountingModule | None = None) -> None:
-        self._module: ReferenceType[CountingModule] | None = None if module is None else ref(module)
-
-    def __call__(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        module = self._module() if self._module is not None else None
-        if module is not None:
-            module.log(name, value, *args, **options)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Log:
-        return _Log()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Log, ()
-
-
 def _is_by_step(args: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
     """Is what `training_step` logs with these arguments left out of the epoch's values?"""
     return not (args[3] if len(args) > 3 else options.get("on_epoch"))
@@ -106,6 +87,7 @@ class CountingModule(StepModule):
         self._by_step = {}
         if mode == "test" and self.loader_names:
             self.enter_loader(args[2] if len(args) > 2 else options.get("dataloader_idx", 0))
+            self.names_loaders = not self.loader_name.isdigit()  # of a list Lightning logs the index
         output = step(*args, **options)
         if self._sanity_check or (mode == "train" and self.is_repeated()):
             return output
@@ -246,7 +228,6 @@ class WrappedModule(ForwardingModule):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        vars(self.inner)["log"] = _Log(self)
         self.inner.setup(stage)
         state = self.maker.restored() if stage == "fit" else None
         if state is not None:
@@ -270,8 +251,6 @@ class WrappedModule(ForwardingModule):
     def close(self) -> None:
         """The inner module is again as it was given, but for what it has learned."""
         super().close()
-        vars(self.inner).pop("log", None)
-        self.inner.trainer = None
         self._after_epoch = []
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ _NOISE = (
     "smaller than the logging interval",
     "module(s) in eval mode",
     "LeafSpec",
+    "have overridden `transfer_batch_to_device` in",  # the module's is used where a LightningDataModule has none
     *(f"self.log('{prefix}_" for prefix in ("train", "val", "test")),  # these are the metrics of all ranks already
 )
 

@@ -27,7 +27,7 @@ from ..data.task_loader import Task
 from ..engine.addon import AddOnBase
 from ..engine.meter import Meter
 from ..engine.precision import precision_plugin
-from ..engine.step_module import StepModule, check_output
+from ..engine.step_module import StepModule, check_output, lend_log, take_log_back
 from ..errors import ConfigError, NbtrainError, add_note
 from .base import TrainerBase, TrainerSteps
 from .kept_objects import kept_objects
@@ -110,6 +110,7 @@ def _as_in_validation(trainer: TrainerBase, plugin: Precision) -> Iterator[None]
             with plugin.val_step_context():
                 yield
         finally:
+            take_log_back(trainer.model)
             for tensor, before in data:
                 if tensor.dtype != before.dtype:
                     tensor.data = before
@@ -156,6 +157,7 @@ def _try_step(trainer: TrainerBase, batch: Any, plugin: Precision, loader_name: 
     module.loader_name = loader_name
     with _as_in_validation(trainer, plugin):
         trainer.module = module
+        lend_log(module, trainer.model)
         requests = [*_REQUESTS, *(name for addon in trainer.active_addons for name in addon.commands)]
         vars(trainer).update({"train_step": _noting(trainer, seen)} | dict.fromkeys(requests, _refuse))
         try:

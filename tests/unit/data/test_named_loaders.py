@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 from nbtrain import MetricsAddon, StateManagerAddon, TensorLoader
 from nbtrain.errors import ConfigError
 from nbtrain.history.run_folder import read_events
-from nbtrain.trainer.evaluate import measure
 
 
 def make_hard() -> DataLoader[Any]:
@@ -103,10 +102,12 @@ def test_a_run_that_is_on_is_evaluated_on_several_loaders() -> None:
 
     class Measures(L.Callback):
         def on_train_batch_end(self, *args: Any) -> None:
-            trainer.control.leave(lambda at: found.append(measure(trainer, {"easy": make_valid(), "hard": make_hard()})), whole=True)
+            found.append(trainer.evaluate({"easy": make_valid(), "hard": make_hard()}))
 
-    trainer = make_trainer(Named, lightning={"callbacks": [Measures()], "limit_train_batches": 1})
+    trainer = make_trainer(lightning={"callbacks": [Measures()], "limit_train_batches": 1})
     trainer.run(1, make_loader())
+    assert sorted(found[0]) == ["loss", "loss/easy", "loss/hard", "mae", "mae/easy", "mae/hard"] and not trainer.history.tests
+    trainer.toggle("test")
     assert found[0] == pytest.approx(trainer.evaluate({"easy": make_valid(), "hard": make_hard()}))
 
 
