@@ -14,7 +14,7 @@ import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ..addons.state_manager import StateManagerAddon
-from ..data.loader import as_loader
+from ..data.loader import BatchList, as_loader
 from ..data.named_loaders import named_loaders
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
@@ -73,19 +73,29 @@ def _read(trainer: TrainerBase, module: StepModule, make: Callable[[], Any], *, 
     return read
 
 
+def _read_to_predict(make: Callable[[], Any]) -> Callable[[], Any]:
+    @wraps(make)
+    def read() -> Any:
+        loader = make()  # in a BatchList, because Lightning would make a DataLoader again, so that it drops no batch
+        return loader if isinstance(loader, (list, tuple, Mapping)) else BatchList(loader)
+
+    return read
+
+
 @contextmanager
 def read_source(trainer: TrainerBase, module: StepModule, source: Any) -> Iterator[dict[str, Any]]:
     """While it is open, the loaders that `source` makes are read with what the addons put around them.
 
-    Gives the arguments for Lightning's `fit`, `validate` or `test`.
+    Gives the arguments for Lightning's `fit`, `validate`, `test` or `predict`.
     """
     holder = module if isinstance(source, L.LightningModule) else source
     with ExitStack() as restored:
-        for name in ("train_dataloader", "val_dataloader", "test_dataloader"):
+        for name in ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"):
             if has_loader(source, name):
-                own = vars(holder).get(name)
+                own, make = vars(holder).get(name), getattr(source, name)
                 undo = (vars(holder).__setitem__, name, own) if own is not None else (vars(holder).pop, name)
-                vars(holder)[name] = _read(trainer, module, getattr(source, name), training=name == "train_dataloader")
+                to_predict, training = name == "predict_dataloader", name == "train_dataloader"
+                vars(holder)[name] = _read_to_predict(make) if to_predict else _read(trainer, module, make, training=training)
                 restored.callback(*undo)
         if isinstance(source, L.LightningDataModule):
             _restore(trainer, source)

@@ -110,7 +110,8 @@ def _predict(trainer: TrainerBase, module: StepModule, loader: Any) -> Any:
     module.cpu = lambda: module  # Lightning would move the model away from a run that is on
     with driving(trainer, module), keep_random():
         if isinstance(loader, L.LightningDataModule):
-            return L.Trainer(**_unlogged(_alone(trainer))).predict(module, datamodule=loader)
+            with read_source(trainer, module, loader) as given:
+                return L.Trainer(**_unlogged(_alone(trainer))).predict(module, **given)
         # In a BatchList, because Lightning would keep a DataLoader from dropping its last batch
         return L.Trainer(**_unlogged(_alone(trainer))).predict(module, BatchList(loader))
 

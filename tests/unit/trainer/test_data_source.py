@@ -145,11 +145,23 @@ class OnlyTest(L.LightningDataModule):
 
 
 REFUSED = {
-    "two validations": (lambda: make_trainer().run(1, Data(), make_valid()), "Data makes the validation loader, and valid_loader is given, too.\n  Leave valid_loader out."),
-    "as valid_loader": (lambda: make_trainer().run(1, make_loader(), Data()), "valid_loader must be "),
-    "no loader": (lambda: make_trainer().run(1, OnlyTest()), "OnlyTest has no train_dataloader.\n  Write train_dataloader(self), which returns a loader; or give a loader."),
-    "another model": (lambda: make_trainer().run(1, Loads()), "Loads is a model, and not that of this trainer.\n  Give a loader or a LightningDataModule."),
-}  # fmt: skip
+    "two validations": (
+        lambda: make_trainer().run(1, Data(), make_valid()),
+        "Data makes the validation loader, and valid_loader is given, too.\n  Leave valid_loader out.",
+    ),
+    "as valid_loader": (
+        lambda: make_trainer().run(1, make_loader(), Data()),
+        "valid_loader must be an iterable, a dict or None, got a Data.",
+    ),
+    "no loader": (
+        lambda: make_trainer().run(1, OnlyTest()),
+        "OnlyTest has no train_dataloader.\n  Write train_dataloader(self), which returns a loader; or give a loader.",
+    ),
+    "another model": (
+        lambda: make_trainer().run(1, Loads()),
+        "Loads is a model, and not that of this trainer.\n  Give a loader or a LightningDataModule.",
+    ),
+}
 
 
 class Loads(Lit):

@@ -193,7 +193,7 @@ def test_a_paused_run_resumes_at_the_same_batch() -> None:
     place = trainer.recorder.place
     handle.resume()
     assert handle.wait().status == "completed"
-    assert place == "epoch 2, batch 2" and same(whole.model, trainer.model)
+    assert place == "epoch 2, batch 3" and same(whole.model, trainer.model)
 
 
 def test_evaluate_validate_predict_and_inference() -> None:
