@@ -44,7 +44,7 @@ def overrides(module: L.LightningModule, name: str) -> bool:
 
 
 # %% ../../nbs/engine/wrapped_module.ipynb #3c0d6934
-def _is_by_step(args: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+def _is_by_step(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
     """Is what `training_step` logs with these arguments left out of the epoch's values?"""
     return not (args[3] if len(args) > 3 else options.get("on_epoch"))
 
@@ -87,7 +87,7 @@ class CountingModule(StepModule):
         self._by_step = {}
         if mode == "test" and self.loader_names:
             self.enter_loader(args[2] if len(args) > 2 else options.get("dataloader_idx", 0))
-            self.names_loaders = not self.loader_name.isdigit()  # of a list Lightning logs the index
+            self.names_loaders = not (self.loader_name or "").isdigit()  # of a list Lightning logs the index
         output = step(*args, **options)
         if self._sanity_check or (mode == "train" and self.is_repeated()):
             return output

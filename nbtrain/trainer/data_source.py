@@ -82,6 +82,12 @@ def _read_to_predict(make: Callable[[], Any]) -> Callable[[], Any]:
     return read
 
 
+def _put_back(attributes: dict[str, Any], name: str, before: Any) -> None:
+    attributes.pop(name, None)
+    if before is not None:
+        attributes[name] = before
+
+
 @contextmanager
 def read_source(trainer: TrainerBase, module: StepModule, source: Any) -> Iterator[dict[str, Any]]:
     """While it is open, the loaders that `source` makes are read with what the addons put around them.
@@ -93,10 +99,9 @@ def read_source(trainer: TrainerBase, module: StepModule, source: Any) -> Iterat
         for name in ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"):
             if has_loader(source, name):
                 own, make = vars(holder).get(name), getattr(source, name)
-                undo = (vars(holder).__setitem__, name, own) if own is not None else (vars(holder).pop, name)
                 to_predict, training = name == "predict_dataloader", name == "train_dataloader"
                 vars(holder)[name] = _read_to_predict(make) if to_predict else _read(trainer, module, make, training=training)
-                restored.callback(*undo)
+                restored.callback(_put_back, vars(holder), name, own)
         if isinstance(source, L.LightningDataModule):
             _restore(trainer, source)
         yield {"datamodule": source} if isinstance(source, L.LightningDataModule) else {}

@@ -125,7 +125,7 @@ def _alone(trainer: TrainerBase) -> dict[str, Any]:
 
 
 # %% ../../nbs/trainer/evaluate.ipynb #ab4caf5a
-def measure(trainer: TrainerBase, loader: Loaders) -> dict[str, float]:
+def measure(trainer: TrainerBase, loader: Any) -> dict[str, float]:
     """The mean of each of `test_step`'s metrics, between two batches of a run that is on, which does not notice; recorded nowhere."""
     return trainer.control.do(lambda at: _measure(trainer, loader))
 

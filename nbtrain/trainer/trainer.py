@@ -269,7 +269,7 @@ class TrainerFactories(TrainerBase):
         `add_on`: `Trainer.add_on(StateManagerAddon).from_lightning(module, save_path="runs/lit")`.
         """
         check_module(module, options, cls.addons)
-        kind = type(type(module).__name__, (LightningSteps, cls), {"__module__": type(module).__module__})
+        kind: Any = type(type(module).__name__, (LightningSteps, cls), {"__module__": type(module).__module__})
         trainer = kind(module, mode="test", **options)  # in mode "train" it would need an optimizer now
         trainer.given["mode"] = mode
         trainer.toggle(mode)
