@@ -5,7 +5,7 @@
 # %% ../../nbs/engine/pass_module.ipynb #3e9e3d02
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -85,7 +85,6 @@ class PassModule(L.LightningModule):
         self.epoch_metrics: dict[str, float] = {}  # of the newest passes: train_*, val_*, test_*
         self.metric_names: set[str] = set()  # of all passes
         self.random_before: dict[str, Any] = {}  # the RNG state before the newest validation
-        self.saves_state = False  # is a checkpoint of nbtrain being made?
         self._addons = addons
         self._train_open = self._accumulates = self._sanity_check = False
         self._validation = ExitStack()  # what a validation borrowed: the RNG state and the owner's mode
@@ -113,18 +112,11 @@ class PassModule(L.LightningModule):
         if self._accumulates and fit_loop.epoch_loop._should_check_val_fx(fit_loop._data_fetcher):  # pyright: ignore[reportArgumentType]
             self.isolate_validation()  # inside a window on_validation_model_zero_grad is not called
 
-    def on_train_epoch_end(self) -> None:
-        self.end_train_pass()
-
     def end_train_pass(self) -> None:
         """End the pass, unless its last batch has: an epoch that was stopped early has none."""
         if self._train_open:
             self._train_open = False
             self._end("train", "train")
-
-    def after_epoch(self, call: Callable[[], None]) -> None:
-        """Do `call` when everything of the epoch is measured: at once, while the callbacks are notified of its end."""
-        call()
 
     # -- validation and test
     def on_validation_model_zero_grad(self) -> None:
@@ -147,7 +139,6 @@ class PassModule(L.LightningModule):
         self._begin("test")
 
     def on_validation_epoch_end(self) -> None:
-        self.enter_loader(None)
         if not self.trainer.sanity_checking:
             self._end("valid", "test")
 
@@ -157,15 +148,11 @@ class PassModule(L.LightningModule):
     on_test_start = on_validation_start
 
     def on_test_epoch_end(self) -> None:
-        self.enter_loader(None)
         self._end("test", "test")
 
     on_test_end = on_validation_end
 
     # -- a pass
-    def enter_loader(self, index: int | None) -> None:
-        """Of several loaders, this one is read now; None: none of them."""
-
     def _begin(self, mode: Mode) -> None:
         self.owner.train_state.meters[mode].reset(keep_tensors=self.owner.reads_tensors)
 
@@ -185,6 +172,5 @@ class PassModule(L.LightningModule):
 
     def close(self) -> None:
         """Restore what a validation borrowed, if an error ended it."""
-        self.enter_loader(None)
         self._validation.close()
         self.owner.module = None

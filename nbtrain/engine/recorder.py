@@ -234,12 +234,8 @@ class RecorderCallback(L.Callback):
         self._optimizer = pl_trainer.optimizers[0]
         if isinstance(loop := pl_trainer.fit_loop.epoch_loop, LeanEpochLoop):
             self.recorder.wait = loop.wait = DataWait(self.recorder.clock)
-        loop = pl_trainer.fit_loop.epoch_loop
-        self._updates = (
-            loop.automatic_optimization.optim_progress.optimizer.step.total
-            if pl_module.automatic_optimization
-            else loop.manual_optimization.optim_step_progress.total
-        )
+        by_hand, automatic = loop.manual_optimization.optim_step_progress, loop.automatic_optimization.optim_progress
+        self._updates = automatic.optimizer.step.total if pl_module.automatic_optimization else by_hand.total
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._enter("train", pl_trainer.num_training_batches)

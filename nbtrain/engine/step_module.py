@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from ..compat.weight_names import bare, by_own_names
 from ..data.task_loader import Task
 from ..data.batch import batch_size, describe, to_device
-from .addon import AddOnBase, TrainStep
+from .addon import AddOnBase, Phase, TrainStep
 from .meter import Scalar
 from .pass_module import PassModule
 from .protocol import EventSink, StepsProtocol, Turn
@@ -232,10 +232,13 @@ class RecordingModule(PassModule):
         self.loader_names: tuple[str, ...] = ()  # where several loaders are evaluated
         self.loader_name: str | None = None  # that of the batch
         self.names_loaders = True  # is the name a part of what is logged?
+        self.saves_state = False  # is a checkpoint of nbtrain being made?
 
     def on_train_epoch_start(self) -> None:
         super().on_train_epoch_start()
         self._batches, self._recorded = self.trainer.fit_loop.epoch_loop.batch_progress.total, None
+
+    on_train_epoch_end = PassModule.end_train_pass
 
     def is_repeated(self) -> bool:
         """Was this batch counted already? LBFGS and SAM call their closure several times; a row is that of the first, before the update."""
@@ -253,6 +256,14 @@ class RecordingModule(PassModule):
     def enter_loader(self, index: int | None) -> None:
         """The next batches are from this one of several loaders; None: the pass over them has ended."""
         self.__dict__["loader_name"] = self.loader_names[index] if index is not None and self.loader_names else None
+
+    def _end(self, phase: Phase, mode: Mode) -> None:
+        self.enter_loader(None)
+        super()._end(phase, mode)
+
+    def after_epoch(self, call: Callable[[], None]) -> None:
+        """Do `call` when everything of the epoch is measured: at once, while the callbacks are notified of its end."""
+        call()
 
     def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
         """Count what a step has returned for `batch`, in the pass of `mode` that is on; for a task also under its name."""

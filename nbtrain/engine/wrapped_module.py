@@ -112,6 +112,7 @@ class CountingModule(StepModule):
 
     def _end(self, phase: Phase, mode: Mode) -> None:
         """Keep the metrics of the pass. Nothing of them is logged: that is the module's."""
+        self.enter_loader(None)
         if not self.whole_epoch:
             return
         found = close_pass(self.owner, self._addons, phase, mode, self.guard)

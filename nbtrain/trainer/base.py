@@ -17,11 +17,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.optim import Optimizer
 
-from ..addons.state_manager import StateManagerAddon
 from ..annotations import checked
 from ..config.from_trainer import Ran
-from ..data.loader import as_loader
-from ..data.named_loaders import named_loaders
 from ..distributed.launcher import Launcher
 from ..distributed.replica import launcher_of, world_of
 from ..distributed.world import World
@@ -236,17 +233,3 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
         for addon in self.active_addons:
             loader = addon.loader(self, loader, training=training)
         return loader
-
-    def read_evaluated(self, given: Any, module: StepModule) -> Any:
-        """A loader of a validation or test as the runs read it, or a list of several, whose names `module` gets."""
-        named = named_loaders(given)
-        module.loader_names = () if named is None else tuple(named)
-        if named is None:
-            return self.read_loader(as_loader(given), training=False)
-        loaders = [as_loader(loader) for loader in named.values()]
-        for addon in self.active_addons:
-            if isinstance(addon, StateManagerAddon):  # saves the place of all of them
-                addon.loader(self, loaders, training=False)
-            else:
-                loaders = [addon.loader(self, loader, training=False) for loader in loaders]
-        return loaders

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["is_data_source", "has_loader", "validates", "check_source", "read_source", "several_named"]
+__all__ = ["is_data_source", "has_loader", "validates", "check_source", "read_evaluated", "read_source", "several_named"]
 
 
 # %% ../../nbs/trainer/data_source.ipynb #fa72a289
@@ -63,12 +63,27 @@ def check_source(trainer: TrainerBase, loader: Any, valid_loader: Any) -> None:
 
 
 # %% ../../nbs/trainer/data_source.ipynb #4965754a
+def read_evaluated(trainer: TrainerBase, module: StepModule, given: Any) -> Any:
+    """A loader of a validation or test as the runs read it, or a list of several, whose names `module` gets."""
+    named = named_loaders(given)
+    module.loader_names = () if named is None else tuple(named)
+    if named is None:
+        return trainer.read_loader(as_loader(given), training=False)
+    loaders = [as_loader(loader) for loader in named.values()]
+    for addon in trainer.active_addons:
+        if isinstance(addon, StateManagerAddon):  # saves the place of all of them
+            addon.loader(trainer, loaders, training=False)
+        else:
+            loaders = [addon.loader(trainer, loader, training=False) for loader in loaders]
+    return loaders
+
+
 def _read(trainer: TrainerBase, module: StepModule, make: Callable[[], Any], *, training: bool) -> Callable[[], Any]:
     @wraps(make)
     def read() -> Any:
         loader = make()
         ignore_interrupts(loader)
-        return trainer.read_loader(as_loader(loader), training=True) if training else trainer.read_evaluated(loader, module)
+        return trainer.read_loader(as_loader(loader), training=True) if training else read_evaluated(trainer, module, loader)
 
     return read
 

@@ -30,7 +30,7 @@ from ..errors import ConfigError, StepError
 from ..rng import keep_random
 from .arguments import check_optimizer
 from .base import TrainerBase
-from .data_source import is_data_source, read_source, several_named
+from .data_source import is_data_source, read_evaluated, read_source, several_named
 from .lightning_run import continue_counts, driving
 from .run import Run
 
@@ -65,7 +65,7 @@ def validate(trainer: TrainerBase, loader: Any) -> dict[str, float]:
             with read_source(trainer, module, loader) as given:
                 pl_trainer.validate(module, **given, verbose=False)
         else:
-            pl_trainer.validate(module, trainer.read_evaluated(loader, module), verbose=False)
+            pl_trainer.validate(module, read_evaluated(trainer, module, loader), verbose=False)
         trainer.recorder.emit_validation(module.epoch_metrics)
     return module.epoch_metrics
 

@@ -27,7 +27,7 @@ from ..engine.lean_loops import use_lean_loops
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
 from ..events import Status
-from .data_source import is_data_source, read_source
+from .data_source import is_data_source, read_evaluated, read_source
 from .interrupts import keep_handler, signals_stop
 from .lightning_run import continue_counts, driving
 from .outcome import name_place
@@ -68,7 +68,7 @@ class LoaderModule(StepModule):
             )
         self.batch_size, self._loader = loader.batch_size, loader
         if valid_loader is not None:  # a val_dataloader that gave nothing would be a warning
-            self.val_dataloader = lambda: trainer.read_evaluated(valid_loader, self)
+            self.val_dataloader = lambda: read_evaluated(trainer, self, valid_loader)
 
     def train_dataloader(self) -> Any:
         return self._trainer_base.read_loader(with_batch_size(self._loader, self.batch_size), training=True)
@@ -114,8 +114,8 @@ class Execution:
                     pl_trainer.test(module, **given, verbose=False)
                 continue
             if self.valid_loader is not None:
-                pl_trainer.validate(module, self.trainer.read_evaluated(self.valid_loader, module), verbose=False)
-            pl_trainer.test(module, self.trainer.read_evaluated(self.loader, module), verbose=False)
+                pl_trainer.validate(module, read_evaluated(self.trainer, module, self.valid_loader), verbose=False)
+            pl_trainer.test(module, read_evaluated(self.trainer, module, self.loader), verbose=False)
 
     def _fit(self, pl_trainer: L.Trainer, module: StepModule) -> None:
         trainer, valid = self.trainer, None
@@ -128,7 +128,7 @@ class Execution:
                 pl_trainer.fit(module, **given)
             return
         if self.valid_loader is not None:
-            valid = self._rereadable(trainer.read_evaluated(self.valid_loader, module))
+            valid = self._rereadable(read_evaluated(trainer, module, self.valid_loader))
         loader = self._rereadable(trainer.read_loader(as_loader(self.loader), training=True))
         _set_sampler_epoch(loader, trainer.train_state.counts.epoch)  # Lightning does it too, but reads ahead before, without a length
         pl_trainer.fit(module, loader, valid)

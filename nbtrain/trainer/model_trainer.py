@@ -136,6 +136,11 @@ class Loading:
             return {name: self.evaluated(part) for name, part in data.items()}
         return self.loader(data, training=False) if is_dataset(data) else data
 
+    def of_evaluation(self, dataset: Any) -> Any:
+        """Batches of `eval_dataset`, which may be several by name."""
+        several = dataset is None or isinstance(dataset, Mapping)
+        return self.evaluated(dataset) if several else self.loader(dataset, training=False)
+
     def loader(self, dataset: Any, *, training: bool) -> Iterable[Any]:
         """Batches of `dataset`: shuffled in each training epoch; else in order, with the last short one."""
         drop_last = self.drop_last and training
@@ -334,14 +339,7 @@ class ModelTrainer(DatasetTrainer):
         pin = self.device.type == "cuda" if pin_memory is None else pin_memory
         self.loading = Loading(batch_size, num_workers, pin, prefetch_factor, drop_last, collate_fn, self.seed or 0)
         self.train_loader = None if train_dataset is None else self.loading.loader(train_dataset, training=True)
-        several = isinstance(eval_dataset, Mapping)
-        self.eval_loader = (
-            None
-            if eval_dataset is None
-            else self.loading.evaluated(eval_dataset)
-            if several
-            else self.loading.loader(eval_dataset, training=False)
-        )
+        self.eval_loader = self.loading.of_evaluation(eval_dataset)
         if gradient_checkpointing:
             enable_checkpointing(model)
 
