@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 # %% auto #0
-__all__ = ["Phase", "EventKind", "Status", "MonitorMode", "Progress", "Event", "is_better", "known_mode", "Plan"]
+__all__ = ['Phase', 'EventKind', 'Status', 'MonitorMode', 'Progress', 'Event', 'is_better', 'known_mode', 'Plan']
 
 # %% ../nbs/events.ipynb #855a0950
 # The words that events use
@@ -21,7 +21,6 @@ Phase = Literal["idle", "train", "valid", "test"]
 EventKind = Literal["start", "steps", "valid", "epoch", "test", "note", "mark", "state", "end"]
 Status = Literal["completed", "stopped", "paused", "interrupted", "failed"]
 MonitorMode = Literal["min", "max"]
-
 
 # %% ../nbs/events.ipynb #6a5ff60b
 @dataclass(frozen=True)
@@ -45,7 +44,6 @@ class Progress:
             return f"test batch {self.batch + 1}"
         return f"epoch {self.epoch + 1}, {'validation ' if self.phase == 'valid' else ''}batch {self.batch + 1}"
 
-
 # %% ../nbs/events.ipynb #efc92c2a
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -65,7 +63,6 @@ def _decode(values: Mapping[str, Any]) -> dict[str, Any]:
         return _NOT_FINITE.get(item, item) if isinstance(item, str) else item
 
     return {key: [number(i) for i in item] if isinstance(item, list) else number(item) for key, item in values.items()}
-
 
 # %% ../nbs/events.ipynb #99d87157
 _Test = Callable[[Any], bool]
@@ -132,7 +129,6 @@ def _is_placed(event: Any) -> bool:
     phase = progress.phase in get_args(Phase) and (event.kind != "steps" or progress.phase != "idle")
     return times and n_batches and all(map(_is_count, counts)) and phase
 
-
 # %% ../nbs/events.ipynb #9742f624
 @dataclass(frozen=True)
 class Event:
@@ -163,7 +159,6 @@ class Event:
             raise ValueError(f"not an event: {line[:80]!r}")
         return event
 
-
 # %% ../nbs/events.ipynb #8c805885
 def is_better(value: float, best: float | None, mode: MonitorMode) -> bool:
     """Does `value` beat `best`? A tie does not, NaN never does, and anything else beats None."""
@@ -172,7 +167,6 @@ def is_better(value: float, best: float | None, mode: MonitorMode) -> bool:
     if best is None:
         return True
     return value < best if mode == "min" else value > best
-
 
 # %% ../nbs/events.ipynb #9c1433c1
 _DOWN = (
@@ -194,7 +188,6 @@ def known_mode(monitor: str) -> MonitorMode | None:
     if name in _MIN:
         return "min"
     return "max" if name in _MAX else None
-
 
 # %% ../nbs/events.ipynb #76752b24
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from .errors import ConfigError
 
 # %% auto #0
-__all__ = ["check_seed", "seed_process", "seed_all", "random_state", "set_random_state", "keep_random", "derive_seed"]
-
+__all__ = ['check_seed', 'seed_process', 'seed_all', 'random_state', 'set_random_state', 'keep_random', 'derive_seed']
 
 # %% ../nbs/rng.ipynb #7487cc2d
 def check_seed(seed: int | None) -> None:
@@ -41,7 +40,6 @@ def seed_all(seed: int) -> None:
     seed_process(seed)
     torch.manual_seed(seed)
 
-
 # %% ../nbs/rng.ipynb #94b28397
 def random_state(*, devices: bool = True) -> dict[str, Any]:
     """The state of Python's, NumPy's and torch's random numbers, on all devices or on the CPU alone."""
@@ -52,7 +50,6 @@ def set_random_state(state: dict[str, Any]) -> None:
     """Restore the state that `random_state` returned."""
     _set_rng_states(state)
 
-
 # %% ../nbs/rng.ipynb #74ccb26f
 @contextmanager
 def keep_random(*, devices: bool = True) -> Iterator[None]:
@@ -62,7 +59,6 @@ def keep_random(*, devices: bool = True) -> Iterator[None]:
         yield
     finally:
         set_random_state(state)
-
 
 # %% ../nbs/rng.ipynb #64fc290b
 def derive_seed(*numbers: int) -> int:

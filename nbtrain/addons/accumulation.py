@@ -27,7 +27,7 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError
 
 # %% auto #0
-__all__ = ["Reduction", "AggregateOutputs", "AggregatedOutputs", "AccumulationAddon"]
+__all__ = ['Reduction', 'AggregateOutputs', 'AggregatedOutputs', 'AccumulationAddon']
 
 # %% ../../nbs/addons/accumulation.ipynb #0ee40636
 Reduction = Literal["mean", "sum", "per-token-mean"]
@@ -63,7 +63,6 @@ class _Window:
 def _floor(count: int | Tensor) -> int | Tensor:
     """`count`, or 1 for 0: the gradient of a window without tokens is zero, and stays zero."""
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
-
 
 # %% ../../nbs/addons/accumulation.ipynb #0bf6de2b
 class _Readers:
@@ -135,7 +134,6 @@ def _tokens(found: AggregatedOutputs) -> int | Tensor:
             remedy="Return AggregatedOutputs(loss_sum=..., num_batches=..., num_tokens=...).",
         )
     return found.num_tokens
-
 
 # %% ../../nbs/addons/accumulation.ipynb #b58fa588
 class _Accumulate(L.Callback):
@@ -234,7 +232,6 @@ class _Accumulate(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.unit = state_dict["unit"] if self.trainer.continues_run else 0
 
-
 # %% ../../nbs/addons/accumulation.ipynb #51e5e74d
 def _begin_window(pl_trainer: L.Trainer, n_batches: int, batch_idx: int) -> None:
     """A window of `n_batches` begins with this batch."""
@@ -261,7 +258,6 @@ def _at(schedule: Mapping[int, int], update: int) -> int:
     """The entry of the largest key up to `update`."""
     return schedule[max(key for key in schedule if key <= update)]
 
-
 # %% ../../nbs/addons/accumulation.ipynb #aeac0807
 def _check(addon: AccumulationAddon) -> None:
     """Raise ConfigError for options that are invalid, alone or together."""
@@ -281,7 +277,6 @@ def _check(addon: AccumulationAddon) -> None:
             raise ConfigError(
                 f"{name}='per-token-mean' needs the number of tokens.", remedy="Give aggregate_outputs_fn, which counts them."
             )
-
 
 # %% ../../nbs/addons/accumulation.ipynb #0106c0de
 class AccumulationAddon(AddOnBase):

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
 
 # %% auto #0
-__all__ = ["resume_callbacks", "resume_epoch", "has_stopped", "begin_attributes", "load_attributes", "save_between", "StateKeeper"]
-
+__all__ = ['resume_callbacks', 'resume_epoch', 'has_stopped', 'begin_attributes', 'load_attributes', 'save_between',
+           'StateKeeper']
 
 # %% ../../nbs/addons/checkpoint_callback.ipynb #a2fa1f25
 def resume_callbacks(pl_trainer: L.Trainer, state: dict[str, Any]) -> None:
@@ -67,7 +67,6 @@ def resume_epoch(trainer: TrainerProtocol, module: L.LightningModule, state: Map
         module.epoch_metrics = dict(own["metrics"]["epoch"])
         trainer.recorder.resume_epoch(own["finished"])
 
-
 # %% ../../nbs/addons/checkpoint_callback.ipynb #f35033b6
 def has_stopped(trainer: TrainerProtocol, saved: Mapping[str, Any]) -> bool:
     """Had early stopping requested the end of the run that was `saved`, and would it under the settings of now?"""
@@ -94,7 +93,6 @@ def _prepare_folder(addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
     folder, counts = addon.folder(trainer), trainer.train_state.counts
     clean_folders(folder, addon.saves_to)
     go_back(folder, counts.epoch, counts.update)
-
 
 # %% ../../nbs/addons/checkpoint_callback.ipynb #6c4570b5
 def begin_attributes(addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
@@ -173,7 +171,6 @@ def _load_own_attributes(addon: StateManagerAddon, trainer: TrainerProtocol, own
 
 def _saves_epoch(addon: StateManagerAddon, epoch: int) -> bool:
     return addon.every_n_epochs is not None and epoch % addon.every_n_epochs == 0
-
 
 # %% ../../nbs/addons/checkpoint_callback.ipynb #6416af83
 class StateKeeper(Checkpoint, Leaving):

@@ -20,8 +20,7 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError, OptionError, nearest
 
 # %% auto #0
-__all__ = ["compile_keywords", "compile_in_place", "CompileAddon"]
-
+__all__ = ['compile_keywords', 'compile_in_place', 'CompileAddon']
 
 # %% ../../nbs/addons/compile.ipynb #20813e95
 def compile_keywords(compile: bool | str | Mapping[str, Any]) -> dict[str, Any]:

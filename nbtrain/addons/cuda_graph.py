@@ -26,8 +26,7 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError, first_line
 
 # %% auto #0
-__all__ = ["Graphs", "CudaGraphs", "form_of", "GraphedStep", "why_not_graphed", "GraphedTraining", "CudaGraphAddon"]
-
+__all__ = ['Graphs', 'CudaGraphs', 'form_of', 'GraphedStep', 'why_not_graphed', 'GraphedTraining', 'CudaGraphAddon']
 
 # %% ../../nbs/addons/cuda_graph.ipynb #fc5b33a7
 class Graphs(Protocol):
@@ -63,7 +62,6 @@ class CudaGraphs:
         with torch.cuda.stream(self.stream), torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             output = step()
         return output, graph.replay
-
 
 # %% ../../nbs/addons/cuda_graph.ipynb #787aa88f
 def form_of(batch: Any) -> tuple[Any, ...] | None:
@@ -118,7 +116,6 @@ def _each(output: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> dict
     """`output` with `change` applied to its tensors; values that are tensors skip the slow general function."""
     return {name: change(value) if type(value) is Tensor else apply_to_collection(value, Tensor, change) for name, value in output.items()}
 
-
 # %% ../../nbs/addons/cuda_graph.ipynb #f61d614e
 _INNER_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 
@@ -150,7 +147,6 @@ def why_not_graphed(pl_trainer: L.Trainer, graphs: Graphs | None) -> str:
 def _is_capturable(optimizer: Optimizer) -> bool:
     return all(group.get("capturable", False) for group in optimizer.param_groups)
 
-
 # %% ../../nbs/addons/cuda_graph.ipynb #439603ef
 def _constants(optimizer: Optimizer) -> list[Any]:
     """The optimizer's options that a replay does not read: all but the contents of tensors on the device of its parameters."""
@@ -169,7 +165,6 @@ def _places(module: L.LightningModule, optimizer: Optimizer) -> list[Any]:
     held = [*module.parameters(), *module.buffers(), *(p for group in optimizer.param_groups for p in group["params"])]
     state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
     return [(tensor.data_ptr(), tensor.requires_grad) for tensor in (*held, *state)] + [part.training for part in module.modules()]
-
 
 # %% ../../nbs/addons/cuda_graph.ipynb #e29101c1
 class GraphedTraining:
@@ -238,7 +233,6 @@ class GraphedTraining:
         output["loss"].backward()
         self.optimizer.step()
         return _each(output, Tensor.detach)
-
 
 # %% ../../nbs/addons/cuda_graph.ipynb #976889c8
 class _Graphed(L.Callback):

@@ -16,8 +16,7 @@ from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
 
 # %% auto #0
-__all__ = ["EnvironmentAddon"]
-
+__all__ = ['EnvironmentAddon']
 
 # %% ../../nbs/addons/environment.ipynb #1d198e14
 class _Environment(L.Callback):

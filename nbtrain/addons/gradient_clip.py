@@ -21,8 +21,7 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["GradientClipAddon"]
-
+__all__ = ['GradientClipAddon']
 
 # %% ../../nbs/addons/gradient_clip.ipynb #0081db2a
 class _Clip(L.Callback):
@@ -69,7 +68,6 @@ def _total_norm(parameters: list[Tensor]) -> Tensor:
     """The L2 norm of all gradients, the shards of other ranks included."""
     norms = [get_total_norm([p.grad for p in alike if p.grad is not None]) for alike in _by_mesh(parameters)]
     return get_total_norm([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms])
-
 
 # %% ../../nbs/addons/gradient_clip.ipynb #dbcd5ab4
 class GradientClipAddon(AddOnBase):

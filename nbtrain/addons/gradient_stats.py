@@ -22,8 +22,7 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["GradientStatsAddon"]
-
+__all__ = ['GradientStatsAddon']
 
 # %% ../../nbs/addons/gradient_stats.ipynb #4785dcfd
 def _blocks(model: nn.Module, depth: int) -> dict[str, nn.Module]:

@@ -22,8 +22,7 @@ from ..engine.step_module import StepModule, is_whole_epoch
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["RunArguments", "HFCallback"]
-
+__all__ = ['RunArguments', 'HFCallback']
 
 # %% ../../nbs/addons/hf_callback.ipynb #4fc0f19a
 @dataclass(frozen=True)
@@ -68,7 +67,6 @@ def _n_updates(pl_trainer: L.Trainer) -> int:
         return -1
     return n_epochs * math.ceil(n_batches / pl_trainer.accumulate_grad_batches)
 
-
 # %% ../../nbs/addons/hf_callback.ipynb #71a652d5
 @runtime_checkable
 class _Exportable(Protocol):
@@ -112,7 +110,6 @@ def _check(possible: bool, name: str, flag: str, needed: str) -> None:
         raise ConfigError(
             f"{name} sets {flag}, which needs a run of nbtrain's trainer with {needed}.", remedy=f"Add {needed}, or remove the callback."
         )
-
 
 # %% ../../nbs/addons/hf_callback.ipynb #875da80d
 class _Adapter(Stopper):
@@ -178,7 +175,6 @@ class _Adapter(Stopper):
         value, best = metrics.get(_eval_name(self.args.metric_for_best_model)), self.state.best_metric
         if value is not None and (best is None or (value > best if self.args.greater_is_better else value < best)):
             self.state.best_metric, self.state.best_global_step = value, self.state.global_step
-
 
 # %% ../../nbs/addons/hf_callback.ipynb #edb16eeb
 class HFCallback(_Adapter):

@@ -32,7 +32,7 @@ from ..errors import ConfigError, StepError, add_note
 from ..optim.schedulers import n_required
 
 # %% auto #0
-__all__ = ["Measure", "EvalPrediction", "without_ignored", "MetricsAddon"]
+__all__ = ['Measure', 'EvalPrediction', 'without_ignored', 'MetricsAddon']
 
 # %% ../../nbs/addons/metrics.ipynb #54abd303
 Measure = Callable[..., Any] | Metric | MetricCollection
@@ -78,7 +78,6 @@ def _by_task(metrics: Any) -> dict[str | None, dict[str, Measure]]:
         return {task: _by_name(part) for task, part in metrics.items()}
     return {None: _by_name(metrics)}
 
-
 # %% ../../nbs/addons/metrics.ipynb #d93efe78
 def without_ignored(label: Tensor, output: Tensor, ignore_index: int | None = -100) -> tuple[Tensor, Tensor]:
     """The labels that are not `ignore_index`, and their outputs, a row for each. Labels that are not integers are returned unchanged."""
@@ -115,7 +114,6 @@ def _label_and_output(phase: str, outputs: Any) -> tuple[Tensor, Tensor]:
             f"{step} returned no tensor {missing[0]!r}, which metrics= needs.", remedy='Add it: return {"output": ..., "label": ...}.'
         )
     return outputs["label"].detach(), outputs["output"].detach()
-
 
 # %% ../../nbs/addons/metrics.ipynb #4aaf238c
 class _Gathered:
@@ -215,7 +213,6 @@ def _ending(trainer: TrainerProtocol, group: int | str | None) -> str:
         names = trainer.module.loader_names if trainer.module is not None else ()
         return f"/{names[group] if names else group}"
     return "" if group is None else f"_{group}"
-
 
 # %% ../../nbs/addons/metrics.ipynb #1f84540f
 _PASSES = {"train": "training", "valid": "validation", "test": "test"}
@@ -318,7 +315,6 @@ class _Measure(PassKeeper):
             self._noted.add(phase)
             what = f"A {_PASSES[phase]} pass has only labels of {self.addon.ignore_index}"
             self.trainer.recorder.note(f"{what}, so these metrics are nan: {', '.join(names)}.")
-
 
 # %% ../../nbs/addons/metrics.ipynb #2091e078
 class MetricsAddon(AddOnBase):

@@ -20,8 +20,7 @@ from ..engine.protocol import TrainerProtocol
 from ..errors import StepError
 
 # %% auto #0
-__all__ = ["MicroBatchAddon"]
-
+__all__ = ['MicroBatchAddon']
 
 # %% ../../nbs/addons/micro_batch.ipynb #4b1c1258
 class _Computed(torch.autograd.Function):
@@ -76,7 +75,6 @@ class _Sum:
             remedy=f"Leave {name!r} out of what train_step returns, or MicroBatchAddon out of the trainer.",
         )
 
-
 # %% ../../nbs/addons/micro_batch.ipynb #2a53f4d4
 class _Parts(L.Callback):
     def __init__(self, addon: MicroBatchAddon, trainer: TrainerProtocol) -> None:
@@ -120,7 +118,6 @@ class _Parts(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.addon.n_at_once = state_dict["n_at_once"]
-
 
 # %% ../../nbs/addons/micro_batch.ipynb #fc41b3fc
 class MicroBatchAddon(AddOnBase):

@@ -42,7 +42,7 @@ from ..events import Event, Status
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["fit_parallelism", "MultiGPUAddon"]
+__all__ = ['fit_parallelism', 'MultiGPUAddon']
 
 # %% ../../nbs/addons/multi_gpu.ipynb #9f40651c
 _NOISE = (
@@ -83,7 +83,6 @@ class _Job:
         if in_rank.rank.number == 0:
             in_rank.rank.channel.emit(_Returned(dumps(state)))
 
-
 # %% ../../nbs/addons/multi_gpu.ipynb #3075d5f7
 def _all_devices(device: Devices) -> list[torch.device]:
     devices = resolve_devices(device)
@@ -94,7 +93,6 @@ def _all_devices(device: Devices) -> list[torch.device]:
         names = ", ".join(map(str, devices))
         raise ConfigError(f"device=[{names}] can't train one model.", remedy='Give different GPUs, or "cpu" several times.')
     return devices
-
 
 # %% ../../nbs/addons/multi_gpu.ipynb #8d74134e
 def _address(addon: MultiGPUAddon) -> tuple[str, int] | None:
@@ -170,7 +168,6 @@ def _choose(addon: MultiGPUAddon, trainer: TrainerProtocol) -> None:
         trainer.recorder.note(line)
     addon.parallelism = plan.chosen()
 
-
 # %% ../../nbs/addons/multi_gpu.ipynb #fe8e8cf6
 def _rank_args(addon: MultiGPUAddon, rank: RankCallback) -> dict[str, Any]:
     """Lightning's arguments in a rank."""
@@ -182,13 +179,11 @@ def _rank_args(addon: MultiGPUAddon, rank: RankCallback) -> dict[str, Any]:
     devices = [device.index for device in addon.devices[:n]] if on_cuda else n
     return {"devices": devices, "num_nodes": addon.world.n_machines, "strategy": strategy, "use_distributed_sampler": False}
 
-
 # %% ../../nbs/addons/multi_gpu.ipynb #4a090545
 @cache
 def _pool() -> Pool:
     """The workers of this process, which are kept between runs."""
     return Pool(("nbtrain.trainer.trainer",))
-
 
 # %% ../../nbs/addons/multi_gpu.ipynb #f8901c2d
 class MultiGPUAddon(Launcher):
@@ -292,7 +287,6 @@ class MultiGPUAddon(Launcher):
     ) -> tuple[Status, str]:
         return _launch(self, trainer, drive, loader, valid_loader)
 
-
 # %% ../../nbs/addons/multi_gpu.ipynb #70ae4538
 def _launch(
     addon: MultiGPUAddon, trainer: TrainerProtocol, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any
@@ -346,7 +340,6 @@ class _Listener:
         elif isinstance(message, Terminated):
             self.terminated = rank
             self.trainer.control.stop()
-
 
 # %% ../../nbs/addons/multi_gpu.ipynb #15578054
 @contextmanager

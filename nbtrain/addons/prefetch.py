@@ -16,8 +16,7 @@ from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
 
 # %% auto #0
-__all__ = ["PrefetchAddon"]
-
+__all__ = ['PrefetchAddon']
 
 # %% ../../nbs/addons/prefetch.ipynb #8993cbc7
 class PrefetchAddon(AddOnBase):

@@ -26,7 +26,7 @@ from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError
 
 # %% auto #0
-__all__ = ["Setup", "setup_of", "differences", "check_setup", "in_words"]
+__all__ = ['Setup', 'setup_of', 'differences', 'check_setup', 'in_words']
 
 # %% ../../nbs/addons/run_setup.ipynb #adb15c07
 Setup = dict[str, dict[str, Any]]  # plain values by part and name
@@ -67,7 +67,6 @@ def _of_accumulation(trainer: TrainerProtocol) -> dict[str, Any]:
     accumulate = dict(given) if isinstance(given, Mapping) else given
     return {"accumulate": accumulate} | {name: getattr(addon, name) for name in _WINDOW}
 
-
 # %% ../../nbs/addons/run_setup.ipynb #6c1cecba
 def _of_loader(loader: Any) -> dict[str, Any]:
     loader = as_loader(innermost(loader))
@@ -102,7 +101,6 @@ def setup_of(trainer: TrainerProtocol, loader: Any = None) -> Setup:
 def _callbacks(trainer: TrainerProtocol) -> list[Any]:
     given = trainer.lightning.get("callbacks") or []
     return given if isinstance(given, list) else [given]
-
 
 # %% ../../nbs/addons/run_setup.ipynb #8f945b41
 def differences(saved: Mapping[str, Mapping[str, Any]], given: Setup) -> dict[str, str]:

@@ -23,8 +23,7 @@ from ..events import Plan
 from ..optim.schedulers import FunctionSchedule, Schedule, Scheduler, resolve_schedule, scale_lr, set_group_lr
 
 # %% auto #0
-__all__ = ["scale_schedules", "SchedulerAddon"]
-
+__all__ = ['scale_schedules', 'SchedulerAddon']
 
 # %% ../../nbs/addons/scheduler.ipynb #6473bfa9
 class _Step(L.Callback):
@@ -123,7 +122,6 @@ class _Step(L.Callback):
         if is_whole_epoch(pl_module) and not self._is_replaced:
             self._schedule.end_epoch(_monitored(self.trainer.train_state.history.monitor, pl_trainer, pl_module))
 
-
 # %% ../../nbs/addons/scheduler.ipynb #46dd8dc7
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
@@ -151,7 +149,6 @@ def _monitored(monitor: str, pl_trainer: L.Trainer, module: L.LightningModule) -
     falls_back = monitor == "val_loss" and not pl_trainer.enable_validation
     fallback = module.epoch_metrics.get("train_loss") if falls_back else None
     return module.epoch_metrics.get(monitor, fallback)
-
 
 # %% ../../nbs/addons/scheduler.ipynb #975d4fd9
 def scale_schedules(trainer: TrainerProtocol, factor: float) -> None:

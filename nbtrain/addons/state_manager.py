@@ -34,7 +34,7 @@ from ..history.run_lock import RunLock
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["SaveType", "open_loader", "StateManagerAddon", "check_restored", "end_before"]
+__all__ = ['SaveType', 'open_loader', 'StateManagerAddon', 'check_restored', 'end_before']
 
 # %% ../../nbs/addons/state_manager.ipynb #45daac65
 SaveType = Literal["merged", "sharded", "deduped"]
@@ -84,7 +84,6 @@ def open_loader(addon: StateManagerAddon, trainer: TrainerProtocol, loader: Any,
     in_ranks = draws_in_ranks(addon.open_loader.state.first) if n_readers(trainer) > 1 else []
     note_inexact(addon, trainer, [*addon.open_loader.check.reasons, *in_ranks])
     return addon.open_loader
-
 
 # %% ../../nbs/addons/state_manager.ipynb #380c4c24
 class StateManagerAddon(AddOnBase):
@@ -187,7 +186,6 @@ class StateManagerAddon(AddOnBase):
         `loader`: that of the next run, where it is known. Raises CheckpointError for a state that does not fit; nothing is changed then.
         """
         return _restore(self, trainer, checkpoint, loader)
-
 
 # %% ../../nbs/addons/state_manager.ipynb #0cd3f022
 def _load(addon: StateManagerAddon, trainer: Restorable, path: str | Path | None) -> Path:

@@ -32,19 +32,8 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
 
 # %% auto #0
-__all__ = [
-    "part_of",
-    "write_state",
-    "name_best",
-    "note_inexact",
-    "check_loaders",
-    "stop_settings",
-    "settings_of",
-    "StateSaver",
-    "adopt",
-    "save_after_error",
-]
-
+__all__ = ['part_of', 'write_state', 'name_best', 'note_inexact', 'check_loaders', 'stop_settings', 'settings_of', 'StateSaver',
+           'adopt', 'save_after_error']
 
 # %% ../../nbs/addons/state_saver.ipynb #1faeda1a
 def part_of(
@@ -122,7 +111,6 @@ def check_loaders(addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
         if loader is not None:
             note_inexact(addon, trainer, loader.why_not_exact())
 
-
 # %% ../../nbs/addons/state_saver.ipynb #1cd6bc45
 def stop_settings(pl_trainer: L.Trainer) -> dict[str, Any]:
     """Which callbacks have requested the end of the run, and how they were set; those of Lightning and of nbtrain are known."""
@@ -162,7 +150,6 @@ def _collect(saver: StateSaver, pl_trainer: L.Trainer, finished: int | None, ran
         check_loaders(addon, saver.trainer)
     state = saver.dump(pl_trainer) | {"stopped": {**saver.stopped, **stop_settings(pl_trainer)} if pl_trainer.should_stop else {}}
     return state | {"nbtrain": own} if pl_trainer.is_global_zero else state
-
 
 # %% ../../nbs/addons/state_saver.ipynb #33d70f87
 class StateSaver:
@@ -264,7 +251,6 @@ class StateSaver:
         history = self.trainer.train_state.history
         for row in (*history.epochs, *history.validations):
             row.path = row.path if row.path is not None and row.path.exists() else None
-
 
 # %% ../../nbs/addons/state_saver.ipynb #b9061c3c
 def _ended(saver: StateSaver, pl_trainer: L.Trainer, path: Path) -> dict[str, Any]:

@@ -28,8 +28,7 @@ from ..errors import AddOnError
 from ..loggers.step_points import tokens_in
 
 # %% auto #0
-__all__ = ["TokenCount", "memory", "Span", "SystemMonitorAddon"]
-
+__all__ = ['TokenCount', 'memory', 'Span', 'SystemMonitorAddon']
 
 # %% ../../nbs/addons/system_monitor.ipynb #397f8a69
 def memory(device: torch.device) -> dict[str, float]:
@@ -42,7 +41,6 @@ def memory(device: torch.device) -> dict[str, float]:
         if importlib.util.find_spec("pynvml") is not None:
             found["gpu_load"] = torch.cuda.utilization(device) / 100
     return found
-
 
 # %% ../../nbs/addons/system_monitor.ipynb #893ef557
 @dataclass
@@ -67,7 +65,6 @@ class Span:
         seconds = max(self.wait_s + self.step_s, 1e-9)
         rates = {"wait_share": self.wait_s / seconds, "samples_per_s": self.n_samples / seconds}
         return rates | {"tokens_per_s": self.n_tokens / seconds} if self.n_tokens else rates
-
 
 # %% ../../nbs/addons/system_monitor.ipynb #f11a9960
 _EVERY_S = 0.25
@@ -137,7 +134,6 @@ class _Monitor(L.Callback):
         self.window = Span()
         self._ended_s = self.clock()
 
-
 # %% ../../nbs/addons/system_monitor.ipynb #9807c5a8
 def _throughput(epoch: Span, device: torch.device, late_s: Callable[[], float]) -> dict[str, float]:
     """The rates of an epoch. `late_s`: returns the seconds since the end of its last batch; called when the device has finished."""
@@ -148,7 +144,6 @@ def _throughput(epoch: Span, device: torch.device, late_s: Callable[[], float]) 
         epoch.step_s += late_s()
     found = epoch.rates() | {"step_time_s": epoch.step_s / epoch.n_batches}
     return found | {"memory_peak_gb": torch.cuda.max_memory_allocated(device) / 1e9} if device.type == "cuda" else found
-
 
 # %% ../../nbs/addons/system_monitor.ipynb #7a0cdc89
 class SystemMonitorAddon(AddOnBase):

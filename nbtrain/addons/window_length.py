@@ -10,8 +10,7 @@ from typing import Any
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["window_of_samples", "window_of_tokens", "samples_per_batch", "tokens_per_batch"]
-
+__all__ = ['window_of_samples', 'window_of_tokens', 'samples_per_batch', 'tokens_per_batch']
 
 # %% ../../nbs/addons/window_length.ipynb #8d212867
 def window_of_samples(global_batch_size: int, micro_batch_size: int, n_processes: int = 1) -> int:
@@ -40,7 +39,6 @@ def window_of_tokens(total_batch_size: int, tokens_per_batch: int, n_processes: 
         )
     text = f"total_batch_size={total_batch_size:,} tokens is {total_batch_size / each:.2f} batches of {each:,}: "
     return n_batches, text + f"an update takes {n_batches} of them, {n_batches * each:,} tokens." if rest else ""
-
 
 # %% ../../nbs/addons/window_length.ipynb #45a1d40e
 def samples_per_batch(loader: Any, micro_batch_size: int | None = None) -> int:

@@ -19,8 +19,7 @@ from ..engine.protocol import TrainerProtocol
 from ..history.user_code import is_user
 
 # %% auto #0
-__all__ = ["Place", "trainer_attributes", "AttributeState"]
-
+__all__ = ['Place', 'trainer_attributes', 'AttributeState']
 
 # %% ../../nbs/checkpoint/attribute_state.ipynb #62e9b531
 class Place(NamedTuple):
@@ -63,7 +62,6 @@ def _known(trainer: TrainerProtocol) -> set[int]:
 
 def _is_buffer(trainer: TrainerProtocol, place: Place) -> bool:
     return place.path is not None and place.name in trainer.model.get_submodule(place.path)._buffers
-
 
 # %% ../../nbs/checkpoint/attribute_state.ipynb #aaf118b3
 class AttributeState:

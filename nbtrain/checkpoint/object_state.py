@@ -29,7 +29,7 @@ from ..history.user_code import is_user
 from ..optim.optimizer_state import load_optimizer
 
 # %% auto #0
-__all__ = ["Unsaved", "pack", "Unpacker", "attributes", "pack_module", "fingerprint"]
+__all__ = ['Unsaved', 'pack', 'Unpacker', 'attributes', 'pack_module', 'fingerprint']
 
 # %% ../../nbs/checkpoint/object_state.ipynb #ebe7b277
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.Size)
@@ -60,7 +60,6 @@ def _pack_array(value: Any) -> Any:
     if value.dtype.kind not in "biufcMmUS":
         raise Unsaved(f"{type(value).__name__} of {value.dtype}")
     return value
-
 
 # %% ../../nbs/checkpoint/object_state.ipynb #f96a4f6e
 def pack(value: Any, known: Container[int] = (), depth: int = 0) -> Any:
@@ -128,7 +127,6 @@ def _pack_object(value: Any, into: Callable[[Any], Any], known: Container[int]) 
         return {_AS: "object", "state": {name: into(item) for name, item in vars(value).items() if not isinstance(item, _CONSTANT)}}
     return _refuse(value)
 
-
 # %% ../../nbs/checkpoint/object_state.ipynb #f0421fa3
 _COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
     "set": set,
@@ -136,7 +134,6 @@ _COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
     "deque": deque,
     "complex": lambda parts: complex(*parts),
 }
-
 
 # %% ../../nbs/checkpoint/object_state.ipynb #0500c8dc
 class Unpacker:
@@ -234,7 +231,6 @@ class Unpacker:
                     there = modules[path]._buffers if name in modules[path]._buffers else vars(modules[path])
                     there[name] = self.unpack(value, there.get(name))
 
-
 # %% ../../nbs/checkpoint/object_state.ipynb #33415c85
 _INTERNAL = frozenset(vars(nn.Module()))  # parameters, buffers, hooks, training
 
@@ -265,7 +261,6 @@ class _Union:
 
     def __contains__(self, item: Any) -> bool:
         return any(item in container for container in self.containers)
-
 
 # %% ../../nbs/checkpoint/object_state.ipynb #910e55c9
 class _TensorMark:

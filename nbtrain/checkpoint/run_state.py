@@ -32,25 +32,9 @@ from ..history.history import History
 from ..optim.optimizer_state import load_optimizer
 
 # %% auto #0
-__all__ = [
-    "own_part",
-    "gathered",
-    "n_readers",
-    "of_rank",
-    "loader_of_rank",
-    "without_weights",
-    "from_outside",
-    "weights_of",
-    "kept_weights",
-    "load_kept_weights",
-    "keep_weights",
-    "checked",
-    "check_optimizer",
-    "Restorable",
-    "read_state",
-    "restore",
-    "restore_end",
-]
+__all__ = ['own_part', 'gathered', 'n_readers', 'of_rank', 'loader_of_rank', 'without_weights', 'from_outside', 'weights_of',
+           'kept_weights', 'load_kept_weights', 'keep_weights', 'checked', 'check_optimizer', 'Restorable',
+           'read_state', 'restore', 'restore_end']
 
 # %% ../../nbs/checkpoint/run_state.ipynb #8b91b8ce
 _VERSION = 1  # of nbtrain's part
@@ -148,7 +132,6 @@ def loader_of_rank(own: Mapping[str, Any], name: str = "loader") -> Any:
     """The place of the training loader that a state has for this rank, or of the one for "valid"; None where it has none."""
     return of_rank(own).get(name, own.get(name))
 
-
 # %% ../../nbs/checkpoint/run_state.ipynb #7c06cdfb
 def without_weights(state: Mapping[str, Any]) -> dict[str, Any]:
     """Lightning's part of a state, without what is large."""
@@ -174,7 +157,6 @@ def from_outside(trainer: TrainerProtocol, rest: Mapping[str, Any]) -> dict[str,
         "state_dict": weights,
         "optimizer_states": optimizers,
     }
-
 
 # %% ../../nbs/checkpoint/run_state.ipynb #d887fbac
 def weights_of(state: Mapping[str, Any], part: str = "state_dict") -> dict[str, Any]:
@@ -204,7 +186,6 @@ def keep_weights(state: dict[str, Any], kept: Weights | None, best: Weights | No
             state[_TRAINING], state["state_dict"] = own, own | {f"model.{name}": value for name, value in weights.items()}
     if kept is not None and best is not None:
         state[_VALIDATED] = own | {f"model.{name}": value for name, value in kept.items()}
-
 
 # %% ../../nbs/checkpoint/run_state.ipynb #a52aba4a
 def checked(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
@@ -266,7 +247,6 @@ def _check_types(state: Mapping[str, Any], own: Mapping[str, Any], path: Path) -
         names = ", ".join(dict.fromkeys(wrong))
         raise CheckpointError(f"{path.name} is not a state of a run: its {names} can't be from one.", where=str(path))
 
-
 # %% ../../nbs/checkpoint/run_state.ipynb #29acb78c
 def _training_weights(trainer: TrainerProtocol, state: Mapping[str, Any]) -> Weights:
     return weights_of(state, _TRAINING if _TRAINING in state and trainer.mode == "train" else "state_dict")
@@ -317,7 +297,6 @@ def _restore_weights(trainer: TrainerProtocol, state: Mapping[str, Any], path: P
             where=str(path),
             remedy="Make the optimizer as it was.",
         ) from error
-
 
 # %% ../../nbs/checkpoint/run_state.ipynb #0b12d722
 class Restorable(TrainerProtocol, Protocol):

@@ -27,7 +27,7 @@ from ..distributed.parallelism import whole
 from ..errors import CheckpointError, first_line
 
 # %% auto #0
-__all__ = ["Weights", "copy_weights", "save_weights", "url_of", "local_file", "read_weights", "load_weights", "check_weights"]
+__all__ = ['Weights', 'copy_weights', 'save_weights', 'url_of', 'local_file', 'read_weights', 'load_weights', 'check_weights']
 
 # %% ../../nbs/checkpoint/weights.ipynb #c2077b6a
 Weights = dict[str, Tensor]
@@ -44,7 +44,6 @@ def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping
     for name, value in state.items():
         into[name].copy_(whole(value))
     return into
-
 
 # %% ../../nbs/checkpoint/weights.ipynb #eda513b0
 def save_weights(model: nn.Module, path: str | Path, *, overwrite: bool = False) -> str | Path:
@@ -142,7 +141,6 @@ def _read_safetensors(path: Path) -> Weights:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         tied = file.metadata() or {}  # of tied weights one is stored, and the other names are in the metadata
     return weights | {name: weights[stored] for name, stored in tied.items() if stored in weights and name != "format"}
-
 
 # %% ../../nbs/checkpoint/weights.ipynb #25826310
 def load_weights(model: nn.Module, weights: Mapping[str, Any], strict: bool = True) -> None:

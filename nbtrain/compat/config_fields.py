@@ -11,21 +11,8 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Protocol
 
 # %% auto #0
-__all__ = [
-    "AUTOMATIC",
-    "At",
-    "SPELLINGS",
-    "NnScalerComputeFields",
-    "NnScalerFields",
-    "ignored_fields",
-    "unsupported",
-    "Fields",
-    "Findings",
-    "Spelling",
-    "translate_fields",
-    "describe_accepted",
-]
-
+__all__ = ['AUTOMATIC', 'At', 'SPELLINGS', 'NnScalerComputeFields', 'NnScalerFields', 'ignored_fields', 'unsupported', 'Fields',
+           'Findings', 'Spelling', 'translate_fields', 'describe_accepted']
 
 # %% ../../nbs/compat/config_fields.ipynb #c0b929ca
 def _accepted(text: str, default: Any = None, *, ignored: bool = True) -> Any:
@@ -60,7 +47,6 @@ class NnScalerFields:
 # Arguments that nbtrain gives a loader and a sampler by itself; in a file they are ignored
 AUTOMATIC = {"dataloader": ("dataset", "batch_size", "sampler"), "dataset_sampler": ("dataset", "num_replicas", "rank")}
 
-
 # %% ../../nbs/compat/config_fields.ipynb #f658b78f
 def _foreign(settings: Any) -> Iterator[tuple[str, Any, Field[Any]]]:
     """The fields of nnScaler's that `settings` has, by their full names, with their values."""
@@ -85,7 +71,6 @@ def unsupported(settings: Any) -> list[tuple[str, str]]:
 
 def _default(known: Field[Any]) -> Any:
     return known.default if known.default is not MISSING else known.default_factory()  # pyright: ignore[reportCallIssue]
-
 
 # %% ../../nbs/compat/config_fields.ipynb #77db50cb
 At = tuple[str | int, ...]
@@ -140,7 +125,6 @@ def _value(document: Fields, at: At) -> tuple[Any, bool]:
         return document.get(at), True
     except KeyError:
         return None, False
-
 
 # %% ../../nbs/compat/config_fields.ipynb #d8334bcb
 def describe_accepted() -> list[str]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 # %% auto #0
-__all__ = ["NNSCALER", "TLAMA", "OWN", "HOOK_NAMES", "Moment", "HookName", "names_at", "TrainHook"]
-
+__all__ = ['NNSCALER', 'TLAMA', 'OWN', 'HOOK_NAMES', 'Moment', 'HookName', 'names_at', 'TrainHook']
 
 # %% ../../nbs/compat/hook_names.ipynb #47037ed9
 class Moment(Protocol):
@@ -69,7 +68,6 @@ class HookName:
     moment: str
     arguments: tuple[str, ...] = ()
     make: Callable[[Moment], tuple[Any, ...]] = _given
-
 
 # %% ../../nbs/compat/hook_names.ipynb #c293578a
 NNSCALER: dict[str, HookName] = {
@@ -145,7 +143,6 @@ HOOK_NAMES = (
 def names_at(moment: str) -> list[str]:
     """The names of hooks for one of nbtrain's moments, in the order of their calls."""
     return [name for name, hook in HOOK_NAMES.items() if hook.moment == moment]
-
 
 # %% ../../nbs/compat/hook_names.ipynb #955a5f00
 class TrainHook:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # %% auto #0
-__all__ = ["LABEL_KEYS", "OUTPUT_KEYS", "label_key", "prediction_of"]
+__all__ = ['LABEL_KEYS', 'OUTPUT_KEYS', 'label_key', 'prediction_of']
 
 # %% ../../nbs/compat/model_keys.ipynb #be47808e
 LABEL_KEYS = ("labels", "label", "target", "y")

@@ -9,15 +9,13 @@ import nbtrain
 from .config_fields import Fields
 
 # %% auto #0
-__all__ = ["JOINED", "current_name", "translate_addons"]
-
+__all__ = ['JOINED', 'current_name', 'translate_addons']
 
 # %% ../../nbs/compat/module_names.ipynb #2a3b47be
 def current_name(name: str) -> str:
     """The full name that imports what `name` means; a public name of nbtrain is imported from `nbtrain` itself."""
     last = name.rpartition(".")[2]
     return f"nbtrain.{last}" if name.startswith("nbtrain.") and last in nbtrain.PUBLIC else name
-
 
 # %% ../../nbs/compat/module_names.ipynb #7d11aa02
 JOINED = {"ThroughputAddon": ("SystemMonitorAddon", {"throughput": True, "monitor_system": False})}

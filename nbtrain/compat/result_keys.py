@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 # %% auto #0
-__all__ = ["Row", "Rows", "result_of"]
+__all__ = ['Row', 'Rows', 'result_of']
 
 # %% ../../nbs/compat/result_keys.ipynb #e6ed9110
 Row = Mapping[str, Any]

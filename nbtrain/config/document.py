@@ -16,7 +16,7 @@ import yaml
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["Key", "At", "dotted", "Problem", "Problems", "child_key", "Document", "parse_yaml", "read_yaml"]
+__all__ = ['Key', 'At', 'dotted', 'Problem', 'Problems', 'child_key', 'Document', 'parse_yaml', 'read_yaml']
 
 # %% ../../nbs/config/document.ipynb #1a33afa2
 Key = str | int
@@ -62,7 +62,6 @@ class Problems:
             texts = ["\n     ".join(part for part in (f"{i}. {p.what}", p.where, p.remedy) if part) for i, p in enumerate(self.found, 1)]
             raise ConfigError("\n  ".join([f"The configuration has {len(texts)} errors.", *texts]))
 
-
 # %% ../../nbs/config/document.ipynb #44d4c450
 def _is_index(key: Key) -> bool:
     return isinstance(key, int) or re.fullmatch(r"\d{1,3}", key) is not None
@@ -90,7 +89,6 @@ def _room(holder: Any, key: Key, at: At) -> Any:
     else:
         holder.setdefault(found, None)
     return found
-
 
 # %% ../../nbs/config/document.ipynb #bb757d26
 @dataclass
@@ -181,7 +179,6 @@ class Document:
             return self.get(at)
         except KeyError:
             return None
-
 
 # %% ../../nbs/config/document.ipynb #a8a2431d
 _MAX_VALUES = 100_000

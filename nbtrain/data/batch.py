@@ -18,8 +18,8 @@ from torch import Tensor
 from ..errors import OutOfMemory, first_line
 
 # %% auto #0
-__all__ = ["batch_size", "describe", "change_tensors", "to_device", "pin", "tensors", "split", "is_out_of_memory", "out_of_memory"]
-
+__all__ = ['batch_size', 'describe', 'change_tensors', 'to_device', 'pin', 'tensors', 'split', 'is_out_of_memory',
+           'out_of_memory']
 
 # %% ../../nbs/data/batch.ipynb #3cbd991d
 def _parts(batch: Any) -> dict[str, Any] | None:
@@ -51,7 +51,6 @@ def _first_length(batch: Any) -> int:
         return len(batch) if batch.ndim else 0
     return next((n for item in (_parts(batch) or {}).values() if (n := _first_length(item))), 0)
 
-
 # %% ../../nbs/data/batch.ipynb #e955fd73
 def describe(batch: Any, depth: int = 3) -> str:
     """What a batch is made of: types, shapes, dtypes and devices."""
@@ -64,7 +63,6 @@ def describe(batch: Any, depth: int = 3) -> str:
     shown = [f"{name}: {describe(item, depth - 1)}" for name, item in list(parts.items())[:6]]
     more = [f"and {len(parts) - 6} more"] if len(parts) > 6 else []
     return f"{type(batch).__name__} of {len(parts)} ({', '.join(shown + more)})"
-
 
 # %% ../../nbs/data/batch.ipynb #99bd3a3b
 class _Movable(ABC):
@@ -99,7 +97,6 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """`batch` with all its tensors on `device`; a copy to CUDA does not wait for its end."""
     return _rebuild(batch, lambda item: move_data_to_device(item, device))
 
-
 # %% ../../nbs/data/batch.ipynb #e9258dbc
 def pin(batch: Any) -> Any:
     """`batch` with its CPU tensors in page-locked memory; tensors that are there already are not copied. Needs CUDA."""
@@ -116,7 +113,6 @@ def tensors(batch: Any) -> Iterator[Tensor]:
         yield batch
     for item in (_parts(batch) or {}).values():
         yield from tensors(item)
-
 
 # %% ../../nbs/data/batch.ipynb #f08f10be
 def split(batch: Any, size: int) -> list[Any]:
@@ -139,7 +135,6 @@ def _rows(item: Any, rows: slice, n: int) -> Any:
             return item[rows]
         return type(item)(_rows(value, rows, n) for value in item)
     return item
-
 
 # %% ../../nbs/data/batch.ipynb #564adb28
 def is_out_of_memory(error: BaseException) -> bool:

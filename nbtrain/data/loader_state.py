@@ -26,18 +26,8 @@ from .loader import StatefulLoader
 from ..rng import keep_random
 
 # %% auto #0
-__all__ = [
-    "MOST_NUMBERS",
-    "is_generator",
-    "generator_state",
-    "set_generator_state",
-    "used_by",
-    "LoaderParts",
-    "find_parts",
-    "LoaderState",
-    "why_not_exact",
-    "draws_in_ranks",
-]
+__all__ = ['MOST_NUMBERS', 'is_generator', 'generator_state', 'set_generator_state', 'used_by', 'LoaderParts', 'find_parts',
+           'LoaderState', 'why_not_exact', 'draws_in_ranks']
 
 # %% ../../nbs/data/loader_state.ipynb #2739bb1f
 _KINDS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
@@ -74,7 +64,6 @@ def set_generator_state(generator: Any, state: Any) -> None:
         generator.state = state
     else:
         generator.setstate(state)
-
 
 # %% ../../nbs/data/loader_state.ipynb #49663b17
 _MOST_OBJECTS, _MOST_ITEMS, MOST_NUMBERS = 5_000, 256, 64
@@ -172,7 +161,6 @@ def _children(item: Any) -> Iterator[tuple[str, Any]]:
         if is_instance:
             yield from _of_class(item)
 
-
 # %% ../../nbs/data/loader_state.ipynb #7cc600e4
 @dataclass
 class LoaderParts:
@@ -229,7 +217,6 @@ def find_parts(loader: Any) -> LoaderParts:
             queue.extend((path + name, child) for name, child in _children(item))
     return found
 
-
 # %% ../../nbs/data/loader_state.ipynb #65c86c91
 def _plain_values(item: Any) -> dict[Any, Any]:
     """The numbers, short texts and small arrays that `item` holds."""
@@ -285,7 +272,6 @@ def _set_value(holder: Any, key: Any, value: Any) -> None:
         holder[key] = value
     elif hasattr(holder, key):
         object.__setattr__(holder, key, value)
-
 
 # %% ../../nbs/data/loader_state.ipynb #b439dfc4
 class LoaderState:
@@ -359,7 +345,6 @@ def _start_workers(parts: LoaderParts, paths: Iterable[str]) -> None:
         if loader is not None and loader.persistent_workers and loader._iterator is None:
             with keep_random(devices=False):
                 iter(loader)
-
 
 # %% ../../nbs/data/loader_state.ipynb #fbb0f507
 _INDEXED = (torch.utils.data.TensorDataset, list, tuple, range)

@@ -21,7 +21,7 @@ from .tensor_loader import TensorLoader
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["Loaders", "named_loaders", "each_loader", "n_batches"]
+__all__ = ['Loaders', 'named_loaders', 'each_loader', 'n_batches']
 
 # %% ../../nbs/data/named_loaders.ipynb #5fdefb1e
 Loaders = Iterable[Any] | Mapping[str, Any]  # a loader, or several by name
@@ -40,7 +40,6 @@ def _may_be_loader(item: Any) -> bool:
     if isinstance(item, (list, tuple)):
         return not (item and isinstance(item[0], (str, bytes, Number)))
     return isinstance(item, Iterable) and not isinstance(item, _NEVER)
-
 
 # %% ../../nbs/data/named_loaders.ipynb #000a42ab
 def named_loaders(given: Any, argument: str = "valid_loader") -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ from ..errors import first_line
 from ..rng import keep_random, random_state
 
 # %% auto #0
-__all__ = ["same_random", "OrderCheck"]
+__all__ = ['same_random', 'OrderCheck']
 
 # %% ../../nbs/data/order_check.ipynb #3e4a572b
 _N_DRAWN = 64
@@ -84,7 +84,6 @@ def _as_values(state: Any) -> Any:
         return state.tolist()
     return tuple(map(_as_values, state)) if isinstance(state, (tuple, list)) else state
 
-
 # %% ../../nbs/data/order_check.ipynb #1f8b81d6
 def _order(item: Any) -> int | None:
     """A number that changes with the order of a list or an array of indices; None for anything else."""
@@ -106,7 +105,6 @@ def _is_order(item: Any) -> bool:
     if isinstance(item, (np.ndarray, Tensor)):
         return item.ndim == 1 and len(item) > MOST_NUMBERS
     return len(item) > 256 or not all(isinstance(value, (int, float, str)) for value in item)  # else its items are saved
-
 
 # %% ../../nbs/data/order_check.ipynb #e0d459c9
 class OrderCheck:

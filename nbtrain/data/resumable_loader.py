@@ -22,8 +22,7 @@ from ..errors import CheckpointError, ConfigError
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["NO_PLACE", "loader_place", "restore_loader", "RereadableLoader", "ResumableLoader", "ValidLoader", "borrowed"]
-
+__all__ = ['NO_PLACE', 'loader_place', 'restore_loader', 'RereadableLoader', 'ResumableLoader', 'ValidLoader', 'borrowed']
 
 # %% ../../nbs/data/resumable_loader.ipynb #9c56be43
 def loader_place(loader: Any) -> dict[str, Any]:
@@ -34,7 +33,6 @@ def loader_place(loader: Any) -> dict[str, Any]:
 def restore_loader(loader: Any, place: dict[str, Any]) -> None:
     """Restore the place that `loader_place` returned, for the next pass of `loader`."""
     LoaderState(loader).put(place, workers=False)
-
 
 # %% ../../nbs/data/resumable_loader.ipynb #0ab3fd30
 NO_PLACE = {"length": None, "finished": None, "whole": False, "place": {"own": None, "generators": {}}}  # of another loader
@@ -49,7 +47,6 @@ def _check_length(saved: int | None, given: int | None) -> None:
             f"The training loader had {lengths[0]} when the state was saved in mid-epoch, and has {lengths[1]} now.",
             remedy="Give the same data and batch size, or resume from a state that was saved at the end of an epoch.",
         )
-
 
 # %% ../../nbs/data/resumable_loader.ipynb #a93dbf3a
 class RereadableLoader(LoaderWrapper):
@@ -135,7 +132,6 @@ class RereadableLoader(LoaderWrapper):
     def _length(self) -> int | None:
         return sized_len(self.loader)
 
-
 # %% ../../nbs/data/resumable_loader.ipynb #8b7f4858
 class ResumableLoader(RereadableLoader):
     """A wrapper around `loader` whose current pass can be saved and resumed. `check`: what can't be.
@@ -212,7 +208,6 @@ class ResumableLoader(RereadableLoader):
         """What can't be resumed exactly, as far as a save shows it."""
         return super().why_not_exact() + ([_DRAWS] if self._draws else [])
 
-
 # %% ../../nbs/data/resumable_loader.ipynb #d4d2a535
 class ValidLoader:
     """The place of `loader`, which validations read, between two of them.
@@ -240,7 +235,6 @@ class ValidLoader:
     def why_not_exact(self) -> list[str]:
         """What will not continue exactly, as far as a save shows it."""
         return self.check.result(in_pass=False)
-
 
 # %% ../../nbs/data/resumable_loader.ipynb #a87590fd
 @contextmanager

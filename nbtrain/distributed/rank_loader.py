@@ -21,8 +21,7 @@ from ..engine.meter import EpochLog, Meter, Scalar
 from ..rng import derive_seed, random_state, seed_process, set_random_state
 
 # %% auto #0
-__all__ = ["deal", "DealtSampler", "RankLoader", "RankMeter"]
-
+__all__ = ['deal', 'DealtSampler', 'RankLoader', 'RankMeter']
 
 # %% ../../nbs/distributed/rank_loader.ipynb #db20ca5b
 def deal(items: Iterable[Any], sizes: Any, number: int, n_ranks: int) -> Iterator[tuple[Any, float]]:
@@ -33,7 +32,6 @@ def deal(items: Iterable[Any], sizes: Any, number: int, n_ranks: int) -> Iterato
         has_item = number < len(round_)
         share = n_samples[number] * n_ranks / sum(n_samples) if has_item and sum(n_samples) else 0.0
         yield round_[number if has_item else -1], share
-
 
 # %% ../../nbs/distributed/rank_loader.ipynb #f1c63dbc
 class DealtSampler(Sampler[list[int]]):
@@ -54,7 +52,6 @@ class DealtSampler(Sampler[list[int]]):
         for indices, share in deal(self.batches, len, self.number, self.n_ranks):
             self.shares.append(share)
             yield indices
-
 
 # %% ../../nbs/distributed/rank_loader.ipynb #f4789e9e
 class RankLoader(LoaderWrapper):
@@ -111,7 +108,6 @@ class RankLoader(LoaderWrapper):
             seed_process(rank_seed)
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed(rank_seed)
-
 
 # %% ../../nbs/distributed/rank_loader.ipynb #fdf2aba4
 class RankMeter(Meter):

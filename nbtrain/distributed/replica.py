@@ -38,8 +38,8 @@ from ..optim.optimizer_state import load_optimizer
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["launcher_of", "world_of", "take_state", "load_replica_state", "restore_trainer", "forward_event", "drive_copy", "run_copy"]
-
+__all__ = ['launcher_of', 'world_of', 'take_state', 'load_replica_state', 'restore_trainer', 'forward_event', 'drive_copy',
+           'run_copy']
 
 # %% ../../nbs/distributed/replica.ipynb #7d985afb
 def launcher_of(trainer: TrainerProtocol) -> Launcher | None:
@@ -50,7 +50,6 @@ def launcher_of(trainer: TrainerProtocol) -> Launcher | None:
 def world_of(trainer: TrainerProtocol) -> World:
     """The processes that torchrun or SLURM has started together, over which the runs of `trainer` are spread."""
     return next((addon.world for addon in trainer.active_addons if isinstance(addon, Launcher)), World())
-
 
 # %% ../../nbs/distributed/replica.ipynb #9a969c26
 def take_state(trainer: TrainerProtocol, loaders: Iterable[Any]) -> dict[str, Any]:
@@ -130,7 +129,6 @@ def _gathered(addon: AddOnBase) -> dict[str, Any]:
     state: Any = addon.__reduce_ex__(4)[2]
     return {name: value for name, value in state.items() if name not in options(type(addon))}
 
-
 # %% ../../nbs/distributed/replica.ipynb #5a042dd3
 def restore_trainer(trainer: TrainerProtocol, loaders: tuple[Any, Any], state: bytes | None, before: Counts) -> None:
     """Load the `state` of a replica into `trainer`; without one, restore the counts and the history from `before` the run."""
@@ -141,7 +139,6 @@ def restore_trainer(trainer: TrainerProtocol, loaders: tuple[Any, Any], state: b
     trainer.train_state.history.drop_after(before.step, before.epoch)
     trainer.recorder.note("The state of this run was lost: the weights are those from before it.")
 
-
 # %% ../../nbs/distributed/replica.ipynb #9f86ca57
 def forward_event(trainer: TrainerProtocol, event: Event) -> None:
     """Emit an event of a replica of `trainer` again, here."""
@@ -150,7 +147,6 @@ def forward_event(trainer: TrainerProtocol, event: Event) -> None:
     else:
         trainer.recorder.follow(event.progress)
         trainer.recorder.emit(event)
-
 
 # %% ../../nbs/distributed/replica.ipynb #b7d3c915
 def drive_copy(
@@ -166,7 +162,6 @@ def drive_copy(
         raise
     give()
     return outcome
-
 
 # %% ../../nbs/distributed/replica.ipynb #f0c20e07
 def run_copy(trainer: TrainerProtocol, drive: Callable[..., tuple[Status, str]], loaders: tuple[Any, Any]) -> tuple[Status, str]:

@@ -23,8 +23,7 @@ from ..errors import AddOnError, OptionError, nearest
 from ..tracebacks import shorten
 
 # %% auto #0
-__all__ = ["Phase", "TrainStep", "options", "AddOnBase", "precedes", "ordered"]
-
+__all__ = ['Phase', 'TrainStep', 'options', 'AddOnBase', 'precedes', 'ordered']
 
 # %% ../../nbs/engine/addon.ipynb #7bbfe7f4
 def _refuse_apply(addon: type[AddOnBase]) -> None:
@@ -34,7 +33,6 @@ def _refuse_apply(addon: type[AddOnBase]) -> None:
             remedy="Override what the addon contributes, such as callbacks(trainer) or wrap_step(trainer, step); methods for the trainer "
             "are named in `commands`.",
         )
-
 
 # %% ../../nbs/engine/addon.ipynb #a958d0ac
 Phase = Literal["train", "valid", "test"]
@@ -79,7 +77,6 @@ def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
             raise
 
     return checked
-
 
 # %% ../../nbs/engine/addon.ipynb #6e4c87c6
 @dataclass_transform(kw_only_default=True)
@@ -154,7 +151,6 @@ class AddOnBase:
         """Arguments for `lightning.Trainer`. Where two addons give the same one, the later addon's counts."""
         return {}
 
-
 # %% ../../nbs/engine/addon.ipynb #c3bca42e
 def _check_options(addons: Iterable[type[AddOnBase]]) -> None:
     owners: dict[str, type[AddOnBase]] = {}
@@ -166,7 +162,6 @@ def _check_options(addons: Iterable[type[AddOnBase]]) -> None:
                     f"{other.__name__} and {addon.__name__} both take the option {name!r}.",
                     remedy="Rename it in one of them, or let both inherit it from one base class.",
                 )
-
 
 # %% ../../nbs/engine/addon.ipynb #0a69e94f
 def precedes(first: type[AddOnBase], second: type[AddOnBase]) -> bool:

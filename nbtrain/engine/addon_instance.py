@@ -13,8 +13,7 @@ from .addon import AddOnBase, options
 from ..errors import AddOnError, OptionError
 
 # %% auto #0
-__all__ = ["chosen_options", "copy_addon", "is_same", "merge_instances", "join_options"]
-
+__all__ = ['chosen_options', 'copy_addon', 'is_same', 'merge_instances', 'join_options']
 
 # %% ../../nbs/engine/addon_instance.ipynb #750c29e4
 def chosen_options(addon: AddOnBase) -> dict[str, Any]:
@@ -40,7 +39,6 @@ def is_same(one: Any, other: Any) -> bool:
     except (TypeError, ValueError, RuntimeError):
         return False
 
-
 # %% ../../nbs/engine/addon_instance.ipynb #a83f5c17
 def merge_instances(known: Mapping[type[AddOnBase], AddOnBase], addons: Iterable[Any], title: str) -> dict[type[AddOnBase], AddOnBase]:
     """The instances in `known` and among `addons`. Raises AddOnError for two of one addon with different options."""
@@ -50,7 +48,6 @@ def merge_instances(known: Mapping[type[AddOnBase], AddOnBase], addons: Iterable
             what = f"{title} was given {type(addon).__name__} twice, with different options."
             raise AddOnError(what, remedy="Give one instance with all options.")
     return found
-
 
 # %% ../../nbs/engine/addon_instance.ipynb #db628f4a
 def join_options(

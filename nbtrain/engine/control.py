@@ -21,23 +21,8 @@ from ..events import Phase
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = [
-    "State",
-    "Command",
-    "Verdict",
-    "AT_EXIT",
-    "RunState",
-    "Boundary",
-    "Leave",
-    "LeaveAfterError",
-    "Request",
-    "Requests",
-    "Failed",
-    "FailureControl",
-    "Control",
-    "cause_of_end",
-    "refuse_while_on",
-]
+__all__ = ['State', 'Command', 'Verdict', 'AT_EXIT', 'RunState', 'Boundary', 'Leave', 'LeaveAfterError', 'Request', 'Requests',
+           'Failed', 'FailureControl', 'Control', 'cause_of_end', 'refuse_while_on']
 
 # %% ../../nbs/engine/control.ipynb #f2b7e312
 State = Literal["idle", "running", "pausing", "paused", "stopping"]
@@ -108,7 +93,6 @@ class RunState:
         with self.changed:
             return self.changed.wait_for(lambda: self.name in states, timeout_s)
 
-
 # %% ../../nbs/engine/control.ipynb #45619d19
 @dataclass(frozen=True)
 class Boundary:
@@ -158,7 +142,6 @@ class Request:
                 self.future.set_exception(error)
                 if is_of_hook(error):
                     raise
-
 
 # %% ../../nbs/engine/control.ipynb #be734ee7
 class Requests:
@@ -220,7 +203,6 @@ class Requests:
     def __len__(self) -> int:
         return len(self._waiting)
 
-
 # %% ../../nbs/engine/control.ipynb #36acacf0
 def _pause(run_state: RunState, requests: Requests, pl_trainer: L.Trainer, *, failed: bool = False) -> None:
     """Wait here, and do the requests that come, until the state changes."""
@@ -238,7 +220,6 @@ def _pause(run_state: RunState, requests: Requests, pl_trainer: L.Trainer, *, fa
     run_state.notify()
     if run_state.name == "running":
         notify(pl_trainer, "on_resumed")
-
 
 # %% ../../nbs/engine/control.ipynb #5ba7050a
 def _attend(run_state: RunState, requests: Requests, at: Boundary) -> None:
@@ -263,7 +244,6 @@ def _notify_leaving(pl_trainer: L.Trainer) -> None:
     for callback in pl_trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(callback, Leaving):
             callback.on_leave(pl_trainer, pl_trainer.lightning_module)
-
 
 # %% ../../nbs/engine/control.ipynb #1b7b60d4
 Verdict = Literal["retry", "skip", "raise"]  # what is to become of a batch that has failed
@@ -315,7 +295,6 @@ class FailureControl:
         """End a run that an error has paused, with that error."""
         self._verdict = "raise"
         self.run_state.request("stopping")
-
 
 # %% ../../nbs/engine/control.ipynb #8ac29090
 class Control(FailureControl):
@@ -416,7 +395,6 @@ class Control(FailureControl):
             return False
         self.elsewhere(("call", name, options))
         return True
-
 
 # %% ../../nbs/engine/control.ipynb #dda2bbd6
 AT_EXIT = 0  # in place of a signal, for `Control.stop`: the interpreter ends

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from nbtrain.engine.step_module import StepModule
 
 # %% auto #0
-__all__ = ["Failure", "ErrorGuard", "guard_callbacks"]
-
+__all__ = ['Failure', 'ErrorGuard', 'guard_callbacks']
 
 # %% ../../nbs/engine/error_guard.ipynb #df1de2dd
 @dataclass(eq=False)
@@ -91,7 +90,6 @@ def _spot(error: BaseException) -> str:
     """The line of the user's where `error` was raised: `line 12 of train_step`."""
     found = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_file(frame.f_code.co_filename)]
     return f"line {found[-1][1]} of {found[-1][0].f_code.co_name}" if found else ""
-
 
 # %% ../../nbs/engine/error_guard.ipynb #11d16738
 class ErrorGuard:
@@ -189,7 +187,6 @@ class ErrorGuard:
     def is_final(self, error: Exception) -> bool:
         """Is it an error with which the run ends?"""
         return error is self._final
-
 
 # %% ../../nbs/engine/error_guard.ipynb #3fb6dde1
 def guard_callbacks(guard: ErrorGuard, pl_trainer: L.Trainer) -> Callable[[], None]:

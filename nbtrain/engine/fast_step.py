@@ -17,17 +17,8 @@ from torch.optim import LBFGS, Optimizer
 from torch.overrides import has_torch_function_unary
 
 # %% auto #0
-__all__ = [
-    "KNOWN_TORCH",
-    "is_profiling",
-    "Closure",
-    "unknown_torch",
-    "find_backward",
-    "backward",
-    "steps_alone",
-    "find_step",
-    "find_zero_grad",
-]
+__all__ = ['KNOWN_TORCH', 'is_profiling', 'Closure', 'unknown_torch', 'find_backward', 'backward', 'steps_alone', 'find_step',
+           'find_zero_grad']
 
 # %% ../../nbs/engine/fast_step.ipynb #c25sc006
 KNOWN_TORCH = ("2.13",)
@@ -46,7 +37,6 @@ def _is_torchs(function: Any) -> bool:
     code = getattr(function, "__code__", None)
     return code is not None and _FOLDER in Path(code.co_filename).parents
 
-
 # %% ../../nbs/engine/fast_step.ipynb #c25sc008
 def find_backward() -> Callable[[Tensor], Any]:
     """What computes a loss's gradients: `Tensor.backward`, or the short way, where torch is known and its functions were not replaced."""
@@ -60,7 +50,6 @@ def backward(loss: Tensor) -> None:
         loss.backward()
     else:
         graph._engine_run_backward((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
-
 
 # %% ../../nbs/engine/fast_step.ipynb #c25sc010
 def _hooks_of_all() -> tuple[Any, Any]:
@@ -79,7 +68,6 @@ def steps_alone(optimizer: Optimizer) -> bool:
         return False
     own = vars(optimizer).get("step")
     return own is None or (hasattr(own, "_wrapped_by_lr_sched") and own.__wrapped__ is kind.step)  # torch's schedulers wrap it
-
 
 # %% ../../nbs/engine/fast_step.ipynb #6bd6d56f
 Closure = Callable[[], Any]

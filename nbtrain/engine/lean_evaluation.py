@@ -17,8 +17,7 @@ from .control import Boundary, Control
 from .lean_pass import LeanPass, direct_fetcher, explain_full_memory, why_not_lean
 
 # %% auto #0
-__all__ = ["LeanEvaluationLoop"]
-
+__all__ = ['LeanEvaluationLoop']
 
 # %% ../../nbs/engine/lean_evaluation.ipynb #76d27c49
 class _EvaluationPass(LeanPass):
@@ -85,7 +84,6 @@ class _EvaluationPass(LeanPass):
             raise SIGTERMException
         if self.run_state.requested:
             loop.attend()
-
 
 # %% ../../nbs/engine/lean_evaluation.ipynb #42ff2976
 class LeanEvaluationLoop(_EvaluationLoop):

@@ -32,20 +32,8 @@ if TYPE_CHECKING:
     from nbtrain.engine.error_guard import ErrorGuard
 
 # %% auto #0
-__all__ = [
-    "KNOWN_VERSIONS",
-    "unknown_version",
-    "why_not_lean",
-    "Hook",
-    "overridden_hook",
-    "LeanPass",
-    "is_on_device",
-    "only_iterator",
-    "direct_fetcher",
-    "exhaust",
-    "ends_at_length",
-    "explain_full_memory",
-]
+__all__ = ['KNOWN_VERSIONS', 'unknown_version', 'why_not_lean', 'Hook', 'overridden_hook', 'LeanPass', 'is_on_device',
+           'only_iterator', 'direct_fetcher', 'exhaust', 'ends_at_length', 'explain_full_memory']
 
 # %% ../../nbs/engine/lean_pass.ipynb #9d9f4be0
 KNOWN_VERSIONS = ("2.6",)  # of Lightning, whose private parts are used here
@@ -91,7 +79,6 @@ def why_not_lean(pl_trainer: L.Trainer, *, training: bool = True) -> str:
         }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
-
 # %% ../../nbs/engine/lean_pass.ipynb #fae6a35a
 class Hook:
     """One of Lightning's hooks and its listeners: callbacks in their order, then the module."""
@@ -120,7 +107,6 @@ class Hook:
 def overridden_hook(pl_trainer: L.Trainer, hooks: tuple[str, ...]) -> str:
     """The first of `hooks` that a callback or the module overrides; an empty text where there is none."""
     return next((name for name in hooks if Hook(name, pl_trainer).used), "")
-
 
 # %% ../../nbs/engine/lean_pass.ipynb #bafd725b
 class LeanPass:
@@ -192,7 +178,6 @@ def is_on_device(batch: Any, device: torch.device | None) -> bool:
             return False
     return True
 
-
 # %% ../../nbs/engine/lean_pass.ipynb #2cc92cc5
 def only_iterator(fetcher: _DataFetcher) -> Iterator[Any] | None:
     """The iterator of the one loader behind `fetcher`; None where there are several, or where its end is not known beforehand."""
@@ -242,7 +227,6 @@ class _DirectFetcher:
     def teardown(self) -> None:
         self.release()
         self.fetcher.teardown()
-
 
 # %% ../../nbs/engine/lean_pass.ipynb #9dbb9368
 class _GuardedFetcher:
@@ -306,7 +290,6 @@ class _GuardedFetcher:
         self.release()
         self.inner.teardown()
 
-
 # %% ../../nbs/engine/lean_pass.ipynb #5a2d3d31
 def direct_fetcher(fetcher: _DataFetcher, guard: ErrorGuard | None = None) -> Any:
     """`fetcher` without labels for a profiler, in its direct form where there is one; its errors go to `guard`."""
@@ -335,7 +318,6 @@ def ends_at_length(loader: Any) -> bool:
         return False
     samplers = (loader.batch_sampler, loader.sampler) if loader.batch_sampler is not None else (loader.sampler,)
     return all(type(sampler).__module__.startswith("torch.utils.data.") for sampler in samplers)
-
 
 # %% ../../nbs/engine/lean_pass.ipynb #7aa6c72a
 @contextmanager

@@ -22,8 +22,7 @@ from .step_module import StepModule
 from ..events import Phase
 
 # %% auto #0
-__all__ = ["DataWait", "is_window_closed", "validates_anyway", "LeanEpochLoop"]
-
+__all__ = ['DataWait', 'is_window_closed', 'validates_anyway', 'LeanEpochLoop']
 
 # %% ../../nbs/engine/lean_training.ipynb #7a410b36
 class DataWait:
@@ -43,7 +42,6 @@ class DataWait:
             return {}
         waited_s, self.waited_s = self.waited_s, None
         return {"data_s": waited_s}
-
 
 # %% ../../nbs/engine/lean_training.ipynb #24b12a00
 class _Optimization(_AutomaticOptimization):
@@ -81,7 +79,6 @@ def _objection(loop: LeanEpochLoop, data_fetcher: _DataFetcher) -> str:
     if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
         return "a training_step that takes dataloader_iter"
     return why_not_lean(loop.trainer)
-
 
 # %% ../../nbs/engine/lean_training.ipynb #5de3a17c
 class LeanEpochLoop(_TrainingEpochLoop):
@@ -181,7 +178,6 @@ class LeanEpochLoop(_TrainingEpochLoop):
             pl_trainer.training = True
             pl_trainer._logger_connector._first_loop_iter = first_loop_iter
 
-
 # %% ../../nbs/engine/lean_training.ipynb #fd0dbfb9
 _HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 _HOOKS += ("on_train_batch_end",)
@@ -273,7 +269,6 @@ class _TrainingPass(LeanPass):
             self.loop._update_learning_rates("step", update_plateau_schedulers=False)
         if is_last:
             self.loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-
 
 # %% ../../nbs/engine/lean_training.ipynb #61a621a5
 class _BetweenBatches:

@@ -20,8 +20,7 @@ from .lean_pass import Hook, LeanPass
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["WholeStep", "ZeroGrad", "Gradients", "LeanUpdate"]
-
+__all__ = ['WholeStep', 'ZeroGrad', 'Gradients', 'LeanUpdate']
 
 # %% ../../nbs/engine/lean_update.ipynb #00cb98e4
 class ZeroGrad:
@@ -55,7 +54,6 @@ class ZeroGrad:
             counts.ready += 1
             counts.started += 1
             counts.completed += 1
-
 
 # %% ../../nbs/engine/lean_update.ipynb #64886627
 class Gradients:
@@ -145,7 +143,6 @@ class Gradients:
             return None if self.batch is None else {}
         loss = self.loss.detach() if self.detached is None else self.detached  # a whole step has no graph
         return {"loss": loss} if isinstance(self.output, Tensor) else {**self.output, "loss": loss}
-
 
 # %% ../../nbs/engine/lean_update.ipynb #8ba4a419
 # Does forward, backward and the optimizer's step of a batch in one: given the batch and a function that does them in the usual way, it

@@ -12,7 +12,7 @@ import lightning as L
 import torch
 
 # %% auto #0
-__all__ = ["logged_state", "load_logged"]
+__all__ = ['logged_state', 'load_logged']
 
 # %% ../../nbs/engine/logged.ipynb #50aab6f5
 _OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")

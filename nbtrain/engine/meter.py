@@ -22,7 +22,7 @@ from ..data.batch import to_device
 from ..errors import StepError
 
 # %% auto #0
-__all__ = ["Scalar", "snapshot", "PendingRows", "EpochLog", "PassLog", "Meter"]
+__all__ = ['Scalar', 'snapshot', 'PendingRows', 'EpochLog', 'PassLog', 'Meter']
 
 # %% ../../nbs/engine/meter.ipynb #78fbd4fd
 Scalar = Tensor | Real | float
@@ -40,7 +40,6 @@ def snapshot(value: Scalar) -> Scalar:
     fresh = value.detach() if value.requires_grad else value  # detach costs 2 µs
     value = fresh.clone() if may_be_held else fresh
     return value if value.ndim == 0 else value.reshape(())
-
 
 # %% ../../nbs/engine/meter.ipynb #c3fe1ef1
 def _to_floats(columns: Mapping[str, Sequence[Scalar]]) -> dict[str, list[float]]:
@@ -63,7 +62,6 @@ def _to_floats(columns: Mapping[str, Sequence[Scalar]]) -> dict[str, list[float]
         for name, column in by_name.items():
             floats[name], moved = moved[: len(column)], moved[len(column) :]
     return floats
-
 
 # %% ../../nbs/engine/meter.ipynb #1be0ee13
 @dataclass
@@ -100,7 +98,6 @@ class PendingRows:
             counted[name] = floats[name], [self.samples[i] for i, _ in entries]
         return block, counted
 
-
 # %% ../../nbs/engine/meter.ipynb #4b6850be
 class EpochLog(dict[str, list[Any]]):
     """This epoch's values by key: a float a batch for scalars, a tensor a batch where `metric_on_epoch_end` reads tensors."""
@@ -110,7 +107,6 @@ class EpochLog(dict[str, list[Any]]):
             f"{key!r} is not in this epoch's log, which has: {', '.join(self) or 'nothing yet'}. Other tensors than "
             "scalars are kept only where the class has a metric_on_epoch_end to read them."
         )
-
 
 # %% ../../nbs/engine/meter.ipynb #8656b621
 _SAVED = ("keep_tensors", "n_batches", "kept_bytes", "_sums", "_weights", "_flushed")  # of a meter, beside its keys and its log
@@ -127,7 +123,6 @@ def _joined(blocks: Sequence[tuple[dict[str, list[float]], list[int]]]) -> tuple
 def _other_names(names: Iterable[str]) -> StepError:
     changed = f"the step's scalars changed between two batches: {', '.join(sorted(names))}."
     return StepError(changed, remedy="Return the same names for every batch.")
-
 
 # %% ../../nbs/engine/meter.ipynb #354a5898
 class PassLog:
@@ -198,7 +193,6 @@ class PassLog:
         """The mean of each scalar over the samples of this pass."""
         self.flush()
         return {name: total / self._weights[name] for name, total in self._sums.items()}
-
 
 # %% ../../nbs/engine/meter.ipynb #e2ad2afe
 class Meter(PassLog):

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from nbtrain.engine.error_guard import ErrorGuard
 
 # %% auto #0
-__all__ = ["trainer_metrics", "numbers", "close_pass", "PassModule"]
-
+__all__ = ['trainer_metrics', 'numbers', 'close_pass', 'PassModule']
 
 # %% ../../nbs/engine/pass_module.ipynb #a4e00dec
 def trainer_metrics(trainer: StepsProtocol) -> dict[str, float]:
@@ -47,7 +46,6 @@ def numbers(metrics: Mapping[str, Any], whose: str, where: str) -> dict[str, flo
         return {name: float(snapshot(value)) for name, value in metrics.items()}  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError) as error:
         raise StepError(f"{whose} a metric that is not a number: {error}.", where=where) from error
-
 
 # %% ../../nbs/engine/pass_module.ipynb #5ef15993
 _PREFIX = {"train": "train", "valid": "val", "test": "test"}
@@ -71,7 +69,6 @@ def close_pass(
         own |= addon.pass_metrics(trainer, phase)
     state.metrics[mode] = own
     return {f"{_PREFIX[phase]}_{name}": value for name, value in {**meter.means(), **own}.items()}
-
 
 # %% ../../nbs/engine/pass_module.ipynb #b4176a0a
 class PassModule(L.LightningModule):

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from nbtrain.engine.step_module import StepModule
 
 # %% auto #0
-__all__ = ["EventSink", "TrainerProtocol", "Turn", "StepsProtocol"]
-
+__all__ = ['EventSink', 'TrainerProtocol', 'Turn', 'StepsProtocol']
 
 # %% ../../nbs/engine/protocol.ipynb #81c4a3fe
 class EventSink(Protocol):
@@ -64,7 +63,6 @@ class TrainerProtocol(Protocol):
 
     def optimizer_states(self) -> list[dict[str, Any]]: ...  # of each optimizer that Lightning drives
     def open_run_dir(self) -> Path: ...  # the run folder, which is made where there is none yet
-
 
 # %% ../../nbs/engine/protocol.ipynb #5229cb69
 @dataclass(frozen=True)

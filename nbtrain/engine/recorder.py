@@ -24,8 +24,7 @@ from .train_state import Mode
 from ..events import Event, EventKind, Phase, Progress
 
 # %% auto #0
-__all__ = ["RunTimer", "PassPlace", "HeldNotes", "Recorder", "RecorderCallback"]
-
+__all__ = ['RunTimer', 'PassPlace', 'HeldNotes', 'Recorder', 'RecorderCallback']
 
 # %% ../../nbs/engine/recorder.ipynb #c2fec94a
 @dataclass
@@ -50,7 +49,6 @@ class RunTimer:
             self.start_s += pause_s
             self.epoch_s += pause_s
 
-
 # %% ../../nbs/engine/recorder.ipynb #dd6d6872
 @dataclass
 class PassPlace:
@@ -65,7 +63,6 @@ class PassPlace:
     def at_start(cls, phase: Phase, n_batches: float, interrupted: PassPlace | None = None) -> PassPlace:
         """The first batch of a pass. For a loader without a length Lightning gives inf as `n_batches`."""
         return cls(phase, 0, None if math.isinf(n_batches) else int(n_batches), interrupted)
-
 
 # %% ../../nbs/engine/recorder.ipynb #19129a98
 class HeldNotes:
@@ -90,7 +87,6 @@ class HeldNotes:
     def close(self) -> None:
         self._is_open = False
 
-
 # %% ../../nbs/engine/recorder.ipynb #ce0b5a83
 _HINT_BYTES = 2**30
 _MODE: dict[Phase, Mode] = {"train": "train", "valid": "test", "test": "test"}
@@ -109,7 +105,6 @@ def _memory_hint(meters: Mapping[Mode, Meter]) -> str:
     kept = sum(meter.kept_bytes for meter in meters.values())
     advice = "tensors for metric_on_epoch_end; return from the steps only those that it reads."
     return f"the logs hold {kept / 1e9:.1f} GB of {advice}" if kept > _HINT_BYTES else ""
-
 
 # %% ../../nbs/engine/recorder.ipynb #1ce4e305
 class Recorder:
@@ -211,7 +206,6 @@ class Recorder:
         if not self._hinted and (hint := _memory_hint(meters)):
             self._hinted = True
             self.note(hint)
-
 
 # %% ../../nbs/engine/recorder.ipynb #9db4f72d
 class RecorderCallback(L.Callback):

@@ -29,20 +29,8 @@ from .train_state import Mode
 from ..errors import NbtrainError, StepError, add_note
 
 # %% auto #0
-__all__ = [
-    "check_output",
-    "run_step",
-    "step_place",
-    "named",
-    "ModuleLog",
-    "lend_log",
-    "take_log_back",
-    "RecordingModule",
-    "SteppingModule",
-    "StepModule",
-    "is_whole_epoch",
-    "in_validation_of_run",
-]
+__all__ = ['check_output', 'run_step', 'step_place', 'named', 'ModuleLog', 'lend_log', 'take_log_back', 'RecordingModule',
+           'SteppingModule', 'StepModule', 'is_whole_epoch', 'in_validation_of_run']
 
 # %% ../../nbs/engine/step_module.ipynb #f1722b22
 _USUAL_TYPES = frozenset({Tensor, float, int})
@@ -98,7 +86,6 @@ def _check_loss(loss: Any, step: str, where: Callable[[], str], device: torch.de
             remedy="Make it from the model's output, without .detach(), .item() or torch.no_grad().",
         )
 
-
 # %% ../../nbs/engine/step_module.ipynb #4fad86bb
 _FLOATS = (torch.float32, torch.float64)
 
@@ -153,7 +140,6 @@ class _KnownMetrics:
             state["value"] = state["_forward_cache"]
         state.update(_computed=None, _update_count=state["_update_count"] + 1, has_reset=False)
 
-
 # %% ../../nbs/engine/step_module.ipynb #35ed74ad
 def run_step(trainer: StepsProtocol, name: str, batch: Any, batch_idx: int, device: torch.device | None = None) -> Mapping[str, Any]:
     """What `trainer`'s "train_step" or "test_step" returns for `batch`, checked. An error in it gets a note with its place."""
@@ -175,13 +161,11 @@ def step_place(trainer: StepsProtocol, name: str, batch_idx: int) -> str:
     """Where a step is, for people."""
     return f"{trainer.title}.{name}, epoch {trainer.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
 
-
 # %% ../../nbs/engine/step_module.ipynb #dd0cd5f4
 def named(output: Mapping[str, Any], end: str) -> dict[str, Any]:
     """The scalars of a step, by names with this end, such as `_generator` for its turn or `/hard` for its loader."""
     scalars = {key: item for key, item in output.items() if isinstance(item, Real) or (isinstance(item, Tensor) and item.numel() == 1)}
     return {key + end: item for key, item in scalars.items()}
-
 
 # %% ../../nbs/engine/step_module.ipynb #29f4605a
 class ModuleLog:
@@ -216,7 +200,6 @@ def take_log_back(model: nn.Module) -> None:
         if isinstance(part, L.LightningModule):
             vars(part).pop("log", None)
             part.trainer = None
-
 
 # %% ../../nbs/engine/step_module.ipynb #85076575
 class RecordingModule(PassModule):
@@ -309,7 +292,6 @@ class RecordingModule(PassModule):
             if not args:
                 self._known_metrics.learn(self, name, options)
 
-
 # %% ../../nbs/engine/step_module.ipynb #d633161c
 class SteppingModule(RecordingModule):
     """Calls the trainer's steps, and counts what they return."""
@@ -367,7 +349,6 @@ class SteppingModule(RecordingModule):
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         assert self.predict is not None
         return self.predict(batch)
-
 
 # %% ../../nbs/engine/step_module.ipynb #0b2ea9a4
 class StepModule(SteppingModule):
@@ -430,7 +411,6 @@ class StepModule(SteppingModule):
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return to_device(batch, device)
-
 
 # %% ../../nbs/engine/step_module.ipynb #41dd34a2
 def is_whole_epoch(module: L.LightningModule) -> bool:

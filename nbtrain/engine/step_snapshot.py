@@ -21,8 +21,7 @@ from .addon import AddOnBase
 from .protocol import TrainerProtocol
 
 # %% auto #0
-__all__ = ["RandomSnapshot", "restore_attributes", "CallSnapshot", "StepSnapshot"]
-
+__all__ = ['RandomSnapshot', 'restore_attributes', 'CallSnapshot', 'StepSnapshot']
 
 # %% ../../nbs/engine/step_snapshot.ipynb #0ba8799a
 class _Watched:
@@ -89,7 +88,6 @@ class RandomSnapshot:
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.of_numpy)
 
-
 # %% ../../nbs/engine/step_snapshot.ipynb #134d8b90
 _COPIED_BYTES = 2**22
 _ALWAYS_BYTES = 2**16
@@ -142,7 +140,6 @@ class _TensorCopies:
                     self.copies[id(tensor)] = tensor, tensor._version, copy
                 whole = whole and tensor._version == self.copies[id(tensor)][1]
         return whole
-
 
 # %% ../../nbs/engine/step_snapshot.ipynb #7e7769c6
 class _Attributes:
@@ -210,7 +207,6 @@ class CallSnapshot:
 def _is_written(module: nn.Module) -> bool:
     """May this module hold attributes that its calls change? Those of torch hold them in buffers."""
     return not type(module).__module__.startswith("torch.")
-
 
 # %% ../../nbs/engine/step_snapshot.ipynb #db4d2c9e
 _SUMS = ("value", "cumulated_batch_size", "_forward_cache", "_update_count", "has_reset", "_computed")

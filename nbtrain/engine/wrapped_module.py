@@ -24,7 +24,7 @@ from .train_state import Mode
 from ..rng import random_state
 
 # %% auto #0
-__all__ = ["overrides", "logged_in_pass", "WrapsModule", "CountingModule", "ForwardingModule", "WrappedModule"]
+__all__ = ['overrides', 'logged_in_pass', 'WrapsModule', 'CountingModule', 'ForwardingModule', 'WrappedModule']
 
 # %% ../../nbs/engine/wrapped_module.ipynb #10e073e6
 _PASSED_ON = (
@@ -42,7 +42,6 @@ def overrides(module: L.LightningModule, name: str) -> bool:
     """Has the module a method of this name that is not Lightning's own?"""
     return is_overridden(name, module, L.LightningModule)
 
-
 # %% ../../nbs/engine/wrapped_module.ipynb #3c0d6934
 def _is_by_step(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
     """Is what `training_step` logs with these arguments left out of the epoch's values?"""
@@ -55,7 +54,6 @@ def logged_in_pass(pl_trainer: L.Trainer) -> dict[str, float]:
     found = results.metrics(on_step=False)["callback"] if results is not None else {}
     twice = {f"{name}_epoch" for name in found}
     return {name: float(value) for name, value in found.items() if name not in twice}
-
 
 # %% ../../nbs/engine/wrapped_module.ipynb #6cbab7c6
 class WrapsModule(StepsProtocol, Protocol):
@@ -82,13 +80,13 @@ class CountingModule(StepModule):
         assert isinstance(self.model, L.LightningModule)
         return self.model
 
-    def count(self, mode: Mode, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def count(self, mode: Mode, step: Callable[..., Any], batch: Any, *args: Any, **options: Any) -> Any:
         """Call a step of the inner module, and count what it returns and logs. Returns what it has returned."""
         self._by_step = {}
         if mode == "test" and self.loader_names:
-            self.enter_loader(args[2] if len(args) > 2 else options.get("dataloader_idx", 0))
+            self.enter_loader(args[1] if len(args) > 1 else options.get("dataloader_idx", 0))
             self.names_loaders = not (self.loader_name or "").isdigit()  # of a list Lightning logs the index
-        output = step(*args, **options)
+        output = step(batch, *args, **options)
         if self._sanity_check or (mode == "train" and self.is_repeated()):
             return output
         loss = output.get("loss") if isinstance(output, Mapping) else output
@@ -96,7 +94,7 @@ class CountingModule(StepModule):
         if mode == "test" and self.loader_name is not None:
             row |= named(row, f"/{self.loader_name}")
         meter = self.owner.train_state.meters[mode]
-        meter.add({}, batch_size(args[0]))
+        meter.add({}, batch_size(batch))
         for name, value in row.items():
             meter.amend(name, value)
         self.output = {name: value.detach() if isinstance(value, Tensor) else value for name, value in row.items()}
@@ -137,7 +135,6 @@ class CountingModule(StepModule):
 
     def isolate_validation(self) -> None:
         """A validation moves the random numbers of the training, as under Lightning alone."""
-
 
 # %% ../../nbs/engine/wrapped_module.ipynb #46c2ce56
 def _own_first(name: str) -> Callable[..., Any]:
@@ -221,7 +218,6 @@ class ForwardingModule(CountingModule):
             setattr(inner, name, value)
         else:
             super().__setattr__(name, value)
-
 
 # %% ../../nbs/engine/wrapped_module.ipynb #a0029690
 class WrappedModule(ForwardingModule):

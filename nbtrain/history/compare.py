@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ["Comparison", "compare"]
-
+__all__ = ['Comparison', 'compare']
 
 # %% ../../nbs/history/compare.ipynb #9ecb67fd
 @dataclass(frozen=True)
@@ -70,7 +69,6 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>{image_html(plots.png(self.plot()), 'curves')}"
-
 
 # %% ../../nbs/history/compare.ipynb #c38086d7
 @checked

@@ -26,20 +26,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = [
-    "StepTable",
-    "Row",
-    "write_csv",
-    "data_frame",
-    "validation_alone",
-    "MeasuredRows",
-    "RankedRows",
-    "History",
-    "ResultMetrics",
-    "short_path",
-    "RunResult",
-]
-
+__all__ = ['StepTable', 'Row', 'write_csv', 'data_frame', 'validation_alone', 'MeasuredRows', 'RankedRows', 'History',
+           'ResultMetrics', 'short_path', 'RunResult']
 
 # %% ../../nbs/history/history.ipynb #df4b47df
 class StepTable:
@@ -97,7 +85,6 @@ class StepTable:
         for i, step in enumerate(self.steps):
             yield {"step": step} | {name: column[i] for name, column in self.columns.items()}
 
-
 # %% ../../nbs/history/history.ipynb #beceef80
 class Row(dict[str, Any]):
     """The metrics of one epoch or validation by name; `path` is the file of its weights, where they were saved."""
@@ -108,7 +95,6 @@ class Row(dict[str, Any]):
     def metrics(self) -> dict[str, float]:
         """The measured values alone, without epoch, step, learning rate and time."""
         return {name: value for name, value in self.items() if name not in ("epoch", "step", "lr", "time_s")}
-
 
 # %% ../../nbs/history/history.ipynb #7a8322ba
 class _BestRow:
@@ -135,7 +121,6 @@ class _BestRow:
         """`by` has taken the place of `row` in the list; its metric is the same."""
         self._best = by if self._best is row else self._best
 
-
 # %% ../../nbs/history/history.ipynb #04808017
 def write_csv(rows: list[Row], path: str | Path) -> Path:
     """Write `rows` to `path`; an empty cell where a row lacks a metric."""
@@ -156,7 +141,6 @@ def data_frame(rows: list[Row]) -> DataFrame:
 
     return pandas.DataFrame(rows)
 
-
 # %% ../../nbs/history/history.ipynb #b920ffcf
 def _is_validated(row: Mapping[str, Any]) -> bool:
     return any(name.startswith("val_") for name in row)
@@ -167,7 +151,6 @@ def validation_alone(row: Row) -> Row:
     alone = Row({name: value for name, value in row.items() if name in ("epoch", "step") or name.startswith("val_")})
     alone.path = row.path
     return alone
-
 
 # %% ../../nbs/history/history.ipynb #3475ce3b
 class MeasuredRows:
@@ -253,7 +236,6 @@ class MeasuredRows:
         for phase, table in state["steps"].items():
             self.steps[phase].load_state_dict(table)
 
-
 # %% ../../nbs/history/history.ipynb #d248a72a
 class RankedRows(MeasuredRows):
     """Rows, of which one is the best."""
@@ -285,7 +267,6 @@ class RankedRows(MeasuredRows):
     def last_validation_is_best(self) -> bool:
         """Is the newest validation the best so far, where validations are compared?"""
         return self.best is not None and bool(self.validations) and self.best is self.validations[-1]
-
 
 # %% ../../nbs/history/history.ipynb #3e3d375c
 class History(RankedRows):
@@ -328,7 +309,6 @@ class History(RankedRows):
     def _repr_html_(self) -> str:
         return html.table_html(self.table, self.best) if self.table else "<em>History: nothing was run yet</em>"
 
-
 # %% ../../nbs/history/history.ipynb #778cbb30
 class ResultMetrics(dict[str, Any]):
     """The last row's metrics by name, and the whole run's by OmniGenBench's four keys, such as `["best_valid"]["eval_loss"]`.
@@ -348,7 +328,6 @@ class ResultMetrics(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         return self.history._repr_html_()
-
 
 # %% ../../nbs/history/history.ipynb #f65858da
 def short_path(path: Path) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 # %% auto #0
-__all__ = ["HIDDEN", "is_secret", "environment_variables", "is_from_environment", "blot_out", "blot_diff"]
+__all__ = ['HIDDEN', 'is_secret', 'environment_variables', 'is_from_environment', 'blot_out', 'blot_diff']
 
 # %% ../../nbs/history/redaction.ipynb #853b3c0a
 HIDDEN = "<redacted>"
@@ -38,7 +38,6 @@ def environment_variables() -> dict[str, str]:
 def is_from_environment(value: Any) -> bool:
     """Does `value` equal an environment variable? Values of fewer than 4 characters say nothing, and never do."""
     return type(value) in (str, int, float) and len(str(value)) >= 4 and str(value) in environment_variables().values()
-
 
 # %% ../../nbs/history/redaction.ipynb #63199a97
 _FORMS = (  # beside those of detect-secrets; what is hidden is the last group
@@ -91,7 +90,6 @@ def _without_groups(match: re.Match[str]) -> str:
             text, end = f"{text}{match.string[end:first]}{HIDDEN}", last
     return text + match.string[end : match.end()]
 
-
 # %% ../../nbs/history/redaction.ipynb #f7de8de9
 def _pairs(text: str) -> str:
     """Hide the values of secret names that stand without quotes: NAME=value, name: value, --name value."""
@@ -118,7 +116,6 @@ def blot_out(text: str, *, code: bool = False) -> str:
         return _pairs(text)
     dotenv = re.compile(r"^([+-]?[ \t]*(?:export )?)([A-Z][A-Z0-9_]*)(=)(?![\s$<])([^\s\"'(]+)$", re.MULTILINE)
     return dotenv.sub(lambda match: f"{match[1]}{match[2]}={HIDDEN}" if is_secret(match[2]) else match[0], text)
-
 
 # %% ../../nbs/history/redaction.ipynb #d90ad5c8
 _SECRET_FILE = re.compile(

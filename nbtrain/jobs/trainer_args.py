@@ -30,7 +30,7 @@ from .build import Job, build, estimate_devices
 from .validate import check_settings, notes
 
 # %% auto #0
-__all__ = ["CONFIG_FILE", "ComputeArgs", "TrainerArgs"]
+__all__ = ['CONFIG_FILE', 'ComputeArgs', 'TrainerArgs']
 
 # %% ../../nbs/jobs/trainer_args.ipynb #5c97745d
 CONFIG_FILE = "config.yaml"
@@ -48,7 +48,6 @@ class _KeepConfig(L.Callback):
         if stage == "fit" and folder is not None and pl_trainer.is_global_zero:
             (folder / CONFIG_FILE).write_text(self.text, encoding="utf-8")
 
-
 # %% ../../nbs/jobs/trainer_args.ipynb #369ea4d6
 def _written_in_python() -> Document:
     return Document(trusted=True)  # code may name anything
@@ -57,7 +56,6 @@ def _written_in_python() -> Document:
 @dataclass(frozen=True)
 class ComputeArgs(NnScalerComputeFields, ComputeConfig):
     """On how many devices, with the fields of nnScaler's that are accepted."""
-
 
 # %% ../../nbs/jobs/trainer_args.ipynb #527e1d08
 @dataclass(frozen=True)
@@ -160,7 +158,6 @@ class TrainerArgs(NnScalerFields, Settings):
     @property
     def _source(self) -> Document:
         return self.document if self.document.data else Document(to_plain(self), trusted=self.document.trusted)
-
 
 # %% ../../nbs/jobs/trainer_args.ipynb #964f8463
 def _plan_text(args: TrainerArgs) -> str:

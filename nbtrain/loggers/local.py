@@ -23,7 +23,7 @@ from lightning.pytorch.loggers.logger import Logger
 from .background import hushed
 
 # %% auto #0
-__all__ = ["COLUMNS", "LOCAL", "TrainingLog", "TrackioTracker", "TensorBoardTracker", "MLflowTracker"]
+__all__ = ['COLUMNS', 'LOCAL', 'TrainingLog', 'TrackioTracker', 'TensorBoardTracker', 'MLflowTracker']
 
 # %% ../../nbs/loggers/local.ipynb #d0128f1c
 COLUMNS = ("epoch", "step", "time", "train_loss", "learning_rate", "grad_norm", "val_loss", "tokens_per_sec")
@@ -96,7 +96,6 @@ def _rows_until(path: Path, step: int) -> list[list[str]]:
     rows = list(csv.reader(io.StringIO(complete)))[1:]
     return [row for row in rows if len(row) == len(COLUMNS) and int(row[1]) <= step]
 
-
 # %% ../../nbs/loggers/local.ipynb #d1a613ab
 _PRINTS = threading.Lock()  # all runs of the process share the client's modules
 
@@ -148,7 +147,6 @@ class TrackioTracker(Logger):
         with _without_prints("trackio"):
             self.run.finish()
 
-
 # %% ../../nbs/loggers/local.ipynb #07a5ff83
 class TensorBoardTracker(TensorBoardLogger):
     """Lightning's logger, which shows hyper-parameters also without a metric."""
@@ -172,7 +170,6 @@ class MLflowTracker(MLFlowLogger):
     def log_hyperparams(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.is_new:  # MLflow refuses to change those of a continued run
             super().log_hyperparams(params)
-
 
 # %% ../../nbs/loggers/local.ipynb #7e3ec647
 def _tensorboard(folder: Path, title: str, step: int) -> Logger:

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 # %% auto #0
-__all__ = ["load_optimizer"]
-
+__all__ = ['load_optimizer']
 
 # %% ../../nbs/optim/optimizer_state.ipynb #204c59e0
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any], cast: Container[int] = ()) -> None:

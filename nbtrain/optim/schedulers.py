@@ -26,34 +26,11 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = [
-    "Scheduler",
-    "LearningRate",
-    "is_counted",
-    "stepping_remedy",
-    "check_stepping",
-    "check_has_lr",
-    "set_lr",
-    "set_group_lr",
-    "scale_lr",
-    "FunctionSchedule",
-    "CountedScheduler",
-    "Schedule",
-    "n_required",
-    "resolve_schedule",
-    "SchedulerBase",
-    "WarmUpScheduler",
-    "CosineAnnealingScheduler",
-    "SchedulerChain",
-    "warmup_cosine",
-    "get_lr_scheduler",
-    "get_multi_step_lr_scheduler",
-    "get_combined_lr_scheduler",
-    "learning_rates",
-    "plot_schedules",
-    "plot_schedule",
-]
-
+__all__ = ['Scheduler', 'LearningRate', 'is_counted', 'stepping_remedy', 'check_stepping', 'check_has_lr', 'set_lr',
+           'set_group_lr', 'scale_lr', 'FunctionSchedule', 'CountedScheduler', 'Schedule', 'n_required',
+           'resolve_schedule', 'SchedulerBase', 'WarmUpScheduler', 'CosineAnnealingScheduler', 'SchedulerChain',
+           'warmup_cosine', 'get_lr_scheduler', 'get_multi_step_lr_scheduler', 'get_combined_lr_scheduler',
+           'learning_rates', 'plot_schedules', 'plot_schedule']
 
 # %% ../../nbs/optim/schedulers.ipynb #b702dbaf
 def is_counted(scheduler: Any) -> bool:
@@ -120,7 +97,6 @@ def scale_lr(optimizer: Optimizer, factor: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] *= factor  # in place: a tensor stays the same object
 
-
 # %% ../../nbs/optim/schedulers.ipynb #bc49e080
 class FunctionSchedule:
     """The learning rate as a function of the absolute update, counted from 0 over all runs; one rate for all groups."""
@@ -144,7 +120,6 @@ class FunctionSchedule:
         if not 0 <= lr < math.inf:
             raise ConfigError(f"scheduler({self.update}) returned {lr}, which is not a learning rate.", remedy="Return a number from 0.")
         set_lr(self.optimizer, float(lr))
-
 
 # %% ../../nbs/optim/schedulers.ipynb #23133491
 class CountedScheduler:
@@ -170,7 +145,6 @@ class CountedScheduler:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.inner.load_state_dict(state_dict["inner"])
         self.n_epochs, self.n_updates = state_dict["n_epochs"], state_dict["n_updates"]
-
 
 # %% ../../nbs/optim/schedulers.ipynb #34a77eea
 @dataclass
@@ -205,7 +179,6 @@ class Schedule:
                 self.scheduler.step(monitored)
         else:
             self.scheduler.step()
-
 
 # %% ../../nbs/optim/schedulers.ipynb #700046a6
 def n_required(function: Callable[..., Any]) -> int:
@@ -278,7 +251,6 @@ def _check_length(scheduler: LRScheduler | ReduceLROnPlateau, plan: Plan) -> Non
             remedy=f"Make it with {attribute}={needed}, or give a factory, which gets the length of each run.",
         )
 
-
 # %% ../../nbs/optim/schedulers.ipynb #309dc33c
 class SchedulerBase(LRScheduler, ABC):
     """A curve over `total_iters` steps, after which its last rate is held; a subclass defines the curve in `rate`.
@@ -322,7 +294,6 @@ class CosineAnnealingScheduler(SchedulerBase):
         share = (1 + math.cos(math.pi * step / self.total_iters)) / 2
         return (1 - share) * self.eta_min + share * base
 
-
 # %% ../../nbs/optim/schedulers.ipynb #0a40fc7a
 class SchedulerChain(SchedulerBase):
     """One schedule after another, each for its `total_iters` steps. Only the chain is stepped.
@@ -356,7 +327,6 @@ class SchedulerChain(SchedulerBase):
         """The chain's state alone: its schedules have none."""
         return {name: value for name, value in super().state_dict().items() if name != "schedulers"}
 
-
 # %% ../../nbs/optim/schedulers.ipynb #bb9cd7c0
 @checked
 def warmup_cosine(optimizer: Optimizer, plan: Plan, *, warmup: float = 0.1, eta_min: float = 0.0) -> SchedulerBase:
@@ -373,7 +343,6 @@ def warmup_cosine(optimizer: Optimizer, plan: Plan, *, warmup: float = 0.1, eta_
     rising = min(round(warmup * plan.total_steps), plan.total_steps - 1)
     falling = CosineAnnealingScheduler(optimizer, plan.total_steps - rising, eta_min)
     return SchedulerChain(WarmUpScheduler(optimizer, rising, eta_min), falling) if rising else falling
-
 
 # %% ../../nbs/optim/schedulers.ipynb #e23ef003
 LearningRate = Callable[[int], float]
@@ -429,7 +398,6 @@ def get_lr_scheduler(
 
     return learning_rate
 
-
 # %% ../../nbs/optim/schedulers.ipynb #bda32fcc
 @checked
 def get_multi_step_lr_scheduler(max_lr: float, warmup_steps: int, max_steps: int, milestones: Mapping[float, float]) -> LearningRate:
@@ -448,7 +416,6 @@ def get_multi_step_lr_scheduler(max_lr: float, warmup_steps: int, max_steps: int
         return max_lr * next((factor for first, factor in reversed(factors.items()) if step >= first), 1.0)
 
     return learning_rate
-
 
 # %% ../../nbs/optim/schedulers.ipynb #e6dca9f9
 @checked
@@ -473,7 +440,6 @@ def get_combined_lr_scheduler(schedules: Mapping[tuple[int, int], LearningRate])
         return schedules[first, last](step - first)
 
     return learning_rate
-
 
 # %% ../../nbs/optim/schedulers.ipynb #c3cb6385
 def learning_rates(schedule: Scheduler, n_steps: int, lr: float = 1.0) -> list[float]:

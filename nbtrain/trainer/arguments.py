@@ -25,17 +25,8 @@ from ..events import MonitorMode, known_mode
 from .lightning_args import as_list
 
 # %% auto #0
-__all__ = [
-    "check_lightning_names",
-    "check_lightning",
-    "accumulates",
-    "check_save_path",
-    "check_model",
-    "resolve_monitor",
-    "make_optimizer",
-    "check_run",
-    "check_optimizer",
-]
+__all__ = ['check_lightning_names', 'check_lightning', 'accumulates', 'check_save_path', 'check_model', 'resolve_monitor',
+           'make_optimizer', 'check_run', 'check_optimizer']
 
 # %% ../../nbs/trainer/arguments.ipynb #2b2256f9
 _OURS = {
@@ -84,7 +75,6 @@ def accumulates(arguments: Mapping[str, Any]) -> bool:
     changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in as_list(arguments.get("callbacks")))
     return changes or arguments.get("accumulate_grad_batches", 1) != 1
 
-
 # %% ../../nbs/trainer/arguments.ipynb #a3aae1f1
 def check_save_path(save_path: str | Path | None) -> None:
     """Raise OptionError for the URL of a store, where a run folder can't be."""
@@ -125,7 +115,6 @@ def make_optimizer(optimizer: Any, model: nn.Module, mode: str) -> Optimizer | N
     if not isinstance(made, Optimizer):
         raise ConfigError(f"The optimizer factory returned {type(made).__name__}.", remedy=example)
     return made
-
 
 # %% ../../nbs/trainer/arguments.ipynb #dd001b84
 def check_run(n_epoch: int, loader: Any, valid_loader: Any, *, evaluates: bool = False) -> None:

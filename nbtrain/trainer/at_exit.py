@@ -12,8 +12,7 @@ from typing import Any
 from ..views.notebook import in_shell
 
 # %% auto #0
-__all__ = ["call_at_exit", "cancel_at_exit"]
-
+__all__ = ['call_at_exit', 'cancel_at_exit']
 
 # %% ../../nbs/trainer/at_exit.ipynb #071883eb
 class _Reset:

@@ -41,8 +41,7 @@ from .run_handle import RunHandle
 from ..views.terminal import View
 
 # %% auto #0
-__all__ = ["TrainerSteps", "TrainerArguments", "TrainerBase"]
-
+__all__ = ['TrainerSteps', 'TrainerArguments', 'TrainerBase']
 
 # %% ../../nbs/trainer/base.ipynb #70207257
 class TrainerSteps(Composable):
@@ -82,7 +81,6 @@ class TrainerSteps(Composable):
     def reads_tensors(self) -> bool:
         """Does this class have a `metric_on_epoch_end` that may read tensors?"""
         return type(self).metric_on_epoch_end is not TrainerSteps.metric_on_epoch_end
-
 
 # %% ../../nbs/trainer/base.ipynb #cc16710c
 class TrainerArguments(TrainerSteps):
@@ -133,7 +131,6 @@ class TrainerArguments(TrainerSteps):
         if self.control.state != "idle":
             what = f"The mode can't be changed while a run is {self.control.state.replace('running', 'on')}."
             raise ConfigError(what, remedy="Wait for its end or stop() it; evaluate(loader) measures between two of its batches.")
-
 
 # %% ../../nbs/trainer/base.ipynb #80acdc97
 class TrainerBase(TrainerArguments, TracebackKeeper):

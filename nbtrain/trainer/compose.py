@@ -29,30 +29,14 @@ if TYPE_CHECKING:
     from nbtrain.trainer.addon_options import ShippedAddon
 
 # %% auto #0
-__all__ = [
-    "TrainerType",
-    "AddOnType",
-    "written_class",
-    "constructor_parameters",
-    "constructor_signature",
-    "check_addon_options",
-    "keywords",
-    "make_addons",
-    "take_strategy",
-    "with_instances",
-    "addon_commands",
-    "compose",
-    "given_addons",
-    "Composable",
-    "new_instance",
-]
-
+__all__ = ['TrainerType', 'AddOnType', 'written_class', 'constructor_parameters', 'constructor_signature', 'check_addon_options',
+           'keywords', 'make_addons', 'take_strategy', 'with_instances', 'addon_commands', 'compose', 'given_addons',
+           'Composable', 'new_instance']
 
 # %% ../../nbs/trainer/compose.ipynb #70124534
 def written_class(kind: type[Any]) -> type[Any]:
     """The class that a user wrote, which for a class made by `add_on` is the one it was made from."""
     return kind.__dict__.get("base_class") or kind
-
 
 # %% ../../nbs/trainer/compose.ipynb #12f0312e
 def constructor_parameters(kind: type[Any]) -> list[inspect.Parameter]:
@@ -83,7 +67,6 @@ def constructor_signature(base: type[Any], addons: Iterable[type[AddOnBase]]) ->
                 names.add(name)
                 parameters.append(field.replace(kind=inspect.Parameter.KEYWORD_ONLY))
     return inspect.Signature(parameters)
-
 
 # %% ../../nbs/trainer/compose.ipynb #b4b22ac1
 def check_addon_options(kind: type[Any], given: Iterable[str]) -> None:
@@ -160,7 +143,6 @@ def with_instances(kind: type[Any], given: Mapping[str, Any], shared: Collection
         defaults=lambda name: [parameters[name].default for parameters in constructors if name in parameters],
     )
 
-
 # %% ../../nbs/trainer/compose.ipynb #271a476f
 def addon_commands(base: type[Any], addons: Iterable[type[AddOnBase]]) -> dict[str, Callable[..., Any]]:
     """The methods that the addons give to the trainer. Raises AddOnError where a name is taken already."""
@@ -185,7 +167,6 @@ def _command(addon: type[AddOnBase], method: Callable[..., Any]) -> Callable[...
     without_self = signature.replace(parameters=list(signature.parameters.values())[1:])
     command.__signature__ = without_self  # pyright: ignore[reportAttributeAccessIssue]
     return command
-
 
 # %% ../../nbs/trainer/compose.ipynb #6ad0679b
 TrainerType = TypeVar("TrainerType", bound="Composable")

@@ -35,8 +35,7 @@ from .lightning_run import continue_counts, driving
 from .run import Run
 
 # %% auto #0
-__all__ = ["run_batch", "validate", "collect", "measure", "TrainerEvaluation"]
-
+__all__ = ['run_batch', 'validate', 'collect', 'measure', 'TrainerEvaluation']
 
 # %% ../../nbs/trainer/evaluate.ipynb #f4ddce57
 def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
@@ -89,7 +88,6 @@ def _unlimited(arguments: dict[str, Any]) -> dict[str, Any]:
 def _without(arguments: dict[str, Any], kinds: tuple[type[L.Callback], ...]) -> dict[str, Any]:
     return {**arguments, "callbacks": [callback for callback in arguments["callbacks"] if not isinstance(callback, kinds)]}
 
-
 # %% ../../nbs/trainer/evaluate.ipynb #6123c25e
 def collect(trainer: TrainerBase, loader: Any, call: Callable[[Any], Any]) -> list[Any]:
     """What `call` returns for each batch of `loader`, on the CPU; batches are on the device, the model in eval mode.
@@ -123,7 +121,6 @@ def _alone(trainer: TrainerBase) -> dict[str, Any]:
         arguments |= device_args(trainer.device) | {"num_nodes": 1, "strategy": "auto"}
     return arguments
 
-
 # %% ../../nbs/trainer/evaluate.ipynb #ab4caf5a
 def measure(trainer: TrainerBase, loader: Any) -> dict[str, float]:
     """The mean of each of `test_step`'s metrics, between two batches of a run that is on, which does not notice; recorded nowhere."""
@@ -151,7 +148,6 @@ def _measure(trainer: TrainerBase, loader: Any) -> dict[str, float]:
         return meter.means() | module.own_metrics()
     finally:
         trainer.train_state, trainer.mode = state, mode
-
 
 # %% ../../nbs/trainer/evaluate.ipynb #b51ac985
 class TrainerEvaluation(TrainerBase):

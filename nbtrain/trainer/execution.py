@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["why_stopped", "LoaderModule", "Execution", "execute_replica"]
-
+__all__ = ['why_stopped', 'LoaderModule', 'Execution', 'execute_replica']
 
 # %% ../../nbs/trainer/execution.ipynb #aae9f20e
 def why_stopped(pl_trainer: L.Trainer) -> str:
@@ -51,7 +50,6 @@ def why_stopped(pl_trainer: L.Trainer) -> str:
         return "max_time is over"
     stoppers = [type(c).__name__ for c in pl_trainer.early_stopping_callbacks if c.wait_count >= c.patience]
     return stoppers[0] if stoppers else "a callback set should_stop"
-
 
 # %% ../../nbs/trainer/execution.ipynb #5e1dfed0
 class LoaderModule(StepModule):
@@ -72,7 +70,6 @@ class LoaderModule(StepModule):
 
     def train_dataloader(self) -> Any:
         return self._trainer_base.read_loader(with_batch_size(self._loader, self.batch_size), training=True)
-
 
 # %% ../../nbs/trainer/execution.ipynb #d91b27d4
 class Execution:

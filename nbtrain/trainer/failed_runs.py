@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["pauses_on_error", "needs_thread", "is_reachable", "drop_failure", "drop_unreachable", "keep_watch"]
-
+__all__ = ['pauses_on_error', 'needs_thread', 'is_reachable', 'drop_failure', 'drop_unreachable', 'keep_watch']
 
 # %% ../../nbs/trainer/failed_runs.ipynb #6b6f184c
 def pauses_on_error(trainer: TrainerBase) -> bool:
@@ -38,7 +37,6 @@ def needs_thread(trainer: TrainerBase) -> bool:
     """Does a run need a thread? One that can be paused does: a cell waits for it, and is free when it pauses."""
     in_main = threading.current_thread() is threading.main_thread()
     return trainer.on_error == "pause" or (in_shell() and trainer.own_thread and in_main)
-
 
 # %% ../../nbs/trainer/failed_runs.ipynb #64892399
 _LIBRARIES = ("nbtrain", "lightning", "torch", "torchmetrics", "ipywidgets", "contextlib")
@@ -84,7 +82,6 @@ def is_reachable(trainer: TrainerBase, thread: threading.Thread) -> bool:
             return False
     return True
 
-
 # %% ../../nbs/trainer/failed_runs.ipynb #077043c6
 _WAITING: WeakSet[TrainerBase] = WeakSet()
 
@@ -112,7 +109,6 @@ def drop_unreachable() -> None:
             _WAITING.discard(trainer)
         elif not is_reachable(trainer, handle.thread):
             drop_failure(trainer)
-
 
 # %% ../../nbs/trainer/failed_runs.ipynb #f711112d
 def keep_watch(trainer: TrainerBase) -> None:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from ..engine.control import Control
 
 # %% auto #0
-__all__ = ["handles_signals", "signals_stop", "keep_handler", "workers_ignore_interrupts", "ignore_interrupts"]
+__all__ = ['handles_signals', 'signals_stop', 'keep_handler', 'workers_ignore_interrupts', 'ignore_interrupts']
 
 # %% ../../nbs/trainer/interrupts.ipynb #40f0307b
 _DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
@@ -52,7 +52,6 @@ def handles_signals(signals: Iterable[signal.Signals], call: Callable[[int], Non
         for signum, handler in before.items():
             signal.signal(signum, handler)
 
-
 # %% ../../nbs/trainer/interrupts.ipynb #89ca70bd
 @contextmanager
 def signals_stop(control: Control) -> Iterator[None]:
@@ -75,7 +74,6 @@ def keep_handler(pl_trainer: L.Trainer) -> None:
     """Where SIGTERM requests the end of the run, keep Lightning from leaving at once in its handler, or waiting there for other ranks."""
     if isinstance(signal.getsignal(signal.SIGTERM), _Handler):
         pl_trainer._signal_connector._sigterm_notifier_fn = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
-
 
 # %% ../../nbs/trainer/interrupts.ipynb #39f1915d
 class _IgnoreInterrupts:

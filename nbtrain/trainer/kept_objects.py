@@ -25,7 +25,7 @@ from .base import TrainerBase
 from .summary import restore_attributes
 
 # %% auto #0
-__all__ = ["kept_objects"]
+__all__ = ['kept_objects']
 
 # %% ../../nbs/trainer/kept_objects.ipynb #04c9933a
 _MOST_OBJECTS, _MOST_ITEMS, _MOST_NUMBERS = 10_000, 100_000, 2**20
@@ -64,7 +64,6 @@ def _reach(roots: Iterable[Any], known: set[int]) -> Iterator[Any]:
         seen.add(id(item))
         yield item
         queue.extend(_inside(item))
-
 
 # %% ../../nbs/trainer/kept_objects.ipynb #fe28df1c
 def _restore_list(item: Any, kept: list[Any]) -> None:

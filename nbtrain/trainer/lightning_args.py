@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["lightning_args", "asks_for_bar", "as_list"]
-
+__all__ = ['lightning_args', 'asks_for_bar', 'as_list']
 
 # %% ../../nbs/trainer/lightning_args.ipynb #94042e36
 def lightning_args(trainer: TrainerBase) -> dict[str, Any]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["quiet", "continue_counts", "driving"]
+__all__ = ['quiet', 'continue_counts', 'driving']
 
 # %% ../../nbs/trainer/lightning_run.ipynb #d7bdc365
 _NOISE = (
@@ -73,7 +73,6 @@ def quiet() -> Iterator[None]:
     finally:
         _MESSAGES.restore()
 
-
 # %% ../../nbs/trainer/lightning_run.ipynb #8274d62e
 def continue_counts(pl_trainer: L.Trainer, counts: Counts) -> None:
     """Let a new Lightning trainer continue from `counts`, as if it had run the epochs before."""
@@ -87,7 +86,6 @@ def continue_counts(pl_trainer: L.Trainer, counts: Counts) -> None:
     by_hand.ready = by_hand.completed = counts.update
     # Past epoch 0 the epoch loop makes a second iterator, which draws a second seed, unless it thinks that it resumes
     loop._resuming_from_checkpoint = counts.epoch > 0
-
 
 # %% ../../nbs/trainer/lightning_run.ipynb #3f4f59d2
 @contextmanager

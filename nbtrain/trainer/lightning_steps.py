@@ -23,7 +23,7 @@ from ..optim.optimizer_state import load_optimizer
 from .evaluate import TrainerEvaluation, validate
 
 # %% auto #0
-__all__ = ["check_module", "LightningSteps"]
+__all__ = ['check_module', 'LightningSteps']
 
 # %% ../../nbs/trainer/lightning_steps.ipynb #ae8ee619
 _OF_MODULE = {
@@ -47,7 +47,6 @@ def check_module(module: Any, options: Mapping[str, Any], addons: Iterable[type[
         raise ConfigError(what, remedy='Start the script with torchrun, and give lightning={"strategy": "ddp"} to a plain Trainer.')
     if options.get("on_error") == "pause":
         raise ConfigError('on_error="pause": an error in a LightningModule can\'t pause the run.', remedy="Leave it out.")
-
 
 # %% ../../nbs/trainer/lightning_steps.ipynb #67e2ff95
 class LightningSteps(TrainerEvaluation):

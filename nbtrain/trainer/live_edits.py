@@ -35,8 +35,7 @@ from ..views.notebook import NotebookView
 from ..views.text import format_value
 
 # %% auto #0
-__all__ = ["check_options", "set_options", "validate_now", "TrainerPauses", "TrainerControls"]
-
+__all__ = ['check_options', 'set_options', 'validate_now', 'TrainerPauses', 'TrainerControls']
 
 # %% ../../nbs/trainer/live_edits.ipynb #e815dabc
 def check_options(optimizer: Optimizer | None, options: dict[str, Any]) -> None:
@@ -120,7 +119,6 @@ def _set_lr(trainer: TrainerProtocol, before: float, lr: float) -> None:
     scale_lr(trainer.optimizer, lr / before)
     scale_schedules(trainer, lr / before)
 
-
 # %% ../../nbs/trainer/live_edits.ipynb #49cd10a8
 def validate_now(trainer: TrainerProtocol) -> dict[str, float] | None:
     """Validate between two batches; returns the metrics, None where it is left for the end of the running batch."""
@@ -141,7 +139,6 @@ def _validate(trainer: TrainerProtocol, at: Boundary | None) -> dict[str, float]
     metrics = {name: value for name, value in module.epoch_metrics.items() if name.startswith("val_")}
     trainer.recorder.mark("validated: " + ", ".join(f"{name} {format_value(value)}" for name, value in metrics.items()))
     return metrics
-
 
 # %% ../../nbs/trainer/live_edits.ipynb #07a8931c
 class TrainerPauses(TrainerBase):
@@ -219,7 +216,6 @@ class TrainerPauses(TrainerBase):
                 remedy="Begin it with run(..., background=True); stop() ends it.",
             )
         return self.handle
-
 
 # %% ../../nbs/trainer/live_edits.ipynb #f0010acd
 class TrainerControls(TrainerPauses):

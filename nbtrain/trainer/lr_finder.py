@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ["RangeTest", "update_args", "find_lr"]
-
+__all__ = ['RangeTest', 'update_args', 'find_lr']
 
 # %% ../../nbs/trainer/lr_finder.ipynb #00c704d7
 @dataclass(frozen=True)
@@ -113,7 +112,6 @@ def _plot(test: RangeTest) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
-
 # %% ../../nbs/trainer/lr_finder.ipynb #8388a118
 @contextmanager
 def _optimizer_unchanged(optimizer: Optimizer) -> Iterator[None]:
@@ -142,7 +140,6 @@ def _trainer_unchanged(trainer: TrainerBase) -> Iterator[None]:
             yield
         finally:
             restore_attributes(vars(trainer), attributes)
-
 
 # %% ../../nbs/trainer/lr_finder.ipynb #b4596945
 class _Cycle:
@@ -175,7 +172,6 @@ def _cycled(loader: Iterable[Any], n_batches: int) -> Iterator[_Cycle]:
         combined.flattened = [stack.enter_context(borrowed(part)) for part in combined.flattened]
         stack.callback(combined.reset)  # ends the workers
         yield _Cycle(combined, n_batches)
-
 
 # %% ../../nbs/trainer/lr_finder.ipynb #14f609ad
 _SMOOTHING = 0.9  # of the loss that is watched for divergence, by batch
@@ -218,7 +214,6 @@ class _Growth(L.Callback):
         self._first = average if math.isinf(self._first) else self._first
         self._lowest = min(self._lowest, average)
         return average - self._lowest > 3 * max(abs(self._first), abs(self._lowest))
-
 
 # %% ../../nbs/trainer/lr_finder.ipynb #b6b33ac0
 _SHAPES_UPDATES = ("accumulate_grad_batches", "deterministic", "detect_anomaly", "plugins")

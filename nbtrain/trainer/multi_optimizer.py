@@ -32,8 +32,7 @@ from .lr_finder import RangeTest
 from .trainer import Trainer
 
 # %% auto #0
-__all__ = ["JointOptimizer", "JointScheduler", "join_schedulers", "MultiOptimizerTrainer"]
-
+__all__ = ['JointOptimizer', 'JointScheduler', 'join_schedulers', 'MultiOptimizerTrainer']
 
 # %% ../../nbs/trainer/multi_optimizer.ipynb #cc61758a
 class _States(ChainMap[Any, Any]):
@@ -117,7 +116,6 @@ class JointOptimizer(Optimizer):
 def _parameters(optimizer: Optimizer) -> Iterator[nn.Parameter]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
-
 # %% ../../nbs/trainer/multi_optimizer.ipynb #a7d87a62
 class JointScheduler(LRScheduler):
     """Schedulers of the optimizers in a JointOptimizer, by their names, which step together."""
@@ -156,7 +154,6 @@ def join_schedulers(optimizer: JointOptimizer, schedulers: Mapping[str, Any]) ->
         remedy="Give torch schedulers (but no ReduceLROnPlateau), or factories (optimizer, plan).",
     )
 
-
 # %% ../../nbs/trainer/multi_optimizer.ipynb #9470b4ab
 class _Refusals(L.Callback):
     """Raises ConfigError for a run that several optimizers can't have."""
@@ -170,7 +167,6 @@ class _Refusals(L.Callback):
         for what, is_on in refused.items():
             if is_on:
                 raise ConfigError(f"Several optimizers can't train with {what}.", remedy="Leave it out.")
-
 
 # %% ../../nbs/trainer/multi_optimizer.ipynb #7fc5064c
 class MultiOptimizerTrainer(Trainer):

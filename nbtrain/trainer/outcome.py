@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["write_weights", "name_place", "RunOutcome"]
-
+__all__ = ['write_weights', 'name_place', 'RunOutcome']
 
 # %% ../../nbs/trainer/outcome.ipynb #f49795c4
 def write_weights(trainer: TrainerBase, folder: Path) -> None:
@@ -51,7 +50,6 @@ def write_weights(trainer: TrainerBase, folder: Path) -> None:
     if state.best_weights is not None and not has_best:
         save(state.best_weights, "best.safetensors", best)
 
-
 # %% ../../nbs/trainer/outcome.ipynb #7201b646
 def name_place(error: BaseException, place: str) -> None:
     """Add the place in the run, where the error does not name it yet."""
@@ -65,7 +63,6 @@ def _reason(error: BaseException, place: str) -> str:
         return place
     text = first_line(error)
     return f"{type(error).__name__} at {place}" + (f": {text}" if text else "")
-
 
 # %% ../../nbs/trainer/outcome.ipynb #f67772e1
 class RunOutcome:

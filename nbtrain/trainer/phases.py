@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["epochs_left"]
-
+__all__ = ['epochs_left']
 
 # %% ../../nbs/trainer/phases.ipynb #cd2cd97f
 def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: Any) -> int:

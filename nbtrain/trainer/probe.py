@@ -35,8 +35,7 @@ from .lightning_args import as_list
 from .summary import unchanged
 
 # %% auto #0
-__all__ = ["check_written", "probe"]
-
+__all__ = ['check_written', 'probe']
 
 # %% ../../nbs/trainer/probe.ipynb #ee098c50
 def _validates(trainer: TrainerBase, n_epoch: int, valid_loader: Any) -> bool:
@@ -52,7 +51,6 @@ def check_written(trainer: TrainerBase, n_epoch: int, valid_loader: Any) -> None
         step = getattr(trainer, name)
         if getattr(step, "__func__", None) is getattr(TrainerSteps, name):
             step(None)  # says what to write
-
 
 # %% ../../nbs/trainer/probe.ipynb #af0dbda5
 class _NeedsRun(Exception):
@@ -114,7 +112,6 @@ def _as_in_validation(trainer: TrainerBase, plugin: Precision) -> Iterator[None]
             for tensor, before in data:
                 if tensor.dtype != before.dtype:
                     tensor.data = before
-
 
 # %% ../../nbs/trainer/probe.ipynb #1c8594bb
 _REQUESTS = (
@@ -178,7 +175,6 @@ def _try_step(trainer: TrainerBase, batch: Any, plugin: Precision, loader_name: 
         of_train = None
     return _Names(names, of_train, module.names)
 
-
 # %% ../../nbs/trainer/probe.ipynb #3c460a2c
 _KNOWN = ("nbtrain.", "lightning.", "pytorch_lightning.")  # modules whose classes do what is known here
 
@@ -233,7 +229,6 @@ def _check_monitors(trainer: TrainerBase, names: _Names) -> None:
             where=f"{trainer.title}, {_place(trainer)}",
             remedy=f"Did you mean {own[close[0]]!r}?" if close else listed,
         )
-
 
 # %% ../../nbs/trainer/probe.ipynb #cfb394b0
 _ELSEWHERE = ("strategy", "plugins", "fast_dev_run")

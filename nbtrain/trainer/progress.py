@@ -13,8 +13,7 @@ from ..engine.train_state import Counts, Mode, TrainState
 from ..history.history import History
 
 # %% auto #0
-__all__ = ["ProgressChecker", "TrainerProgress"]
-
+__all__ = ['ProgressChecker', 'TrainerProgress']
 
 # %% ../../nbs/trainer/progress.ipynb #f85ba336
 class ProgressChecker:
@@ -49,7 +48,6 @@ class ProgressChecker:
 
     def __repr__(self) -> str:
         return f"ProgressChecker(step={self.get_step()}, epoch={self.get_epoch()})"
-
 
 # %% ../../nbs/trainer/progress.ipynb #f2a9910d
 class TrainerProgress:

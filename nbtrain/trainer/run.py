@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["Run"]
-
+__all__ = ['Run']
 
 # %% ../../nbs/trainer/run.ipynb #41bd1d3f
 def _check(run: Run, background: bool) -> None:
@@ -57,7 +56,6 @@ def _check(run: Run, background: bool) -> None:
     if trainer.on_error == "pause" and (trainer.launcher is not None or trainer.world.size > 1):
         raise ConfigError('on_error="pause": a run in several processes can\'t be paused by an error.', remedy='Give on_error="raise".')
     probe(trainer, run.n_epoch, run.valid_loader)
-
 
 # %% ../../nbs/trainer/run.ipynb #bdb70ef6
 class Run:

@@ -24,7 +24,7 @@ from .interrupts import handles_signals
 from .run_stopped import ended_by_hand
 
 # %% auto #0
-__all__ = ["RunThread", "RunInThread", "RunHandle"]
+__all__ = ['RunThread', 'RunInThread', 'RunHandle']
 
 # %% ../../nbs/trainer/run_handle.ipynb #d9026d79
 _LEAVE_S = 4.0  # Jupyter sends SIGTERM to a kernel 2.5 s after it has requested its end, and kills it after 5 s
@@ -120,7 +120,6 @@ class RunThread:
         self._control.stop(AT_EXIT)
         self._thread.join(_LEAVE_S)
 
-
 # %% ../../nbs/trainer/run_handle.ipynb #e6161b80
 class RunInThread:
     """What is known of a run in a thread."""
@@ -162,7 +161,6 @@ class RunInThread:
         failure = self._control.failure if self.is_on else None
         more = "" if failure is None else f"{failure.summary}\n  {failure.line} · handle.wait() raises the error"
         return f"RunHandle({self.status} · {more or self._place()})"
-
 
 # %% ../../nbs/trainer/run_handle.ipynb #05dc6f9a
 class RunHandle(RunInThread):

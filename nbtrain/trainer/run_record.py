@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["header", "correct_model", "advise", "keep_source"]
-
+__all__ = ['header', 'correct_model', 'advise', 'keep_source']
 
 # %% ../../nbs/trainer/run_record.ipynb #681eb3b6
 def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> dict[str, Any]:
@@ -81,7 +80,6 @@ def _n_batches(loader: Iterable[Any] | None, limit: Any) -> int | None:
         return limit if type(limit) is int else None
     return n if limit is None else min(limit, n) if type(limit) is int else int(n * limit)
 
-
 # %% ../../nbs/trainer/run_record.ipynb #f9220a69
 _LONG_EPOCH = 1000  # batches
 
@@ -105,7 +103,6 @@ def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:
         trainer.recorder.note(f"nbtrain has no tests with torch {version}: the public way of a step instead, about 50 µs slower.")
     if (sized_len(loader) or 0) >= _LONG_EPOCH and (advice := suggest_loader(loader)) is not None:
         trainer.recorder.note(advice)
-
 
 # %% ../../nbs/trainer/run_record.ipynb #f6d3877f
 def keep_source(trainer: TrainerBase, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["view_controls", "RunSinks", "refresh_view"]
-
+__all__ = ['view_controls', 'RunSinks', 'refresh_view']
 
 # %% ../../nbs/trainer/run_sinks.ipynb #c517b9e7
 def view_controls(trainer: TrainerBase, *, validates: bool) -> Controls:
@@ -57,7 +56,6 @@ def _noted(trainer: TrainerBase, action: Callable[[], Any]) -> None:
         action()
     except NbtrainError as error:
         trainer.recorder.note(first_line(error))
-
 
 # %% ../../nbs/trainer/run_sinks.ipynb #ba925e1f
 def _ghost(other: Path | None, folder: Path | None, title: str) -> Ghost | None:

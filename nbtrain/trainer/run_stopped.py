@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["exit_with_130", "ended_by_hand", "interrupted_script"]
-
+__all__ = ['exit_with_130', 'ended_by_hand', 'interrupted_script']
 
 # %% ../../nbs/trainer/run_stopped.ipynb #6d82410a
 class _ExitCode:

@@ -23,8 +23,7 @@ from ..views.html import table_html
 from ..views.text import format_count, format_value, table_text
 
 # %% auto #0
-__all__ = ["unchanged", "restore_attributes", "check_steps", "Summary", "own_params", "shared_params", "summarize"]
-
+__all__ = ['unchanged', 'restore_attributes', 'check_steps', 'Summary', 'own_params', 'shared_params', 'summarize']
 
 # %% ../../nbs/trainer/summary.ipynb #a86854c9
 @contextmanager
@@ -59,7 +58,6 @@ def restore_attributes(attributes: dict[str, Any], kept: Mapping[str, Any]) -> N
     for name in attributes.keys() - kept.keys():
         del attributes[name]
 
-
 # %% ../../nbs/trainer/summary.ipynb #99022a2a
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor) and value.numel() == 1:
@@ -88,7 +86,6 @@ def check_steps(trainer: TrainerBase, batch: Any) -> str:
     if without:
         lines.append(f"{without} parameters got no gradient in train_step.")
     return "\n".join(lines)
-
 
 # %% ../../nbs/trainer/summary.ipynb #5a3e9d10
 @dataclass(frozen=True)
@@ -133,7 +130,6 @@ def shared_params(model: nn.Module) -> tuple[str, ...]:
         if first.setdefault(id(parameter), name) != name:
             lines.append(f"{name} is {first[id(parameter)]}, counted once")
     return tuple(lines)
-
 
 # %% ../../nbs/trainer/summary.ipynb #a2a0c1fd
 def summarize(trainer: TrainerBase, batch: Any) -> Summary:

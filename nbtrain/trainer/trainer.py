@@ -55,8 +55,7 @@ from ..views.html import table_html
 from ..views.text import best_words, format_count
 
 # %% auto #0
-__all__ = ["AnyTrainer", "TrainerWeights", "TrainerInspection", "TrainerRuns", "TrainerFactories", "Trainer"]
-
+__all__ = ['AnyTrainer', 'TrainerWeights', 'TrainerInspection', 'TrainerRuns', 'TrainerFactories', 'Trainer']
 
 # %% ../../nbs/trainer/trainer.ipynb #daa6da77
 class TrainerWeights(TrainerBase):
@@ -89,7 +88,6 @@ class TrainerWeights(TrainerBase):
         folder of safetensors where the name has no suffix. Raises CheckpointError that names a missing part.
         """
         return merge_checkpoint(files, out)
-
 
 # %% ../../nbs/trainer/trainer.ipynb #9b8c1e3f
 class TrainerInspection(TrainerBase):
@@ -168,7 +166,6 @@ class TrainerInspection(TrainerBase):
         table = table_html(history.table, history.best) if history.epochs else ""
         return f"<div><code>{escape(repr(self))}</code></div>{table}"
 
-
 # %% ../../nbs/trainer/trainer.ipynb #9cd4531d
 class TrainerRuns(TrainerBase):
     """Runs of a trainer."""
@@ -240,7 +237,6 @@ class TrainerRuns(TrainerBase):
         """One epoch on `loader`, or in mode "test" one evaluation: `run(1, loader)`."""
         return self.run(1, loader)
 
-
 # %% ../../nbs/trainer/trainer.ipynb #fa5b7d71
 AnyTrainer = TypeVar("AnyTrainer", bound="TrainerFactories")
 # Arguments that addons take too
@@ -283,7 +279,6 @@ class TrainerFactories(TrainerBase):
         """A class from two functions `(self, batch) -> dict`, as methods have it; without a `test_step` both are one."""
         namespace = {"train_step": train_step, "test_step": test_step or train_step, "__module__": train_step.__module__}
         return type(name, (cls,), namespace)  # pyright: ignore[reportReturnType]
-
 
 # %% ../../nbs/trainer/trainer.ipynb #473da3d6
 _NOT_GIVEN = ("self", "addon_options", "keep_source", "on_error", "advice", "compare_with")  # what says nothing about a run

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from ..events import Event, MonitorMode, is_better, known_mode
 
 # %% auto #0
-__all__ = ["Rule", "SlowData", "SlowStart", "StrangeLoss", "Waiting", "Overfitting", "Advice"]
-
+__all__ = ['Rule', 'SlowData', 'SlowStart', 'StrangeLoss', 'Waiting', 'Overfitting', 'Advice']
 
 # %% ../../nbs/views/advice.ipynb #56c8a73f
 class Rule(Protocol):
@@ -62,7 +61,6 @@ class SlowData:
             return None
         return f"num_workers={min(n_cores, max(4, 2 * n_workers))} may help (now {n_workers})"
 
-
 # %% ../../nbs/views/advice.ipynb #c63b5042
 class SlowStart:
     """The first batch takes far longer than the ten that follow it."""
@@ -96,7 +94,6 @@ class SlowStart:
         if self.compiled:
             return f"the first batch compiles ({self.first_s:.0f} s)"
         return f"the first batch took {self.first_s:.0f} s, the next ones {batch_s:.2g} s each: that is the start, not the speed of the run"
-
 
 # %% ../../nbs/views/advice.ipynb #3b8b18a2
 _N_CONSTANT, _N_LAST, _N_RISEN = 100, 150, 200  # batches
@@ -151,7 +148,6 @@ class StrangeLoss:
             return ""
         return f"the loss is not falling, from {self.first:.3g} to {median(self.last):.3g}: lr {self.lr:.4g} may be too high"
 
-
 # %% ../../nbs/views/advice.ipynb #30908e68
 _MIN_PATIENCE = 10  # epochs, and at least a fifth of all
 
@@ -193,7 +189,6 @@ class Waiting:
             return ""
         return f"{name} has not improved since epoch {rows[best]['epoch']} of {self.n_epochs}"
 
-
 # %% ../../nbs/views/advice.ipynb #2aa114e7
 def _gain(old: float, new: float, mode: MonitorMode) -> float:
     """How much better `new` is than `old`."""
@@ -231,7 +226,6 @@ class Overfitting(Waiting):
         way = "rising" if mode == "min" else "falling"
         shown = f"train_{name} {train[-1]:.4g}, val_{name} {val[-1]:.4g}"
         return f"{shown} and {way}: overfitting since epoch {rows[best]['epoch']}"
-
 
 # %% ../../nbs/views/advice.ipynb #e86f9daa
 _MAX_LINES = 3

@@ -19,8 +19,7 @@ from .marimo import MarimoView, marimo_output
 from .terminal import View, stream_view
 
 # %% auto #0
-__all__ = ["get_shell", "Controls", "NotebookView", "in_shell", "in_kernel", "is_watched", "open_view"]
-
+__all__ = ['get_shell', 'Controls', 'NotebookView', 'in_shell', 'in_kernel', 'is_watched', 'open_view']
 
 # %% ../../nbs/views/notebook.ipynb #4833ed9a
 def get_shell() -> Any:
@@ -76,7 +75,6 @@ class _Button:
         else:
             self.action()
 
-
 # %% ../../nbs/views/notebook.ipynb #8d04126c
 class _Buttons:
     """The row of buttons, shown as the state of the run allows."""
@@ -104,7 +102,6 @@ class _Buttons:
             button.widget.close()
         self.hint.close()
         self.box.close()
-
 
 # %% ../../nbs/views/notebook.ipynb #f180a6bc
 def _make_page(draw: Callable[[], str], asked: Callable[[], None]) -> Any:
@@ -182,7 +179,6 @@ class _Live:
         if self.has_moved:
             self.refresh()
 
-
 # %% ../../nbs/views/notebook.ipynb #6b1a041c
 class _Clock:
     """Calls `tick` once a second between `start` and `stop`, in its own thread."""
@@ -231,7 +227,6 @@ class _Record:
         from IPython.display import update_display
 
         update_display(self._bundle(), raw=True, display_id=self.name)
-
 
 # %% ../../nbs/views/notebook.ipynb #11dc24dc
 class NotebookView:
@@ -325,7 +320,6 @@ class NotebookView:
     def _draw_page(self) -> str:
         with self._lock:
             return self._record.html()
-
 
 # %% ../../nbs/views/notebook.ipynb #2e1f7a23
 def in_shell() -> bool:

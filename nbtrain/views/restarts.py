@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ..events import Event, Progress
 
 # %% auto #0
-__all__ = ["BestRestarts"]
+__all__ = ['BestRestarts']
 
 # %% ../../nbs/views/restarts.ipynb #7e19c401
 _Row = TypeVar("_Row", bound=Mapping[str, Any])

@@ -18,53 +18,12 @@ from .curve import Ghost, LossCurve
 from .restarts import BestRestarts
 
 # %% auto #0
-__all__ = [
-    "Row",
-    "PREFIXES",
-    "ICONS",
-    "format_value",
-    "number_format",
-    "format_time",
-    "format_count",
-    "visible",
-    "candidates",
-    "is_same_validation",
-    "adds_row",
-    "with_best",
-    "best_row",
-    "Speed",
-    "RunPlace",
-    "BoardData",
-    "Board",
-    "state_words",
-    "header_line",
-    "place_words",
-    "place_now",
-    "time_words",
-    "rate_words",
-    "progress_line",
-    "mark_words",
-    "mark_line",
-    "note_line",
-    "tip_lines",
-    "best_words",
-    "epochs_words",
-    "summary_line",
-    "column_names",
-    "titles",
-    "cells",
-    "visible_rows",
-    "gap_words",
-    "Table",
-    "make_table",
-    "table_lines",
-    "table_text",
-    "fixed_lr",
-    "record_table",
-    "title_line",
-    "record_text",
-]
-
+__all__ = ['Row', 'PREFIXES', 'ICONS', 'format_value', 'number_format', 'format_time', 'format_count', 'visible', 'candidates',
+           'is_same_validation', 'adds_row', 'with_best', 'best_row', 'Speed', 'RunPlace', 'BoardData', 'Board',
+           'state_words', 'header_line', 'place_words', 'place_now', 'time_words', 'rate_words', 'progress_line',
+           'mark_words', 'mark_line', 'note_line', 'tip_lines', 'best_words', 'epochs_words', 'summary_line',
+           'column_names', 'titles', 'cells', 'visible_rows', 'gap_words', 'Table', 'make_table', 'table_lines',
+           'table_text', 'fixed_lr', 'record_table', 'title_line', 'record_text']
 
 # %% ../../nbs/views/text.ipynb #84099456
 def format_value(value: Any) -> str:
@@ -108,7 +67,6 @@ def format_count(count: float) -> str:
             return f"{count / size:.3g}{unit}"
     return f"{count:.3g}"
 
-
 # %% ../../nbs/views/text.ipynb #7a019c39
 _OBEYED = r"\x00-\x08\x0b-\x1f\x7f-\x9f"  # by a terminal
 _TURNING = r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # the direction of writing, or a line
@@ -119,7 +77,6 @@ def visible(text: str, *, lines: bool = False) -> str:
     """`text` with its control characters as codes, such as `\\x1b` for escape. `lines`: it may have several lines, and tabs."""
     shown = _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     return shown if lines else shown.replace("\n", "\\n").replace("\t", "\\t")
-
 
 # %% ../../nbs/views/text.ipynb #19584645
 Row = Mapping[str, Any]
@@ -159,7 +116,6 @@ def best_row(rows: Iterable[Row], monitor: str, mode: MonitorMode) -> Row | None
         if monitor in row and is_better(row[monitor], best[monitor] if best else None, mode):
             best = row
     return best
-
 
 # %% ../../nbs/views/text.ipynb #3c67c019
 _MIN_BATCHES = 2  # before this many the time left is unknown
@@ -203,7 +159,6 @@ class Speed:
         done_s = p.batch * train_s if p.phase == "train" else n_train * train_s + p.batch * valid_s if p.phase == "valid" else 0
         return max(0.0, (p.n_epochs - p.epoch) * (n_train * train_s + n_valid * valid_s) - done_s)
 
-
 # %% ../../nbs/views/text.ipynb #dcb9e7d5
 @dataclass
 class RunPlace:
@@ -220,7 +175,6 @@ class RunPlace:
         if now.phase == "train" and now.n_batches:
             self.epoch_part = now.batch / now.n_batches
         self.waited_s = 0.0
-
 
 # %% ../../nbs/views/text.ipynb #b9da4cad
 @dataclass
@@ -296,7 +250,6 @@ class BoardData:
         self.curve.add_block(event.progress.step, event.data["values"].get("train_loss", ()))
         self.loss = self.curve.last
 
-
 # %% ../../nbs/views/text.ipynb #fbde85b5
 class Board(BoardData):
     """What a view shows of a run, updated by its events."""
@@ -347,7 +300,6 @@ class Board(BoardData):
     def table(self) -> list[Row]:
         """The rows that a table shows."""
         return with_best(self.rows, self.best, self.validations)
-
 
 # %% ../../nbs/views/text.ipynb #bba3b1aa
 ICONS = {
@@ -415,7 +367,6 @@ def progress_line(board: Board) -> str:
         parts.append(f"loss {format_value(board.loss)}")
     return " · ".join(parts)
 
-
 # %% ../../nbs/views/text.ipynb #4cf9c9f6
 def mark_words(progress: Progress, text: str) -> str:
     """`epoch 3, batch 251: lr 0.001 → 0.0001`."""
@@ -462,7 +413,6 @@ def summary_line(board: Board) -> str:
         parts.append(best_words(best, board.header.get("monitor", "val_loss")))
     return " · ".join(parts)
 
-
 # %% ../../nbs/views/text.ipynb #43a8afcd
 def column_names(rows: Iterable[Row]) -> list[str]:
     """Columns in reading order: epoch, train_*, val_*, test_*, all others, lr, time_s."""
@@ -505,7 +455,6 @@ def gap_words(n: int, *, is_first: bool, of_epochs: bool) -> str:
     """What stands for rows that are left out: `… 12 earlier epochs`."""
     noun = ("epoch" if of_epochs else "row") + ("" if n == 1 else "s")
     return f"… {n} {'earlier ' if is_first and of_epochs else ''}{noun}"
-
 
 # %% ../../nbs/views/text.ipynb #504352bd
 @dataclass(frozen=True)
@@ -585,7 +534,6 @@ def table_lines(table: Table) -> str:
 def table_text(rows: Sequence[Row], best: Row | None = None) -> str:
     """An aligned table of all columns; the best row ends with a star."""
     return table_lines(make_table(rows, best))
-
 
 # %% ../../nbs/views/text.ipynb #eef8c9ee
 _MAX_CHARACTERS = 120  # of a record's lines
