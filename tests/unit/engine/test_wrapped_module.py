@@ -27,14 +27,6 @@ def test_hooks_come_in_the_order_of_lightning() -> None:
     assert difference(noting(Validates)) == ""
 
 
-def test_the_sanity_check_is_lightnings() -> None:
-    class Counts(Validates):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.seen.append(("valid", self.trainer.sanity_checking))
-
-    assert difference(noting(Counts)) == ""
-
-
 @pytest.mark.filterwarnings("ignore:You requested to overfit")
 @pytest.mark.parametrize("option", [{"val_check_interval": 2}, {"max_steps": 7}, {"overfit_batches": 2}, {"limit_train_batches": 3}])
 def test_options_of_lightnings_trainer_do_what_they_do_there(option: dict[str, Any]) -> None:
