@@ -190,7 +190,7 @@ _MIN, _MAX = frozenset(_DOWN.split()), frozenset(_UP.split())
 
 def known_mode(monitor: str) -> MonitorMode | None:
     """Whether less or more of the metric `monitor` is better, where its exact name is known; else None."""
-    name = re.sub("^(train|val|eval|test)_", "", monitor)
+    name = re.sub("^(train|val|eval|test)_", "", monitor).partition("/")[0]  # of several loaders, as in val_loss/hard
     if name in _MIN:
         return "min"
     return "max" if name in _MAX else None

@@ -209,6 +209,14 @@ def _newest(trainer: TrainerProtocol, split: str) -> dict[str, float]:
     return found
 
 
+def _ending(trainer: TrainerProtocol, group: int | str | None) -> str:
+    """How the names of a metric end: of one of several loaders with its name, of a task with that."""
+    if isinstance(group, int):
+        names = trainer.module.loader_names if trainer.module is not None else ()
+        return f"/{names[group] if names else group}"
+    return "" if group is None else f"_{group}"
+
+
 # %% ../../nbs/addons/metrics.ipynb #1f84540f
 _PASSES = {"train": "training", "valid": "validation", "test": "test"}
 _Group = int | str | None  # samples that are measured together: of a loader, of a task, or all
@@ -297,7 +305,7 @@ class _Measure(PassKeeper):
             for name, values in here.compute().items():
                 if values is not None:
                     self.addon.keys[name] = tuple(values)
-                end = "" if group is None else f"_{group}"
+                end = _ending(self.trainer, group)
                 named = {f"{key}{end}": math.nan if values is None else values[key] for key in self.addon.keys.get(name, (name,))}
                 missing += named if values is None else ()
                 found |= named

@@ -120,8 +120,8 @@ class _Step(L.Callback):
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert self._schedule is not None
-        if self._schedule.interval == "epoch" and is_whole_epoch(pl_module) and not self._is_replaced:
-            self._schedule.step(_monitored(self.trainer.train_state.history.monitor, pl_trainer, pl_module))
+        if is_whole_epoch(pl_module) and not self._is_replaced:
+            self._schedule.end_epoch(_monitored(self.trainer.train_state.history.monitor, pl_trainer, pl_module))
 
 
 # %% ../../nbs/addons/scheduler.ipynb #46dd8dc7

@@ -144,6 +144,15 @@ def settings_of(callback: L.Callback) -> dict[str, Any]:
     return callback.settings if isinstance(callback, Stopper) else {}
 
 
+def _dumped(pl_trainer: L.Trainer) -> dict[str, Any]:
+    module: Any = pl_trainer.lightning_module
+    module.saves_state = True  # and a LightningModule's weights have their names in the module around it
+    try:
+        return pl_trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    finally:
+        module.saves_state = False
+
+
 def _collect(saver: StateSaver, pl_trainer: L.Trainer, finished: int | None, random: dict[str, Any]) -> dict[str, Any]:
     """The whole state; of a rank that does not write, its share of it."""
     addon, module = saver.addon, pl_trainer.lightning_module
@@ -213,9 +222,9 @@ class StateSaver:
         """Lightning's checkpoint; an empty one in a rank that does not write."""
         strategy = pl_trainer.strategy
         if not isinstance(strategy, SplitStrategy):
-            return pl_trainer._checkpoint_connector.dump_checkpoint(weights_only=False) if pl_trainer.is_global_zero else {}
+            return _dumped(pl_trainer) if pl_trainer.is_global_zero else {}
         with strategy.in_parts() if self._shares else nullcontext():
-            return pl_trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+            return _dumped(pl_trainer)
 
     def _write(self, state: dict[str, Any], row: Row | None, hold: bool) -> Path:
         self.addon.rest = without_weights(state)

@@ -162,7 +162,7 @@ def without_weights(state: Mapping[str, Any]) -> dict[str, Any]:
 def from_outside(trainer: TrainerProtocol, rest: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint as Lightning makes it, where no Lightning trainer is running; `rest` is the part of the newest one without weights."""
     weights = {f"model.{name}": value for name, value in bare(trainer.model.state_dict()).items()}
-    optimizers = [trainer.optimizer.state_dict()] if trainer.optimizer is not None else []
+    optimizers = trainer.optimizer_states()
     return {
         "pytorch-lightning_version": L.__version__,
         "epoch": trainer.train_state.counts.epoch,

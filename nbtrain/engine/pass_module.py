@@ -108,11 +108,11 @@ class PassModule(L.LightningModule):
         assert self._trainer is not None  # and the property would cost 1 µs
         fit_loop = self._trainer.fit_loop
         if fit_loop.epoch_loop.batch_progress.is_last_batch:
-            self.on_train_epoch_end()
+            self.end_train_pass()
         if self._accumulates and fit_loop.epoch_loop._should_check_val_fx(fit_loop._data_fetcher):  # pyright: ignore[reportArgumentType]
             self.isolate_validation()  # inside a window on_validation_model_zero_grad is not called
 
-    def on_train_epoch_end(self) -> None:
+    def end_train_pass(self) -> None:
         """End the pass, unless its last batch has: an epoch that was stopped early has none."""
         if self._train_open:
             self._train_open = False

@@ -62,6 +62,7 @@ class TrainerProtocol(Protocol):
     @property
     def active_addons(self) -> list[AddOnBase]: ...  # in their order, those of shorthands such as `gradient_clip=` included
 
+    def optimizer_states(self) -> list[dict[str, Any]]: ...  # of each optimizer that Lightning drives
     def open_run_dir(self) -> Path: ...  # the run folder, which is made where there is none yet
 
 

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -235,7 +236,8 @@ class RecorderCallback(L.Callback):
         self._optimizer = pl_trainer.optimizers[0]
         if isinstance(loop := pl_trainer.fit_loop.epoch_loop, LeanEpochLoop):
             self.recorder.wait = loop.wait = DataWait(self.recorder.clock)
-        self._updates = pl_trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+        by_hand, automatic = loop.manual_optimization.optim_step_progress, loop.automatic_optimization.optim_progress
+        self._updates = automatic.optimizer.step.total if pl_module.automatic_optimization else by_hand.total
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._enter("train", pl_trainer.num_training_batches)
@@ -270,12 +272,13 @@ class RecorderCallback(L.Callback):
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepModule)
-        pl_module.on_train_epoch_end()  # closes a pass that was stopped early; does nothing after a whole one
+        pl_module.end_train_pass()  # closes a pass that was stopped early; does nothing after a whole one
         recorder, counts = self.recorder, self.recorder.trainer.train_state.counts
         recorder.flush()
         counts.epoch += pl_module.whole_epoch
         rate = {} if (lr := recorder.rate()) is None else {"lr": lr}
-        self._leave("epoch", pl_trainer, pl_module, {"epoch": counts.epoch, "step": counts.step}, rate)
+        before = {"epoch": counts.epoch, "step": counts.step}
+        pl_module.after_epoch(partial(self._leave, "epoch", pl_trainer, pl_module, before, rate))
 
     def on_test_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._enter("test", sum(pl_trainer.num_test_batches))

@@ -9,18 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from typing import Any
+from weakref import ReferenceType, ref
 
 import lightning as L
 import torch
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..compat.weight_names import bare, by_own_names
 from ..data.task_loader import Task
 from ..data.batch import batch_size, describe, to_device
-from .addon import AddOnBase, TrainStep
+from .addon import AddOnBase, Phase, TrainStep
 from .meter import Scalar
 from .pass_module import PassModule
 from .protocol import EventSink, StepsProtocol, Turn
@@ -33,6 +34,9 @@ __all__ = [
     "run_step",
     "step_place",
     "named",
+    "ModuleLog",
+    "lend_log",
+    "take_log_back",
     "RecordingModule",
     "SteppingModule",
     "StepModule",
@@ -173,10 +177,45 @@ def step_place(trainer: StepsProtocol, name: str, batch_idx: int) -> str:
 
 
 # %% ../../nbs/engine/step_module.ipynb #dd0cd5f4
-def named(output: Mapping[str, Any], turn: str) -> dict[str, Any]:
-    """The scalars of a step, by names that end with its turn."""
+def named(output: Mapping[str, Any], end: str) -> dict[str, Any]:
+    """The scalars of a step, by names with this end, such as `_generator` for its turn or `/hard` for its loader."""
     scalars = {key: item for key, item in output.items() if isinstance(item, Real) or (isinstance(item, Tensor) and item.numel() == 1)}
-    return {f"{key}_{turn}": item for key, item in scalars.items()}
+    return {key + end: item for key, item in scalars.items()}
+
+
+# %% ../../nbs/engine/step_module.ipynb #29f4605a
+class ModuleLog:
+    """The `log` of a module, as an attribute of a LightningModule inside. It stays out of copies and pickles."""
+
+    def __init__(self, module: L.LightningModule | None = None) -> None:
+        self._module: ReferenceType[L.LightningModule] | None = None if module is None else ref(module)
+
+    def __call__(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        module = self._module() if self._module is not None else None
+        if module is not None:
+            module.log(name, value, *args, **options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleLog:
+        return ModuleLog()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ModuleLog, ()
+
+
+def lend_log(module: L.LightningModule, model: nn.Module) -> None:
+    """Let the LightningModules in `model` log by `module`, and know its trainer."""
+    for part in model.modules():
+        if isinstance(part, L.LightningModule):
+            vars(part)["log"] = ModuleLog(module)
+            part.trainer = module._trainer
+
+
+def take_log_back(model: nn.Module) -> None:
+    """The LightningModules in `model` are as before `lend_log`."""
+    for part in model.modules():
+        if isinstance(part, L.LightningModule):
+            vars(part).pop("log", None)
+            part.trainer = None
 
 
 # %% ../../nbs/engine/step_module.ipynb #85076575
@@ -190,10 +229,16 @@ class RecordingModule(PassModule):
         self._batches: Any = None  # Lightning's count of them
         self._recorded: tuple[int, str] | None = None  # the newest batch and the turn whose output was counted
         self._known_metrics = _KnownMetrics()
+        self.loader_names: tuple[str, ...] = ()  # where several loaders are evaluated
+        self.loader_name: str | None = None  # that of the batch
+        self.names_loaders = True  # is the name a part of what is logged?
+        self.saves_state = False  # is a checkpoint of nbtrain being made?
 
     def on_train_epoch_start(self) -> None:
         super().on_train_epoch_start()
         self._batches, self._recorded = self.trainer.fit_loop.epoch_loop.batch_progress.total, None
+
+    on_train_epoch_end = PassModule.end_train_pass
 
     def is_repeated(self) -> bool:
         """Was this batch counted already? LBFGS and SAM call their closure several times; a row is that of the first, before the update."""
@@ -208,19 +253,33 @@ class RecordingModule(PassModule):
         """The newest batch has failed after its step, and is counted again."""
         self.__dict__["_recorded"] = None
 
+    def enter_loader(self, index: int | None) -> None:
+        """The next batches are from this one of several loaders; None: the pass over them has ended."""
+        self.__dict__["loader_name"] = self.loader_names[index] if index is not None and self.loader_names else None
+
+    def _end(self, phase: Phase, mode: Mode) -> None:
+        self.enter_loader(None)
+        super()._end(phase, mode)
+
+    def after_epoch(self, call: Callable[[], None]) -> None:
+        """Do `call` when everything of the epoch is measured: at once, while the callbacks are notified of its end."""
+        call()
+
     def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
         """Count what a step has returned for `batch`, in the pass of `mode` that is on; for a task also under its name."""
         meter = self.owner.train_state.meters[mode]
         meter.add(output, batch_size(batch))
-        if type(batch) is Task and self.owner.turn is None:
-            for name, value in named(output, batch.name).items():
+        ends = [f"_{batch.name}"] if type(batch) is Task and self.owner.turn is None else []
+        ends += [f"/{self.loader_name}"] if mode == "test" and self.loader_name is not None else []
+        for end in ends:
+            for name, value in named(output, end).items():
                 meter.amend(name, value)
         if not self.whole_epoch:
             self.output = apply_to_collection(dict(output), Tensor, Tensor.detach)
 
     def add_turn(self, turn: Turn, output: Mapping[str, Any], batch: Any) -> None:
         """Count what one of several steps has returned for the batch."""
-        row = named(output, turn.name)
+        row = named(output, f"_{turn.name}")
         if turn.is_first:
             self._losses = []
             self.add_output("train", row, batch)
@@ -242,7 +301,9 @@ class RecordingModule(PassModule):
         self.owner.train_state.meters["train"].amend(name if turn is None else f"{name}_{turn.name}", value)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Lightning's `log`, with a short way for a number that was logged before in this epoch."""
+        """Lightning's `log`, with a short way for a number that was logged before in this epoch; under the name of its loader, too."""
+        if self.loader_name is not None and self.names_loaders and options.get("add_dataloader_idx", True):
+            name, options = f"{name}/{self.loader_name}", {**options, "add_dataloader_idx": False}
         if args or not self._known_metrics.add(self, name, value, options):
             super().log(name, value, *args, **options)
             if not args:
@@ -288,6 +349,8 @@ class SteppingModule(RecordingModule):
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Mapping[str, Any] | None:
         """None for a batch that is left out after an error."""
+        if self.loader_names:
+            self.enter_loader(dataloader_idx)
         if self.guard is None:
             return self._evaluate(batch, batch_idx)
         results = self.trainer._evaluation_loop._results
@@ -322,6 +385,7 @@ class StepModule(SteppingModule):
         if stage != "predict" and self.owner.module is not None:
             self.owner.module.close()  # an error has ended its run under your own lightning.Trainer
         super().setup(stage)
+        lend_log(self, self.model)
         if stage == "fit":
             self._wrap()
         if stage != "predict":
@@ -345,6 +409,7 @@ class StepModule(SteppingModule):
         """Release what the addons contributed, and restore what a validation borrowed if an error ended it."""
         self.owner.sinks[:] = [sink for sink in self.owner.sinks if not any(sink is own for own in self._sinks)]
         self._sinks, self._wrapped_step = [], None
+        take_log_back(self.model)
         super().close()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import
 __all__ = [
     "Scheduler",
     "LearningRate",
+    "is_counted",
     "stepping_remedy",
     "check_stepping",
     "check_has_lr",
@@ -36,6 +37,7 @@ __all__ = [
     "set_group_lr",
     "scale_lr",
     "FunctionSchedule",
+    "CountedScheduler",
     "Schedule",
     "n_required",
     "resolve_schedule",
@@ -54,6 +56,11 @@ __all__ = [
 
 
 # %% ../../nbs/optim/schedulers.ipynb #b702dbaf
+def is_counted(scheduler: Any) -> bool:
+    """Is it a scheduler that is given the counts of epochs and of updates, as those of timm are?"""
+    return all(callable(getattr(scheduler, name, None)) for name in ("step", "step_update")) and not isinstance(scheduler, type)
+
+
 def _needed_by_step(scheduler: Any) -> str:
     """The first argument that `scheduler.step` must be given, and a run does not give; an empty text where there is none."""
     step = getattr(scheduler, "step", None)
@@ -67,6 +74,9 @@ def stepping_remedy(scheduler: Any) -> str:
     """How to wrap a scheduler whose `step` needs arguments, such as timm's; an empty text for anything else."""
     if not (needed := _needed_by_step(scheduler)):
         return ""
+    if is_counted(scheduler):
+        name = type(scheduler).__name__
+        return f"It is made anew for each run: scheduler=lambda optimizer, plan: {name}(optimizer, ...), whose length is plan.n_epochs."
     return (
         f"{type(scheduler).__name__}.step needs {needed!r}, and a run calls step() alone. Give a function of the update, scheduler=lambda "
         "step: lr; or wrap it in a class whose step() counts and calls inner.step(count), and give scheduler=lambda optimizer, plan: "
@@ -136,6 +146,32 @@ class FunctionSchedule:
         set_lr(self.optimizer, float(lr))
 
 
+# %% ../../nbs/optim/schedulers.ipynb #23133491
+class CountedScheduler:
+    """A scheduler such as timm's, which is given how many epochs and updates are finished."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.optimizer = inner, inner.optimizer
+        self.n_epochs = self.n_updates = 0
+
+    def step(self) -> None:
+        """An update is finished."""
+        self.n_updates += 1
+        self.inner.step_update(self.n_updates)
+
+    def end_epoch(self, monitored: float | None) -> None:
+        """An epoch is finished; `monitored` is what a schedule by plateaus looks at."""
+        self.n_epochs += 1
+        self.inner.step(self.n_epochs, monitored)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": self.inner.state_dict(), "n_epochs": self.n_epochs, "n_updates": self.n_updates}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict["inner"])
+        self.n_epochs, self.n_updates = state_dict["n_epochs"], state_dict["n_updates"]
+
+
 # %% ../../nbs/optim/schedulers.ipynb #34a77eea
 @dataclass
 class Schedule:
@@ -153,6 +189,15 @@ class Schedule:
             scale_lr(self.scheduler.optimizer, 1 / self.factor)
             self._step(monitored)
             scale_lr(self.scheduler.optimizer, self.factor)
+
+    def end_epoch(self, monitored: float | None = None) -> None:
+        """An epoch has ended: a schedule by epochs steps, and one that is given counts is told of it."""
+        if isinstance(self.scheduler, CountedScheduler):
+            scale_lr(self.scheduler.optimizer, 1 / self.factor)
+            self.scheduler.end_epoch(monitored)
+            scale_lr(self.scheduler.optimizer, self.factor)
+        elif self.interval == "epoch":
+            self.step(monitored)
 
     def _step(self, monitored: float | None) -> None:
         if isinstance(self.scheduler, ReduceLROnPlateau):
@@ -206,6 +251,8 @@ def _made(scheduler: Any, optimizer: Optimizer) -> Any:
         raise ConfigError(
             f"The scheduler factory returned {type(scheduler).__name__}, which has no step().", remedy="Return a torch scheduler from it."
         )
+    if is_counted(scheduler):
+        scheduler = CountedScheduler(scheduler)
     check_stepping(scheduler)
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ConfigError(

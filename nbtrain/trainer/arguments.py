@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningRateFinder, OnExceptionCheckpoint
 from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 from torch.optim import Optimizer
 
+from ..data.named_loaders import named_loaders
 from ..annotations import check_values, parameter_hints
 from ..data.several_loaders import n_batches
 from ..errors import ConfigError, OptionError, first_line, nearest
@@ -59,7 +60,7 @@ def check_lightning_names(arguments: Iterable[str]) -> None:
             raise OptionError(f"lightning.Trainer has no argument {name!r}.", remedy=nearest(str(name), known - _OURS.keys()))
 
 
-def check_lightning(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def check_lightning(arguments: Mapping[str, Any], *, wraps_module: bool = False) -> dict[str, Any]:
     """A copy of `lightning={...}`.
 
     Raises OptionError for its names, and ConfigError for a value of another type than Lightning's and for a callback that can't work.
@@ -68,6 +69,11 @@ def check_lightning(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if any(isinstance(callback, OnExceptionCheckpoint) for callback in as_list(arguments.get("callbacks"))):
         what = "With OnExceptionCheckpoint, Lightning resumes from its checkpoint in each run, and nbtrain's runs would not know."
         raise ConfigError(what, remedy="Leave it out: StateManagerAddon saves the state after an error too.")
+    if not wraps_module and any(isinstance(callback, LearningRateFinder) for callback in as_list(arguments.get("callbacks"))):
+        what = "LearningRateFinder sets the rate of a LightningModule, and the optimizer here is the trainer's."
+        raise ConfigError(
+            what, remedy="Call trainer.lr_find(loader).suggestion; or train a LightningModule: Trainer.from_lightning(module)."
+        )
     hints = {f"lightning[{name!r}]": hint for name, hint in parameter_hints(L.Trainer.__init__).items() if name != "strategy"}
     check_values({f"lightning[{name!r}]": value for name, value in arguments.items()}, hints)
     return dict(arguments)
@@ -122,13 +128,25 @@ def make_optimizer(optimizer: Any, model: nn.Module, mode: str) -> Optimizer | N
 
 
 # %% ../../nbs/trainer/arguments.ipynb #dd001b84
-def check_run(n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
+def check_run(n_epoch: int, loader: Any, valid_loader: Any, *, evaluates: bool = False) -> None:
     """Raise ConfigError for arguments of `run` that can't work, before anything has happened."""
     if n_epoch < 0:
         raise ConfigError(f"n_epoch={n_epoch!r} must be an integer of at least 0.", remedy="Give 0, 1, 2, …")
+    if isinstance(loader, Mapping) and not evaluates:
+        raise ConfigError(
+            "loader is a dict, and a training reads one loader.",
+            remedy="TaskLoader({...}) reads several by turns, and Lightning's CombinedLoader one batch of each.",
+        )
     for name, given in (("loader", loader), ("valid_loader", valid_loader)):
-        if given is not None and n_batches(given) == 0:
-            raise ConfigError(f"The {name} is empty: it has no batch.", remedy="Look at the dataset's length, and at drop_last=True.")
+        parts = _named(name, given) if given is not None and (evaluates or name == "valid_loader") else {name: given}
+        for part, loader in parts.items():
+            if loader is not None and n_batches(loader) == 0:
+                raise ConfigError(f"The {part} is empty: it has no batch.", remedy="Look at the dataset's length, and at drop_last=True.")
+
+
+def _named(argument: str, given: Any) -> dict[str, Any]:
+    named = named_loaders(given, argument)
+    return {argument: given} if named is None else {f"{argument} {name!r}": loader for name, loader in named.items()}
 
 
 def check_optimizer(optimizer: Optimizer | None, model: nn.Module) -> None:

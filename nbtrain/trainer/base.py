@@ -69,6 +69,11 @@ class TrainerSteps(Composable):
         self.module.log(name, value, **options)
 
     @property
+    def loader_name(self) -> str | None:
+        """The name of the loader whose batch `test_step` has, where several are evaluated: "hard" of `{"easy": a, "hard": b}`."""
+        return None if self.module is None else self.module.loader_name
+
+    @property
     def title(self) -> str:
         """The name of the class that a user wrote."""
         return written_class(type(self)).__name__
@@ -104,6 +109,7 @@ class TrainerArguments(TrainerSteps):
     lean_loops = True  # False: all epochs run on Lightning's own loops
     control = Control()  # of no run, until the trainer is made
     own_thread = True  # False: a run in a notebook keeps the main thread, and can't be paused
+    configures_optimizers = False  # True: a run makes the optimizers, from those of a LightningModule
 
     @property
     def mode(self) -> Mode:
@@ -173,6 +179,10 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
         }
         return new_instance, (base, () if base is type(self) else given_addons(type(self))), state
 
+    def optimizer_states(self) -> list[dict[str, Any]]:
+        """The state of each optimizer that Lightning drives, for a checkpoint that is made between two runs."""
+        return [self.optimizer.state_dict()] if self.optimizer is not None else []
+
     def open_run_dir(self) -> Path:
         """The run folder, which is made in `save_path` where there is none yet; all ranks have to call it."""
         if self.run_dir is None:
@@ -208,7 +218,11 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
 
     def as_lightning_module(self) -> StepModule:
         """The steps as a LightningModule, for your own `lightning.Trainer`. The addons' callbacks come with it."""
-        return StepModule(self)
+        return self.step_module()
+
+    def step_module(self, *, whole_epoch: bool = True) -> StepModule:
+        """What Lightning drives in a run; without `whole_epoch` for a single batch."""
+        return StepModule(self, whole_epoch=whole_epoch)
 
     def lightning_args(self) -> dict[str, Any]:
         """Arguments for a `lightning.Trainer`: device, precision, loggers, and what the addons and `lightning=` add."""

@@ -5,13 +5,15 @@
 # %% ../../nbs/trainer/best_weights.ipynb #808ecf85
 from __future__ import annotations
 
+from functools import partial
+
 import lightning as L
 
 from ..checkpoint.run_state import kept_weights
 from ..checkpoint.weights import copy_weights
 from ..engine.callback import notify
 from ..engine.protocol import TrainerProtocol
-from ..engine.step_module import in_validation_of_run, is_whole_epoch
+from ..engine.step_module import StepModule, in_validation_of_run, is_whole_epoch
 from ..errors import ConfigError
 from ..history.history import Row
 
@@ -40,8 +42,11 @@ class BestWeights(L.Callback):
                 notify(pl_trainer, "on_best_changed", history.best)
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not is_whole_epoch(pl_module):
-            return
+        if isinstance(pl_module, StepModule) and is_whole_epoch(pl_module):
+            pl_module.after_epoch(partial(self._look, pl_trainer))
+
+    def _look(self, pl_trainer: L.Trainer) -> None:
+        """Look at the row of the epoch that has just ended."""
         self._check_monitor(pl_trainer)
         history = self.trainer.train_state.history
         if history.last_is_best:

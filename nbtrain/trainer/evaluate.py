@@ -12,22 +12,25 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, StochasticWeightAveraging, Timer
+from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, ProgressBar
+from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..annotations import checked
 from ..data.batch import to_device
-from ..data.loader import BatchList, as_loader
+from ..data.loader import BatchList
+from ..data.named_loaders import Loaders
 from ..distributed.devices import device_args
 from ..engine.control import refuse_while_on
 from ..engine.lean_loops import use_lean_loops
 from ..engine.step_module import StepModule
-from ..errors import StepError
+from ..errors import ConfigError, StepError
 from ..rng import keep_random
 from .arguments import check_optimizer
 from .base import TrainerBase
+from .data_source import is_data_source, read_evaluated, read_source, several_named
 from .lightning_run import continue_counts, driving
 from .run import Run
 
@@ -39,9 +42,9 @@ __all__ = ["run_batch", "validate", "collect", "measure", "TrainerEvaluation"]
 def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
     """Train or evaluate on one batch, which counts as a step and as no epoch. Returns what the step returned, without gradients."""
     refuse_while_on(trainer.control, trainer.recorder.place)
-    if trainer.mode == "train":
+    if trainer.mode == "train" and not trainer.configures_optimizers:
         check_optimizer(trainer.optimizer, trainer.model)
-    with driving(trainer, StepModule(trainer, whole_epoch=False)) as module:
+    with driving(trainer, trainer.step_module(whole_epoch=False)) as module:
         pl_trainer = L.Trainer(max_epochs=trainer.train_state.counts.epoch + 1, **_unlimited(_unlogged(trainer.lightning_args())))
         use_lean_loops(pl_trainer, lean=trainer.lean_loops)
         if trainer.mode == "test":
@@ -52,18 +55,22 @@ def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
     return module.output
 
 
-def validate(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, float]:
+def validate(trainer: TrainerBase, loader: Any) -> dict[str, float]:
     """The metrics of one validation on `loader`, which no epoch counts; it is recorded with the tests."""
     refuse_while_on(trainer.control, trainer.recorder.place)
-    with driving(trainer, StepModule(trainer)) as module, keep_random():
+    with driving(trainer, trainer.step_module()) as module, keep_random():
         pl_trainer = L.Trainer(**_unlogged(trainer.lightning_args()))
         use_lean_loops(pl_trainer, lean=trainer.lean_loops)
-        pl_trainer.validate(module, trainer.read_loader(as_loader(loader), training=False), verbose=False)
+        if is_data_source(loader):
+            with read_source(trainer, module, loader) as given:
+                pl_trainer.validate(module, **given, verbose=False)
+        else:
+            pl_trainer.validate(module, read_evaluated(trainer, module, loader), verbose=False)
         trainer.recorder.emit_validation(module.epoch_metrics)
     return module.epoch_metrics
 
 
-_FINDERS = (BatchSizeFinder, LearningRateFinder)  # make trials before a run
+_SHOWN = (BatchSizeFinder, LearningRateFinder, ProgressBar)  # make trials before a run, or show it
 _OF_RUNS = (EarlyStopping, StochasticWeightAveraging, Timer)  # count epochs, or the time since the first
 _LIMITS = ("min_epochs", "min_steps", "max_steps", "max_time", "limit_train_batches", "limit_val_batches", "limit_test_batches")
 _LIMITS += ("overfit_batches", "fast_dev_run", "val_check_interval", "check_val_every_n_epoch")
@@ -71,7 +78,7 @@ _LIMITS += ("overfit_batches", "fast_dev_run", "val_check_interval", "check_val_
 
 def _unlogged(arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments for a use of Lightning that is not a run: loggers get nothing of it, and callbacks that need one find one."""
-    return _without(arguments, _FINDERS) | {"logger": DummyLogger() if arguments["logger"] else False}
+    return _without(arguments, _SHOWN) | {"enable_progress_bar": False} | {"logger": DummyLogger() if arguments["logger"] else False}
 
 
 def _unlimited(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +91,7 @@ def _without(arguments: dict[str, Any], kinds: tuple[type[L.Callback], ...]) -> 
 
 
 # %% ../../nbs/trainer/evaluate.ipynb #6123c25e
-def collect(trainer: TrainerBase, loader: Iterable[Any], call: Callable[[Any], Any]) -> list[Any]:
+def collect(trainer: TrainerBase, loader: Any, call: Callable[[Any], Any]) -> list[Any]:
     """What `call` returns for each batch of `loader`, on the CPU; batches are on the device, the model in eval mode.
 
     While a run is on, it is done between two of its batches.
@@ -92,16 +99,19 @@ def collect(trainer: TrainerBase, loader: Iterable[Any], call: Callable[[Any], A
     return trainer.control.do(lambda at: _collect(trainer, loader, call))
 
 
-def _collect(trainer: TrainerBase, loader: Iterable[Any], call: Callable[[Any], Any]) -> list[Any]:
+def _collect(trainer: TrainerBase, loader: Any, call: Callable[[Any], Any]) -> list[Any]:
     module = StepModule(trainer)
     module.predict = lambda batch: call(batch)  # a function: a model would become a part of the module
     outputs = _predict(trainer, module, loader)
     return [to_device(output, torch.device("cpu")) for output in outputs or []]
 
 
-def _predict(trainer: TrainerBase, module: StepModule, loader: Iterable[Any]) -> Any:
+def _predict(trainer: TrainerBase, module: StepModule, loader: Any) -> Any:
     module.cpu = lambda: module  # Lightning would move the model away from a run that is on
     with driving(trainer, module), keep_random():
+        if isinstance(loader, L.LightningDataModule):
+            with read_source(trainer, module, loader) as given:
+                return L.Trainer(**_unlogged(_alone(trainer))).predict(module, **given)
         # In a BatchList, because Lightning would keep a DataLoader from dropping its last batch
         return L.Trainer(**_unlogged(_alone(trainer))).predict(module, BatchList(loader))
 
@@ -115,16 +125,19 @@ def _alone(trainer: TrainerBase) -> dict[str, Any]:
 
 
 # %% ../../nbs/trainer/evaluate.ipynb #ab4caf5a
-def measure(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, float]:
+def measure(trainer: TrainerBase, loader: Any) -> dict[str, float]:
     """The mean of each of `test_step`'s metrics, between two batches of a run that is on, which does not notice; recorded nowhere."""
     return trainer.control.do(lambda at: _measure(trainer, loader))
 
 
-def _measure(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, float]:
+def _measure(trainer: TrainerBase, loader: Any) -> dict[str, float]:
     state, mode, module, index = trainer.train_state, trainer.mode, StepModule(trainer), itertools.count()
+    named = several_named(loader)
+    module.loader_names = () if named is None else tuple(named)
+    part = 0
 
     def step(batch: Any) -> int:
-        module.validation_step(batch, number := next(index))
+        module.validation_step(batch, number := next(index), part)
         return number  # because Lightning warns of a None
 
     module.predict = step
@@ -132,7 +145,8 @@ def _measure(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, float]:
     meter = trainer.train_state.meters["test"]
     meter.reset(keep_tensors=trainer.reads_tensors)
     try:
-        _predict(trainer, module, loader)
+        for part, one in enumerate([loader] if named is None else named.values()):  # noqa: B007  # `step` reads it
+            _predict(trainer, module, one)
         meter.close()
         return meter.means() | module.own_metrics()
     finally:
@@ -149,14 +163,18 @@ class TrainerEvaluation(TrainerBase):
         return run_batch(self, batch)
 
     @checked
-    def evaluate(self, data: Iterable[Any] | Dataset[Any], batch_size: int = 32) -> dict[str, float]:
+    def evaluate(self, data: Loaders | Dataset[Any] | L.LightningDataModule, batch_size: int = 32) -> dict[str, float]:
         """The mean of each of `test_step`'s metrics over a loader or a dataset, by the step's own names.
+
+        Of several loaders, `{"easy": a, "hard": b}`, it returns `loss` over all samples, `loss/easy` and `loss/hard`.
 
         It is recorded in `history.tests`. `batch_size` is for a dataset. Mode and `result` are as before. While a run is on or paused,
         it is done between two of its batches and recorded nowhere; what addons measure is not there then.
         """
         loader = DataLoader(data, batch_size) if isinstance(data, Dataset) else data
         if self.control.state != "idle":
+            if is_data_source(loader):
+                raise ConfigError("A data module can't be set up while a run is on.", remedy="Give a loader.")
             return measure(self, loader)
         mode, result = self.mode, self.result
         self.toggle("test")
@@ -169,7 +187,7 @@ class TrainerEvaluation(TrainerBase):
             self.result = result
 
     @checked
-    def validate(self, loader: Iterable[Any]) -> dict[str, float]:
+    def validate(self, loader: Loaders | L.LightningDataModule) -> dict[str, float]:
         """The mean of each of `test_step`'s metrics over a validation loader, by the step's own names, as a run would find them now.
 
         It is recorded in `history.tests` as `val_*`, and draws no random numbers from the training. Mode and `result` are as before.
@@ -177,8 +195,7 @@ class TrainerEvaluation(TrainerBase):
         return {name.removeprefix("val_"): value for name, value in validate(self, loader).items()}
 
     @checked
-    @checked
-    def inference(self, loader: Iterable[Any]) -> list[Any]:
+    def inference(self, loader: Iterable[Any] | L.LightningDataModule) -> list[Any]:
         """`test_step`'s "output" for each batch of `loader`, on the CPU. Mode, logs, metrics and history are as before."""
         return collect(self, loader, self._test_output)
 

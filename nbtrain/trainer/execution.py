@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from ..addons.non_finite import NonFiniteAddon
 from ..data.loader import LoaderWrapper, as_loader, with_batch_size
+from ..data.named_loaders import Loaders
 from ..data.several_loaders import is_several
 from ..data.resumable_loader import RereadableLoader
 from ..engine.callback import Stopper
@@ -26,6 +27,7 @@ from ..engine.lean_loops import use_lean_loops
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
 from ..events import Status
+from .data_source import is_data_source, read_evaluated, read_source
 from .interrupts import keep_handler, signals_stop
 from .lightning_run import continue_counts, driving
 from .outcome import name_place
@@ -55,16 +57,18 @@ def why_stopped(pl_trainer: L.Trainer) -> str:
 class LoaderModule(StepModule):
     """Makes its loaders when Lightning needs them: a `BatchSizeFinder` changes `batch_size` and calls `train_dataloader` again."""
 
-    def __init__(self, trainer: TrainerBase, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
+    def __init__(self, trainer: TrainerBase, loader: Any, valid_loader: Loaders | None) -> None:
         super().__init__(trainer)
         self._trainer_base = trainer
+        if trainer.configures_optimizers:
+            raise ConfigError("BatchSizeFinder can't try batch sizes of a LightningModule here.", remedy="Leave the callback out.")
         if not isinstance(loader, DataLoader) or loader.batch_size is None:
             raise ConfigError(
                 "BatchSizeFinder needs a DataLoader with a batch_size.", remedy="Leave the callback out, or give a DataLoader."
             )
         self.batch_size, self._loader = loader.batch_size, loader
         if valid_loader is not None:  # a val_dataloader that gave nothing would be a warning
-            self.val_dataloader = lambda: trainer.read_loader(as_loader(valid_loader), training=False)
+            self.val_dataloader = lambda: read_evaluated(trainer, self, valid_loader)
 
     def train_dataloader(self) -> Any:
         return self._trainer_base.read_loader(with_batch_size(self._loader, self.batch_size), training=True)
@@ -74,9 +78,7 @@ class LoaderModule(StepModule):
 class Execution:
     """`n_epoch` more epochs of `trainer`, or in mode "test" as many evaluations, by Lightning."""
 
-    def __init__(
-        self, trainer: TrainerBase, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None, *, pauses: bool = False
-    ) -> None:
+    def __init__(self, trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Loaders | None, *, pauses: bool = False) -> None:
         self.trainer, self.n_epoch, self.loader, self.valid_loader = trainer, n_epoch, loader, valid_loader
         self.pauses = pauses  # on errors
         self.goal = trainer.train_state.counts.epoch + n_epoch
@@ -85,7 +87,7 @@ class Execution:
         """Let a `lightning.Trainer` with `arguments` run. Returns how it has ended, and why."""
         trainer = self.trainer
         finds_batch_size = any(isinstance(callback, BatchSizeFinder) for callback in arguments["callbacks"])
-        made = LoaderModule(trainer, self.loader, self.valid_loader) if finds_batch_size else StepModule(trainer)
+        made = LoaderModule(trainer, self.loader, self.valid_loader) if finds_batch_size else trainer.step_module()
         with driving(trainer, made) as module, ExitStack() as guarded:
             pl_trainer = L.Trainer(max_epochs=self.goal, **arguments)
             if self.pauses and not finds_batch_size:
@@ -107,9 +109,13 @@ class Execution:
 
     def _test(self, pl_trainer: L.Trainer, module: StepModule) -> None:
         for _ in range(self.n_epoch):
+            if is_data_source(self.loader):
+                with read_source(self.trainer, module, self.loader) as given:
+                    pl_trainer.test(module, **given, verbose=False)
+                continue
             if self.valid_loader is not None:
-                pl_trainer.validate(module, self.trainer.read_loader(as_loader(self.valid_loader), training=False), verbose=False)
-            pl_trainer.test(module, self.trainer.read_loader(as_loader(self.loader), training=False), verbose=False)
+                pl_trainer.validate(module, read_evaluated(self.trainer, module, self.valid_loader), verbose=False)
+            pl_trainer.test(module, read_evaluated(self.trainer, module, self.loader), verbose=False)
 
     def _fit(self, pl_trainer: L.Trainer, module: StepModule) -> None:
         trainer, valid = self.trainer, None
@@ -117,8 +123,12 @@ class Execution:
         if isinstance(module, LoaderModule):
             pl_trainer.fit(module)
             return
+        if is_data_source(self.loader):
+            with read_source(trainer, module, self.loader) as given:
+                pl_trainer.fit(module, **given)
+            return
         if self.valid_loader is not None:
-            valid = self._rereadable(trainer.read_loader(as_loader(self.valid_loader), training=False))
+            valid = self._rereadable(read_evaluated(trainer, module, self.valid_loader))
         loader = self._rereadable(trainer.read_loader(as_loader(self.loader), training=True))
         _set_sampler_epoch(loader, trainer.train_state.counts.epoch)  # Lightning does it too, but reads ahead before, without a length
         pl_trainer.fit(module, loader, valid)
@@ -145,7 +155,7 @@ class Execution:
         return "stopped" if signum is None else "interrupted", place
 
 
-def execute_replica(n_epoch: int, trainer: TrainerBase, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> tuple[Status, str]:
+def execute_replica(n_epoch: int, trainer: TrainerBase, loader: Any, valid_loader: Loaders | None) -> tuple[Status, str]:
     """`Execution` of a replica of the trainer in another process, where alone the place of an error is known."""
     try:
         return Execution(trainer, n_epoch, loader, valid_loader).execute(trainer.lightning_args())

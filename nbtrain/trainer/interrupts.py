@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from ..engine.control import Control
 
 # %% auto #0
-__all__ = ["handles_signals", "signals_stop", "keep_handler", "workers_ignore_interrupts"]
+__all__ = ["handles_signals", "signals_stop", "keep_handler", "workers_ignore_interrupts", "ignore_interrupts"]
 
 # %% ../../nbs/trainer/interrupts.ipynb #40f0307b
 _DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
@@ -144,11 +144,22 @@ def workers_ignore_interrupts(*loaders: Iterable[Any] | None) -> Iterator[None]:
             part.worker_init_fn = init
 
 
+def ignore_interrupts(loader: Any) -> None:
+    """Let the workers of a loader that was made for a run ignore interrupts."""
+    for part in _data_loaders(loader):
+        if part.num_workers and not isinstance(part.worker_init_fn, _IgnoreInterrupts):
+            part.worker_init_fn = _IgnoreInterrupts(part.worker_init_fn)
+
+
 def _data_loaders(loader: Any) -> list[DataLoader[Any]]:
     """The DataLoaders that `loader` is, or has inside."""
     if isinstance(loader, DataLoader):
         return [loader]
     if isinstance(loader, CombinedLoader):
         return [found for part in loader.flattened for found in _data_loaders(part)]
+    if isinstance(loader, Mapping):
+        return [found for part in loader.values() for found in _data_loaders(part)]
+    if isinstance(loader, (list, tuple)) and loader and isinstance(loader[0], DataLoader):
+        return [found for part in loader for found in _data_loaders(part)]
     inner = getattr(loader, "loader", None)
     return _data_loaders(inner) if inner is not None else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.callbacks import Checkpoint, ModelSummary
+from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 
 from ..distributed.devices import device_args
 from ..engine.precision import precision_args
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["lightning_args", "as_list"]
+__all__ = ["lightning_args", "asks_for_bar", "as_list"]
 
 
 # %% ../../nbs/trainer/lightning_args.ipynb #94042e36
@@ -45,7 +45,14 @@ def lightning_args(trainer: TrainerBase) -> dict[str, Any]:
         args["enable_checkpointing"] = True
     if any(isinstance(callback, ModelSummary) for callback in callbacks):
         args["enable_model_summary"] = True
+    if asks_for_bar(trainer):
+        args["enable_progress_bar"] = True
     return args
+
+
+def asks_for_bar(trainer: TrainerBase) -> bool:
+    """Has the user given a progress bar of Lightning, such as RichProgressBar? It shows the runs then."""
+    return any(isinstance(callback, ProgressBar) for callback in as_list(trainer.lightning.get("callbacks")))
 
 
 def _loggers(trainer: TrainerBase, given: Any) -> Any:

@@ -32,6 +32,7 @@ _NOISE = (
     "smaller than the logging interval",
     "module(s) in eval mode",
     "LeafSpec",
+    "have overridden `transfer_batch_to_device` in",  # the module's is used where a LightningDataModule has none
     *(f"self.log('{prefix}_" for prefix in ("train", "val", "test")),  # these are the metrics of all ranks already
 )
 
@@ -82,6 +83,8 @@ def continue_counts(pl_trainer: L.Trainer, counts: Counts) -> None:
             setattr(progress, unit, counts.epoch)
     updates = loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
     updates.ready = updates.completed = loop.epoch_loop._batches_that_stepped = counts.update
+    by_hand = loop.epoch_loop.manual_optimization.optim_step_progress.total
+    by_hand.ready = by_hand.completed = counts.update
     # Past epoch 0 the epoch loop makes a second iterator, which draws a second seed, unless it thinks that it resumes
     loop._resuming_from_checkpoint = counts.epoch > 0
 

@@ -13,6 +13,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, Protocol, overload, runtime_checkable
 
+import lightning as L
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -21,6 +22,7 @@ from typing_extensions import Unpack
 from ..annotations import checked
 from ..compat.model_keys import label_key, prediction_of
 from ..data.batch import describe
+from ..data.named_loaders import Loaders
 from ..data.seeded_loader import SeededLoader
 from ..distributed.devices import Device
 from ..engine.addon import AddOnBase, Phase
@@ -38,6 +40,7 @@ from .trainer import Trainer
 __all__ = [
     "Optimizing",
     "call_model",
+    "is_dataset",
     "Loading",
     "choose_optimizer",
     "perplexity",
@@ -105,6 +108,12 @@ def _without_loss(output: Any) -> dict[str, Any]:
 
 
 # %% ../../nbs/trainer/model_trainer.ipynb #9a37b467
+def is_dataset(data: Any) -> bool:
+    """Does `data` hold samples, and not batches? A dataset of Hugging Face is none of torch's."""
+    of_hugging_face = type(data).__module__.partition(".")[0] == "datasets" and not isinstance(data, Mapping)
+    return isinstance(data, Dataset) or of_hugging_face
+
+
 @dataclass(frozen=True)
 class Loading:
     """How datasets become batches."""
@@ -121,11 +130,22 @@ class Loading:
         if self.prefetch_factor is not None and not self.num_workers:
             raise ConfigError("prefetch_factor needs workers that fetch.", remedy="Give num_workers=2, or leave prefetch_factor out.")
 
+    def evaluated(self, data: Any) -> Any:
+        """Batches of a dataset, or of each of several by name; loaders stay what they are."""
+        if isinstance(data, Mapping):
+            return {name: self.evaluated(part) for name, part in data.items()}
+        return self.loader(data, training=False) if is_dataset(data) else data
+
+    def of_evaluation(self, dataset: Any) -> Any:
+        """Batches of `eval_dataset`, which may be several by name."""
+        several = dataset is None or isinstance(dataset, Mapping)
+        return self.evaluated(dataset) if several else self.loader(dataset, training=False)
+
     def loader(self, dataset: Any, *, training: bool) -> Iterable[Any]:
         """Batches of `dataset`: shuffled in each training epoch; else in order, with the last short one."""
         drop_last = self.drop_last and training
         options = {name: getattr(self, name) for name in ("num_workers", "pin_memory", "prefetch_factor", "collate_fn")}
-        if isinstance(dataset, IterableDataset):
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             return DataLoader(dataset, self.batch_size, drop_last=drop_last, **options)
         return SeededLoader(dataset, self.batch_size, shuffle=training, seed=self.seed, drop_last=drop_last, **options)
 
@@ -206,14 +226,14 @@ class DatasetTrainer(Trainer):
 
     loading: Loading
     train_loader: Iterable[Any] | None
-    eval_loader: Iterable[Any] | None
+    eval_loader: Loaders | None
 
     @overload
     def run(
         self,
         n_epoch: int,
-        loader: Iterable[Any] | None = None,
-        valid_loader: Iterable[Any] | None = None,
+        loader: Loaders | L.LightningDataModule | L.LightningModule | None = None,
+        valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
         background: Literal[False] = False,
@@ -222,8 +242,8 @@ class DatasetTrainer(Trainer):
     def run(
         self,
         n_epoch: int,
-        loader: Iterable[Any] | None = None,
-        valid_loader: Iterable[Any] | None = None,
+        loader: Loaders | L.LightningDataModule | L.LightningModule | None = None,
+        valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
         background: bool,
@@ -232,8 +252,8 @@ class DatasetTrainer(Trainer):
     def run(
         self,
         n_epoch: int,
-        loader: Iterable[Any] | None = None,
-        valid_loader: Iterable[Any] | None = None,
+        loader: Loaders | L.LightningDataModule | L.LightningModule | None = None,
+        valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
         background: bool = False,
@@ -247,13 +267,14 @@ class DatasetTrainer(Trainer):
         return super().run(n_epoch, self._needed(loader), valid_loader, resume=resume, background=background)
 
     @checked
-    def evaluate(self, data: Iterable[Any] | Dataset[Any] | None = None, batch_size: int | None = None) -> dict[str, float]:
+    def evaluate(
+        self, data: Loaders | Dataset[Any] | L.LightningDataModule | None = None, batch_size: int | None = None
+    ) -> dict[str, float]:
         """As Trainer's `evaluate`: of a loader, of a dataset, or of `eval_dataset` where nothing is given."""
-        if isinstance(data, Dataset):
-            data = replace(self.loading, batch_size=batch_size or self.loading.batch_size).loader(data, training=False)
+        data = replace(self.loading, batch_size=batch_size or self.loading.batch_size).evaluated(data)
         return super().evaluate(self._needed(self.eval_loader if data is None else data))
 
-    def _needed(self, loader: Iterable[Any] | None) -> Iterable[Any]:
+    def _needed(self, loader: Any) -> Any:
         if loader is None:
             dataset = "train_dataset" if self.mode == "train" else "eval_dataset"
             raise ConfigError("Neither a loader nor a dataset was given.", remedy=f"Make the trainer with {dataset}=..., or give a loader.")
@@ -271,7 +292,7 @@ class ModelTrainer(DatasetTrainer):
         model, device, mode, optimizer, scheduler: As Trainer's, but that the optimizer may be left out.
         loss_fn: `loss_fn(output, target)`, for a model that does not return its loss.
         train_dataset: What `run` trains on where it is given no loader.
-        eval_dataset: What it validates on, and what it evaluates in mode "test", where it is given no loader.
+        eval_dataset: What it validates on, and what it evaluates in mode "test", where it is given no loader. Several by name, too.
         batch_size: For the datasets.
         num_workers: Processes that read the datasets; 0 for none.
         pin_memory: Hand out batches in page-locked memory; where the device is a GPU if it is not said.
@@ -318,7 +339,7 @@ class ModelTrainer(DatasetTrainer):
         pin = self.device.type == "cuda" if pin_memory is None else pin_memory
         self.loading = Loading(batch_size, num_workers, pin, prefetch_factor, drop_last, collate_fn, self.seed or 0)
         self.train_loader = None if train_dataset is None else self.loading.loader(train_dataset, training=True)
-        self.eval_loader = None if eval_dataset is None else self.loading.loader(eval_dataset, training=False)
+        self.eval_loader = self.loading.of_evaluation(eval_dataset)
         if gradient_checkpointing:
             enable_checkpointing(model)
 

@@ -217,7 +217,7 @@ class MultiOptimizerTrainer(Trainer):
         if self.joint.turn is not None:
             return self._step(self.joint.turn, batch)
         outputs = {name: self._step(name, batch) for name in self.joint.optimizers}
-        rows = {key: value for name, output in outputs.items() for key, value in named(output, name).items()}
+        rows = {key: value for name, output in outputs.items() for key, value in named(output, f"_{name}").items()}
         return {"loss": sum(output["loss"] for output in outputs.values())} | rows
 
     def _step(self, name: str, batch: Any) -> Any:

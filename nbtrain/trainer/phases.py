@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ __all__ = ["epochs_left"]
 
 
 # %% ../../nbs/trainer/phases.ipynb #cd2cd97f
-def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: Iterable[Any]) -> int:
+def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: Any) -> int:
     """Restore the saved run that `resume` means, for `loader`. Returns how many epochs are left of the `n_epoch` that it was to have."""
     refuse_while_on(trainer.control, trainer.recorder.place)
     if trainer.mode == "test":

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -22,11 +22,12 @@ from ..addons.hooks import HooksAddon
 from ..addons.limits import LimitsAddon
 from ..data.batch import batch_size, describe, is_out_of_memory, out_of_memory, to_device
 from ..data.first_batch import first_batch
+from ..data.named_loaders import Loaders, named_loaders
 from ..data.task_loader import Task
 from ..engine.addon import AddOnBase
 from ..engine.meter import Meter
 from ..engine.precision import precision_plugin
-from ..engine.step_module import StepModule, check_output
+from ..engine.step_module import StepModule, check_output, lend_log, take_log_back
 from ..errors import ConfigError, NbtrainError, add_note
 from .base import TrainerBase, TrainerSteps
 from .kept_objects import kept_objects
@@ -109,6 +110,7 @@ def _as_in_validation(trainer: TrainerBase, plugin: Precision) -> Iterator[None]
             with plugin.val_step_context():
                 yield
         finally:
+            take_log_back(trainer.model)
             for tensor, before in data:
                 if tensor.dtype != before.dtype:
                     tensor.data = before
@@ -148,12 +150,14 @@ def _place(trainer: TrainerBase) -> str:
     return f"a batch of valid_loader before epoch {trainer.train_state.counts.epoch + 1}"
 
 
-def _try_step(trainer: TrainerBase, batch: Any, plugin: Precision) -> _Names:
+def _try_step(trainer: TrainerBase, batch: Any, plugin: Precision, loader_name: str | None = None) -> _Names:
     """The names of what `test_step` gives for `batch`. An error in it gets a note with its place."""
     place, seen = f"{trainer.title}.test_step, on {_place(trainer)}", list[set[str]]()
     module, is_twin = _Module(trainer), type(trainer).test_step is type(trainer).train_step
+    module.loader_name = loader_name
     with _as_in_validation(trainer, plugin):
         trainer.module = module
+        lend_log(module, trainer.model)
         requests = [*_REQUESTS, *(name for addon in trainer.active_addons for name in addon.commands)]
         vars(trainer).update({"train_step": _noting(trainer, seen)} | dict.fromkeys(requests, _refuse))
         try:
@@ -168,6 +172,7 @@ def _try_step(trainer: TrainerBase, batch: Any, plugin: Precision) -> _Names:
             raise
         names = _scalars(output, batch)
     of_train = names if is_twin else set.union(*seen) if seen else None
+    names |= {f"{name}/{loader_name}" for name in names} if loader_name is not None else set()
     if isinstance(batch, Task) or type(trainer).turn is not TrainerBase.turn:  # their metrics have more names
         names = None if isinstance(batch, Task) else names
         of_train = None
@@ -252,7 +257,7 @@ def _is_prepared_in_run(trainer: TrainerBase) -> bool:
     return any(map(_is_foreign, kinds)) or any(word in name for name in _hooks(trainer) - set(_LATE) for word in _BEGINNINGS)
 
 
-def probe(trainer: TrainerBase, n_epoch: int, valid_loader: Iterable[Any] | None) -> None:
+def probe(trainer: TrainerBase, n_epoch: int, valid_loader: Loaders | None) -> None:
     """Try `test_step` on one batch of `valid_loader`, before the first epoch of a training, and look for the monitored metric.
 
     Raises what the step raises, and ConfigError for a monitor that no step gives. Changes nothing.
@@ -261,16 +266,28 @@ def probe(trainer: TrainerBase, n_epoch: int, valid_loader: Iterable[Any] | None
     plugin = precision_plugin(trainer.precision, trainer.device)
     if trainer.mode != "train" or trainer.probed == key or not _validates(trainer, n_epoch, valid_loader):
         return
-    if plugin is None or not _is_as_given(trainer):
+    if plugin is None or not _is_as_given(trainer) or trainer.configures_optimizers:  # Lightning's steps need its trainer
         return
+    named = named_loaders(valid_loader)
+    loaders: Mapping[str | None, Any] = {None: valid_loader} if named is None else {**named}
     try:
-        names = [_try_step(trainer, batch, plugin) for batch in first_batch(valid_loader)]
+        names = [_try_step(trainer, batch, plugin, name) for name, part in loaders.items() for batch in first_batch(part)]
     except _NeedsRun:
         names = []
     except Exception:
         if not _is_prepared_in_run(trainer):
             raise
         names = []
-    for found in names:
-        _check_monitors(trainer, found)
+    if names and len(names) == len(loaders):
+        _check_monitors(trainer, _joined(names))
     trainer.probed = key
+
+
+def _joined(names: Sequence[_Names]) -> _Names:
+    """What several loaders give together."""
+
+    def union(sets: Sequence[set[str] | None]) -> set[str] | None:
+        return None if None in sets else set[str]().union(*(found or () for found in sets))
+
+    logged = set[str]().union(*(found.logged for found in names))
+    return _Names(union([found.test for found in names]), union([found.train for found in names]), logged)

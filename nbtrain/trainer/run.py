@@ -8,13 +8,13 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..addons.state_manager import check_restored
 from ..config.from_trainer import Ran
+from ..data.named_loaders import Loaders
 from ..engine.control import Leave, refuse_while_on
 from ..errors import ConfigError
 from ..events import Status
@@ -22,6 +22,7 @@ from ..history.history import RunResult
 from ..remote_errors import own_errors
 from ..rng import seed_all
 from .arguments import check_optimizer, check_run
+from .data_source import check_source, is_data_source, validates
 from .failed_runs import drop_unreachable, needs_thread, pauses_on_error
 from .execution import Execution, execute_replica
 from .interrupts import signals_stop, workers_ignore_interrupts
@@ -44,11 +45,13 @@ def _check(run: Run, background: bool) -> None:
     """Raise ConfigError before anything has happened."""
     trainer = run.trainer
     refuse_while_on(trainer.control, trainer.recorder.place)
-    check_run(run.n_epoch, run.loader, run.valid_loader)
+    check_source(trainer, run.loader, run.valid_loader)
+    check_run(run.n_epoch, run.loader, run.valid_loader, evaluates=trainer.mode == "test")
     check_written(trainer, run.n_epoch, run.valid_loader)
     if trainer.mode == "train":
-        check_optimizer(trainer.optimizer, trainer.model)
-        check_restored(trainer, run.loader)
+        if not trainer.configures_optimizers:
+            check_optimizer(trainer.optimizer, trainer.model)
+        check_restored(trainer, None if is_data_source(run.loader) else run.loader)
     if background and trainer.world.size > 1:
         raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
     if trainer.on_error == "pause" and (trainer.launcher is not None or trainer.world.size > 1):
@@ -60,7 +63,7 @@ def _check(run: Run, background: bool) -> None:
 class Run:
     """`n_epoch` more epochs of `trainer`, or in mode "test" as many evaluations, from the arguments to the result."""
 
-    def __init__(self, trainer: TrainerBase, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None = None) -> None:
+    def __init__(self, trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Loaders | None = None) -> None:
         self.trainer, self.n_epoch, self.loader, self.valid_loader = trainer, n_epoch, loader, valid_loader
         self.outcome, self.sinks = RunOutcome(trainer), RunSinks(trainer)
         self.pauses = False  # on errors
@@ -112,7 +115,7 @@ class Run:
 
     def _open(self) -> None:
         """Show the run, and begin its record."""
-        self.sinks.open(validates=self.valid_loader is not None)
+        self.sinks.open(validates=validates(self.loader, self.valid_loader))
         try:
             self._begin()
         except BaseException:

@@ -15,10 +15,12 @@ from torch.utils.data import DataLoader
 from ..addons.compile import CompileAddon
 from ..data.loader import innermost
 from ..data.several_loaders import n_batches
+from ..data.named_loaders import each_loader
 from ..data.tensor_loader import suggest_loader
 from ..engine.fast_step import unknown_torch
 from ..engine.lean_pass import unknown_version
 from ..history.provenance import record
+from .data_source import validates
 
 if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
@@ -43,7 +45,9 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
         "resumed": trainer.resumed,
         "parent": trainer.parent,
         "n_train_batches": _n_batches(loader, arguments.get("limit_train_batches")),
-        "n_valid_batches": _n_batches(valid_loader, arguments.get("limit_val_batches")),
+        "n_valid_batches": None
+        if valid_loader is None and validates(loader, None)
+        else _n_evaluated(valid_loader, arguments.get("limit_val_batches")),
         **({"advice": False} if not trainer.advice else _facts(trainer, loader)),
     }
 
@@ -60,6 +64,12 @@ def _facts(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, Any]:
     compiled = any(isinstance(addon, CompileAddon) and addon.compile is not False for addon in trainer.active_addons)
     compiled = compiled or type(trainer.model).__name__ == "OptimizedModule"  # what torch.compile returns
     return {"num_workers": n_workers, "n_cores": _n_cores(), "compiled": compiled}
+
+
+def _n_evaluated(given: Any, limit: Any) -> int | None:
+    """As `_n_batches`, of one loader or several."""
+    found = [_n_batches(loader, limit) for loader in each_loader(given)]
+    return None if None in found else sum(n or 0 for n in found)
 
 
 def _n_batches(loader: Iterable[Any] | None, limit: Any) -> int | None:

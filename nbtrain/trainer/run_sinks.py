@@ -19,6 +19,7 @@ from ..views.curve import Ghost
 from ..views.notebook import Controls, NotebookView, open_view
 from ..views.terminal import LogView, TerminalView
 from ..engine.protocol import EventSink
+from .lightning_args import asks_for_bar
 
 if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
@@ -116,7 +117,8 @@ class RunSinks:
         trainer = self.trainer
         if not trainer.world.is_first:
             return
-        trainer.view = open_view(view_controls(trainer, validates=validates)) if trainer.log_bar else None
+        shows = trainer.log_bar and not asks_for_bar(trainer)
+        trainer.view = open_view(view_controls(trainer, validates=validates)) if shows else None
         self._opened = [self._folder(trainer.run_dir)] if trainer.run_dir is not None else []
         self._opened += [trainer.view] if trainer.view is not None else []
         trainer.sinks += self._opened

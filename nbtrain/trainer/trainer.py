@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 # Not deeper in the stack: Python 3.11 allocates memory for frames in pieces, and SciPy's import then takes 0.3 s longer at the end of one
-import lightning as L  # noqa: F401
+import lightning as L
 from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
@@ -23,6 +23,7 @@ from ..annotations import checked
 from ..checkpoint.sharded import merge_checkpoint
 from ..checkpoint.weights import load_weights, read_weights, save_weights
 from ..config.from_trainer import configuration_text
+from ..data.named_loaders import Loaders
 from ..distributed.devices import Device, device_args, resolve_device
 from ..distributed.launcher import Launcher
 from ..engine.precision import resolve_precision
@@ -37,9 +38,11 @@ from .addon_options import AddonOptions
 from .arguments import accumulates, check_lightning, check_model, check_run, check_save_path, make_optimizer, resolve_monitor
 from .base import TrainerBase
 from .compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
+from .data_source import is_data_source
 from .evaluate import TrainerEvaluation
 from .failed_runs import drop_failure
 from .gallery import Draw, Gallery, first_samples, worst_samples
+from .lightning_steps import LightningSteps, check_module
 from .live_edits import TrainerControls
 from .lr_finder import RangeTest, find_lr, update_args
 from .outcome import RunOutcome
@@ -174,8 +177,8 @@ class TrainerRuns(TrainerBase):
     def run(
         self,
         n_epoch: int,
-        loader: Iterable[Any],
-        valid_loader: Iterable[Any] | None = None,
+        loader: Loaders | L.LightningDataModule | L.LightningModule,
+        valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
         background: Literal[False] = False,
@@ -184,8 +187,8 @@ class TrainerRuns(TrainerBase):
     def run(
         self,
         n_epoch: int,
-        loader: Iterable[Any],
-        valid_loader: Iterable[Any] | None = None,
+        loader: Loaders | L.LightningDataModule | L.LightningModule,
+        valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
         background: bool,
@@ -194,13 +197,16 @@ class TrainerRuns(TrainerBase):
     def run(
         self,
         n_epoch: int,
-        loader: Iterable[Any],
-        valid_loader: Iterable[Any] | None = None,
+        loader: Loaders | L.LightningDataModule | L.LightningModule,
+        valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
         background: bool = False,
     ) -> RunResult | RunHandle:
         """Train `n_epoch` MORE epochs on `loader`, with a validation after each on `valid_loader`.
+
+        `valid_loader={"easy": a, "hard": b}` gives `val_loss` over all samples, `val_loss/easy` and `val_loss/hard`; a list of loaders has
+        them by number. A LightningDataModule as `loader` has both loaders, and is set up and torn down as Lightning does.
 
         Before the first epoch `test_step` is tried on one batch of `valid_loader`, which changes nothing: an error in it, or a `monitor`
         that no step gives, is raised then. `lightning={"num_sanity_val_steps": 0}` turns that off.
@@ -224,13 +230,13 @@ class TrainerRuns(TrainerBase):
             self.recorder.note(f"the run that failed at {place} is dropped")
         if resume is not None:
             check_run(n_epoch, loader, valid_loader)
-            n_epoch = epochs_left(self, n_epoch, resume, loader)
+            n_epoch = epochs_left(self, n_epoch, resume, None if is_data_source(loader) else loader)
             if n_epoch == 0:
                 return RunOutcome(self).conclude("completed", "finished before")
         return Run(self, n_epoch, loader, valid_loader).start(background=background)
 
     @checked
-    def run_epoch(self, loader: Iterable[Any]) -> RunResult:
+    def run_epoch(self, loader: Loaders | L.LightningDataModule) -> RunResult:
         """One epoch on `loader`, or in mode "test" one evaluation: `run(1, loader)`."""
         return self.run(1, loader)
 
@@ -252,6 +258,21 @@ class TrainerFactories(TrainerBase):
             arguments.setdefault("mode", "test")
         trainer = cls(**arguments)
         load_weights(trainer.model, read_weights(path))
+        return trainer
+
+    @classmethod
+    @checked
+    def from_lightning(cls: type[AnyTrainer], module: Any, mode: Mode = "train", **options: Any) -> AnyTrainer:
+        """A trainer of an existing LightningModule, whose steps, hooks, optimizers and `self.log` work as under Lightning.
+
+        `options` are a trainer's, but for optimizer and scheduler, which the module configures. The trainer is `Trainer`, or that of
+        `add_on`: `Trainer.add_on(StateManagerAddon).from_lightning(module, save_path="runs/lit")`.
+        """
+        check_module(module, options, cls.addons)
+        kind: Any = type(type(module).__name__, (LightningSteps, cls), {"__module__": type(module).__module__})
+        trainer = kind(module, mode="test", **options)  # in mode "train" it would need an optimizer now
+        trainer.given["mode"] = mode
+        trainer.toggle(mode)
         return trainer
 
     @classmethod
@@ -350,7 +371,7 @@ class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation,
         self.precision = resolve_precision(precision, self.device)
         self.monitor = monitor
         self.monitor_mode = resolve_monitor(monitor, monitor_mode)
-        self.lightning = check_lightning(lightning or {})
+        self.lightning = check_lightning(lightning or {}, wraps_module=self.configures_optimizers)
         shared = {name: given[name] for name in _SHARED if given[name] is not None}
         addon_given = {**addon_options, **take_strategy(type(self), self.lightning, addon_options)}
         self._addons = make_addons(type(self), addon_given, shared, accumulates=accumulates(self.lightning))

@@ -88,6 +88,11 @@ def _smoothed(points: Sequence[Point], reach: int) -> list[tuple[int, float]]:
     return [(point.step, loss) for point, loss in zip(points, line)]
 
 
+def _is_validation_loss(monitor: str) -> bool:
+    """Is it a loss of a validation, such as `val_loss`, or of one of its loaders, `val_loss/hard`?"""
+    return monitor.startswith("val_") and monitor.partition("/")[0].endswith("loss")
+
+
 # %% ../../nbs/views/curve.ipynb #curv-class
 class LossCurve:
     """The training loss by step, and the validations, in `max_points` points at most. A step that comes again replaces the later ones."""
@@ -104,7 +109,7 @@ class LossCurve:
     def begin(self, progress: Progress, monitor: str = "val_loss") -> None:
         """A run begins here; one that goes on keeps its curve. The validations are drawn by `monitor` where that is a loss."""
         if self.is_empty:
-            self.validation = monitor if monitor.startswith("val_") and monitor.endswith("loss") else "val_loss"
+            self.validation = monitor if _is_validation_loss(monitor) else "val_loss"
             self.start, self.epochs = progress.step, [(progress.step, epoch_of(progress))]
 
     def add_row(self, row: Mapping[str, Any], *, is_epoch: bool) -> None:

@@ -22,13 +22,14 @@ MAX_PANELS = 6
 
 
 def quantity_of(name: str) -> str:
-    """What a metric measures: `loss` for `val_loss`."""
-    return next((name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)), name)
+    """What a metric measures: `loss` for `val_loss`, and for `val_loss/hard`."""
+    return next((name.removeprefix(prefix).partition("/")[0] for prefix in PREFIXES if name.startswith(prefix)), name)
 
 
 def series_of(name: str) -> str:
-    """On what it was measured: `val` for `val_loss`; the name itself where that does not say it."""
-    return next((prefix.rstrip("_") for prefix in PREFIXES if name.startswith(prefix)), name)
+    """On what it was measured: `val` for `val_loss`, `val/hard` for `val_loss/hard`; the name itself where that does not say it."""
+    _, slash, loader = name.partition("/")
+    return next((prefix.rstrip("_") + slash + loader for prefix in PREFIXES if name.startswith(prefix)), name)
 
 
 def panels(rows: Sequence[Row], monitor: str = "val_loss") -> dict[str, list[str]]:
@@ -83,7 +84,8 @@ class _Epochs:
 
 def _line(epochs: _Epochs, box: Box, axis: Axis, name: str) -> list[str]:
     points = epochs.points(name)
-    kind = {"train": "train", "val": "val"}.get(series_of(name), "ghost" if series_of(name) == "test" else "train")
+    of = series_of(name).partition("/")[0]
+    kind = {"train": "train", "val": "val"}.get(of, "ghost" if of == "test" else "train")
     places = [(box.x(epochs.share(x)), box.y(axis.share(y))) if is_drawn(y) else None for x, y in points]
     parts = [path(places, kind)]
     if len(points) <= 12:
@@ -105,7 +107,7 @@ def _legend(left: float, y: float, width: float, names: Sequence[str], rows: Seq
         text = f"{word} {short(value)}"
         if x + text_width(text) > left + width:
             break
-        kind = "bad" if not is_drawn(value) else {"val": "val", "test": ""}.get(word, "train")
+        kind = "bad" if not is_drawn(value) else {"val": "val", "test": ""}.get(word.partition("/")[0], "train")
         parts.append(label(x, y, text, kind))
         x += text_width(text) + 8
     return parts

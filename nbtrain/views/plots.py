@@ -144,7 +144,7 @@ def _span(rows: Sequence[Row]) -> float:
 def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, marks: Sequence[Mark]) -> None:
     axes, quantity, names = place
     for name in names:
-        style = {"color": _DRAWN.get(series_of(name), "C0"), "linestyle": "-" if name.startswith("train_") else "--"}
+        style = {"color": _DRAWN.get(series_of(name).partition("/")[0], "C0"), "linestyle": "-" if name.startswith("train_") else "--"}
         _line(axes, _values(rows, name), label=_plain(series_of(name)) if series_of(name) != quantity else None, **style)
     axes.set_xlim(rows[0]["epoch"] - 0.03 * _span(rows), rows[-1]["epoch"] + 0.03 * _span(rows))
     if best is not None and "epoch" in best:

@@ -160,8 +160,8 @@ def test_one_loader_of_several_without_labels() -> None:
     trainer = Measured(model, "cpu", optimizer=torch.optim.SGD(model.parameters(), lr=0.1), log_bar=False, metrics=metrics)
     trainer.run(1, make_batches(4, 2), loaders)
     row = {name.removeprefix("val_"): value for name, value in trainer.history.last.metrics.items()}
-    assert row["accuracy"] == row["accuracy_0"] and not math.isnan(row["accuracy"])
-    assert math.isnan(row["accuracy_1"]) and math.isnan(row["hf_accuracy_1"]) and "compute_metrics_1" not in row
+    assert row["accuracy"] == row["accuracy/0"] and not math.isnan(row["accuracy"])
+    assert math.isnan(row["accuracy/1"]) and math.isnan(row["hf_accuracy/1"]) and "compute_metrics/1" not in row
 
 
 # -- tasks
@@ -249,7 +249,7 @@ def test_several_validation_loaders_have_metrics_together_and_each() -> None:
     row, model = trainer.history.last, trainer.model.eval()
     with torch.no_grad():
         each = [float((model(data.dataset.tensors[0]) - data.dataset.tensors[1]).square().mean()) for data in loaders]
-    assert [row["val_mean_squared_error_0"], row["val_mean_squared_error_1"]] == pytest.approx(each)
+    assert [row["val_mean_squared_error/0"], row["val_mean_squared_error/1"]] == pytest.approx(each)
     assert row["val_mean_squared_error"] == pytest.approx(sum(each) / 2)
 
 

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 from IPython.core.formatters import DisplayFormatter
-from samples import make_loader, make_trainer
+from lightning import Callback
+from samples import Regress, make_loader, make_trainer, make_valid
+from torch.optim.lr_scheduler import OneCycleLR
 
+from nbtrain import StateManagerAddon
 from nbtrain.errors import ConfigError
 from nbtrain.events import Plan
 from nbtrain.optim.schedulers import (
@@ -21,6 +24,7 @@ from nbtrain.optim.schedulers import (
     SchedulerBase,
     SchedulerChain,
     WarmUpScheduler,
+    check_stepping,
     get_combined_lr_scheduler,
     get_lr_scheduler,
     get_multi_step_lr_scheduler,
@@ -368,3 +372,84 @@ def test_pictures_of_schedules_show_themselves_in_a_notebook() -> None:
     for figure in (plot_schedule(warmup_cosine, 20), plot_schedules({"a": warmup_cosine, "b": lambda step: 0.1}, 20)):
         shown, _ = DisplayFormatter().format(figure)
         assert shown["image/png"].startswith(b"\x89PNG") and shown["text/plain"].startswith("<Figure size")
+
+
+# -- schedulers that are given counts, as timm's are
+class Counted:
+    """The essential trait of timm's: `step(epoch, metric)` and `step_update(num_updates, metric)`, one of which changes the rate."""
+
+    def __init__(self, optimizer: Any, lr: float, *, in_epochs: bool) -> None:
+        self.optimizer, self.lr, self.in_epochs = optimizer, lr, in_epochs
+        self.seen: list[Any] = []
+
+    def _set(self, t: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr / (1 + t)
+
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        self.seen.append((epoch, metric))
+        if self.in_epochs:
+            self._set(epoch)
+
+    def step_update(self, num_updates: int, metric: float | None = None) -> None:
+        if not self.in_epochs:
+            self._set(num_updates)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"lr": self.lr}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.lr = state_dict["lr"]
+
+
+@pytest.mark.parametrize("in_epochs", [True, False])
+def test_a_scheduler_that_is_given_counts_steps_as_in_its_own_loop(in_epochs: bool) -> None:
+    made: list[Counted] = []
+
+    def factory(optimizer: Any, plan: Any) -> Counted:
+        made.append(Counted(optimizer, 0.1, in_epochs=in_epochs))
+        return made[-1]
+
+    trainer = make_trainer(scheduler=factory)
+    trainer.run(3, make_loader(), make_valid())
+    rows = trainer.history.epochs
+    used = [0, 1, 2] if in_epochs else [4, 9, 14]  # the count at the epoch's last update
+    assert [row["lr"] for row in rows] == pytest.approx([0.1 / (1 + t) if t else 0.01 for t in used])
+    assert made[0].seen == [(i + 1, row["val_loss"]) for i, row in enumerate(rows)]
+
+
+def test_a_scheduler_that_is_given_counts_resumes_exactly(tmp_path: Any) -> None:
+    def make() -> Any:
+        schedule = lambda optimizer, plan: Counted(optimizer, 0.1, in_epochs=False)  # noqa: E731
+        return make_trainer(Regress.add_on(StateManagerAddon), save_path=tmp_path, seed=0, scheduler=schedule, every_n_steps=1)
+
+    class Dies(Callback):
+        def on_train_batch_end(self, pl_trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if pl_trainer.global_step == 8:
+                raise SystemExit
+
+    first = make()
+    first.lightning["callbacks"] = [Dies()]
+    with pytest.raises(SystemExit):
+        first.run(2, make_loader(), resume="auto")
+    again = make()
+    again.run(2, make_loader(), resume="auto")
+    assert again.history.epochs[-1]["lr"] == pytest.approx(0.1 / 10)
+
+
+def test_an_instance_that_is_given_counts_is_refused_with_the_line_that_works() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    with pytest.raises(ConfigError) as caught:
+        check_stepping(Counted(optimizer, 0.1, in_epochs=True))
+    assert str(caught.value) == (
+        "Counted can't step in a run.\n"
+        "  It is made anew for each run: scheduler=lambda optimizer, plan: Counted(optimizer, ...), whose length is plan.n_epochs."
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}, {"max_steps": 7}, {"limit_train_batches": 3}])
+def test_one_cycle_has_the_steps_of_the_plan(options: dict[str, Any]) -> None:
+    trainer = make_trainer(lightning=options, scheduler=lambda o, plan: OneCycleLR(o, 3e-3, total_steps=plan.total_steps))
+    trainer.run(3, make_loader())
+    assert trainer.history.epochs[-1]["lr"] == pytest.approx(3e-3 / 25 / 1e4)  # the last update has the last rate
+    trainer.run(2, make_loader())  # a new cycle, or with max_steps nothing more

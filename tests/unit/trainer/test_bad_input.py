@@ -170,7 +170,7 @@ def test_model_that_is_no_module() -> None:
 RUN: dict[str, tuple[tuple[Any, ...], str]] = {
     "empty loader": ((1, []), "The loader is empty: it has no batch."),
     "empty valid_loader": ((1, [1], []), "The valid_loader is empty: it has no batch."),
-    "no iterable": ((1, 7), "loader must be an iterable, got 7."),
+    "no iterable": ((1, 7), "loader must be an iterable, a dict, a LightningDataModule or a LightningModule, got 7."),
     "negative epochs": ((-1, [1]), "n_epoch=-1 must be an integer of at least 0."),
     "no number": ((1.5, [1]), "n_epoch must be an integer, got 1.5."),
 }

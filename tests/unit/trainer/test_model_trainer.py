@@ -240,3 +240,45 @@ def test_arguments_are_kept_for_the_run_folder(tmp_path: Path) -> None:
     trainer.run(1)
     arguments = json.loads((trainer.run_dir / "provenance.json").read_text())["arguments"]
     assert (arguments["learning_rate"], arguments["batch_size"]) == (0.01, 8)
+
+
+class HFDataset:
+    """As datasets.Dataset is: samples by number, a length, and none of torch's classes."""
+
+    __module__ = "datasets.arrow_dataset"
+
+    def __init__(self, n: int, shift: float = 0.0) -> None:
+        self.samples = [{"x": torch.tensor([float(i)]), "labels": torch.tensor([i + shift])} for i in range(n)]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self.samples[index]
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return iter(self.samples)
+
+
+class OneLayer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (self.layer(x) - labels).square().mean()}
+
+
+def test_a_dataset_of_hugging_face_is_evaluated_in_batches() -> None:
+    trainer = ModelTrainer(OneLayer(), "cpu", mode="test", batch_size=4, log_bar=False)
+    near, far = trainer.evaluate(HFDataset(10)), trainer.evaluate(HFDataset(10, 5.0), batch_size=3)
+    both = trainer.evaluate({"near": HFDataset(10), "far": HFDataset(10, 5.0)})
+    assert (both["loss/near"], both["loss/far"]) == pytest.approx((near["loss"], far["loss"]))
+    assert both["loss"] == pytest.approx((near["loss"] + far["loss"]) / 2)
+
+
+def test_several_evaluation_datasets_validate_a_run_by_name() -> None:
+    data = {"near": HFDataset(10), "far": HFDataset(10, 5.0)}
+    trainer = ModelTrainer(OneLayer(), "cpu", train_dataset=HFDataset(10), eval_dataset=data, batch_size=4, log_bar=False)
+    trainer.run(1)
+    assert {"val_loss", "val_loss/near", "val_loss/far"} <= set(trainer.history.epochs[0])

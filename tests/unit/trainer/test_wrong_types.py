@@ -48,6 +48,7 @@ EXCEPTIONS = {
     "RunHandle.refuse_in_run": "called by the controls",
     "draw_sample": "called by matplotlib's figure",
     "TrainerBase.read_loader": "called by the run",
+    "TrainerBase.step_module": "called by the run",
     "SchedulerChain.rate": "called by the schedule",
     "WarmUpScheduler.rate": "called by the schedule",
     "CosineAnnealingScheduler.rate": "called by the schedule",
@@ -257,7 +258,8 @@ VALUES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "dict of loaders": (
         lambda: make_trainer().run(1, {"a": make_loader()}),
-        "loader must be an iterable, got a dict.\n  A dict gives its keys only: give a list of its values.",
+        "loader is a dict, and a training reads one loader.\n"
+        "  TaskLoader({...}) reads several by turns, and Lightning's CombinedLoader one batch of each.",
     ),
     "resume": (lambda: make_trainer().run(1, make_loader(), resume=True), "resume must be a string, a Path or None, got True."),
 }

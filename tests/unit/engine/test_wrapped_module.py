@@ -1,0 +1,67 @@
+"""A LightningModule trains under nbtrain as under Lightning's own Trainer, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning_modules import Lit, by_lightning, by_nbtrain, difference, drawn, noting
+from samples import make_loader, make_valid
+from torch.utils.data import IterableDataset
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.parametrize("seed", range(24))
+def test_a_random_module_trains_as_under_lightning(seed: int) -> None:
+    make, options = drawn(seed)
+    assert difference(make, **options) == "", f"seed {seed}"
+
+
+class Validates(Lit):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+
+def test_hooks_come_in_the_order_of_lightning() -> None:
+    assert difference(noting(Validates)) == ""
+
+
+@pytest.mark.filterwarnings("ignore:You requested to overfit")
+@pytest.mark.parametrize("option", [{"val_check_interval": 2}, {"max_steps": 7}, {"overfit_batches": 2}, {"limit_train_batches": 3}])
+def test_options_of_lightnings_trainer_do_what_they_do_there(option: dict[str, Any]) -> None:
+    assert difference(noting(Validates), **option) == ""
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from make_loader(own_generator=True)
+
+
+def test_a_stream_without_length_trains_as_under_lightning() -> None:
+    assert difference(noting(Validates), loader=lambda: torch.utils.data.DataLoader(Stream(), None)) == ""
+
+
+@pytest.mark.filterwarnings("ignore:.*dataloader_iter.*")
+def test_a_step_that_takes_the_iterator_trains_as_under_lightning() -> None:
+    class Iterates(Lit):
+        def training_step(self, dataloader_iter: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            batch, _, _ = next(dataloader_iter)
+            return self.loss(batch)
+
+    assert difference(noting(Iterates), valid=lambda: None) == ""
+
+
+def test_a_module_with_loaders_of_its_own_is_given_as_the_loader() -> None:
+    class Loads(Validates):
+        def train_dataloader(self) -> Any:
+            return make_loader()
+
+        def val_dataloader(self) -> Any:
+            return make_valid()
+
+    plain, ours = by_lightning(Loads(), 2), Loads()
+    trainer = by_nbtrain(ours, 2, ours)
+    assert trainer.history.epochs[-1]["val_loss"] > 0
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), ours.parameters()))
+    assert "train_dataloader" not in vars(ours) and "log" not in vars(ours)
