@@ -81,6 +81,8 @@ def open_loader(addon: StateManagerAddon, trainer: TrainerProtocol, loader: Any,
         return loader
     addon.open_loader = _resumable(trainer, loader, addon.restored)
     addon.noted.clear()
+    if costs := addon.open_loader.why_read_again():
+        trainer.recorder.note(costs)
     in_ranks = draws_in_ranks(addon.open_loader.state.first) if n_readers(trainer) > 1 else []
     note_inexact(addon, trainer, [*addon.open_loader.check.reasons, *in_ranks])
     return addon.open_loader

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from itertools import chain, islice
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import DataLoader
 
+from .batch_skip import can_skip, skip_batches, why_read_again
 from .loader import LoaderWrapper, StatefulLoader
 from .loader_state import LoaderState
 from .order_check import OrderCheck, same_random
@@ -81,7 +82,7 @@ class RereadableLoader(LoaderWrapper):
         `after_cut`: the pass before was cut, so that the loader's own state is still a place in that one.
         """
         self._n_handed = 0
-        place = self.state.take(with_own=own is None and not after_cut)
+        place = self.state.take(with_own=own is None and not after_cut and not self.state.is_of_stream)
         self._begin = {"place": place if own is None else place | {"own": own}, "random": random_state()}
         return iter(self.loader)
 
@@ -130,7 +131,9 @@ class RereadableLoader(LoaderWrapper):
 
     def _is_whole(self) -> bool:
         """Is the loader's own state, after the current pass, that of the next one?"""
-        return not self.state.has_own or self._ended or self._n_handed == self._length()
+        if not self.state.has_own or self.state.is_of_stream or getattr(self.loader, "continues", False):
+            return True
+        return self._ended or self._n_handed == self._length()
 
     def _length(self) -> int | None:
         return sized_len(self.loader)
@@ -148,6 +151,16 @@ class ResumableLoader(RereadableLoader):
         self.random_ahead: dict[str, Any] | None = None  # to continue with, where the first batch was read before the run began
         self._draws: bool | None = None  # does it draw between two batches? None before that was seen
         self._next: tuple[dict[str, Any], dict[str, Any]] | None = None  # a state to resume from, and the random numbers to continue with
+        # Lightning reads one batch of a loader without a length ahead: the loader's own state after the newest ones, by their number
+        self._reads_ahead = self.state.has_own and not getattr(loader, "continues", False) and self._length() is None
+        self._newest: deque[tuple[int, dict[str, Any]]] = deque(maxlen=3)
+
+    def _hand_out(self, batch: Any) -> Any:
+        batch = super()._hand_out(batch)
+        if self._reads_ahead and self.state.keeper is not None:
+            own = {"own": deepcopy(self.state.keeper.state_dict()), "random": random_state(devices=False)}
+            self._newest.append((self._n_handed, own))
+        return batch
 
     def _open(self) -> Iterator[Any]:
         saved, self._next = self._next, None
@@ -180,24 +193,39 @@ class ResumableLoader(RereadableLoader):
             set_random_state(random)
             return self._begin_pass(place["own"] if state["whole"] else None, after_cut=not state["whole"])
         self._begin, self._n_handed, ahead = state["begin"], finished, state["handed"] - finished
-        if place["own"] is not None and not ahead:
+        if (newest := state.get("newest")) is not None:
+            self.state.put(place | {"own": newest["own"]})
+            batches = iter(self.loader)
+            set_random_state(newest["random"])
+            batches = chain(list(islice(batches, ahead)), batches)
+        elif place["own"] is not None and not ahead:
             self.state.put(place)
             batches = iter(self.loader)
         else:
-            self.state.put(self._begin["place"])
-            set_random_state(self._begin["random"])
-            batches = iter(self.loader)
-            deque(islice(batches, finished), maxlen=0)
-            batches = chain(list(islice(batches, ahead)), batches)  # read ahead before the newest random numbers are restored
+            batches = self._from_begin(finished, ahead)
             self.state.put(place | {"own": None, "values": {} if self.state.has_own else place.get("values", {})})
         set_random_state(random)
         return batches
 
+    def _from_begin(self, finished: int, ahead: int) -> Iterator[Any]:
+        """The current pass after `finished` batches, which are skipped or read again; the next `ahead` ones are read at once."""
+        self.state.put(self._begin["place"])
+        set_random_state(self._begin["random"])
+        if isinstance(self.loader, DataLoader) and not self.state.has_own and can_skip(self.loader, ahead=ahead > 0):
+            batches = skip_batches(self.loader, finished)
+        else:
+            batches = iter(self.loader)
+            deque(islice(batches, finished), maxlen=0)
+        return chain(list(islice(batches, ahead)), batches)  # before the newest random numbers are restored
+
     def place(self, finished: int | None = None) -> dict[str, Any]:
         """The place in the current pass, of which `finished` batches are done; None between two passes."""
-        state = {"length": self._length(), "place": self.state.take()}
+        state = {"length": self._length(), "place": self.state.take(with_own=finished is not None or not self.state.is_of_stream)}
         if finished is None:
             return state | {"finished": None, "whole": self._is_whole()}
+        own = dict(self._newest).get(finished) if finished < self._n_handed else None
+        if own is not None and same_random(self._begin["place"]["generators"], state["place"]["generators"]):
+            state["newest"] = own  # a generator beside the loader's own state would be a batch ahead of it
         return state | {"finished": finished, "handed": self._n_handed, "begin": self._begin}
 
     def resume_at(self, state: dict[str, Any], random: dict[str, Any]) -> None:
@@ -207,6 +235,13 @@ class ResumableLoader(RereadableLoader):
         else:
             _check_length(state["length"], self._length())
         self._next = state, random
+
+    def why_read_again(self) -> str:
+        """What the resume reads a second time, for people; empty where it reads nothing."""
+        finished = self._next[0]["finished"] if self._next is not None else None
+        reason = why_read_again(self.loader) if finished else ""
+        n = "1 batch" if finished == 1 else f"{finished} batches"
+        return f"Resuming reads {n} of this epoch again: {reason}." if reason else ""
 
     def why_not_exact(self) -> list[str]:
         """What can't be resumed exactly, as far as a save shows it."""

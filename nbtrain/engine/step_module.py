@@ -5,9 +5,10 @@
 # %% ../../nbs/engine/step_module.ipynb #f91773d7
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import lightning as L
@@ -18,12 +19,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..compat.weight_names import bare, by_own_names
+from ..data.stream import set_dataset_epoch
 from ..data.task_loader import Task
-from ..data.batch import batch_size, describe, to_device
+from ..data.batch import batch_size, describe, to_device, why_guessed
 from .addon import AddOnBase, TrainStep
-from .meter import Scalar
+from .meter import N_SAMPLES, Scalar
 from .pass_module import PassModule
-from .protocol import EventSink, StepsProtocol, Turn
+from .protocol import EventSink, StepsProtocol, TrainerProtocol, Turn
 from .train_state import Mode
 from ..errors import NbtrainError, StepError, add_note
 
@@ -33,6 +35,8 @@ __all__ = [
     "run_step",
     "step_place",
     "named",
+    "count_samples",
+    "split_count",
     "RecordingModule",
     "SteppingModule",
     "StepModule",
@@ -176,7 +180,38 @@ def step_place(trainer: StepsProtocol, name: str, batch_idx: int) -> str:
 def named(output: Mapping[str, Any], turn: str) -> dict[str, Any]:
     """The scalars of a step, by names that end with its turn."""
     scalars = {key: item for key, item in output.items() if isinstance(item, Real) or (isinstance(item, Tensor) and item.numel() == 1)}
-    return {f"{key}_{turn}": item for key, item in scalars.items()}
+    return {f"{key}_{turn}": item for key, item in scalars.items() if key != N_SAMPLES}
+
+
+# %% ../../nbs/engine/step_module.ipynb #7529b899
+_STATE_IT = "Return 'n_samples' from the step, or give the trainer count_samples=lambda batch: ..."
+
+
+def count_samples(trainer: TrainerProtocol, batch: Any) -> int:
+    """How many samples `batch` has: by the trainer's `count_samples`, or by the batch itself."""
+    if trainer.count_samples is None:
+        return batch_size(batch)
+    n = trainer.count_samples(batch)
+    if isinstance(n, bool) or not isinstance(n, Integral) or n < 0:
+        raise StepError(
+            f"count_samples returned {n!r} for a batch.", where=f"{trainer.title}: the batch is {describe(batch)}", remedy="Return an int."
+        )
+    return int(n)
+
+
+def split_count(output: Mapping[str, Any], where: str) -> tuple[dict[str, Any], Scalar]:
+    """What a step has returned without its "n_samples", and these. Raises StepError where they are no number."""
+    values = dict(output)
+    n = values.pop(N_SAMPLES)
+    if isinstance(n, Tensor) and n.numel() == 1 and not n.is_complex():
+        return values, n
+    if isinstance(n, bool) or not isinstance(n, Real) or not 0 <= n < math.inf:
+        raise StepError(
+            f"The step returned 'n_samples' as {n!r}, not as a number of samples.",
+            where=where,
+            remedy='Return a number or a 0-d tensor: {"loss": loss, "n_samples": mask.sum()}.',
+        )
+    return values, n
 
 
 # %% ../../nbs/engine/step_module.ipynb #85076575
@@ -190,10 +225,14 @@ class RecordingModule(PassModule):
         self._batches: Any = None  # Lightning's count of them
         self._recorded: tuple[int, str] | None = None  # the newest batch and the turn whose output was counted
         self._known_metrics = _KnownMetrics()
+        self._counted: set[Mode] = set()  # of which passes a batch was counted
 
     def on_train_epoch_start(self) -> None:
         super().on_train_epoch_start()
-        self._batches, self._recorded = self.trainer.fit_loop.epoch_loop.batch_progress.total, None
+        fit_loop = self.trainer.fit_loop
+        self._batches, self._recorded = fit_loop.epoch_loop.batch_progress.total, None
+        for loader in fit_loop._combined_loader.flattened if fit_loop._combined_loader is not None else ():
+            set_dataset_epoch(loader, self.owner.train_state.counts.epoch)
 
     def is_repeated(self) -> bool:
         """Was this batch counted already? LBFGS and SAM call their closure several times; a row is that of the first, before the update."""
@@ -211,19 +250,38 @@ class RecordingModule(PassModule):
     def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
         """Count what a step has returned for `batch`, in the pass of `mode` that is on; for a task also under its name."""
         meter = self.owner.train_state.meters[mode]
-        meter.add(output, batch_size(batch))
+        if N_SAMPLES in output:
+            values, n = split_count(output, f"{self.owner.title}, mode {mode!r}")
+        else:
+            values, n = output, count_samples(self.owner, batch)
+            if mode not in self._counted:
+                self._counted.add(mode)
+                self._note_guess(batch, n)
+        meter.add(values, n)
         if type(batch) is Task and self.owner.turn is None:
             for name, value in named(output, batch.name).items():
                 meter.amend(name, value)
         if not self.whole_epoch:
             self.output = apply_to_collection(dict(output), Tensor, Tensor.detach)
 
+    def _note_guess(self, batch: Any, n: int) -> None:
+        """Say once in a record that the number of samples in the batches was guessed."""
+        if self.owner.count_samples is not None or not (doubt := why_guessed(batch)):
+            return
+        samples = "one sample" if n == 1 else f"{n} samples"
+        text = f"The means count a {type(batch).__name__} as {samples}, which is a guess: {doubt}. {_STATE_IT}"
+        said = self.owner.recorder.said
+        if text not in said:
+            said.add(text)
+            self.owner.recorder.note(text)
+
     def add_turn(self, turn: Turn, output: Mapping[str, Any], batch: Any) -> None:
-        """Count what one of several steps has returned for the batch."""
+        """Count what one of several steps has returned for the batch. The first one may state how many samples it has."""
         row = named(output, turn.name)
         if turn.is_first:
             self._losses = []
-            self.add_output("train", row, batch)
+            stated = {N_SAMPLES: output[N_SAMPLES]} if N_SAMPLES in output else {}
+            self.add_output("train", row | stated, batch)
         else:
             self._amend_output(row)
         self._losses.append(output["loss"].detach())
@@ -242,7 +300,10 @@ class RecordingModule(PassModule):
         self.owner.train_state.meters["train"].amend(name if turn is None else f"{name}_{turn.name}", value)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Lightning's `log`, with a short way for a number that was logged before in this epoch."""
+        """Lightning's `log`, with a short way for a number that was logged before in this epoch. A mean counts samples as a step's does."""
+        results = self._trainer._results if self._trainer is not None else None
+        if results is not None and results.batch_size is None and results.batch is not None:
+            results.batch_size = count_samples(self.owner, results.batch)
         if args or not self._known_metrics.add(self, name, value, options):
             super().log(name, value, *args, **options)
             if not args:

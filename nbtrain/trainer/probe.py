@@ -24,7 +24,7 @@ from ..data.batch import batch_size, describe, is_out_of_memory, out_of_memory, 
 from ..data.first_batch import first_batch
 from ..data.task_loader import Task
 from ..engine.addon import AddOnBase
-from ..engine.meter import Meter
+from ..engine.meter import N_SAMPLES, Meter
 from ..engine.precision import precision_plugin
 from ..engine.step_module import StepModule, check_output
 from ..errors import ConfigError, NbtrainError, add_note
@@ -91,7 +91,7 @@ class _Names:
 
 def _scalars(output: Any, batch: Any) -> set[str]:
     meter = Meter()
-    meter.add(output, batch_size(batch))
+    meter.add({name: value for name, value in output.items() if name != N_SAMPLES}, batch_size(batch))
     return set(meter.means())
 
 

@@ -294,6 +294,8 @@ class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation,
         on_error: What an error of your code does to a training run: "pause" it at that batch, or "raise", which ends it. None: pause where
             you sit at a notebook; raise in scripts, tests and programs that execute notebooks.
         advice: Show what a run tells by itself, in at most three lines: `tip: val_loss has not improved since epoch 17 of 205`.
+        count_samples: How many samples a batch has, for the means of an epoch, where it does not say it: `lambda batch: len(batch.ids)`.
+            A step may also return it, as "n_samples".
         compare_with: A run folder whose loss is drawn behind that of a run. None: the newest other one in `save_path` of the same class.
         lightning: More arguments for `lightning.Trainer`, such as `callbacks` and `logger`.
 
@@ -324,6 +326,7 @@ class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation,
         on_error: Literal["pause", "raise"] | None = None,
         advice: bool = True,
         compare_with: str | Path | None = None,
+        count_samples: Callable[[Any], int] | None = None,
         lightning: dict[str, Any] | None = None,
         **addon_options: Unpack[AddonOptions],
     ) -> None:
@@ -346,7 +349,7 @@ class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation,
         self.log_bar, self.seed, self.save_path, self.on_error = log_bar, seed, save_path, on_error
         self.keep_source: bool | Literal["names"] = keep_source
         self.advice, self.compare_with = advice, find_run(compare_with).resolve() if compare_with is not None else None
-        self.given = given
+        self.count_samples, self.given = count_samples, given
         self.precision = resolve_precision(precision, self.device)
         self.monitor = monitor
         self.monitor_mode = resolve_monitor(monitor, monitor_mode)
