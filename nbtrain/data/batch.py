@@ -93,10 +93,9 @@ def _is_list(item: Any) -> bool:
 
 # %% ../../nbs/data/batch.ipynb #c54b705b
 def _count(item: Any) -> _Count:
-    if isinstance(item, Tensor) or (n := _stated(item)) == 0:
-        n = _n_rows(item)
-    if n:
-        return _Count(n)
+    n = _n_rows(item) if isinstance(item, Tensor) else _stated(item) or _n_rows(item)
+    if n or isinstance(item, Tensor):
+        return _Count(n) if n else _NO_ROWS
     if _is_list(item):
         return _of_list(item) if item else _NO_ROWS
     return _of_parts(list((_parts(item) or {}).values()))
@@ -106,8 +105,9 @@ def _of_parts(parts: Sequence[Any]) -> _Count:
     """The samples of a batch that has these parts."""
     if rows := [n for part in parts if (n := _n_rows(part))]:
         return _Count(rows[0], "" if {*rows} <= {rows[0], 1} else f"its tensors have {', '.join(map(str, dict.fromkeys(rows)))} rows")
-    found = [count for part in parts if (count := _count(part)).n]
-    return min(found, key=lambda count: bool(count.doubt), default=_NO_ROWS)
+    found = [_count(part) for part in parts if not _is_list(part)]
+    found += [_of_list_parts(lists)] if (lists := [part for part in parts if _is_list(part) and part]) else []
+    return min((count for count in found if count.n), key=lambda count: bool(count.doubt), default=_NO_ROWS)
 
 
 def _of_list(items: Sequence[Any]) -> _Count:
@@ -130,10 +130,19 @@ def _of_lists(lists: Sequence[Sequence[Any]]) -> _Count:
     kinds = [[_kind(item) for item in one] for one in lists]
     if all(len({*of_one}) > 1 for of_one in kinds) and all(of_one == kinds[0] for of_one in kinds):
         return _Count(len(lists))  # of an image and its label each
+    return _of_list_parts(lists)
+
+
+def _of_list_parts(lists: Sequence[Sequence[Any]]) -> _Count:
+    """The samples of a batch whose parts are lists: as many as their items, where one of them has no tensors of its own."""
     plain = [one for one in lists if one and not any(map(_n_rows, one)) and not all(map(_is_list, one))]
     if plain and all(len(one) == len(plain[0]) for one in lists):
         return _Count(len(plain[0]))  # of images, and of targets
     inner = [_of_list(one) for one in lists if one]
+    if not inner:
+        return _NO_ROWS
+    if len(inner) == 1:
+        return inner[0]
     return (inner[0] if _agree(inner) else _Count(len(lists[0])))._replace(doubt="its lists may be parts or samples")
 
 

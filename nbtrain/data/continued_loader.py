@@ -72,10 +72,10 @@ class ContinuedLoader(LoaderWrapper):
             return None
         set_dataset_epoch(self.loader, self.n_passes)
         state, self.n_read, self._begin = LoaderState(self.loader), saved["n_read"], saved["begin"]
-        if self._begin is None:
-            state.put(saved["place"])
-            return iter(self.loader)
         with keep_random():
+            if self._begin is None:
+                state.put(saved["place"])
+                return iter(self.loader)
             state.put(self._begin["place"])
             set_random_state(self._begin["random"])
             batches = iter(self.loader)

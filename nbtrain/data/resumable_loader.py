@@ -140,6 +140,20 @@ class RereadableLoader(LoaderWrapper):
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #8b7f4858
+class _Announced:
+    """An iterator that calls `before` whenever an item is read. A generator would hold the item until the next one is read."""
+
+    def __init__(self, items: Iterator[Any], before: Callable[[], None]) -> None:
+        self.items, self.before = items, before
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self.before()
+        return next(self.items)
+
+
 class ResumableLoader(RereadableLoader):
     """A wrapper around `loader` whose current pass can be saved and resumed. `check`: what can't be.
 
@@ -155,19 +169,18 @@ class ResumableLoader(RereadableLoader):
         self._reads_ahead = self.state.has_own and not getattr(loader, "continues", False) and self._length() is None
         self._newest: deque[tuple[int, dict[str, Any]]] = deque(maxlen=3)
 
-    def _hand_out(self, batch: Any) -> Any:
-        batch = super()._hand_out(batch)
-        if self._reads_ahead and self.state.keeper is not None:
+    def _keep_place(self) -> None:
+        """Before a batch is read: what it is read with."""
+        if self.state.keeper is not None:
             own = {"own": deepcopy(self.state.keeper.state_dict()), "random": random_state(devices=False)}
             self._newest.append((self._n_handed, own))
-        return batch
 
     def _open(self) -> Iterator[Any]:
         saved, self._next = self._next, None
         batches = super()._open() if saved is None else self._resume(*saved)
         if saved is not None and self._length() is None:  # Lightning reads ahead, before it tries the validation loader
             batches = chain(self._read_first(batches), batches)
-        return batches
+        return _Announced(batches, self._keep_place) if self._reads_ahead else batches
 
     def _begin_pass(self, own: Any = None, *, after_cut: bool = False) -> Iterator[Any]:
         batches = super()._begin_pass(own, after_cut=after_cut)

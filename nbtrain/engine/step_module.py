@@ -205,7 +205,7 @@ def split_count(output: Mapping[str, Any], where: str) -> tuple[dict[str, Any], 
     n = values.pop(N_SAMPLES)
     if isinstance(n, Tensor) and n.numel() == 1 and not n.is_complex():
         return values, n
-    if isinstance(n, bool) or not isinstance(n, Real) or not 0 <= n < math.inf:
+    if isinstance(n, bool) or not isinstance(n, Real) or not 0 <= float(n) < math.inf:
         raise StepError(
             f"The step returned 'n_samples' as {n!r}, not as a number of samples.",
             where=where,
