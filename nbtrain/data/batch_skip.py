@@ -18,7 +18,7 @@ from .loader_state import is_default_collate, is_fixed
 from .stream import place_keeper, stream_of
 
 # %% auto #0
-__all__ = ["can_skip", "skip_batches", "why_read_again"]
+__all__ = ["can_skip", "skip_batches", "why_read_again", "cost_of_resume"]
 
 
 # %% ../../nbs/data/batch_skip.ipynb #3396c5da
@@ -76,3 +76,9 @@ def why_read_again(loader: Any) -> str:
         return "its workers may draw random numbers; SeededLoader, or num_workers=0, reads nothing again"
     name = type(loader.dataset if isinstance(loader, DataLoader) else loader).__name__
     return f"{name} has no state; with state_dict and load_state_dict it is read from where it was"
+
+
+def cost_of_resume(loader: Any, finished: int) -> str:
+    """What resuming after `finished` batches of a pass reads a second time, for people; empty where it reads nothing."""
+    reason, n = why_read_again(loader), "1 batch" if finished == 1 else f"{finished} batches"
+    return f"Resuming reads {n} of this epoch again: {reason}." if reason else ""

@@ -15,7 +15,7 @@ from typing import Any
 from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import DataLoader
 
-from .batch_skip import can_skip, skip_batches, why_read_again
+from .batch_skip import can_skip, cost_of_resume, skip_batches
 from .loader import LoaderWrapper, StatefulLoader
 from .loader_state import LoaderState
 from .order_check import OrderCheck, same_random
@@ -50,6 +50,32 @@ def _check_length(saved: int | None, given: int | None) -> None:
             f"The training loader had {lengths[0]} when the state was saved in mid-epoch, and has {lengths[1]} now.",
             remedy="Give the same data and batch size, or resume from a state that was saved at the end of an epoch.",
         )
+
+
+def _from_begin(state: LoaderState, begin: dict[str, Any], finished: int, ahead: int) -> Iterator[Any]:
+    """A pass that began with `begin`, after `finished` batches, which are skipped or read again; the next `ahead` ones are read at once."""
+    state.put(begin["place"])
+    set_random_state(begin["random"])
+    if not state.has_own and can_skip(state.loader, ahead=ahead > 0):
+        batches = skip_batches(state.loader, finished)
+    else:
+        batches = iter(state.loader)
+        deque(islice(batches, finished), maxlen=0)
+    return chain(list(islice(batches, ahead)), batches)  # before the newest random numbers are restored
+
+
+class _Announced:
+    """An iterator that calls `before` whenever an item is read. A generator would hold the item until the next one is read."""
+
+    def __init__(self, items: Iterator[Any], before: Callable[[], None]) -> None:
+        self.items, self.before = items, before
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self.before()
+        return next(self.items)
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #a93dbf3a
@@ -140,20 +166,6 @@ class RereadableLoader(LoaderWrapper):
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #8b7f4858
-class _Announced:
-    """An iterator that calls `before` whenever an item is read. A generator would hold the item until the next one is read."""
-
-    def __init__(self, items: Iterator[Any], before: Callable[[], None]) -> None:
-        self.items, self.before = items, before
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        self.before()
-        return next(self.items)
-
-
 class ResumableLoader(RereadableLoader):
     """A wrapper around `loader` whose current pass can be saved and resumed. `check`: what can't be.
 
@@ -215,21 +227,10 @@ class ResumableLoader(RereadableLoader):
             self.state.put(place)
             batches = iter(self.loader)
         else:
-            batches = self._from_begin(finished, ahead)
+            batches = _from_begin(self.state, self._begin, finished, ahead)
             self.state.put(place | {"own": None, "values": {} if self.state.has_own else place.get("values", {})})
         set_random_state(random)
         return batches
-
-    def _from_begin(self, finished: int, ahead: int) -> Iterator[Any]:
-        """The current pass after `finished` batches, which are skipped or read again; the next `ahead` ones are read at once."""
-        self.state.put(self._begin["place"])
-        set_random_state(self._begin["random"])
-        if isinstance(self.loader, DataLoader) and not self.state.has_own and can_skip(self.loader, ahead=ahead > 0):
-            batches = skip_batches(self.loader, finished)
-        else:
-            batches = iter(self.loader)
-            deque(islice(batches, finished), maxlen=0)
-        return chain(list(islice(batches, ahead)), batches)  # before the newest random numbers are restored
 
     def place(self, finished: int | None = None) -> dict[str, Any]:
         """The place in the current pass, of which `finished` batches are done; None between two passes."""
@@ -252,9 +253,7 @@ class ResumableLoader(RereadableLoader):
     def why_read_again(self) -> str:
         """What the resume reads a second time, for people; empty where it reads nothing."""
         finished = self._next[0]["finished"] if self._next is not None else None
-        reason = why_read_again(self.loader) if finished else ""
-        n = "1 batch" if finished == 1 else f"{finished} batches"
-        return f"Resuming reads {n} of this epoch again: {reason}." if reason else ""
+        return cost_of_resume(self.loader, finished) if finished else ""
 
     def why_not_exact(self) -> list[str]:
         """What can't be resumed exactly, as far as a save shows it."""

@@ -20,6 +20,7 @@ from ..addons.gradient_clip import GradientClipAddon
 from ..addons.hooks import Hooks, HooksAddon
 from ..addons.non_finite import NonFinite
 from ..annotations import checked
+from ..checkpoint.frozen_base import with_base
 from ..checkpoint.sharded import merge_checkpoint
 from ..checkpoint.weights import load_weights, read_weights, save_weights
 from ..config.from_trainer import configuration_text
@@ -72,7 +73,7 @@ class TrainerWeights(TrainerBase):
 
         Raises CheckpointError where there are none, or where they don't fit (with `strict=False` what fits is taken).
         """
-        weights = self.train_state.best_weights if filename is None else read_weights(filename)
+        weights = self.train_state.best_weights if filename is None else with_base(read_weights(filename), self.model, filename)
         if weights is None:
             raise CheckpointError("There are no best weights yet.", remedy="Run an epoch first, or give a filename.")
         self.control.do(lambda at: load_weights(self.model, weights, strict))
@@ -251,7 +252,7 @@ class TrainerFactories(TrainerBase):
         if "optimizer" not in arguments:
             arguments.setdefault("mode", "test")
         trainer = cls(**arguments)
-        load_weights(trainer.model, read_weights(path))
+        load_weights(trainer.model, with_base(read_weights(path), trainer.model, path))
         return trainer
 
     @classmethod

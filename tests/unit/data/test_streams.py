@@ -225,7 +225,7 @@ def test_why_a_pass_is_read_again() -> None:
 def test_workers_of_a_fixed_dataset_begin_at_the_batch_of_a_resume(tmp_path: Path) -> None:
     data = TensorDataset(*(torch.stack(parts) for parts in zip(*map(sample, range(N)))))
     whole, again, _ = resumed(tmp_path, lambda: stock(data, num_workers=1), 1, AT + 1)
-    assert same_weights(whole.model, again.model) and not any("Resuming" in text for text in notes(again))
+    assert same_weights(whole.model, again.model) and not any("of this epoch again" in text for text in notes(again))
 
 
 # -- endless streams
