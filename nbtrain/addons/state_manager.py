@@ -97,16 +97,14 @@ class StateManagerAddon(AddOnBase):
     """Save the state of a run as it trains, and resume it exactly: `run(..., resume="auto")`.
 
     The folder `checkpoints/` in the run folder has a checkpoint for each save, and the links `last` and `best`. Files are written in a
-    background thread, from a copy in CPU memory. A run that ends, is stopped or is interrupted is saved too.
-    Raises ConfigError for an invalid option.
+    background thread, from a copy in CPU memory. A run that is stopped is saved too. Raises ConfigError for an invalid option.
 
     Args:
         save_path: The folder of the run folders. Required.
         save_format: "ckpt" for a Lightning checkpoint in one file, or "safetensor" for a folder without pickles.
         save_type: For a model that is sharded over ranks. "merged": rank 0 writes the whole model. "sharded": each rank writes all that
             it has to one folder. "deduped": as "sharded", but each value is written once. Other models are always saved as a whole.
-        save_weights: "trainable": leave out the parameters that were frozen from the first run on. A resume takes them from the model, and
-            compares their checksums. Of a model that is sharded, all are saved.
+        save_weights: "trainable" leaves out what is frozen from the first run on; a resume takes it from the model, by its checksums.
         every_n_epochs: Epochs between two saves; 1 if `every_n_steps` is not given either.
         every_n_steps: Optimizer updates between two saves. Not together with `every_n_epochs`.
         keep_last_n: How many of the newest checkpoints are kept, besides those that `best` and `last` point to. None keeps all.

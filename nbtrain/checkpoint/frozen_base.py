@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +143,7 @@ def with_base(weights: Weights, model: nn.Module, path: str | Path) -> Weights:
             state = read_checkpoint(file)
     except CheckpointError:  # a file of weights alone
         return weights
-    return dict(_filled(weights, put_in(state, model, Path(path))))
-
-
-def _filled(weights: Weights, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    for key, value in state["state_dict"].items():
-        yield _name(key), weights.get(_name(key), value)
+    if "base" not in state.get("nbtrain", {}):
+        return weights
+    put_in(state, model, Path(path))  # compares the base
+    return with_frozen(weights, model)

@@ -10,13 +10,15 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from lightning.fabric.utilities.data import sized_len
+
 from .loader import LoaderWrapper
 from .loader_state import LoaderState
 from .stream import set_dataset_epoch
 from ..rng import keep_random, random_state, set_random_state
 
 # %% auto #0
-__all__ = ["ContinuedLoader"]
+__all__ = ["ContinuedLoader", "continued"]
 
 
 # %% ../../nbs/data/continued_loader.ipynb #7172d9a2
@@ -93,3 +95,11 @@ class ContinuedLoader(LoaderWrapper):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass continue at the place of `state`."""
         self._loaded, self._live, self.n_read, self.n_passes = state, None, state["n_read"], state["n_passes"]
+
+
+# %% ../../nbs/data/continued_loader.ipynb #a7190776
+def continued(loader: Iterable[Any], before: Iterable[Any] | None = None) -> Iterable[Any]:
+    """`loader` as a stream that continues: `before` where that reads the same one; a loader with a length as it is."""
+    if sized_len(loader) is not None:
+        return loader
+    return before if isinstance(before, ContinuedLoader) and before.loader is loader else ContinuedLoader(loader)

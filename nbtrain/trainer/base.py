@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.optim import Optimizer
@@ -21,7 +20,7 @@ from torch.optim import Optimizer
 from ..annotations import checked
 from ..addons.limits import LimitsAddon
 from ..config.from_trainer import Ran
-from ..data.continued_loader import ContinuedLoader
+from ..data.continued_loader import continued
 from ..data.stream import set_dataset_epoch
 from ..distributed.launcher import Launcher
 from ..distributed.replica import launcher_of, world_of
@@ -151,7 +150,7 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
         self.result: RunResult | None = None
         self.last_traceback = None
         self.ran: Ran | None = None  # what the newest training run was given
-        self.stream: ContinuedLoader | None = None  # the loader of the newest run, where it is a stream that epochs cut
+        self.stream: Iterable[Any] | None = None  # the loader of the newest run, where that is a stream that epochs cut
         self.resumed = False  # was a state loaded since the last run?
         self.parent: str | None = None  # the checkpoint from which the next run continues, where that is a new run
         self.continues_run = False  # and is the next run the very run that was saved?
@@ -224,17 +223,9 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
     def read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         """`loader` as the runs read it: with what the addons put around it."""
         if training:
-            loader = self._continued(loader)
+            if any(addon.steps_per_epoch for addon in self.active_addons if isinstance(addon, LimitsAddon)):
+                loader = self.stream = continued(loader, self.stream)
             set_dataset_epoch(loader, self.train_state.counts.epoch)
         for addon in self.active_addons:
             loader = addon.loader(self, loader, training=training)
         return loader
-
-    def _continued(self, loader: Iterable[Any]) -> Iterable[Any]:
-        """A stream that `steps_per_epoch` cuts into epochs, as one that goes on in the next epoch and in the next run."""
-        limits = [addon.steps_per_epoch for addon in self.active_addons if isinstance(addon, LimitsAddon)]
-        if not any(limits) or sized_len(loader) is not None:
-            return loader
-        if self.stream is None or self.stream.loader is not loader:
-            self.stream = ContinuedLoader(loader)
-        return self.stream
