@@ -49,7 +49,7 @@ def can_skip(loader: Any, *, ahead: bool = False) -> bool:
     """Can a pass over `loader` begin at any batch with the numbers of a whole pass? `ahead`: were batches read before they were used?"""
     if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__ or isinstance(loader.dataset, IterableDataset):
         return False
-    is_same = is_fixed(loader.dataset) and is_default_collate(loader.collate_fn) and loader.worker_init_fn is None
+    is_same = is_fixed(loader.dataset) and is_default_collate(loader.collate_fn)
     return is_same and not loader.persistent_workers if loader.num_workers else is_same or not ahead
 
 
