@@ -99,7 +99,7 @@ def _checked(given: tuple[Any, ...]) -> tuple[list[Any] | None, list[Tensor]]:
         what = "nothing" if not wrong else "a Tensor without rows" if wrong[0] == "Tensor" else f"a {wrong[0]}"
         raise ConfigError(
             f"TensorLoader was given {what}.",
-            remedy="Give tensors or arrays with a row for each sample, a dict of them, or a TensorDataset.",
+            remedy="Give tensors with a row for each sample, a dict of them, or a TensorDataset.",
         )
     for unlike, values in ("lengths", [len(tensor) for tensor in given]), ("devices", [str(tensor.device) for tensor in given]):
         if len(set(values)) > 1:
