@@ -37,7 +37,7 @@ def checksum(tensor: Tensor, dtype: str | None = None) -> Checksum:
 
 def base_name(model: nn.Module) -> str:
     """What a model's pretrained weights are called: the name in its `config`, as transformers has it, or the model's class."""
-    return getattr(getattr(model, "config", None), "_name_or_path", "") or type(model).__name__
+    return getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
 
 
 def _frozen(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -143,7 +143,7 @@ def _of_list_parts(lists: Sequence[Sequence[Any]]) -> _Count:
         return _NO_ROWS
     if len(inner) == 1:
         return inner[0]
-    return (inner[0] if _agree(inner) else _Count(len(lists[0])))._replace(doubt="its lists may be parts or samples")
+    return _Count(inner[0].n if _agree(inner) else len(lists[0]), "its lists may be parts or samples")
 
 
 def _agree(counts: Sequence[_Count]) -> bool:

@@ -229,10 +229,8 @@ class RecordingModule(PassModule):
 
     def on_train_epoch_start(self) -> None:
         super().on_train_epoch_start()
-        fit_loop = self.trainer.fit_loop
-        self._batches, self._recorded = fit_loop.epoch_loop.batch_progress.total, None
-        for loader in fit_loop._combined_loader.flattened if fit_loop._combined_loader is not None else ():
-            set_dataset_epoch(loader, self.owner.train_state.counts.epoch)
+        self._batches, self._recorded = self.trainer.fit_loop.epoch_loop.batch_progress.total, None
+        set_dataset_epoch(self.trainer.train_dataloader, self.owner.train_state.counts.epoch)
 
     def is_repeated(self) -> bool:
         """Was this batch counted already? LBFGS and SAM call their closure several times; a row is that of the first, before the update."""
