@@ -275,7 +275,8 @@ class ValidLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The place for the next validation."""
-        asks = self.is_read and not self.is_cut  # before it is read, some loaders draw a random number to make a state
+        # Before it is read, some loaders draw a random number to make a state; a stream's is a place in the pass that has ended
+        asks = self.is_read and not self.is_cut and not self.state.is_of_stream
         place = self.state.take(with_own=asks)
         return place | ({} if asks else {"own": self._own}) | {"whole": not self.is_cut}
 
@@ -305,4 +306,4 @@ def borrowed(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
             spare.load_state_dict(spare.state_dict())
         yield spare
     finally:
-        state.put(before | {"values": {}} if state.has_own else before, workers=False)
+        state.put(before | {"values": {}} if state.has_own and not state.is_of_stream else before, workers=False)

@@ -210,6 +210,28 @@ def test_epochs_after_a_resume_read_a_stream_with_a_state_from_its_beginning(tmp
     assert [len(loader.dataset.indices), loader.dataset.epoch] == [LEFT + N, 2]
 
 
+def test_a_stream_with_a_state_is_validated_whole_after_a_resume(tmp_path: Path) -> None:
+    for name, n, at in ("whole", 3, 0), ("broken", 3, 2 * 16 + 5):
+        trainer = make(tmp_path / name, 1, at)
+        if at:
+            with pytest.raises(Broken):
+                trainer.run(n, stock(Hosted()), stock(Hosted()), resume="auto")
+            trainer = make(tmp_path / name, 2)
+        valid = stock(Hosted())
+        trainer.run(n, stock(Hosted()), valid, resume="auto")
+    assert len(valid.dataset.indices) - N in (0, 2 * BATCH_SIZE)  # the check of two batches that Lightning makes before a run
+    assert len(trainer.history.validations) == 3
+
+
+def test_a_rate_test_leaves_a_stream_with_a_state_where_it_was() -> None:
+    loader = stock(Hosted())
+    trainer = make_trainer(Regress)
+    trainer.lr_find(loader, n_batches=10)
+    before = len(loader.dataset.indices)
+    trainer.run(1, loader)
+    assert loader.dataset.indices[before:] == Stream().order(0)
+
+
 def test_why_a_pass_is_read_again() -> None:
     states = "torchdata's StatefulDataLoader saves it there"
     assert why_read_again(stock(Hosted(), num_workers=2)) == f"Hosted has its state in worker processes; {states}"
