@@ -62,7 +62,7 @@ def _fits_kind(value: Any, hint: Any) -> bool:
         return callable(value)
     if hint is Path:
         return isinstance(value, os.PathLike)
-    if not isinstance(hint, type) or getattr(hint, "_is_protocol", False):
+    if not isinstance(hint, type) or (getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False)):
         return True
     return _is_container(value, hint) if _holds_items(hint) else isinstance(value, hint)
 

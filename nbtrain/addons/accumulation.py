@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ..data.batch import batch_size
 from ..distributed.rank import find_rank
 from .micro_batch import MicroBatchAddon
 from .window_length import samples_per_batch, tokens_per_batch, window_of_samples, window_of_tokens
@@ -23,7 +22,7 @@ from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Notifier, active_callbacks, notifier
 from ..engine.lean_training import LeanEpochLoop
 from ..engine.protocol import TrainerProtocol
-from ..engine.step_module import StepModule
+from ..engine.step_module import StepModule, count_samples
 from ..errors import ConfigError, StepError
 
 # %% auto #0
@@ -174,7 +173,7 @@ class _Accumulate(L.Callback):
         schedule = self.addon.accumulate
         if isinstance(schedule, Mapping) and self.window.n_batches == 0:
             _begin_window(pl_trainer, _at(schedule, pl_trainer.global_step), batch_idx)
-        self._samples = batch_size(batch)
+        self._samples = count_samples(self.trainer, batch)
         if not self.unit:
             self.unit = int(pl_trainer.strategy.broadcast(self._samples))
 
@@ -221,7 +220,7 @@ class _Accumulate(L.Callback):
         if pl_trainer.sanity_checking or self._notify is None:
             return
         counts = self._readers.count_this
-        loss, size = outputs.get("loss"), batch_size(batch) * counts  # independent of an open window
+        loss, size = outputs.get("loss"), count_samples(self.trainer, batch) * counts  # independent of an open window
         n_samples, n_batches = self._readers.totals(size, int(counts))
         weighted = loss * (size if self.loss_reduction == "mean" else counts) if loss is not None else None
         found = _aggregate(self.addon, self._readers, [outputs] if counts else [], weighted, n_batches)

@@ -64,7 +64,8 @@ class LimitsAddon(AddOnBase):
     Args:
         max_steps: The run ends after this number of optimizer updates, those of earlier runs of the trainer included.
         max_time: The run ends at the next batch after this time: a timedelta, or a text "days:hours:minutes:seconds".
-        steps_per_epoch: Batches per epoch; each epoch starts the loader again.
+        steps_per_epoch: Batches per epoch. Each epoch starts the loader again; a stream without a length continues where the epoch before
+            has ended.
         max_val_steps: Batches per validation.
         val_every_n_steps: Training batches between two validations, counted over the epochs, instead of one after each epoch.
         val_every_n_epochs: Epochs between two validations; with `val_every_n_steps` there are those after steps too.

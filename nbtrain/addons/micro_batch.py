@@ -13,9 +13,10 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from ..data.batch import batch_size, is_out_of_memory, split
+from ..data.batch import batch_size, can_split, is_out_of_memory, split
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import active_callbacks
+from ..engine.meter import N_SAMPLES
 from ..engine.protocol import TrainerProtocol
 from ..errors import StepError
 
@@ -68,6 +69,8 @@ class _Sum:
             return values[0]
         if all(isinstance(value, Tensor) and value.ndim and len(value) == size for value, size in zip(values, self.sizes)):
             return torch.cat(values)
+        if name == N_SAMPLES:
+            return sum(values)
         if name == "loss" or all(isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.ndim == 0) for value in values):
             weights = [1.0] * len(values) if name == "loss" and self.sums else [size / self.n for size in self.sizes]
             return sum(value * weight for value, weight in zip(values, weights))
@@ -88,7 +91,7 @@ class _Parts(L.Callback):
 
     def run(self, step: TrainStep, batch: Any) -> Mapping[str, Any]:
         """The output of `step` for `batch`, computed in smaller parts until they fit."""
-        n = batch_size(batch)
+        n = batch_size(batch) if can_split(batch) else 1
         while True:
             found = self._attempt(step, batch, n)
             if found is not None:

@@ -18,6 +18,7 @@ from .run_setup import check_setup, in_words, setup_of
 from .state_saver import note_inexact, part_of, write_state
 from ..checkpoint.attribute_state import AttributeState
 from ..checkpoint.files import SaveFormat, Writer
+from ..checkpoint.frozen_base import FrozenBase
 from ..checkpoint.run_state import Restorable, check_optimizer, from_outside, loader_of_rank, n_readers, of_rank
 from ..checkpoint.run_state import read_state, restore, restore_end, without_weights
 from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder, own_run
@@ -35,10 +36,11 @@ from ..history.run_lock import RunLock
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["SaveType", "open_loader", "StateManagerAddon", "check_restored", "end_before"]
+__all__ = ["SaveType", "SaveWeights", "open_loader", "StateManagerAddon", "check_restored", "end_before"]
 
 # %% ../../nbs/addons/state_manager.ipynb #45daac65
 SaveType = Literal["merged", "sharded", "deduped"]
+SaveWeights = Literal["all", "trainable"]
 
 
 def _resolve_options(addon: StateManagerAddon) -> None:
@@ -91,8 +93,12 @@ def open_loader(addon: StateManagerAddon, trainer: TrainerProtocol, loader: Any,
     if is_several(loader):
         _check_one_process(trainer)
         loader = SeveralLoaders(loader)
+    if addon.base is not None:  # before anything trains
+        addon.base.begin(trainer.model)
     addon.open_loader = _resumable(trainer, loader, addon.restored)
     addon.noted.clear()
+    if costs := addon.open_loader.why_read_again():
+        trainer.recorder.note(costs)
     in_ranks = draws_in_ranks(addon.open_loader.state.first) if n_readers(trainer) > 1 else []
     note_inexact(addon, trainer, [*addon.open_loader.check.reasons, *in_ranks])
     return addon.open_loader
@@ -103,14 +109,14 @@ class StateManagerAddon(AddOnBase):
     """Save the state of a run as it trains, and resume it exactly: `run(..., resume="auto")`.
 
     The folder `checkpoints/` in the run folder has a checkpoint for each save, and the links `last` and `best`. Files are written in a
-    background thread, from a copy in CPU memory. A run that ends, is stopped or is interrupted is saved too.
-    Raises ConfigError for an invalid option.
+    background thread, from a copy in CPU memory. A run that is stopped is saved too. Raises ConfigError for an invalid option.
 
     Args:
         save_path: The folder of the run folders. Required.
         save_format: "ckpt" for a Lightning checkpoint in one file, or "safetensor" for a folder without pickles.
         save_type: For a model that is sharded over ranks. "merged": rank 0 writes the whole model. "sharded": each rank writes all that
             it has to one folder. "deduped": as "sharded", but each value is written once. Other models are always saved as a whole.
+        save_weights: "trainable" leaves out what is frozen from the first run on; a resume takes it from the model, by its checksums.
         every_n_epochs: Epochs between two saves; 1 if `every_n_steps` is not given either.
         every_n_steps: Optimizer updates between two saves. Not together with `every_n_epochs`.
         keep_last_n: How many of the newest checkpoints are kept, besides those that `best` and `last` point to. None keeps all.
@@ -118,9 +124,8 @@ class StateManagerAddon(AddOnBase):
         save_last: Let `last` point to the newest checkpoint.
         symlink_best_and_last: Make `best` and `last` symbolic links; False, or a file system without links, makes copies.
         validate_on_save: Validate before each save by steps or epochs, and where a run ends in the middle of an epoch.
-        strict: Refuse to resume where the optimizer, or in mid-epoch the loader, the schedule or the accumulation, is not what the run was
-            saved with. With False the run continues, the record names what differs, an optimizer of another class or with other groups
-            begins again, and so does an open epoch with another loader.
+        strict: Refuse to resume with another optimizer, or in mid-epoch with another loader, schedule or accumulation. With False the run
+            continues, the record names what differs, and an optimizer of another kind or an open epoch with another loader begins again.
         stop_on_save_error: Raise the error of a save that fails, which ends the run. By default it is noted and the run continues.
         save_on_error: Where an error ends the run, save what it has reached as `after-error` in the run folder; resume by its path.
     """
@@ -128,6 +133,7 @@ class StateManagerAddon(AddOnBase):
     save_path: str | Path | None = None
     save_format: SaveFormat = "ckpt"
     save_type: SaveType = "merged"
+    save_weights: SaveWeights = "all"
     every_n_epochs: int | None = None
     every_n_steps: int | None = None
     keep_last_n: int | None = None
@@ -145,7 +151,7 @@ class StateManagerAddon(AddOnBase):
     def __post_init__(self) -> None:
         _resolve_options(self)
         self.store = CheckpointStore(self.keep_last_n, self.save_best, self.save_last, self.symlink_best_and_last)
-        self.made_in = Path.cwd()
+        self.made_in, self.base = Path.cwd(), FrozenBase() if self.save_weights == "trainable" else None
         self.restored: dict[str, Any] | None = None  # a checkpoint, until the next run has reached its first batch
         self.restored_from: str | Path | None = None
         self.open_loader: ResumableLoader | None = None
@@ -173,10 +179,10 @@ class StateManagerAddon(AddOnBase):
         return open_loader(self, trainer, loader, training=training)
 
     def save_state(self, trainer: TrainerProtocol) -> Path | None:
-        """Save the state now, or while a run is on between two of its batches. Returns the path of the checkpoint.
+        """Save the state now, or while a run is on between two of its batches. Returns the path of the checkpoint, once it is written.
 
-        Waits until the file is written. In a step or a callback, and while worker processes train, it returns None and the save follows
-        after the batch. Raises CheckpointError if the checkpoint can't be written.
+        In a step or a callback, and while worker processes train, it returns None and the save follows after the batch. Raises
+        CheckpointError if the checkpoint can't be written.
         """
         if trainer.control.request_elsewhere("save_state"):
             return None
@@ -230,6 +236,8 @@ def _restore(addon: StateManagerAddon, trainer: Restorable, checkpoint: str | Pa
     begin_attributes(addon, trainer)
     restore(trainer, checkpoint, state, run_dir, with_optimizer="optimizer" not in found)
     addon.restored, addon.restored_from, addon.rest = state, checkpoint, without_weights(state)
+    if addon.base is not None:
+        addon.base.resume(state["nbtrain"])
     load_attributes(addon, trainer, state["nbtrain"])
     return checkpoint
 

@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from .run_setup import setup_of
 from ..checkpoint.files import Writer
+from ..checkpoint.frozen_base import leave_out
 from ..checkpoint.run_state import keep_weights, kept_weights, own_part, without_weights
 from ..checkpoint.sharded import ShardWriter, meet_ranks
 from ..checkpoint.snapshot import plain
@@ -82,6 +83,8 @@ def write_state(
     best = name_best(addon, trainer, state["nbtrain"], path)
     earlier = best == path and history.best is not None and history.best["step"] != counts.step  # it was inside a window
     keep_weights(state, kept_weights(trainer), trainer.train_state.best_weights if earlier else None)
+    if addon.base is not None and not in_parts:
+        leave_out(state, addon.base, trainer.model)
 
     def settle(path: Path) -> None:
         expired.extend(addon.store.settle(path, best))
@@ -97,7 +100,8 @@ def name_best(addon: StateManagerAddon, trainer: TrainerProtocol, own: dict[str,
     best = best if best is not None and best.parent == path.parent else None
     own["best"] = best.name if best is not None else None
     if best is None and trainer.train_state.best_weights is not None:  # no file has them
-        own["best_weights"] = trainer.train_state.best_weights
+        base = addon.base.unchanged(trainer.model) if addon.base is not None else {}
+        own["best_weights"] = {name: value for name, value in trainer.train_state.best_weights.items() if name not in base}
     return best
 
 
@@ -309,6 +313,8 @@ def save_after_error(saver: StateSaver, pl_trainer: L.Trainer, *, was_paused: bo
         name_best(addon, trainer, own, path)
         state = saver.dump(pl_trainer) | {"nbtrain": own | {"awaits_validation": is_whole}}
         keep_weights(state, kept_weights(trainer))
+        if addon.base is not None:
+            leave_out(state, addon.base, trainer.model)
         saver.writer.save(state, path, addon.save_format, config=_config(trainer.model))
     except Exception as error:
         trainer.recorder.note(f"the state after the error was not saved: {first_line(error)}")

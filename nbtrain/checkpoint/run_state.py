@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .attribute_state import AttributeState
 from .files import read_checkpoint
+from .frozen_base import put_in, with_frozen
 from .weights import Weights, check_weights, load_weights, local_file, url_of
 from ..compat.weight_names import bare, of_part
 from ..data.resumable_loader import ResumableLoader, ValidLoader
@@ -333,6 +334,7 @@ def read_state(trainer: TrainerProtocol, checkpoint: str | Path) -> dict[str, An
     with local_file(checkpoint) as file:
         state = read_checkpoint(file)
     checked(trainer, state, path)
+    state = put_in(state, trainer.model, path)
     _check_fits(trainer, state, path)
     return dict(state)
 
@@ -384,7 +386,8 @@ def restore_end(trainer: Restorable, state: Mapping[str, Any], checkpoint: str |
 
 def _restore_best(trainer: TrainerProtocol, state: Mapping[str, Any], checkpoint: str | Path) -> None:
     """Restore the weights of the best epoch: from the file beside `checkpoint` that has them, or from this one."""
-    best, trainer.train_state.best_weights = trainer.train_state.history.best, state["nbtrain"].get("best_weights")
+    best, weights = trainer.train_state.history.best, state["nbtrain"].get("best_weights")
+    trainer.train_state.best_weights = with_frozen(weights, trainer.model) if weights is not None else None
     if state["nbtrain"]["best"] is None or best is None:
         return
     name, url = Path(state["nbtrain"]["best"]).name, url_of(checkpoint)
@@ -392,7 +395,8 @@ def _restore_best(trainer: TrainerProtocol, state: Mapping[str, Any], checkpoint
     try:
         with local_file(f"{url.rpartition('/')[0]}/{name}" if url else file) as local:
             found = weights_of(state if file == Path(checkpoint) else _named(read_checkpoint(local), file))
-        trainer.train_state.best_weights = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        weights = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        trainer.train_state.best_weights = with_frozen(weights, trainer.model)
         best.path = file
     except CheckpointError as error:
         trainer.recorder.note(f"the best weights are lost: {first_line(error)}")

@@ -298,6 +298,8 @@ def _checkpoint(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -
         found["save_type"] = manager.save_type
     if manager.save_format != "ckpt":
         found["save_format"] = manager.save_format
+    if manager.save_weights != "all":
+        found["save_weights"] = manager.save_weights
     return {name: value for name, value in found.items() if value is not None and value is not True} | given
 
 

@@ -135,6 +135,7 @@ class CheckpointConfig:
     save_format: Literal["ckpt", "safetensor"] = described(
         "a Lightning checkpoint in one file, or a folder of files without pickle", "ckpt"
     )
+    save_weights: Literal["all", "trainable"] = described("all weights, or what trains, and of a frozen base the checksums", "all")
     save_last: bool = described("let `last` point to the newest", True)
     save_best: bool = described("let `best` point to the one with the lowest val_loss", True)
     symlink_best_and_last: bool = described("as links; else as copies", True)

@@ -8,17 +8,30 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import OutOfMemory, first_line
 
 # %% auto #0
-__all__ = ["batch_size", "describe", "change_tensors", "to_device", "pin", "tensors", "split", "is_out_of_memory", "out_of_memory"]
+__all__ = [
+    "batch_size",
+    "why_guessed",
+    "describe",
+    "change_tensors",
+    "to_device",
+    "pin",
+    "tensors",
+    "split",
+    "can_split",
+    "is_out_of_memory",
+    "out_of_memory",
+]
 
 
 # %% ../../nbs/data/batch.ipynb #3cbd991d
@@ -35,21 +48,127 @@ def _parts(batch: Any) -> dict[str, Any] | None:
     return None
 
 
+# %% ../../nbs/data/batch.ipynb #0b4118cd
+class _Count(NamedTuple):
+    """A number of samples, 0 where there is none to be found, and why it is a guess."""
+
+    n: int
+    doubt: str = ""
+
+
+_NO_ROWS = _Count(0, "it holds nothing with a row or an item for each sample")
+
+
+def _stated(item: Any) -> int:
+    """What the batch of a library says of itself: PyG and DGL count graphs, tensordict keeps a torch.Size."""
+    if isinstance(item, PackedSequence):
+        return int(item.batch_sizes[0])
+    for name in ("num_graphs", "batch_size"):
+        n = getattr(item, name, None)
+        n = next(iter(n), None) if isinstance(n, torch.Size) else n
+        if type(n) is int and n > 0:
+            return n
+    return 0
+
+
+def _n_rows(item: Any) -> int:
+    """The length of a tensor's, an array's or a data frame's first dimension; 0 for anything else."""
+    if isinstance(item, Tensor):
+        return item.size(0) if item.ndim else 0
+    shape = getattr(item, "shape", None)
+    return shape[0] if isinstance(shape, tuple) and shape and type(shape[0]) is int else 0
+
+
+def _kind(item: Any) -> Any:
+    """What samples have in common: the type, of a tensor also the dtype and the dimensions, of a dict its keys."""
+    if isinstance(item, Tensor):
+        return item.dtype, item.ndim
+    return (type(item), *item) if isinstance(item, Mapping) else type(item)
+
+
+def _is_list(item: Any) -> bool:
+    """A list or a tuple of anything, without names for its items."""
+    return isinstance(item, (list, tuple)) and not hasattr(item, "_fields")
+
+
+# %% ../../nbs/data/batch.ipynb #c54b705b
+def _count(item: Any) -> _Count:
+    n = _n_rows(item) if isinstance(item, Tensor) else _stated(item) or _n_rows(item)
+    if n or isinstance(item, Tensor):
+        return _Count(n) if n else _NO_ROWS
+    if _is_list(item):
+        return _of_list(item) if item else _NO_ROWS
+    return _of_parts(list((_parts(item) or {}).values()))
+
+
+def _of_parts(parts: Sequence[Any]) -> _Count:
+    """The samples of a batch that has these parts."""
+    if rows := [n for part in parts if (n := _n_rows(part))]:
+        return _Count(rows[0], "" if {*rows} <= {rows[0], 1} else f"its tensors have {', '.join(map(str, dict.fromkeys(rows)))} rows")
+    found = [_count(part) for part in parts if not _is_list(part)]
+    found += [_of_list_parts(lists)] if (lists := [part for part in parts if _is_list(part) and part]) else []
+    return min((count for count in found if count.n), key=lambda count: bool(count.doubt), default=_NO_ROWS)
+
+
+def _of_list(items: Sequence[Any]) -> _Count:
+    """The samples of a list, whose items may be parts of a batch or samples."""
+    kinds = [_kind(item) for item in items]
+    if any(map(_n_rows, items)):
+        return _of_parts(items) if not _look_like_images(items) else _Count(_n_rows(items[0]), "its tensors may be parts or samples")
+    if all(map(_is_list, items)):
+        return _of_lists(items)
+    if len({*kinds}) > 1:
+        return _of_parts(items)
+    inner = [_count(item) for item in items]
+    if all(map(_stated, items)) or (isinstance(items[0], Mapping) and _agree(inner) and len(items) > 1):
+        return _Count(inner[0].n, "" if _stated(items[0]) else "its dicts may be parts or samples")
+    return _Count(len(items))
+
+
+def _of_lists(lists: Sequence[Sequence[Any]]) -> _Count:
+    """The samples of a list of lists: one list for each sample, or one for each part."""
+    kinds = [[_kind(item) for item in one] for one in lists]
+    if all(len({*of_one}) > 1 for of_one in kinds) and all(of_one == kinds[0] for of_one in kinds):
+        return _Count(len(lists))  # of an image and its label each
+    return _of_list_parts(lists)
+
+
+def _of_list_parts(lists: Sequence[Sequence[Any]]) -> _Count:
+    """The samples of a batch whose parts are lists: as many as their items, where one of them has no tensors of its own."""
+    plain = [one for one in lists if one and not any(map(_n_rows, one)) and not all(map(_is_list, one))]
+    if plain and all(len(one) == len(plain[0]) for one in lists):
+        return _Count(len(plain[0]))  # of images, and of targets
+    inner = [_of_list(one) for one in lists if one]
+    if not inner:
+        return _NO_ROWS
+    if len(inner) == 1:
+        return inner[0]
+    return _Count(inner[0].n if _agree(inner) else len(lists[0]), "its lists may be parts or samples")
+
+
+def _agree(counts: Sequence[_Count]) -> bool:
+    return bool(counts) and counts[0].n > 0 and all(count == counts[0] and not count.doubt for count in counts)
+
+
+def _look_like_images(items: Sequence[Any]) -> bool:
+    """Several tensors of one kind with three dimensions, which differ in the last two: images that could not be stacked."""
+    alike = len(items) > 1 and len({_kind(item) for item in items}) == 1
+    return alike and getattr(items[0], "ndim", 0) == 3 and len({tuple(item.shape[1:]) for item in items}) > 1
+
+
+# %% ../../nbs/data/batch.ipynb #d1d52bf2
 def batch_size(batch: Any) -> int:
-    """How many samples `batch` has: the length of its first tensor; 1 where it has no tensor."""
+    """How many samples `batch` has; 1 where it does not say. See `why_guessed`."""
     if type(batch) in (list, tuple) and batch:  # the usual batch, 20 µs sooner
         first = batch[0]
         if type(first) is Tensor and first.ndim:
             return first.size(0) or 1
-    return _first_length(batch) or 1
+    return _count(batch).n or 1
 
 
-def _first_length(batch: Any) -> int:
-    if type(batch) is Tensor:
-        return batch.shape[0] if batch.ndim else 0
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else 0
-    return next((n for item in (_parts(batch) or {}).values() if (n := _first_length(item))), 0)
+def why_guessed(batch: Any) -> str:
+    """Why `batch_size` of this batch is a guess, for people; empty where it is none."""
+    return _count(batch).doubt
 
 
 # %% ../../nbs/data/batch.ipynb #e955fd73
@@ -120,9 +239,16 @@ def tensors(batch: Any) -> Iterator[Tensor]:
 
 # %% ../../nbs/data/batch.ipynb #f08f10be
 def split(batch: Any, size: int) -> list[Any]:
-    """`batch` in micro-batches of `size` samples, the last one shorter: tensors by rows, lists without tensors by items."""
+    """`batch` in micro-batches of `size` samples, the last one shorter: tensors by rows, lists by items. Ask `can_split` before."""
     n = batch_size(batch)
     return [batch] if size >= n else [_rows(batch, slice(start, start + size), n) for start in range(0, n, size)]
+
+
+def can_split(batch: Any) -> bool:
+    """Has it more than one sample, and a form whose samples nbtrain can tell apart? A graph batch has not."""
+    if isinstance(batch, PackedSequence) or not (isinstance(batch, Tensor) or _parts(batch) is not None):
+        return False
+    return batch_size(batch) > 1
 
 
 def _rows(item: Any, rows: slice, n: int) -> Any:
@@ -135,7 +261,7 @@ def _rows(item: Any, rows: slice, n: int) -> Any:
     if isinstance(item, tuple) and hasattr(item, "_fields"):
         return type(item)(*(_rows(value, rows, n) for value in item))
     if isinstance(item, (list, tuple)):
-        if len(item) == n and next(tensors(item), None) is None:
+        if len(item) == n and not any(tensor.ndim and len(tensor) == n for tensor in tensors(item)):
             return item[rows]
         return type(item)(_rows(value, rows, n) for value in item)
     return item

@@ -71,6 +71,8 @@ def _options(loader: DataLoader[Any]) -> dict[str, Any]:
 class LoaderWrapper:
     """Base of loaders around another `loader`: its length and its samplers. A subclass defines which batches it yields."""
 
+    continues = False  # does a pass continue where the one before was cut?
+
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from .loader import StatefulLoader
+from .stream import place_keeper
 from ..rng import keep_random
 
 # %% auto #0
@@ -35,8 +35,10 @@ __all__ = [
     "LoaderParts",
     "find_parts",
     "LoaderState",
+    "is_fixed",
     "why_not_exact",
     "draws_in_ranks",
+    "is_default_collate",
 ]
 
 # %% ../../nbs/data/loader_state.ipynb #2739bb1f
@@ -293,18 +295,29 @@ class LoaderState:
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
+        self.keeper = place_keeper(loader)
         self.first = find_parts(loader)
         self._before = {path: _plain_values(holder) for path, holder in self.first.holders.items()}
 
     @property
     def has_own(self) -> bool:
-        """Has the loader a state itself?"""
-        return isinstance(self.loader, StatefulLoader)
+        """Has the loader a state itself, or the stream that it reads?"""
+        return self.keeper is not None
+
+    @property
+    def is_of_stream(self) -> bool:
+        """Is it the stream's? That says a place in a pass, and nothing between two passes."""
+        return self.keeper is not None and self.keeper is not self.loader
+
+    @property
+    def is_stated(self) -> bool:
+        """Does the loader's own state say the whole place, without anything that is read again?"""
+        return self.keeper is not None and getattr(self.keeper, "is_stated", True)
 
     def take(self, *, changed: bool = True, with_own: bool = True) -> dict[str, Any]:
         """The place of the loader. `changed`: only the values that have changed. `with_own`: with the loader's own state."""
         parts = find_parts(self.loader)
-        own = self.loader.state_dict() if with_own and self.has_own else None
+        own = self.keeper.state_dict() if with_own and self.keeper is not None else None
         values = {path: self._changed(path, holder) if changed else _plain_values(holder) for path, holder in parts.holders.items()}
         return {
             "own": own,
@@ -326,10 +339,10 @@ class LoaderState:
         parts = find_parts(self.loader)
         if workers:
             _start_workers(parts, place.get("workers", ()))
-        if place["own"] is not None and whole and self.has_own:
-            self.loader.load_state_dict(place["own"])
+        if place["own"] is not None and whole and self.keeper is not None:
+            self.keeper.load_state_dict(place["own"])
             with keep_random(devices=False):  # some loaders make an iterator of it only when they are asked, and draw a number
-                self.loader.state_dict()
+                self.keeper.state_dict()
         else:
             for path, values in place.get("values", {}).items():
                 for key, value in values.items() if path in parts.holders else ():
@@ -365,12 +378,12 @@ def _start_workers(parts: LoaderParts, paths: Iterable[str]) -> None:
 _INDEXED = (torch.utils.data.TensorDataset, list, tuple, range)
 
 
-def _is_fixed(dataset: Any) -> bool:
+def is_fixed(dataset: Any) -> bool:
     """Is each sample always the same?"""
     if type(dataset) is torch.utils.data.Subset:
-        return _is_fixed(dataset.dataset)
+        return is_fixed(dataset.dataset)
     if type(dataset) is torch.utils.data.ConcatDataset:
-        return all(map(_is_fixed, dataset.datasets))
+        return all(map(is_fixed, dataset.datasets))
     return type(dataset) in _INDEXED
 
 
@@ -385,7 +398,7 @@ def why_not_exact(parts: LoaderParts) -> list[str]:
     if not parts.is_whole:
         reasons.append(f"the loader holds more than {_MOST_OBJECTS:,} objects, and a generator or a counter deep in it would not be found")
     for loader in parts.loaders.values():
-        if loader.num_workers and loader.persistent_workers and not (_is_fixed(loader.dataset) and _is_default(loader.collate_fn)):
+        if loader.num_workers and loader.persistent_workers and not (is_fixed(loader.dataset) and is_default_collate(loader.collate_fn)):
             name = type(loader.dataset).__name__
             reasons.append(f"persistent workers keep their random numbers and counters from epoch to epoch, if {name} has any")
     return list(dict.fromkeys(reasons))
@@ -398,5 +411,6 @@ def draws_in_ranks(parts: LoaderParts) -> list[str]:
     return [f"{name} draws from a generator in each rank, and at the end of an epoch one place is saved for all" for name in found]
 
 
-def _is_default(collate: Callable[..., Any]) -> bool:
+def is_default_collate(collate: Callable[..., Any]) -> bool:
+    """Does it only stack samples?"""
     return getattr(collate, "__module__", "") == "torch.utils.data._utils.collate"

@@ -76,12 +76,14 @@ def _plain(indices: Any) -> Any:
 
 def same_random(left: dict[str, Any], right: dict[str, Any]) -> bool:
     """Are these two states of random numbers equal?"""
-    return all(_as_values(left[name]) == _as_values(right[name]) for name in left)
+    return left.keys() == right.keys() and all(_as_values(left[name]) == _as_values(right[name]) for name in left)
 
 
 def _as_values(state: Any) -> Any:
     if isinstance(state, (Tensor, np.ndarray)):
         return state.tolist()
+    if isinstance(state, dict):
+        return {name: _as_values(value) for name, value in state.items()}
     return tuple(map(_as_values, state)) if isinstance(state, (tuple, list)) else state
 
 
@@ -117,10 +119,10 @@ class OrderCheck:
 
     def __init__(self, state: LoaderState) -> None:
         self.state, parts = state, state.first
-        self.reasons = [] if state.has_own else why_not_exact(parts)
-        self._orders = {} if state.has_own else _orders(parts)
+        self.reasons = [] if state.is_stated else why_not_exact(parts)
+        self._orders = {} if state.is_stated else _orders(parts)
         self._fresh: Any = None  # a copy of the loader, where its samplers are to be tried
-        is_said = state.has_own or parts.iterators or any(isinstance(found, SystemRandom) for found in parts.generators.values())
+        is_said = state.is_stated or parts.iterators or any(isinstance(found, SystemRandom) for found in parts.generators.values())
         if parts.is_whole and not (is_said or all(map(_is_known, parts.loaders.values()))):
             try:
                 self._fresh = _copied(state.loader, parts)

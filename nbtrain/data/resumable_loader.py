@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from itertools import chain, islice
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import DataLoader
 
+from .batch_skip import can_skip, cost_of_resume, skip_batches
 from .loader import LoaderWrapper, StatefulLoader
 from .loader_state import LoaderState
 from .order_check import OrderCheck, same_random
@@ -51,6 +52,32 @@ def _check_length(saved: int | None, given: int | None) -> None:
         )
 
 
+def _from_begin(state: LoaderState, begin: dict[str, Any], finished: int, ahead: int) -> Iterator[Any]:
+    """A pass that began with `begin`, after `finished` batches, which are skipped or read again; the next `ahead` ones are read at once."""
+    state.put(begin["place"])
+    set_random_state(begin["random"])
+    if not state.has_own and can_skip(state.loader, ahead=ahead > 0):
+        batches = skip_batches(state.loader, finished)
+    else:
+        batches = iter(state.loader)
+        deque(islice(batches, finished), maxlen=0)
+    return chain(list(islice(batches, ahead)), batches)  # before the newest random numbers are restored
+
+
+class _Announced:
+    """An iterator that calls `before` whenever an item is read. A generator would hold the item until the next one is read."""
+
+    def __init__(self, items: Iterator[Any], before: Callable[[], None]) -> None:
+        self.items, self.before = items, before
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self.before()
+        return next(self.items)
+
+
 # %% ../../nbs/data/resumable_loader.ipynb #a93dbf3a
 class RereadableLoader(LoaderWrapper):
     """A wrapper around `loader` whose current pass can be read again from its beginning, up to any batch. `check`: what can't be."""
@@ -81,7 +108,7 @@ class RereadableLoader(LoaderWrapper):
         `after_cut`: the pass before was cut, so that the loader's own state is still a place in that one.
         """
         self._n_handed = 0
-        place = self.state.take(with_own=own is None and not after_cut)
+        place = self.state.take(with_own=own is None and not after_cut and not self.state.is_of_stream)
         self._begin = {"place": place if own is None else place | {"own": own}, "random": random_state()}
         return iter(self.loader)
 
@@ -130,7 +157,9 @@ class RereadableLoader(LoaderWrapper):
 
     def _is_whole(self) -> bool:
         """Is the loader's own state, after the current pass, that of the next one?"""
-        return not self.state.has_own or self._ended or self._n_handed == self._length()
+        if not self.state.has_own or self.state.is_of_stream or getattr(self.loader, "continues", False):
+            return True
+        return self._ended or self._n_handed == self._length()
 
     def _length(self) -> int | None:
         return sized_len(self.loader)
@@ -148,13 +177,22 @@ class ResumableLoader(RereadableLoader):
         self.random_ahead: dict[str, Any] | None = None  # to continue with, where the first batch was read before the run began
         self._draws: bool | None = None  # does it draw between two batches? None before that was seen
         self._next: tuple[dict[str, Any], dict[str, Any]] | None = None  # a state to resume from, and the random numbers to continue with
+        # Lightning reads one batch of a loader without a length ahead: the loader's own state after the newest ones, by their number
+        self._reads_ahead = self.state.has_own and not getattr(loader, "continues", False) and self._length() is None
+        self._newest: deque[tuple[int, dict[str, Any]]] = deque(maxlen=3)
+
+    def _keep_place(self) -> None:
+        """Before a batch is read: what it is read with."""
+        if self.state.keeper is not None:
+            own = {"own": deepcopy(self.state.keeper.state_dict()), "random": random_state(devices=False)}
+            self._newest.append((self._n_handed, own))
 
     def _open(self) -> Iterator[Any]:
         saved, self._next = self._next, None
         batches = super()._open() if saved is None else self._resume(*saved)
         if saved is not None and self._length() is None:  # Lightning reads ahead, before it tries the validation loader
             batches = chain(self._read_first(batches), batches)
-        return batches
+        return _Announced(batches, self._keep_place) if self._reads_ahead else batches
 
     def _begin_pass(self, own: Any = None, *, after_cut: bool = False) -> Iterator[Any]:
         batches = super()._begin_pass(own, after_cut=after_cut)
@@ -180,24 +218,28 @@ class ResumableLoader(RereadableLoader):
             set_random_state(random)
             return self._begin_pass(place["own"] if state["whole"] else None, after_cut=not state["whole"])
         self._begin, self._n_handed, ahead = state["begin"], finished, state["handed"] - finished
-        if place["own"] is not None and not ahead:
+        if (newest := state.get("newest")) is not None:
+            self.state.put(place | {"own": newest["own"]})
+            batches = iter(self.loader)
+            set_random_state(newest["random"])
+            batches = chain(list(islice(batches, ahead)), batches)
+        elif place["own"] is not None and not ahead:
             self.state.put(place)
             batches = iter(self.loader)
         else:
-            self.state.put(self._begin["place"])
-            set_random_state(self._begin["random"])
-            batches = iter(self.loader)
-            deque(islice(batches, finished), maxlen=0)
-            batches = chain(list(islice(batches, ahead)), batches)  # read ahead before the newest random numbers are restored
+            batches = _from_begin(self.state, self._begin, finished, ahead)
             self.state.put(place | {"own": None, "values": {} if self.state.has_own else place.get("values", {})})
         set_random_state(random)
         return batches
 
     def place(self, finished: int | None = None) -> dict[str, Any]:
         """The place in the current pass, of which `finished` batches are done; None between two passes."""
-        state = {"length": self._length(), "place": self.state.take()}
+        state = {"length": self._length(), "place": self.state.take(with_own=finished is not None or not self.state.is_of_stream)}
         if finished is None:
             return state | {"finished": None, "whole": self._is_whole()}
+        own = dict(self._newest).get(finished) if finished < self._n_handed else None
+        if own is not None and same_random(self._begin["place"]["generators"], state["place"]["generators"]):
+            state["newest"] = own  # a generator beside the loader's own state would be a batch ahead of it
         return state | {"finished": finished, "handed": self._n_handed, "begin": self._begin}
 
     def resume_at(self, state: dict[str, Any], random: dict[str, Any]) -> None:
@@ -207,6 +249,11 @@ class ResumableLoader(RereadableLoader):
         else:
             _check_length(state["length"], self._length())
         self._next = state, random
+
+    def why_read_again(self) -> str:
+        """What the resume reads a second time, for people; empty where it reads nothing."""
+        finished = self._next[0]["finished"] if self._next is not None else None
+        return cost_of_resume(self.loader, finished) if finished else ""
 
     def why_not_exact(self) -> list[str]:
         """What can't be resumed exactly, as far as a save shows it."""
@@ -228,7 +275,8 @@ class ValidLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The place for the next validation."""
-        asks = self.is_read and not self.is_cut  # before it is read, some loaders draw a random number to make a state
+        # Before it is read, some loaders draw a random number to make a state; a stream's is a place in the pass that has ended
+        asks = self.is_read and not self.is_cut and not self.state.is_of_stream
         place = self.state.take(with_own=asks)
         return place | ({} if asks else {"own": self._own}) | {"whole": not self.is_cut}
 
@@ -258,4 +306,4 @@ def borrowed(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
             spare.load_state_dict(spare.state_dict())
         yield spare
     finally:
-        state.put(before | {"values": {}} if state.has_own else before, workers=False)
+        state.put(before | {"values": {}} if state.has_own and not state.is_of_stream else before, workers=False)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
@@ -18,7 +19,7 @@ from .loader import Batching, check_same
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["TensorLoader", "suggest_loader"]
+__all__ = ["Frame", "is_array", "as_tensor", "TensorLoader", "suggest_loader"]
 
 
 # %% ../../nbs/data/tensor_loader.ipynb #72c60978
@@ -54,6 +55,36 @@ class _Draws:
             torch.randperm(n, generator=self.generator)
 
 
+# %% ../../nbs/data/tensor_loader.ipynb #63ca5709
+@runtime_checkable
+class Frame(Protocol):
+    """A frame or a column of pandas."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def to_numpy(self) -> np.ndarray: ...
+
+
+def is_array(value: object) -> bool:
+    """Is it a NumPy array, or a frame or a column of pandas?"""
+    return isinstance(value, (np.ndarray, Frame)) and not isinstance(value, Tensor)
+
+
+def as_tensor(value: np.ndarray | Frame) -> Tensor:
+    """The numbers of an array or a frame; decimals in torch's default dtype. Raises ConfigError for anything but numbers."""
+    array = value if isinstance(value, np.ndarray) else value.to_numpy()
+    if array.dtype.kind not in "biuf":
+        columns = getattr(value, "columns", ())
+        texts = [repr(name) for name in columns if np.asarray(value[name]).dtype.kind not in "biuf"]  # pyright: ignore[reportIndexIssue]
+        which = f"Column {texts[0]}" if texts else f"A {type(value).__name__} of {array.dtype}"
+        raise ConfigError(
+            f"{which} has no numbers, which a tensor needs.",
+            remedy="Leave it out, or encode it: frame['city'].astype('category').cat.codes; fill what is missing.",
+        )
+    tensor = torch.from_numpy(np.array(array))  # a copy, which may be written to
+    return tensor.to(torch.get_default_dtype()) if array.dtype.kind == "f" else tensor
+
+
 # %% ../../nbs/data/tensor_loader.ipynb #ad1d71ed
 def _checked(given: tuple[Any, ...]) -> tuple[list[Any] | None, list[Tensor]]:
     """The keys of a batch, None where it is a list, and the tensors. Raises ConfigError for anything that is not a set of samples."""
@@ -62,11 +93,13 @@ def _checked(given: tuple[Any, ...]) -> tuple[list[Any] | None, list[Tensor]]:
         given = given[0].tensors
     elif len(given) == 1 and isinstance(given[0], Mapping):
         names, given = list(given[0]), tuple(given[0].values())
+    given = tuple(as_tensor(item) if is_array(item) else item for item in given)
     wrong = [type(item).__name__ for item in given if not isinstance(item, Tensor) or item.ndim == 0]
     if wrong or not given:
         what = "nothing" if not wrong else "a Tensor without rows" if wrong[0] == "Tensor" else f"a {wrong[0]}"
         raise ConfigError(
-            f"TensorLoader was given {what}.", remedy="Give tensors with a row for each sample, a dict of them, or a TensorDataset."
+            f"TensorLoader was given {what}.",
+            remedy="Give tensors with a row for each sample, a dict of them, or a TensorDataset.",
         )
     for unlike, values in ("lengths", [len(tensor) for tensor in given]), ("devices", [str(tensor.device) for tensor in given]):
         if len(set(values)) > 1:
@@ -79,6 +112,7 @@ class TensorLoader:
     """Batches of tensors in memory, equal bit for bit to those of a DataLoader over a TensorDataset of them.
 
     `tensors`: tensors with a row for each sample, or one TensorDataset; a batch is a list. Or one dict of tensors: a batch is a dict.
+    NumPy arrays and the frames of pandas are taken as tensors, their decimals in torch's default dtype.
     A batch is a copy. Tensors on CUDA are indexed there: the fastest way, where they fit. Otherwise `device` moves each batch, and
     `pin_memory` lets that copy run in the background (it has no effect without CUDA).
 
@@ -91,7 +125,7 @@ class TensorLoader:
     @checked
     def __init__(
         self,
-        *tensors: Tensor | TensorDataset | Mapping[Any, Tensor],
+        *tensors: Tensor | TensorDataset | Mapping[Any, Any] | np.ndarray | Frame,
         batch_size: int = 32,
         shuffle: bool = False,
         drop_last: bool = False,

@@ -22,10 +22,11 @@ from ..data.batch import to_device
 from ..errors import StepError
 
 # %% auto #0
-__all__ = ["Scalar", "snapshot", "PendingRows", "EpochLog", "PassLog", "Meter"]
+__all__ = ["Scalar", "N_SAMPLES", "snapshot", "PendingRows", "EpochLog", "PassLog", "Meter"]
 
 # %% ../../nbs/engine/meter.ipynb #78fbd4fd
 Scalar = Tensor | Real | float
+N_SAMPLES = "n_samples"  # what a step may return beside its metrics: over how many samples, or tokens, they are means
 
 
 def snapshot(value: Scalar) -> Scalar:
@@ -71,7 +72,7 @@ class PendingRows:
     """The scalars of batches that nothing has read yet: a row and a number of samples for each, and what belongs to some rows only."""
 
     rows: list[dict[str, Scalar]] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
+    samples: list[Scalar] = field(default_factory=list)
     extras: dict[str, list[tuple[int, Scalar]]] = field(default_factory=dict)  # by name: (row, value)
 
     def amend(self, name: str, value: Scalar) -> None:
@@ -87,18 +88,26 @@ class PendingRows:
             if entries and entries[-1][0] == len(self.rows):
                 entries.pop()
 
-    def to_floats(self) -> tuple[dict[str, list[float]], dict[str, tuple[list[float], list[int]]]]:
-        """The values of each row by name, NaN where a row has none; and what counts in the means: the values, and the samples of each."""
+    def to_floats(self) -> tuple[dict[str, list[float]], dict[str, tuple[list[float], list[float]]], list[float]]:
+        """The values of each row by name, NaN where a row has none; what counts in the means: the values, and the samples of each; and
+        the samples of each row.
+        """
         whole = {name: list(map(itemgetter(name), self.rows)) for name in self.rows[0]}
-        floats = _to_floats(whole | {name: [value for _, value in entries] for name, entries in self.extras.items()})
+        stated = {} if {int}.issuperset(map(type, self.samples)) else {N_SAMPLES: self.samples}  # by the steps, on their device
+        floats = _to_floats(whole | {name: [value for _, value in entries] for name, entries in self.extras.items()} | stated)
+        samples: list[Any] = list(map(_as_whole, floats[N_SAMPLES])) if stated else self.samples
         block = {name: floats[name] for name in whole}
-        counted = {name: (floats[name], self.samples) for name in whole}
+        counted = {name: (floats[name], samples) for name in whole}
         for name, entries in self.extras.items():
             block[name] = [math.nan] * len(self.rows)
             for (i, _), value in zip(entries, floats[name]):
                 block[name][i] = value
-            counted[name] = floats[name], [self.samples[i] for i, _ in entries]
-        return block, counted
+            counted[name] = floats[name], [samples[i] for i, _ in entries]
+        return block, counted, samples
+
+
+def _as_whole(number: float) -> float:
+    return int(number) if number.is_integer() else number
 
 
 # %% ../../nbs/engine/meter.ipynb #4b6850be
@@ -116,7 +125,7 @@ class EpochLog(dict[str, list[Any]]):
 _SAVED = ("keep_tensors", "n_batches", "kept_bytes", "_sums", "_weights", "_flushed")  # of a meter, beside its keys and its log
 
 
-def _joined(blocks: Sequence[tuple[dict[str, list[float]], list[int]]]) -> tuple[dict[str, list[float]], list[int]]:
+def _joined(blocks: Sequence[tuple[dict[str, list[float]], list[float]]]) -> tuple[dict[str, list[float]], list[float]]:
     """Several blocks (values by name, samples) as one; NaN where a block lacks a name."""
     names = dict.fromkeys(name for block, _ in blocks for name in block)
     empty = [[math.nan] * len(samples) for _, samples in blocks]
@@ -144,28 +153,28 @@ class PassLog:
         self._keys: frozenset[str] | None = None
         self._pending, self._tensors = PendingRows(), list[tuple[str, Any]]()
         self._log, self._sums, self._weights = EpochLog(), dict[str, float](), dict[str, float]()
-        self._flushed: list[tuple[dict[str, list[float]], list[int]]] = []
+        self._flushed: list[tuple[dict[str, list[float]], list[float]]] = []
 
     def flush(self) -> None:
         """Turn what is pending into floats."""
         if not self._pending.rows:
             return
         pending, self._pending = self._pending, PendingRows()
-        block, counted = pending.to_floats()
+        block, counted, all_samples = pending.to_floats()
         for name, (values, samples) in counted.items():
             self._count(name, values, samples)
         for name, value in self._tensors:
             self._log.setdefault(name, []).append(to_device(value, torch.device("cpu")))
             self.kept_bytes += value.nbytes if isinstance(value, Tensor) else 0
         self._tensors = []
-        self._flushed.append((block, pending.samples))
+        self._flushed.append((block, all_samples))
 
-    def _count(self, name: str, values: list[float], samples: list[int]) -> None:
+    def _count(self, name: str, values: list[float], samples: list[float]) -> None:
         self._log.setdefault(name, []).extend(values)
         self._sums[name] = self._sums.get(name, 0.0) + sum(map(mul, values, samples))
         self._weights[name] = self._weights.get(name, 0.0) + sum(samples)
 
-    def take(self) -> tuple[dict[str, list[float]], list[int]]:
+    def take(self) -> tuple[dict[str, list[float]], list[float]]:
         """What was collected since the last `take`: values by name, NaN where a batch had none, and the samples of each batch."""
         self.flush()
         blocks, self._flushed = self._flushed, []
@@ -195,17 +204,19 @@ class PassLog:
         return self._log
 
     def means(self) -> dict[str, float]:
-        """The mean of each scalar over the samples of this pass."""
+        """The mean of each scalar over the samples of this pass; NaN where the steps have stated that there is none."""
         self.flush()
-        return {name: total / self._weights[name] for name, total in self._sums.items()}
+        return {name: total / self._weights[name] if self._weights[name] else math.nan for name, total in self._sums.items()}
 
 
 # %% ../../nbs/engine/meter.ipynb #e2ad2afe
 class Meter(PassLog):
     """Collects one pass: scalars stay on their device until `flush`, then count in float64, each batch by its samples."""
 
-    def add(self, values: Mapping[str, Any], n: int) -> None:
-        """Add the values of one batch of `n` samples. Raises StepError where the names of its scalars differ from the batch before."""
+    def add(self, values: Mapping[str, Any], n: Scalar) -> None:
+        """Add the values of one batch of `n` samples, a number or a tensor on any device. Raises StepError where the names of its scalars
+        differ from the batch before.
+        """
         scalars: dict[str, Scalar] = {}
         self._n_kept = len(self._tensors)
         for name, value in values.items():
@@ -221,7 +232,7 @@ class Meter(PassLog):
             del self._tensors[self._n_kept :]
             raise _other_names(self._keys ^ scalars.keys())
         self._pending.rows.append(scalars)
-        self._pending.samples.append(n)
+        self._pending.samples.append(n if type(n) is int else snapshot(n))
         self.n_batches += 1
 
     def drop_newest(self) -> None:

@@ -5,6 +5,7 @@
 # %% ../../nbs/engine/protocol.ipynb #fcdb615e
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -52,6 +53,7 @@ class TrainerProtocol(Protocol):
     seed: int | None
     keep_source: bool | Literal["names"]  # may the source of a run be recorded?
     sinks: list[EventSink]  # what gets each event
+    count_samples: Callable[[Any], int] | None  # how many samples a batch has, where the batch does not say it
 
     @property
     def mode(self) -> Mode: ...

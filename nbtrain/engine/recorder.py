@@ -132,7 +132,7 @@ class Recorder:
         self.n_epochs = self.first_epoch = 0  # at which epoch the run ends and began
         self.lr: float | Tensor | None = None  # of the newest update
         self.timer, self.pass_place, self.due_s, self.wait = RunTimer(), PassPlace(), 0.0, DataWait()
-        self._notes, self._hinted = HeldNotes(self.emit_now), False
+        self._notes, self.said = HeldNotes(self.emit_now), set[str]()  # `said`: what is noted once, and was
 
     def start(self, n_epochs: int, header: Mapping[str, Any]) -> None:
         """A run begins that ends when `n_epochs` epochs are finished."""
@@ -210,8 +210,8 @@ class Recorder:
             return
         if steps := _steps(phase, meters):
             self.emit_now("steps", steps | {"lr": self.rate()} | self.wait.take(phase))
-        if not self._hinted and (hint := _memory_hint(meters)):
-            self._hinted = True
+        if "memory" not in self.said and (hint := _memory_hint(meters)):
+            self.said.add("memory")
             self.note(hint)
 
 

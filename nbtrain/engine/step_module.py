@@ -5,9 +5,10 @@
 # %% ../../nbs/engine/step_module.ipynb #f91773d7
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -19,12 +20,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..compat.weight_names import bare, by_own_names
+from ..data.stream import set_dataset_epoch
 from ..data.task_loader import Task
-from ..data.batch import batch_size, describe, to_device
+from ..data.batch import batch_size, describe, to_device, why_guessed
 from .addon import AddOnBase, Phase, TrainStep
-from .meter import Scalar
+from .meter import N_SAMPLES, Scalar
 from .pass_module import PassModule
-from .protocol import EventSink, StepsProtocol, Turn
+from .protocol import EventSink, StepsProtocol, TrainerProtocol, Turn
 from .train_state import Mode
 from ..errors import NbtrainError, StepError, add_note
 
@@ -37,6 +39,9 @@ __all__ = [
     "ModuleLog",
     "lend_log",
     "take_log_back",
+    "count_samples",
+    "split_count",
+    "CountingModule",
     "RecordingModule",
     "SteppingModule",
     "StepModule",
@@ -180,7 +185,7 @@ def step_place(trainer: StepsProtocol, name: str, batch_idx: int) -> str:
 def named(output: Mapping[str, Any], end: str) -> dict[str, Any]:
     """The scalars of a step, by names with this end, such as `_generator` for its turn or `/hard` for its loader."""
     scalars = {key: item for key, item in output.items() if isinstance(item, Real) or (isinstance(item, Tensor) and item.numel() == 1)}
-    return {key + end: item for key, item in scalars.items()}
+    return {key + end: item for key, item in scalars.items() if key != N_SAMPLES}
 
 
 # %% ../../nbs/engine/step_module.ipynb #29f4605a
@@ -218,25 +223,120 @@ def take_log_back(model: nn.Module) -> None:
             part.trainer = None
 
 
-# %% ../../nbs/engine/step_module.ipynb #85076575
-class RecordingModule(PassModule):
-    """Records what the steps return, and what is logged beside it."""
+# %% ../../nbs/engine/step_module.ipynb #7529b899
+_STATE_IT = "Return 'n_samples' from the step, or give the trainer count_samples=lambda batch: ..."
+
+
+def count_samples(trainer: TrainerProtocol, batch: Any) -> int:
+    """How many samples `batch` has: by the trainer's `count_samples`, or by the batch itself."""
+    if trainer.count_samples is None:
+        return batch_size(batch)
+    n = trainer.count_samples(batch)
+    if isinstance(n, bool) or not isinstance(n, Integral) or n < 0:
+        raise StepError(
+            f"count_samples returned {n!r} for a batch.", where=f"{trainer.title}: the batch is {describe(batch)}", remedy="Return an int."
+        )
+    return int(n)
+
+
+def split_count(output: Mapping[str, Any], where: str) -> tuple[dict[str, Any], Scalar]:
+    """What a step has returned without its "n_samples", and these. Raises StepError where they are no number."""
+    values = dict(output)
+    n = values.pop(N_SAMPLES)
+    if isinstance(n, Tensor) and n.numel() == 1 and not n.is_complex():
+        return values, n
+    if isinstance(n, bool) or not isinstance(n, Real) or not 0 <= float(n) < math.inf:
+        raise StepError(
+            f"The step returned 'n_samples' as {n!r}, not as a number of samples.",
+            where=where,
+            remedy='Return a number or a 0-d tensor: {"loss": loss, "n_samples": mask.sum()}.',
+        )
+    return values, n
+
+
+# %% ../../nbs/engine/step_module.ipynb #cntmod01
+class CountingModule(PassModule):
+    """Counts what the steps return, by samples."""
 
     def __init__(self, trainer: StepsProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool) -> None:
         super().__init__(trainer, addons, whole_epoch=whole_epoch)
         self.output: dict[str, Any] = {}  # of the newest batch, where it is a single one
         self._losses: list[Tensor] = []  # of the newest batch, where it has several steps
+        self.loader_names: tuple[str, ...] = ()  # where several loaders are evaluated
+        self.loader_name: str | None = None  # that of the batch
+        self._counted: set[Mode] = set()  # of which passes a batch was counted
+
+    def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
+        """Count what a step has returned for `batch`, in the pass of `mode` that is on; for a task also under its name."""
+        meter = self.owner.train_state.meters[mode]
+        if N_SAMPLES in output:
+            values, n = split_count(output, f"{self.owner.title}, mode {mode!r}")
+        else:
+            values, n = output, count_samples(self.owner, batch)
+            if mode not in self._counted:
+                self._counted.add(mode)
+                self._note_guess(batch, n)
+        meter.add(values, n)
+        ends = [f"_{batch.name}"] if type(batch) is Task and self.owner.turn is None else []
+        ends += [f"/{self.loader_name}"] if mode == "test" and self.loader_name is not None else []
+        for end in ends:
+            for name, value in named(output, end).items():
+                meter.amend(name, value)
+        if not self.whole_epoch:
+            self.output = apply_to_collection(dict(output), Tensor, Tensor.detach)
+
+    def _note_guess(self, batch: Any, n: int) -> None:
+        """Say once in a record that the number of samples in the batches was guessed."""
+        if self.owner.count_samples is not None or not (doubt := why_guessed(batch)):
+            return
+        samples = "one sample" if n == 1 else f"{n} samples"
+        text = f"The means count a {type(batch).__name__} as {samples}, which is a guess: {doubt}. {_STATE_IT}"
+        said = self.owner.recorder.said
+        if text not in said:
+            said.add(text)
+            self.owner.recorder.note(text)
+
+    def add_turn(self, turn: Turn, output: Mapping[str, Any], batch: Any) -> None:
+        """Count what one of several steps has returned for the batch. The first one may state how many samples it has."""
+        row = named(output, f"_{turn.name}")
+        if turn.is_first:
+            self._losses = []
+            stated = {N_SAMPLES: output[N_SAMPLES]} if N_SAMPLES in output else {}
+            self.add_output("train", row | stated, batch)
+        else:
+            self._amend_output(row)
+        self._losses.append(output["loss"].detach())
+        if turn.is_last:
+            self._amend_output({"loss": torch.stack(self._losses).sum()})
+
+    def _amend_output(self, output: Mapping[str, Any]) -> None:
+        for name, value in output.items():
+            self.owner.train_state.meters["train"].amend(name, value)
+        if not self.whole_epoch:
+            self.output |= apply_to_collection(dict(output), Tensor, Tensor.detach)
+
+    def record(self, name: str, value: Scalar) -> None:
+        """Add a scalar to the training batch that is being processed: `train_<name>` in the history."""
+        turn = self.owner.turn
+        self.owner.train_state.meters["train"].amend(name if turn is None else f"{name}_{turn.name}", value)
+
+
+# %% ../../nbs/engine/step_module.ipynb #85076575
+class RecordingModule(CountingModule):
+    """Records what the steps return, and what is logged beside it."""
+
+    def __init__(self, trainer: StepsProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool) -> None:
+        super().__init__(trainer, addons, whole_epoch=whole_epoch)
         self._batches: Any = None  # Lightning's count of them
         self._recorded: tuple[int, str] | None = None  # the newest batch and the turn whose output was counted
         self._known_metrics = _KnownMetrics()
-        self.loader_names: tuple[str, ...] = ()  # where several loaders are evaluated
-        self.loader_name: str | None = None  # that of the batch
         self.names_loaders = True  # is the name a part of what is logged?
         self.saves_state = False  # is a checkpoint of nbtrain being made?
 
     def on_train_epoch_start(self) -> None:
         super().on_train_epoch_start()
         self._batches, self._recorded = self.trainer.fit_loop.epoch_loop.batch_progress.total, None
+        set_dataset_epoch(self.trainer.train_dataloader, self.owner.train_state.counts.epoch)
 
     on_train_epoch_end = PassModule.end_train_pass
 
@@ -265,45 +365,16 @@ class RecordingModule(PassModule):
         """Do `call` when everything of the epoch is measured: at once, while the callbacks are notified of its end."""
         call()
 
-    def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
-        """Count what a step has returned for `batch`, in the pass of `mode` that is on; for a task also under its name."""
-        meter = self.owner.train_state.meters[mode]
-        meter.add(output, batch_size(batch))
-        ends = [f"_{batch.name}"] if type(batch) is Task and self.owner.turn is None else []
-        ends += [f"/{self.loader_name}"] if mode == "test" and self.loader_name is not None else []
-        for end in ends:
-            for name, value in named(output, end).items():
-                meter.amend(name, value)
-        if not self.whole_epoch:
-            self.output = apply_to_collection(dict(output), Tensor, Tensor.detach)
-
-    def add_turn(self, turn: Turn, output: Mapping[str, Any], batch: Any) -> None:
-        """Count what one of several steps has returned for the batch."""
-        row = named(output, f"_{turn.name}")
-        if turn.is_first:
-            self._losses = []
-            self.add_output("train", row, batch)
-        else:
-            self._amend_output(row)
-        self._losses.append(output["loss"].detach())
-        if turn.is_last:
-            self._amend_output({"loss": torch.stack(self._losses).sum()})
-
-    def _amend_output(self, output: Mapping[str, Any]) -> None:
-        for name, value in output.items():
-            self.owner.train_state.meters["train"].amend(name, value)
-        if not self.whole_epoch:
-            self.output |= apply_to_collection(dict(output), Tensor, Tensor.detach)
-
-    def record(self, name: str, value: Scalar) -> None:
-        """Add a scalar to the training batch that is being processed: `train_<name>` in the history."""
-        turn = self.owner.turn
-        self.owner.train_state.meters["train"].amend(name if turn is None else f"{name}_{turn.name}", value)
-
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Lightning's `log`, with a short way for a number that was logged before in this epoch; under the name of its loader, too."""
+        """Lightning's `log`, with a short way for a number that was logged before in this epoch; under the name of its loader, too.
+
+        A mean counts samples as a step's does.
+        """
         if self.loader_name is not None and self.names_loaders and options.get("add_dataloader_idx", True):
             name, options = f"{name}/{self.loader_name}", {**options, "add_dataloader_idx": False}
+        results = self._trainer._results if self._trainer is not None else None
+        if results is not None and results.batch_size is None and results.batch is not None:
+            results.batch_size = count_samples(self.owner, results.batch)
         if args or not self._known_metrics.add(self, name, value, options):
             super().log(name, value, *args, **options)
             if not args:

@@ -152,6 +152,7 @@ def _saving(settings: Settings) -> dict[str, Any]:
         "save_path": saving.save_dir,
         "save_format": saving.save_format,
         "save_type": saving.save_type,
+        "save_weights": saving.save_weights,
         "every_n_steps": saving.every_n_train_steps,
         "every_n_epochs": saving.every_n_epochs,
         "keep_last_n": saving.keep_last_n_checkpoints,

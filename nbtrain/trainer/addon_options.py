@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.non_finite import NonFinite, NonFiniteAddon
     from nbtrain.addons.prefetch import PrefetchAddon
     from nbtrain.addons.scheduler import SchedulerAddon
-    from nbtrain.addons.state_manager import SaveType, StateManagerAddon
+    from nbtrain.addons.state_manager import SaveType, SaveWeights, StateManagerAddon
     from nbtrain.addons.system_monitor import SystemMonitorAddon, TokenCount
     from nbtrain.checkpoint.files import SaveFormat
     from nbtrain.distributed.parallelism import Parallelize
@@ -230,6 +230,7 @@ class StateManagerOptions(TypedDict, total=False):
 
     save_format: SaveFormat
     save_type: SaveType
+    save_weights: SaveWeights
     every_n_epochs: int | None
     every_n_steps: int | None
     keep_last_n: int | None
@@ -293,6 +294,7 @@ class TrainerOptions(AddonOptions, total=False):
     on_error: Literal["pause", "raise"] | None
     advice: bool
     compare_with: str | Path | None
+    count_samples: Callable[[Any], int] | None
     lightning: dict[str, Any] | None
 
 
@@ -337,7 +339,7 @@ class AddonCommands:
 
     @command_of("StateManagerAddon")
     def save_state(self) -> Path | None:
-        """Save the state now, or while a run is on between two of its batches. Returns the path of the checkpoint."""
+        """Save the state now, or while a run is on between two of its batches. Returns the path of the checkpoint, once it is written."""
         ...
 
     @command_of("StateManagerAddon")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..annotations import checked
+from ..addons.limits import LimitsAddon
 from ..config.from_trainer import Ran
+from ..data.continued_loader import continued
+from ..data.stream import set_dataset_epoch
 from ..distributed.launcher import Launcher
 from ..distributed.replica import launcher_of, world_of
 from ..distributed.world import World
@@ -102,6 +105,7 @@ class TrainerArguments(TrainerSteps):
     on_error: Literal["pause", "raise"] | None
     advice: bool
     compare_with: Path | None  # a run folder
+    count_samples: Callable[[Any], int] | None = None  # how many samples a batch has, where the batch does not say it
     _mode: Mode
     lightning: dict[str, Any]  # more arguments for `lightning.Trainer`
     given: dict[str, Any]  # all of them as they were given
@@ -152,6 +156,7 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
         self.result: RunResult | None = None
         self.last_traceback = None
         self.ran: Ran | None = None  # what the newest training run was given
+        self.stream: Iterable[Any] | None = None  # the loader of the newest run, where that is a stream that epochs cut
         self.resumed = False  # was a state loaded since the last run?
         self.parent: str | None = None  # the checkpoint from which the next run continues, where that is a new run
         self.continues_run = False  # and is the next run the very run that was saved?
@@ -172,6 +177,7 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
             **self.__dict__,
             "given": {},
             "ran": None,
+            "stream": None,
             "handle": None,
             "view": None,
             "probed": None,
@@ -230,6 +236,10 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
 
     def read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         """`loader` as the runs read it: with what the addons put around it."""
+        if training:
+            if any(addon.steps_per_epoch for addon in self.active_addons if isinstance(addon, LimitsAddon)):
+                loader = self.stream = continued(loader, self.stream)
+            set_dataset_epoch(loader, self.train_state.counts.epoch)
         for addon in self.active_addons:
             loader = addon.loader(self, loader, training=training)
         return loader

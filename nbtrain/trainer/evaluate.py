@@ -22,6 +22,7 @@ from ..annotations import checked
 from ..data.batch import to_device
 from ..data.loader import BatchList
 from ..data.named_loaders import Loaders
+from ..data.tensor_loader import as_tensor, is_array
 from ..distributed.devices import device_args
 from ..engine.control import refuse_while_on
 from ..engine.lean_loops import use_lean_loops
@@ -201,10 +202,12 @@ class TrainerEvaluation(TrainerBase):
 
     @checked
     def predict(self, x: Any) -> Any:
-        """The model's output for a tensor, or `test_step`'s "output" for a batch; for a loader those of its batches, joined.
+        """The model's output for a tensor, an array or a frame of pandas, or `test_step`'s "output" for a batch; for a loader those of its
+        batches, joined.
 
         Everything moves to the right device by itself; the result is on the CPU, and nothing else has changed.
         """
+        x = as_tensor(x) if is_array(x) else x
         if isinstance(x, Tensor):
             return collect(self, [x], self.model)[0]
         if isinstance(x, (tuple, list, Mapping)) or is_dataclass(x):

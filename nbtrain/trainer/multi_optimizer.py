@@ -22,6 +22,7 @@ from ..addons.multi_gpu import MultiGPUAddon
 from ..annotations import checked
 from ..distributed.devices import Device
 from ..engine.protocol import Turn
+from ..engine.meter import N_SAMPLES
 from ..engine.step_module import check_output, named
 from ..engine.train_state import Mode
 from ..errors import ConfigError, nearest
@@ -218,7 +219,9 @@ class MultiOptimizerTrainer(Trainer):
             return self._step(self.joint.turn, batch)
         outputs = {name: self._step(name, batch) for name in self.joint.optimizers}
         rows = {key: value for name, output in outputs.items() for key, value in named(output, f"_{name}").items()}
-        return {"loss": sum(output["loss"] for output in outputs.values())} | rows
+        first = next(iter(outputs.values()))
+        stated = {N_SAMPLES: first[N_SAMPLES]} if N_SAMPLES in first else {}
+        return {"loss": sum(output["loss"] for output in outputs.values())} | rows | stated
 
     def _step(self, name: str, batch: Any) -> Any:
         method = f"train_step_{name}"

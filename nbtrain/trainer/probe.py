@@ -25,7 +25,7 @@ from ..data.first_batch import first_batch
 from ..data.named_loaders import Loaders, named_loaders
 from ..data.task_loader import Task
 from ..engine.addon import AddOnBase
-from ..engine.meter import Meter
+from ..engine.meter import N_SAMPLES, Meter
 from ..engine.precision import precision_plugin
 from ..engine.step_module import StepModule, check_output, lend_log, take_log_back
 from ..errors import ConfigError, NbtrainError, add_note
@@ -92,7 +92,7 @@ class _Names:
 
 def _scalars(output: Any, batch: Any) -> set[str]:
     meter = Meter()
-    meter.add(output, batch_size(batch))
+    meter.add({name: value for name, value in output.items() if name != N_SAMPLES}, batch_size(batch))
     return set(meter.means())
 
 

@@ -20,6 +20,7 @@ from ..addons.gradient_clip import GradientClipAddon
 from ..addons.hooks import Hooks, HooksAddon
 from ..addons.non_finite import NonFinite
 from ..annotations import checked
+from ..checkpoint.frozen_base import with_base
 from ..checkpoint.sharded import merge_checkpoint
 from ..checkpoint.weights import load_weights, read_weights, save_weights
 from ..config.from_trainer import configuration_text
@@ -75,7 +76,7 @@ class TrainerWeights(TrainerBase):
 
         Raises CheckpointError where there are none, or where they don't fit (with `strict=False` what fits is taken).
         """
-        weights = self.train_state.best_weights if filename is None else read_weights(filename)
+        weights = self.train_state.best_weights if filename is None else with_base(read_weights(filename), self.model, filename)
         if weights is None:
             raise CheckpointError("There are no best weights yet.", remedy="Run an epoch first, or give a filename.")
         self.control.do(lambda at: load_weights(self.model, weights, strict))
@@ -257,7 +258,7 @@ class TrainerFactories(TrainerBase):
         if "optimizer" not in arguments:
             arguments.setdefault("mode", "test")
         trainer = cls(**arguments)
-        load_weights(trainer.model, read_weights(path))
+        load_weights(trainer.model, with_base(read_weights(path), trainer.model, path))
         return trainer
 
     @classmethod
@@ -315,6 +316,8 @@ class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation,
         on_error: What an error of your code does to a training run: "pause" it at that batch, or "raise", which ends it. None: pause where
             you sit at a notebook; raise in scripts, tests and programs that execute notebooks.
         advice: Show what a run tells by itself, in at most three lines: `tip: val_loss has not improved since epoch 17 of 205`.
+        count_samples: How many samples a batch has, for the means of an epoch, where it does not say it: `lambda batch: len(batch.ids)`.
+            A step may also return it, as "n_samples".
         compare_with: A run folder whose loss is drawn behind that of a run. None: the newest other one in `save_path` of the same class.
         lightning: More arguments for `lightning.Trainer`, such as `callbacks` and `logger`.
 
@@ -345,6 +348,7 @@ class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation,
         on_error: Literal["pause", "raise"] | None = None,
         advice: bool = True,
         compare_with: str | Path | None = None,
+        count_samples: Callable[[Any], int] | None = None,
         lightning: dict[str, Any] | None = None,
         **addon_options: Unpack[AddonOptions],
     ) -> None:
@@ -367,7 +371,7 @@ class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation,
         self.log_bar, self.seed, self.save_path, self.on_error = log_bar, seed, save_path, on_error
         self.keep_source: bool | Literal["names"] = keep_source
         self.advice, self.compare_with = advice, find_run(compare_with).resolve() if compare_with is not None else None
-        self.given = given
+        self.count_samples, self.given = count_samples, given
         self.precision = resolve_precision(precision, self.device)
         self.monitor = monitor
         self.monitor_mode = resolve_monitor(monitor, monitor_mode)
