@@ -34,7 +34,7 @@ from ..history.run_lock import RunLock
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["SaveType", "open_loader", "StateManagerAddon", "check_restored", "end_before"]
+__all__ = ["SaveType", "resumable", "open_loader", "StateManagerAddon", "check_restored", "end_before"]
 
 # %% ../../nbs/addons/state_manager.ipynb #45daac65
 SaveType = Literal["merged", "sharded", "deduped"]
@@ -63,9 +63,9 @@ def _check_seen(trainer: TrainerProtocol, path: Path) -> None:
         )
 
 
-def _resumable(trainer: TrainerProtocol, loader: Any, restored: Mapping[str, Any] | None) -> ResumableLoader:
+def resumable(loader: Any, restored: Mapping[str, Any] | None, kind: type[ResumableLoader] = ResumableLoader) -> ResumableLoader:
     """`loader` with a position that can be saved, at the restored one."""
-    found = ResumableLoader(loader)
+    found = kind(loader)
     if restored is not None and (state := loader_of_rank(restored["nbtrain"])) is not None:
         random = of_rank(restored["nbtrain"])["random"]
         found.resume_at(state, random if random is not None else random_state())
@@ -79,7 +79,7 @@ def open_loader(addon: StateManagerAddon, trainer: TrainerProtocol, loader: Any,
             addon.open_valid = ValidLoader(loader)
             note_inexact(addon, trainer, addon.open_valid.check.reasons)
         return loader
-    addon.open_loader = _resumable(trainer, loader, addon.restored)
+    addon.open_loader = resumable(loader, addon.restored)
     addon.noted.clear()
     in_ranks = draws_in_ranks(addon.open_loader.state.first) if n_readers(trainer) > 1 else []
     note_inexact(addon, trainer, [*addon.open_loader.check.reasons, *in_ranks])

@@ -293,6 +293,7 @@ class TrainerOptions(AddonOptions, total=False):
     on_error: Literal["pause", "raise"] | None
     advice: bool
     compare_with: str | Path | None
+    keep_states: Literal["auto"] | bool
     lightning: dict[str, Any] | None
 
 

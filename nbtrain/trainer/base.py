@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..annotations import checked
+from ..checkpoint.kept_states import KeptStates
 from ..config.from_trainer import Ran
 from ..distributed.launcher import Launcher
 from ..distributed.replica import launcher_of, world_of
@@ -38,6 +39,8 @@ from .compose import Composable, given_addons, new_instance, written_class
 from .lightning_args import lightning_args
 from .progress import ProgressChecker
 from .run_handle import RunHandle
+from .state_keeper import StateHolder, StateTaker
+from ..views.notebook import in_shell
 from ..views.terminal import View
 
 # %% auto #0
@@ -96,6 +99,7 @@ class TrainerArguments(TrainerSteps):
     log_bar: bool
     on_error: Literal["pause", "raise"] | None
     advice: bool
+    keep_states: Literal["auto"] | bool
     compare_with: Path | None  # a run folder
     _mode: Mode
     lightning: dict[str, Any]  # more arguments for `lightning.Trainer`
@@ -153,6 +157,10 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
         self.handle: RunHandle | None = None  # of the newest run in a thread
         self.view: View | None = None  # of the newest run
         self.probed: Any = None  # the step that was tried before a run, and for which monitor
+        self._begin_kept_states()
+
+    def _begin_kept_states(self) -> None:
+        self.kept_states, self.state_holder = KeptStates(), StateHolder()
 
     def _emit(self, event: Event) -> None:
         with self.control.lock:
@@ -170,6 +178,8 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
             "view": None,
             "probed": None,
             "sinks": [self.train_state.history],
+            "kept_states": KeptStates(0),
+            "state_holder": StateHolder(),
         }
         return new_instance, (base, () if base is type(self) else given_addons(type(self))), state
 
@@ -204,7 +214,14 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
     def callbacks(self) -> list[L.Callback]:
         """The callbacks of a run: the recorder first, because schedules change what it reads."""
         own = [callback for addon in self.active_addons for callback in addon.callbacks(self)]
-        return [RecorderCallback(self.recorder), *own, BestWeights(self)]
+        keeper = [StateTaker(self)] if self.keeps_states else []
+        return [RecorderCallback(self.recorder), *own, BestWeights(self), *keeper]
+
+    @property
+    def keeps_states(self) -> bool:
+        """Does a training run keep its states in memory?"""
+        here = self.mode == "train" and self.launcher is None and self.world.size == 1
+        return here and (self.keep_states is True or (self.keep_states == "auto" and in_shell()))
 
     def as_lightning_module(self) -> StepModule:
         """The steps as a LightningModule, for your own `lightning.Trainer`. The addons' callbacks come with it."""

@@ -49,6 +49,7 @@ def _check(run: Run, background: bool) -> None:
     if trainer.mode == "train":
         check_optimizer(trainer.optimizer, trainer.model)
         check_restored(trainer, run.loader)
+        trainer.state_holder.check(trainer, run.loader)
     if background and trainer.world.size > 1:
         raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
     if trainer.on_error == "pause" and (trainer.launcher is not None or trainer.world.size > 1):
@@ -89,7 +90,8 @@ class Run:
         """Lock the run folder, which is made before the first run, and seed that one."""
         if self.trainer.save_path is not None:
             self.sinks.claim()
-        if self.trainer.train_state.run == 0 and self.trainer.seed is not None:
+        is_first = self.trainer.train_state.run == 0 and self.trainer.state_holder.restored is None
+        if is_first and self.trainer.seed is not None:
             seed_all(self.trainer.seed)
 
     def _run_here(self) -> RunResult:

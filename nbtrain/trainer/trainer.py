@@ -46,6 +46,7 @@ from .outcome import RunOutcome
 from .phases import epochs_left
 from .progress import TrainerProgress
 from .run import Run
+from .rewind import TrainerRewind
 from .run_handle import RunHandle
 from .summary import Summary, check_steps, summarize
 from ..views.html import table_html
@@ -265,10 +266,12 @@ class TrainerFactories(TrainerBase):
 
 
 # %% ../../nbs/trainer/trainer.ipynb #473da3d6
-_NOT_GIVEN = ("self", "addon_options", "keep_source", "on_error", "advice", "compare_with")  # what says nothing about a run
+_NOT_GIVEN = ("self", "addon_options", "keep_source", "on_error", "advice", "compare_with", "keep_states")  # what says nothing about a run
 
 
-class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation, TrainerInspection, TrainerWeights, TrainerProgress):
+class Trainer(
+    TrainerRuns, TrainerFactories, TrainerControls, TrainerRewind, TrainerEvaluation, TrainerInspection, TrainerWeights, TrainerProgress
+):
     """Trains a model with your `train_step` and `test_step`; subclass it and write these two.
 
     Args:
@@ -295,6 +298,8 @@ class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation,
             you sit at a notebook; raise in scripts, tests and programs that execute notebooks.
         advice: Show what a run tells by itself, in at most three lines: `tip: val_loss has not improved since epoch 17 of 205`.
         compare_with: A run folder whose loss is drawn behind that of a run. None: the newest other one in `save_path` of the same class.
+        keep_states: Keep the states of a training run in memory, in a tenth of what is free, for `rewind`, `replay`, `branch` and `blame`.
+            "auto": in a notebook.
         lightning: More arguments for `lightning.Trainer`, such as `callbacks` and `logger`.
 
     Raises ConfigError for an argument that can't work, and OptionError (a TypeError) for one that is unknown.
@@ -324,6 +329,7 @@ class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation,
         on_error: Literal["pause", "raise"] | None = None,
         advice: bool = True,
         compare_with: str | Path | None = None,
+        keep_states: Literal["auto"] | bool = "auto",
         lightning: dict[str, Any] | None = None,
         **addon_options: Unpack[AddonOptions],
     ) -> None:
@@ -346,6 +352,7 @@ class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation,
         self.log_bar, self.seed, self.save_path, self.on_error = log_bar, seed, save_path, on_error
         self.keep_source: bool | Literal["names"] = keep_source
         self.advice, self.compare_with = advice, find_run(compare_with).resolve() if compare_with is not None else None
+        self.keep_states: Literal["auto"] | bool = keep_states
         self.given = given
         self.precision = resolve_precision(precision, self.device)
         self.monitor = monitor
