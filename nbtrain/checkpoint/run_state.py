@@ -42,6 +42,7 @@ __all__ = [
     "from_outside",
     "weights_of",
     "kept_weights",
+    "has_kept_weights",
     "load_kept_weights",
     "keep_weights",
     "checked",
@@ -188,6 +189,11 @@ def weights_of(state: Mapping[str, Any], part: str = "state_dict") -> dict[str, 
 def kept_weights(trainer: TrainerProtocol) -> Weights | None:
     """The weights that validations see and that are kept as the best, where an addon has others than the model."""
     return next((found for addon in trainer.active_addons if (found := addon.weights(trainer)) is not None), None)
+
+
+def has_kept_weights(state: Mapping[str, Any]) -> bool:
+    """Does a state have both the weights that training continues with and others that validations see?"""
+    return _TRAINING in state
 
 
 def load_kept_weights(trainer: TrainerProtocol, weights: Weights) -> None:

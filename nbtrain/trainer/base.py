@@ -32,6 +32,7 @@ from ..errors import ConfigError, StepError
 from ..events import Event, MonitorMode
 from ..history.history import History, RunResult
 from ..history.run_folder import open_run_folder
+from ..history.run_tree import Fork, open_branch_folder
 from ..optim.schedulers import Scheduler
 from ..tracebacks import TracebackKeeper
 from .best_weights import BestWeights
@@ -157,6 +158,7 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
         self.handle: RunHandle | None = None  # of the newest run in a thread
         self.view: View | None = None  # of the newest run
         self.probed: Any = None  # the step that was tried before a run, and for which monitor
+        self.fork: Fork | None = None  # where this trainer has left another one's past
         self._begin_kept_states()
 
     def _begin_kept_states(self) -> None:
@@ -188,7 +190,8 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
         if self.run_dir is None:
             if self.save_path is None:
                 raise ConfigError("The run needs a folder, and save_path is missing.", remedy='Give save_path="runs/my-run".')
-            self.run_dir = self.world.agree(partial(open_run_folder, self.made_in / self.save_path))
+            root, fork = self.made_in / self.save_path, self.fork
+            self.run_dir = self.world.agree(partial(open_run_folder, root) if fork is None else partial(open_branch_folder, root, fork))
         return self.run_dir
 
     @property

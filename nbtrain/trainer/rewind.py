@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from ..addons.checkpoint_callback import n_finished
+from ..addons.ema import Average, EMAAddon
 from ..addons.loggers import LoggersAddon, WebLoggerAddon
 from ..addons.non_finite import NonFiniteAddon
 from ..addons.state_manager import StateManagerAddon
@@ -27,7 +28,7 @@ from ..annotations import checked
 from ..checkpoint.attribute_state import drop_new
 from ..checkpoint.files import ordered_names, read_counts
 from ..checkpoint.kept_states import KeptState
-from ..checkpoint.run_state import restore_here, without_weights
+from ..checkpoint.run_state import has_kept_weights, restore_here, without_weights
 from ..checkpoint.snapshot import restore_views
 from ..checkpoint.store import FOLDER
 from ..data.loader import as_loader
@@ -70,6 +71,13 @@ def _as_state(kept: KeptState) -> dict[str, Any]:
     return state
 
 
+def _reset_averages(trainer: TrainerBase, state: Mapping[str, Any]) -> None:
+    """Before the first update there was no moving average of the weights."""
+    for addon in trainer.active_addons:
+        if isinstance(addon, EMAAddon) and not has_kept_weights(state):
+            addon.average = Average(addon.ema_decay, warmup=addon.ema_warmup)
+
+
 def restore_kept(trainer: TrainerBase, kept: KeptState) -> str:
     """Make everything in `trainer` as it was when `kept` was taken. Returns what could not be, in words.
 
@@ -78,6 +86,7 @@ def restore_kept(trainer: TrainerBase, kept: KeptState) -> str:
     state, holder, manager = _as_state(kept), trainer.state_holder, manager_of(trainer)
     own, here = state["nbtrain"], trainer.train_state
     restore_here(trainer, state, Path(kept.name))
+    _reset_averages(trainer, state)
     drop_new(trainer, kept.places)
     missing = holder.attributes.load_state_dict(trainer, own["attributes"])
     best = kept.best_weights
@@ -107,6 +116,7 @@ def _loose_tensors(trainer: TrainerBase) -> dict[int, Any]:
     memo: dict[int, Any] = {
         id(found): False for found in (loggers if isinstance(loggers, list) else [loggers]) if isinstance(found, Logger)
     }
+    memo |= {id(found): None for found in (trainer.module, trainer.last_traceback, trainer.result) if found is not None}  # of a run
     queue: list[Any] = [part for module in trainer.model.modules() for part in vars(module).values()]
     while queue:
         item = queue.pop()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["KeptLoader", "KeptValidLoader", "is_several", "StateHolder", "manager_of", "take_state", "StateTaker"]
+__all__ = ["KeptLoader", "KeptValidLoader", "is_several", "StateHolder", "scale_restored", "manager_of", "take_state", "StateTaker"]
 
 
 # %% ../../nbs/trainer/state_keeper.ipynb #b9174dee
@@ -87,6 +87,15 @@ class StateHolder:
         """Raise CheckpointError where a state within an epoch was restored that can't be continued with `loader`."""
         if self.restored is not None and trainer.mode == "train":
             check_setup(self.restored["nbtrain"], setup_of(trainer, loader), Path(self.restored_name), strict=True)
+
+
+def scale_restored(trainer: TrainerBase, factor: float) -> None:
+    """Multiply the learning rates of the schedule that the next run continues, after one was set by hand."""
+    manager = manager_of(trainer)
+    for state in (trainer.state_holder.restored, manager.restored if manager is not None else None):
+        for callback in (state or {}).get("callbacks", {}).values():
+            if isinstance(callback, dict) and "factor" in callback and "begin" in callback:  # a schedule's
+                callback["factor"] *= factor
 
 
 def manager_of(trainer: TrainerBase) -> StateManagerAddon | None:
