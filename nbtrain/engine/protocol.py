@@ -60,6 +60,8 @@ class TrainerProtocol(Protocol):
     @property
     def title(self) -> str: ...  # the name of the class that the user wrote
     @property
+    def keeps_states(self) -> bool: ...  # are the states of a run kept in memory, so that a step can be replayed?
+    @property
     def active_addons(self) -> list[AddOnBase]: ...  # in their order, those of shorthands such as `gradient_clip=` included
 
     def open_run_dir(self) -> Path: ...  # the run folder, which is made where there is none yet

@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -148,10 +149,14 @@ class _Called:
 
 # %% ../../nbs/trainer/replay.ipynb #225d5ba0
 class StepWatcher(Checkpoint):
-    """Watches the training step `step` of a scratch copy, and leaves its run there. `anomalies`: under torch's anomaly detection."""
+    """Watches the training step `step` of a scratch copy, and leaves its run there.
 
-    def __init__(self, trainer: TrainerBase, step: int, *, anomalies: bool = False) -> None:
-        self.trainer, self.step, self.anomalies = trainer, step, anomalies
+    `anomalies`: under torch's anomaly detection. `weights`: keep those from before the step.
+    """
+
+    def __init__(self, trainer: TrainerBase, step: int, *, anomalies: bool = False, weights: bool = False) -> None:
+        self.trainer, self.step, self.anomalies, self.keeps_weights = trainer, step, anomalies, weights
+        self.weights: dict[str, Any] = {}  # those before the step
         self.called = _Called()
         self.batch: Any = None
         self.output: Mapping[str, Any] | None = None
@@ -171,6 +176,8 @@ class StepWatcher(Checkpoint):
         self._before = {name: [p.detach().clone() for p in part.parameters(False)] for name, part in layers_of(model).items()}
         for name, part in layers_of(model).items():
             part.register_forward_hook(self.called.hook(name))
+        if self.keeps_weights:
+            self.weights = deepcopy(model.state_dict())
         train_step = self.trainer.train_step
 
         def watched(batch: Any) -> dict[str, Any]:
@@ -214,13 +221,15 @@ def _without_anomaly_warning() -> Iterator[None]:
 
 
 @contextmanager
-def watched_step(trainer: TrainerBase, step: int, *, anomalies: bool = False) -> Iterator[tuple[TrainerBase, StepWatcher]]:
+def watched_step(
+    trainer: TrainerBase, step: int, *, anomalies: bool = False, weights: bool = False
+) -> Iterator[tuple[TrainerBase, StepWatcher]]:
     """A copy of `trainer` that has just done the training step `step`, and what was seen. Raises ConfigError where there is none."""
     if not 0 < step <= trainer.train_state.counts.step + 1:
         raise ConfigError(f"There is no step {step}: {trainer.train_state.counts.step} batches are processed.", remedy="Give one of them.")
     kept = nearest_state(trainer, step - 1)
     with scratch_trainer(trainer) as copy, _without_anomaly_warning():
-        watcher = StepWatcher(copy, step, anomalies=anomalies)
+        watcher = StepWatcher(copy, step, anomalies=anomalies, weights=weights)
         try:
             train_from(copy, kept, watcher)
         except Exception as error:
@@ -288,8 +297,10 @@ def _of_update(seen: StepWatcher) -> Diagnosis:
     if bad is not None:
         return Diagnosis(f"The gradient of {bad or 'the model'} is not finite.", bad)
     largest = max((layer for layer in seen.layers if layer.share == layer.share), key=lambda layer: layer.share, default=None)
-    moved = f"; {largest.name or 'the model'} moved most, by {largest.share:.0%} of its weights" if largest is not None else ""
-    return Diagnosis(f"Everything in this step is finite{moved}.")
+    if largest is None:
+        return Diagnosis("Everything in this step is finite.")
+    by = f"{largest.share:.0%} of its weights" if largest.share < 10 else f"{largest.share:,.0f} times its weights"
+    return Diagnosis(f"Everything in this step is finite; {largest.name or 'the model'} moved most, by {by}.")
 
 
 # %% ../../nbs/trainer/replay.ipynb #9c306095

@@ -45,6 +45,7 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
         "n_train_batches": _n_batches(loader, arguments.get("limit_train_batches")),
         "n_valid_batches": _n_batches(valid_loader, arguments.get("limit_val_batches")),
         **({"advice": False} if not trainer.advice else _facts(trainer, loader)),
+        **({"keeps_states": True} if trainer.keeps_states else {}),
     }
 
 

@@ -36,6 +36,7 @@ from ..rng import check_seed
 from .addon_options import AddonOptions
 from .arguments import accumulates, check_lightning, check_model, check_run, check_save_path, make_optimizer, resolve_monitor
 from .base import TrainerBase
+from .blame import TrainerBlame
 from .branch import TrainerBranch
 from .compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
 from .evaluate import TrainerEvaluation
@@ -278,6 +279,7 @@ class Trainer(
     TrainerRewind,
     TrainerReplay,
     TrainerBranch,
+    TrainerBlame,
     TrainerEvaluation,
     TrainerInspection,
     TrainerWeights,
