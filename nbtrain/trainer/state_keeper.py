@@ -130,12 +130,22 @@ def _here(loader: Any) -> Any:
 _ELSEWHERE = ("best_weights", "history")  # pieces that a state in memory does not hold itself
 
 
-def take_state(trainer: TrainerBase, pl_trainer: L.Trainer, finished: int | None, *, is_start: bool = False) -> KeptState:
-    """The state of the run that is on after `finished` batches of the open epoch, None between two epochs."""
+def take_state(
+    trainer: TrainerBase, pl_trainer: L.Trainer, finished: int | None, *, is_start: bool = False, restored: Mapping[str, Any] | None = None
+) -> KeptState:
+    """The state of the run that is on after `finished` batches of the open epoch, None between two epochs.
+
+    `restored`: what the run continues from, where it has not reached its first batch yet. Weights and options may have changed since.
+    """
     holder, module = trainer.state_holder, pl_trainer.lightning_module
     assert isinstance(module, StepModule)
-    places = (_here(holder.open_loader), _here(holder.open_valid))
-    own = own_part(trainer, module, finished, random_state(), *places, holder.attributes, without=_ELSEWHERE)
+    if restored is None:
+        places = (_here(holder.open_loader), _here(holder.open_valid))
+        own = own_part(trainer, module, finished, random_state(), *places, holder.attributes, without=_ELSEWHERE)
+    else:
+        pieces = trainer.train_state.state_dict(without=(*_ELSEWHERE, "meters", "metrics"))
+        own = {**restored["nbtrain"], **pieces, "attributes": holder.attributes.state_dict(trainer)}
+        own.pop("history", None)
     if holder.setup is None:
         holder.setup = setup_of(trainer, holder.open_loader)
     state = pl_trainer._checkpoint_connector.dump_checkpoint(weights_only=False) | {"nbtrain": own | {"setup": holder.setup}}
@@ -187,8 +197,8 @@ class StateTaker(Checkpoint):
             return
         if manager is None:
             resume_loaders(holder, pl_trainer)
-        if holder.restored is None and (manager is None or manager.restored is None):  # else it is there already
-            self._take(n_finished(pl_trainer), is_start=True)
+        restored = holder.restored if manager is None else manager.restored
+        self._take(n_finished(pl_trainer) if restored is None else restored["nbtrain"]["finished"], is_start=True, restored=restored)
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._pl_trainer is not None and manager_of(self.trainer) is None:
@@ -220,10 +230,10 @@ class StateTaker(Checkpoint):
     def _is_due(self) -> bool:
         return self.clock() - self.taken_s >= _SHARE * self.cost_s
 
-    def _take(self, finished: int | None, *, is_start: bool = False) -> None:
+    def _take(self, finished: int | None, *, is_start: bool = False, restored: Mapping[str, Any] | None = None) -> None:
         begun_s, history = self.clock(), self.trainer.train_state.history
         try:
-            state = take_state(self.trainer, self._pl_trainer, finished, is_start=is_start)
+            state = take_state(self.trainer, self._pl_trainer, finished, is_start=is_start, restored=restored)
         except Exception as error:  # of a model's or a callback's state: the run does not need it
             if not self._failed:
                 self.trainer.recorder.note(f"A state was not kept in memory: {first_line(error)}")
