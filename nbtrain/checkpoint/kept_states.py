@@ -110,6 +110,11 @@ class KeptStates:
     def __len__(self) -> int:
         return len(self.states)
 
+    def fit(self) -> None:
+        """A run begins: take no more than a tenth of what is free now, with what these states take already."""
+        self.budget = min(self.budget, (free_memory() + self.n_bytes) // 10)
+        self.most = min(self.most, 5 * self.budget)
+
     def add(self, state: KeptState, best_step: int | None = None) -> None:
         """Keep `state`, in place of another one of the same step, and drop what is too much. `best_step`: that of the best epoch."""
         self.drop_after(state.step)

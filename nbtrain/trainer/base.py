@@ -223,7 +223,7 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
     @property
     def keeps_states(self) -> bool:
         """Does a training run keep its states in memory?"""
-        here = self.mode == "train" and self.launcher is None and self.world.size == 1
+        here = self.mode == "train" and not any(isinstance(addon, Launcher) for addon in self.active_addons)
         return here and (self.keep_states is True or (self.keep_states == "auto" and in_shell()))
 
     def as_lightning_module(self) -> StepModule:

@@ -71,8 +71,6 @@ class Replay:
         output: What the step returned, without its graph.
         loss: The loss.
         layers: What each layer did, in the model's order.
-        gradients: The norm of the gradient by layer.
-        updates: The norm of what the update has changed by layer; zeros within a window of accumulated gradients.
     """
 
     step: int
@@ -85,10 +83,12 @@ class Replay:
 
     @property
     def gradients(self) -> dict[str, float]:
+        """The norm of the gradient by layer, as the backward pass has left it."""
         return {layer.name: layer.gradient for layer in self.layers if not math.isnan(layer.update)}
 
     @property
     def updates(self) -> dict[str, float]:
+        """The norm of what the update has changed by layer; zeros within a window of accumulated gradients."""
         return {layer.name: layer.update for layer in self.layers if not math.isnan(layer.update)}
 
     def debug(self) -> Diagnosis:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch import Tensor
 
 from ..addons.checkpoint_callback import n_finished, resume_callbacks, resume_epoch, resume_loaders, resume_logged
 from ..addons.run_setup import Setup, check_setup, setup_of
@@ -33,7 +34,17 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["KeptLoader", "KeptValidLoader", "is_several", "StateHolder", "scale_restored", "manager_of", "take_state", "StateTaker"]
+__all__ = [
+    "KeptLoader",
+    "KeptValidLoader",
+    "is_several",
+    "StateHolder",
+    "scale_restored",
+    "manager_of",
+    "take_state",
+    "n_state_bytes",
+    "StateTaker",
+]
 
 
 # %% ../../nbs/trainer/state_keeper.ipynb #b9174dee
@@ -157,6 +168,14 @@ def take_state(
     )  # fmt: skip
 
 
+def n_state_bytes(trainer: TrainerBase) -> int:
+    """How much memory the tensors of model and optimizer take."""
+    kept = trainer.optimizer.state.values() if trainer.optimizer is not None else ()
+    tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
+    tensors += [value for state in kept for value in state.values() if isinstance(value, Tensor)]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
 def _shared_best(trainer: TrainerBase) -> Weights | None:
     """A copy of the best weights, the one of the state before where they are the same."""
     best, row = trainer.train_state.best_weights, trainer.train_state.history.best
@@ -186,6 +205,7 @@ class StateTaker(Checkpoint):
         if stage != "fit" or not is_whole_epoch(pl_module):
             return
         self._pl_trainer = pl_trainer
+        self.trainer.kept_states.fit()
         self.trainer.sinks.append(self)
         if self.trainer.state_holder.restored is not None:
             resume_callbacks(pl_trainer, self.trainer.state_holder.restored)
@@ -210,7 +230,7 @@ class StateTaker(Checkpoint):
             resume_epoch(self.trainer, pl_module, state)
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.trainer.state_holder.open_valid is not None:
+        if self._pl_trainer is not None and self.trainer.state_holder.open_valid is not None:
             self.trainer.state_holder.open_valid.is_read = True
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -232,6 +252,8 @@ class StateTaker(Checkpoint):
 
     def _take(self, finished: int | None, *, is_start: bool = False, restored: Mapping[str, Any] | None = None) -> None:
         begun_s, history = self.clock(), self.trainer.train_state.history
+        if self._is_too_large():
+            return
         try:
             state = take_state(self.trainer, self._pl_trainer, finished, is_start=is_start, restored=restored)
         except Exception as error:  # of a model's or a callback's state: the run does not need it
@@ -242,6 +264,16 @@ class StateTaker(Checkpoint):
             self.trainer.kept_states.add(state, history.best["step"] if history.best is not None else None)
         self.taken_s = self.clock()
         self.cost_s = self.taken_s - begun_s
+
+    def _is_too_large(self) -> bool:
+        """Does a state take more than states may take together? It would be dropped, once it has filled the memory."""
+        n_bytes, most = n_state_bytes(self.trainer), self.trainer.kept_states.most
+        if n_bytes > most and not self._failed:
+            self._failed = True
+            self.trainer.recorder.note(
+                f"No states are kept in memory: one takes {n_bytes / 1e9:.1f} GB, and half of the free memory is {most / 1e9:.1f} GB."
+            )
+        return n_bytes > most
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.trainer.sinks[:] = [sink for sink in self.trainer.sinks if sink is not self]

@@ -12,7 +12,16 @@ from samples import Augmented, Regress, make_loader, make_model, make_trainer, m
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from nbtrain import AccumulationAddon, CheckpointError, ConfigError, OptionError, StateManagerAddon, compare
+from nbtrain import (
+    AccumulationAddon,
+    CheckpointError,
+    ConfigError,
+    ModelTrainer,
+    MultiOptimizerTrainer,
+    OptionError,
+    StateManagerAddon,
+    compare,
+)
 from nbtrain.checkpoint.kept_states import KeptState, KeptStates
 from nbtrain.checkpoint.snapshot import Snapshot
 from nbtrain.history.provenance import show
@@ -301,3 +310,58 @@ def test_a_step_behind_a_change_between_rewind_and_run_is_recomputed_with_it() -
     assert trainer.rewind(step=9).n_recomputed == 2
     trainer.run(1, loader)
     assert all(torch.equal(value, expected[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_a_rewind_into_an_earlier_run_is_followed_by_the_same_runs() -> None:
+    whole, rewound = keeping(seed=1), keeping(seed=1)
+    for trainer in (whole, rewound):
+        loader = make_loader(own_generator=True)
+        trainer.run(2, loader, make_valid())
+        trainer.run(3, loader)
+        if trainer is rewound:
+            trainer.rewind(epoch=1)
+            trainer.run(1, loader, make_valid())
+            trainer.run(3, loader)
+    assert same_weights(whole.model, rewound.model)
+    assert without_times(whole.history.epochs) == without_times(rewound.history.epochs)
+
+
+def _ends_again(trainer: Any, loader: Any, step: int, n_left: int) -> bool:
+    """Rewind to `step`, train `n_left` epochs, and compare with the weights from before."""
+    expected = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.rewind(step=step)
+    trainer.run(n_left, loader)
+    return all(torch.equal(value, expected[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_a_model_that_computes_its_loss_is_rewound_and_replayed() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make_model()
+
+        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Any]:
+            return {"loss": (self.net(x) - labels).square().mean()}
+
+    trainer = make_trainer(ModelTrainer, model=Own(), keep_states=True)
+    loader = [{"x": x, "labels": y} for x, y in make_loader(shuffle=False)]
+    trainer.run(2, loader)
+    assert trainer.replay(3).updates.keys() == {"net.0", "net.3"}
+    assert _ends_again(trainer, loader, 7, 1)
+
+
+def test_several_optimizers_are_rewound_and_replayed() -> None:
+    class Two(MultiOptimizerTrainer):
+        def train_step_first(self, batch: Any) -> dict[str, Any]:
+            return {"loss": (self.model["first"](batch[0]) - batch[1]).square().mean()}
+
+        def train_step_second(self, batch: Any) -> dict[str, Any]:
+            return {"loss": (self.model["second"](batch[0]) - self.model["first"](batch[0]).detach()).square().mean()}
+
+    model = nn.ModuleDict({"first": make_model(1), "second": make_model(2)})
+    optimizers = {name: lambda params: torch.optim.Adam(params, lr=1e-2) for name in ("first", "second")}
+    trainer: Any = Two(model, "cpu", optimizers=optimizers, log_bar=False, keep_states=True)
+    loader = make_loader()
+    trainer.run(2, loader)
+    assert torch.equal(trainer.replay(8).batch[0], trainer.replay(8).batch[0])
+    assert _ends_again(trainer, loader, 7, 1)
