@@ -65,7 +65,7 @@ class Journey:
 
     def disturb(self) -> None:
         """Draw random numbers, as a person would by other cells."""
-        torch.rand(3), random.random(), np.random.rand()
+        assert 0 <= float(torch.rand(3).sum()) + random.random() + np.random.rand()
 
     def place(self) -> dict[str, int]:
         """A place of the run: an epoch, or a step."""

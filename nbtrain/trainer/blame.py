@@ -70,7 +70,7 @@ def blame(trainer: TrainerBase, step: int, n: int, draw: Draw | None, classes: S
         size = batch_size(seen.batch)
         samples = [_sample(copy, single(seen.batch, i), i, step, classes) for i in range(size)]
     worst = sorted(samples, key=_rank)[:n]
-    return Gallery(worst, f"The worst {len(worst)} of {size} samples of step {step}, by gradient", draw or draw_sample)
+    return Gallery(list[Sample](worst), f"The worst {len(worst)} of {size} samples of step {step}, by gradient", draw or draw_sample)
 
 
 def _sample(trainer: TrainerBase, batch: Any, index: int, step: int, classes: Sequence[str] | None) -> BlamedSample:

@@ -188,7 +188,7 @@ def _shared_best(trainer: TrainerBase) -> Weights | None:
 
 
 # %% ../../nbs/trainer/state_keeper.ipynb #4fd64327
-_SHARE = 100  # of the time is training, for one of keeping states
+_SHARE = 200  # seconds of training for one of keeping states: with the first state of a run it stays below a hundredth
 _WITHIN_EPOCH_S = 30.0
 
 

@@ -55,6 +55,8 @@ def test_replay_gets_the_augmented_batch_that_was_trained_on(n_workers: int) -> 
     seen: list[Tensor] = []
 
     class Looking(Regress):
+        is_looking = False
+
         def train_step(self, batch: Any) -> dict[str, Any]:
             if self.is_looking:
                 seen.append(batch[0].clone())
@@ -353,10 +355,12 @@ def test_a_model_that_computes_its_loss_is_rewound_and_replayed() -> None:
 def test_several_optimizers_are_rewound_and_replayed() -> None:
     class Two(MultiOptimizerTrainer):
         def train_step_first(self, batch: Any) -> dict[str, Any]:
-            return {"loss": (self.model["first"](batch[0]) - batch[1]).square().mean()}
+            model: Any = self.model
+            return {"loss": (model["first"](batch[0]) - batch[1]).square().mean()}
 
         def train_step_second(self, batch: Any) -> dict[str, Any]:
-            return {"loss": (self.model["second"](batch[0]) - self.model["first"](batch[0]).detach()).square().mean()}
+            model: Any = self.model
+            return {"loss": (model["second"](batch[0]) - model["first"](batch[0]).detach()).square().mean()}
 
     model = nn.ModuleDict({"first": make_model(1), "second": make_model(2)})
     optimizers = {name: lambda params: torch.optim.Adam(params, lr=1e-2) for name in ("first", "second")}
