@@ -65,7 +65,7 @@ class Journey:
 
     def disturb(self) -> None:
         """Draw random numbers, as a person would by other cells."""
-        assert 0 <= float(torch.rand(3).sum()) + random.random() + np.random.rand()
+        assert float(torch.rand(3).sum()) + random.random() + np.random.rand() >= 0
 
     def place(self) -> dict[str, int]:
         """A place of the run: an epoch, or a step."""

@@ -32,9 +32,9 @@ __all__ = [
     "generator_state",
     "set_generator_state",
     "used_by",
-    "outside_names",
     "LoaderParts",
     "find_parts",
+    "outside_names",
     "LoaderState",
     "why_not_exact",
     "draws_in_ranks",
@@ -121,12 +121,6 @@ def used_by(function: FunctionType, *, all_names: bool = True) -> dict[str, Any]
         names = _names_in(function.__code__) if all_names else _set_in_module(function.__code__)
         found |= {name: function.__globals__[name] for name in names if name in function.__globals__}
     return found
-
-
-def outside_names(function: Any) -> list[str]:
-    """What a function of a user sets outside of itself: the names that it declares as `global`, of its module or of a notebook."""
-    function = getattr(function, "__func__", function)
-    return sorted(_set_in_module(function.__code__)) if isinstance(function, FunctionType) else []
 
 
 def _of_class(item: Any) -> Iterator[tuple[str, Any]]:
@@ -244,6 +238,12 @@ def _plain_values(item: Any) -> dict[Any, Any]:
         return {}
     items = _plain_holder(item)
     return {key: _kept(value) for key, value in items.items() if _is_small(value)} if len(items) <= _MOST_ITEMS else {}
+
+
+def outside_names(function: Any) -> list[str]:
+    """What a function of a user sets outside of itself: the names that it declares as `global`, of its module or of a notebook."""
+    function = getattr(function, "__func__", function)
+    return sorted(_set_in_module(function.__code__)) if isinstance(function, FunctionType) else []
 
 
 def _is_small(value: Any) -> bool:

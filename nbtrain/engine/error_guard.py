@@ -143,7 +143,6 @@ class ErrorGuard:
 
     @property
     def _look(self) -> str:
-        """What a person does first about a loss that is not finite."""
         step = self.trainer.train_state.counts.step + 1
         return f"trainer.replay(step={step}).debug()" if self.trainer.keeps_states else "trainer.failure.batch"
 

@@ -122,6 +122,12 @@ class TrainerArguments(TrainerSteps):
             self._refuse_new_mode()
         self._mode = mode
 
+    @property
+    def keeps_states(self) -> bool:
+        """Does a training run keep its states in memory?"""
+        here = self.mode == "train" and not any(isinstance(addon, Launcher) for addon in self.active_addons)
+        return here and (self.keep_states is True or (self.keep_states == "auto" and in_shell()))
+
     @checked
     def toggle(self, mode: Mode | None = None) -> None:
         """Switch to `mode`, or to the other one. Raises ConfigError while a run is on."""
@@ -219,12 +225,6 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
         own = [callback for addon in self.active_addons for callback in addon.callbacks(self)]
         keeper = [StateTaker(self)] if self.keeps_states else []
         return [RecorderCallback(self.recorder), *own, BestWeights(self), *keeper]
-
-    @property
-    def keeps_states(self) -> bool:
-        """Does a training run keep its states in memory?"""
-        here = self.mode == "train" and not any(isinstance(addon, Launcher) for addon in self.active_addons)
-        return here and (self.keep_states is True or (self.keep_states == "auto" and in_shell()))
 
     def as_lightning_module(self) -> StepModule:
         """The steps as a LightningModule, for your own `lightning.Trainer`. The addons' callbacks come with it."""

@@ -19,11 +19,13 @@ from ..errors import ConfigError
 from ..rng import keep_random
 from .base import TrainerBase
 from .gallery import Draw, Gallery, Sample, draw_sample, samples_of, single
-from .replay import watched_step
+from .branch import TrainerBranch
+from .replay import TrainerReplay, watched_step
+from .rewind import TrainerRewind
 from ..views.text import format_value
 
 # %% auto #0
-__all__ = ["BlamedSample", "blame", "TrainerBlame"]
+__all__ = ["BlamedSample", "blame", "TrainerBlame", "TrainerTimeTravel"]
 
 
 # %% ../../nbs/trainer/blame.ipynb #71559901
@@ -91,3 +93,7 @@ class TrainerBlame(TrainerBase):
         sample has its loss and the norm of its gradient. The run is not touched. Raises as `replay` does.
         """
         return self.control.do(lambda at: blame(self, step, n, draw, classes))
+
+
+class TrainerTimeTravel(TrainerRewind, TrainerReplay, TrainerBranch, TrainerBlame):
+    """A trainer goes back, looks again, and takes another way."""

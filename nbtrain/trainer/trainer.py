@@ -36,8 +36,7 @@ from ..rng import check_seed
 from .addon_options import AddonOptions
 from .arguments import accumulates, check_lightning, check_model, check_run, check_save_path, make_optimizer, resolve_monitor
 from .base import TrainerBase
-from .blame import TrainerBlame
-from .branch import TrainerBranch
+from .blame import TrainerTimeTravel
 from .compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
 from .evaluate import TrainerEvaluation
 from .failed_runs import drop_failure
@@ -48,8 +47,6 @@ from .outcome import RunOutcome
 from .phases import epochs_left
 from .progress import TrainerProgress
 from .run import Run
-from .replay import TrainerReplay
-from .rewind import TrainerRewind
 from .run_handle import RunHandle
 from .summary import Summary, check_steps, summarize
 from ..views.html import table_html
@@ -273,17 +270,7 @@ _NOT_GIVEN = ("self", "addon_options", "keep_source", "on_error", "advice", "com
 
 
 class Trainer(
-    TrainerRuns,
-    TrainerFactories,
-    TrainerControls,
-    TrainerRewind,
-    TrainerReplay,
-    TrainerBranch,
-    TrainerBlame,
-    TrainerEvaluation,
-    TrainerInspection,
-    TrainerWeights,
-    TrainerProgress,
+    TrainerRuns, TrainerFactories, TrainerControls, TrainerTimeTravel, TrainerEvaluation, TrainerInspection, TrainerWeights, TrainerProgress
 ):
     """Trains a model with your `train_step` and `test_step`; subclass it and write these two.
 
