@@ -145,8 +145,7 @@ def scratch_trainer(trainer: TrainerBase) -> Iterator[TrainerBase]:
     """A copy of `trainer` for trials: it shows, records and saves nothing. What it shares with `trainer` is afterwards as before."""
     with keep_random(), kept_objects(trainer):
         made = copy_trainer(trainer)
-        own = vars(made)
-        own["_addons"] = {kind: addon for kind, addon in own["_addons"].items() if not isinstance(addon, _SILENT)}
+        made.drop_addons(_SILENT)
         made.run_dir, made.save_path, made.log_bar, made.seed, made.on_error = None, None, False, None, "raise"
         made.lightning.pop("logger", None)
         non_finite = made[NonFiniteAddon]

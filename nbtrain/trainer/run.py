@@ -90,8 +90,7 @@ class Run:
         """Lock the run folder, which is made before the first run, and seed that one."""
         if self.trainer.save_path is not None:
             self.sinks.claim()
-        trainer = self.trainer
-        if trainer.train_state.run == 0 and trainer.seed is not None and trainer.state_holder.restored is None:
+        if self.trainer.train_state.run == 0 and self.trainer.seed is not None and self.trainer.state_holder.restored is None:
             seed_all(self.trainer.seed)
 
     def _run_here(self) -> RunResult:

@@ -168,6 +168,7 @@ def take_state(
     )  # fmt: skip
 
 
+# %% ../../nbs/trainer/state_keeper.ipynb #80e8b6ca
 def n_state_bytes(trainer: TrainerBase) -> int:
     """How much memory the tensors of model and optimizer take."""
     kept = trainer.optimizer.state.values() if trainer.optimizer is not None else ()
