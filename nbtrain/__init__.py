@@ -48,6 +48,8 @@ PUBLIC = {
     "Progress": "events",
     "ProgressChecker": "trainer.progress",
     "RangeTest": "trainer.lr_finder",
+    "Replay": "trainer.replay",
+    "Rewound": "trainer.rewind",
     "RunHandle": "trainer.run_handle",
     "RunPaused": "errors",
     "RunStopped": "errors",
@@ -134,6 +136,8 @@ if TYPE_CHECKING:
     from nbtrain.data.mixup import mixup as mixup
     from nbtrain.engine.callback import Callback as Callback
     from nbtrain.compat.hook_names import TrainHook as TrainHook
+    from nbtrain.trainer.replay import Replay as Replay
+    from nbtrain.trainer.rewind import Rewound as Rewound
     from nbtrain.trainer.run_handle import RunHandle as RunHandle
     from nbtrain.trainer.model_trainer import ModelTrainer as ModelTrainer
     from nbtrain.trainer.multi_optimizer import MultiOptimizerTrainer as MultiOptimizerTrainer

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
@@ -17,6 +17,7 @@ from .early_stopping import EarlyStoppingAddon
 from .state_saver import StateSaver, adopt, note_inexact, save_after_error, settings_of
 from ..checkpoint.run_state import loader_of_rank, of_rank
 from ..checkpoint.store import clean_folders, go_back
+from ..data.resumable_loader import ResumableLoader, ValidLoader
 from ..engine.control import LeaveAfterError
 from ..engine.callback import Leaving, PassKeeper, Stopper, active_callbacks
 from ..engine.logged import load_logged
@@ -30,7 +31,19 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon
 
 # %% auto #0
-__all__ = ["resume_callbacks", "resume_epoch", "has_stopped", "begin_attributes", "load_attributes", "save_between", "StateKeeper"]
+__all__ = [
+    "resume_callbacks",
+    "resume_epoch",
+    "has_stopped",
+    "begin_attributes",
+    "load_attributes",
+    "save_between",
+    "n_finished",
+    "RestoredRun",
+    "resume_loaders",
+    "resume_logged",
+    "StateKeeper",
+]
 
 
 # %% ../../nbs/addons/checkpoint_callback.ipynb #a2fa1f25
@@ -121,7 +134,7 @@ def save_between(saver: StateSaver, pl_trainer: L.Trainer) -> Path | None:
     """Save between two training batches. Returns the path, None in a run of a single batch."""
     if not is_whole_epoch(pl_trainer.lightning_module):
         return None
-    return saver.save(pl_trainer, _n_finished(pl_trainer), random_state())
+    return saver.save(pl_trainer, n_finished(pl_trainer), random_state())
 
 
 def _is_at_batch(trainer: TrainerProtocol, pl_trainer: L.Trainer) -> bool:
@@ -142,13 +155,21 @@ def _validation(trainer: TrainerProtocol, pl_trainer: L.Trainer) -> tuple[Row | 
     return history.validations[-1], history.last_validation_is_best
 
 
-def _n_finished(pl_trainer: L.Trainer) -> int | None:
+def n_finished(pl_trainer: L.Trainer) -> int | None:
     """The finished batches of the open epoch; None where it has not begun, and has drawn no random number yet."""
     finished, fetcher = pl_trainer.fit_loop.epoch_loop.batch_progress.current.ready, pl_trainer.fit_loop._data_fetcher
     return finished if finished or fetcher is None or fetcher.fetched else None
 
 
-def _resume_loaders(addon: StateManagerAddon, pl_trainer: L.Trainer) -> None:
+class RestoredRun(Protocol):
+    """What a run that is resumed is resumed from: an addon that saves, or what keeps states in memory."""
+
+    restored: dict[str, Any] | None
+    open_loader: ResumableLoader | None
+    open_valid: ValidLoader | None
+
+
+def resume_loaders(addon: RestoredRun, pl_trainer: L.Trainer) -> None:
     """Restore the validation loader, and the random numbers for the training loader's next pass."""
     valid, state = addon.open_valid, addon.restored
     if addon.open_loader is not None and (random := addon.open_loader.random_ahead) is not None:
@@ -159,7 +180,7 @@ def _resume_loaders(addon: StateManagerAddon, pl_trainer: L.Trainer) -> None:
             valid.load_state_dict(place)
 
 
-def _resume_logged(addon: StateManagerAddon, pl_trainer: L.Trainer) -> None:
+def resume_logged(addon: RestoredRun, pl_trainer: L.Trainer) -> None:
     """Restore the sums of `self.log` of an open epoch."""
     own = addon.restored["nbtrain"] if addon.restored is not None else {}
     if own.get("finished") is not None and of_rank(own).get("logged") is not None:
@@ -202,10 +223,10 @@ class StateKeeper(Checkpoint, Leaving):
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step_seen = pl_trainer.global_step
         _resume_stop(self.saver, pl_trainer)
-        _resume_loaders(self.addon, pl_trainer)
+        resume_loaders(self.addon, pl_trainer)
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        _resume_logged(self.addon, pl_trainer)
+        resume_logged(self.addon, pl_trainer)
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         state, self.addon.restored = self.addon.restored, None
@@ -245,7 +266,7 @@ class StateKeeper(Checkpoint, Leaving):
         ends = _stops(pl_trainer) and not whole and not open_
         if waits or (not self._cut and (ends or (best and not whole and not open_))):
             self._cut = self._cut or ends
-            self._save(pl_trainer, _n_finished(pl_trainer), pl_module.random_before, validation)
+            self._save(pl_trainer, n_finished(pl_trainer), pl_module.random_before, validation)
 
     def _save(self, pl_trainer: L.Trainer, finished: int | None, random: dict[str, Any], validation: Row | None = None) -> None:
         """Save. The checkpoint has the weights of the `validation`, or of one that was inside a window which is closed now."""

@@ -45,14 +45,19 @@ _EVERY = 50  # batches between two exchanges of several ranks
 
 
 class _Watch:
-    """Raises StepError when a recorded loss is not finite."""
+    """Raises StepError when a recorded loss is not finite. `replays`: are states kept from which the step can be replayed?"""
+
+    def __init__(self, *, replays: bool = False) -> None:
+        self.replays = replays
 
     def update(self, event: Event) -> None:
         """Check the losses of `event`."""
         if found := first_nonfinite(event):
+            step = found.rstrip(".").rpartition(" ")[2]
+            look = f"trainer.replay(step={step}).debug() names what is the first that is not finite. " if self.replays else ""
             raise StepError(
                 found,
-                remedy="Its update is applied, and nothing was saved since. Lower the learning rate, clip with gradient_clip=1.0, "
+                remedy=f"{look}Its update is applied, and nothing was saved since. Lower the learning rate, clip with gradient_clip=1.0, "
                 'skip such updates with nonfinite="skip", or turn the check off with nonfinite="ignore".',
             )
 
@@ -142,4 +147,4 @@ class NonFiniteAddon(AddOnBase):
         return [_Stop()] if self.nonfinite == "stop" else [_Skip(self)] if self.nonfinite == "skip" else []
 
     def sink(self, trainer: TrainerProtocol) -> EventSink | None:
-        return _Watch() if self.nonfinite == "raise" else next(iter(active_callbacks(trainer, _Stop)), None)
+        return _Watch(replays=trainer.keeps_states) if self.nonfinite == "raise" else next(iter(active_callbacks(trainer, _Stop)), None)

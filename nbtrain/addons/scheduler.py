@@ -80,9 +80,10 @@ class _Step(L.Callback):
             in_a_row = first_epoch * math.ceil(n_batches / now["accumulate"]) if n_batches != math.inf else 0
             now = begin or now | {"update": in_a_row}  # an older checkpoint does not have it
         self._begin = now
-        epochs = range(first_epoch, pl_trainer.max_epochs or 0)
+        goal = max(pl_trainer.max_epochs or 0, now.get("goal", 0))  # a run that was rewound keeps its plan
+        epochs = range(first_epoch, goal)
         return Plan(
-            n_epochs=(pl_trainer.max_epochs or 0) - first_epoch,
+            n_epochs=goal - first_epoch,
             batches_per_epoch=int(n_batches) if n_batches != math.inf else None,
             accumulate=now["accumulate"],
             max_steps=max(pl_trainer.max_steps - now["update"], 0) if pl_trainer.max_steps >= 0 else None,

@@ -36,7 +36,7 @@ from ..history.run_lock import RunLock
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["SaveType", "SaveWeights", "open_loader", "StateManagerAddon", "check_restored", "end_before"]
+__all__ = ["SaveType", "SaveWeights", "resumable", "open_loader", "StateManagerAddon", "check_restored", "end_before"]
 
 # %% ../../nbs/addons/state_manager.ipynb #45daac65
 SaveType = Literal["merged", "sharded", "deduped"]
@@ -66,9 +66,9 @@ def _check_seen(trainer: TrainerProtocol, path: Path) -> None:
         )
 
 
-def _resumable(trainer: TrainerProtocol, loader: Any, restored: Mapping[str, Any] | None) -> ResumableLoader:
+def resumable(loader: Any, restored: Mapping[str, Any] | None, kind: type[ResumableLoader] = ResumableLoader) -> ResumableLoader:
     """`loader` with a position that can be saved, at the restored one."""
-    found = ResumableLoader(loader)
+    found = kind(loader)
     if restored is not None and (state := loader_of_rank(restored["nbtrain"])) is not None:
         random = of_rank(restored["nbtrain"])["random"]
         found.resume_at(state, random if random is not None else random_state())
@@ -95,7 +95,7 @@ def open_loader(addon: StateManagerAddon, trainer: TrainerProtocol, loader: Any,
         loader = SeveralLoaders(loader)
     if addon.base is not None:  # before anything trains
         addon.base.begin(trainer.model)
-    addon.open_loader = _resumable(trainer, loader, addon.restored)
+    addon.open_loader = resumable(loader, addon.restored)
     addon.noted.clear()
     if costs := addon.open_loader.why_read_again():
         trainer.recorder.note(costs)
@@ -181,8 +181,7 @@ class StateManagerAddon(AddOnBase):
     def save_state(self, trainer: TrainerProtocol) -> Path | None:
         """Save the state now, or while a run is on between two of its batches. Returns the path of the checkpoint, once it is written.
 
-        In a step or a callback, and while worker processes train, it returns None and the save follows after the batch. Raises
-        CheckpointError if the checkpoint can't be written.
+        In a step, a callback, or with worker processes: None, and the save follows. Raises CheckpointError if it can't be written.
         """
         if trainer.control.request_elsewhere("save_state"):
             return None

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..engine.protocol import TrainerProtocol
 from ..history.user_code import is_user
 
 # %% auto #0
-__all__ = ["Place", "trainer_attributes", "AttributeState"]
+__all__ = ["Place", "trainer_attributes", "trainer_places", "drop_new", "AttributeState"]
 
 
 # %% ../../nbs/checkpoint/attribute_state.ipynb #62e9b531
@@ -50,6 +50,19 @@ def trainer_attributes(trainer: TrainerProtocol) -> list[Any]:
     return list(_own_attributes(trainer).values())
 
 
+def trainer_places(trainer: TrainerProtocol) -> list[Place]:
+    """Where the model and the user's trainer have attributes now."""
+    return [place for place, _, _ in _places(trainer)]
+
+
+def drop_new(trainer: TrainerProtocol, known: Container[Place]) -> None:
+    """Delete the attributes that are not at one of the `known` places: they were made since."""
+    for place in trainer_places(trainer):
+        holder: Any = trainer if place.path is None else trainer.model.get_submodule(place.path)
+        if place not in known and place.name in vars(holder):
+            delattr(holder, place.name)
+
+
 def _is_shared_state(name: str, value: Any) -> bool:
     """Is it a collection in the body of a class, to which the steps of an instance may add?"""
     return type(value) in (list, dict, set, deque) and not name.startswith("__") and name not in ("addon_instances", "addons")
@@ -67,14 +80,18 @@ def _is_buffer(trainer: TrainerProtocol, place: Place) -> bool:
 
 # %% ../../nbs/checkpoint/attribute_state.ipynb #aaf118b3
 class AttributeState:
-    """The attributes of the trainer's model and class that have changed since `begin`, as a part of a checkpoint."""
+    """The attributes of the trainer's model and class that have changed since `begin`, as a part of a checkpoint.
 
-    def __init__(self) -> None:
+    `whole`: all of them, as a state needs that is restored into the objects that have changed since.
+    """
+
+    def __init__(self, *, whole: bool = False) -> None:
+        self._whole = whole
         self._before: dict[Place, Any] | None = None  # fingerprints
         self._changed: set[Place] = set()  # once changed, or restored, an attribute is saved for good
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_before": None, "_changed": self._changed}  # fingerprints are of one process
+        return {"_whole": self._whole, "_before": None, "_changed": self._changed}  # fingerprints are of one process
 
     def begin(self, trainer: TrainerProtocol) -> str:
         """Remember the attributes as the process has made them, once. Returns what can't be saved, in words; empty where nothing is."""
@@ -93,7 +110,8 @@ class AttributeState:
         known, found = _known(trainer), {"model": {}, "trainer": {}}
         for place, _, value in _places(trainer):
             is_buffer = _is_buffer(trainer, place)
-            if not is_buffer and place not in self._changed and (self._before or {}).get(place) == fingerprint(value, known):
+            is_known = not (self._whole or is_buffer) and place not in self._changed
+            if is_known and (self._before or {}).get(place) == fingerprint(value, known):
                 continue
             try:
                 packed = pack(value, () if is_buffer else known)

@@ -43,6 +43,7 @@ __all__ = [
     "from_outside",
     "weights_of",
     "kept_weights",
+    "has_kept_weights",
     "load_kept_weights",
     "keep_weights",
     "checked",
@@ -50,6 +51,7 @@ __all__ = [
     "Restorable",
     "read_state",
     "restore",
+    "restore_here",
     "restore_end",
 ]
 
@@ -84,12 +86,14 @@ def own_part(
     loader: ResumableLoader | None,
     valid: ValidLoader | None,
     attributes: AttributeState,
+    without: tuple[str, ...] = ("best_weights",),
 ) -> dict[str, Any]:
     """nbtrain's part of a state: `finished` is the number of batches done in the open epoch, None between epochs.
 
+    `without`: the pieces of the TrainState that are kept elsewhere.
     In mid-epoch all ranks must call it, and get what each of them has alone.
     """
-    state = trainer.train_state.state_dict(without=("best_weights",))  # mostly a checkpoint names the file that has them
+    state = trainer.train_state.state_dict(without=without)  # mostly a checkpoint names the file that has the best weights
     meters = state.pop("meters")
     parts: dict[str, Any] = {
         "random": random,
@@ -186,6 +190,11 @@ def weights_of(state: Mapping[str, Any], part: str = "state_dict") -> dict[str, 
 def kept_weights(trainer: TrainerProtocol) -> Weights | None:
     """The weights that validations see and that are kept as the best, where an addon has others than the model."""
     return next((found for addon in trainer.active_addons if (found := addon.weights(trainer)) is not None), None)
+
+
+def has_kept_weights(state: Mapping[str, Any]) -> bool:
+    """Does a state have both the weights that training continues with and others that validations see?"""
+    return _TRAINING in state
 
 
 def load_kept_weights(trainer: TrainerProtocol, weights: Weights) -> None:
@@ -348,18 +357,24 @@ def restore(
     meters of an open epoch, the place in its loader and the callbacks are restored when the next run begins.
     """
     own, path = state["nbtrain"], Path(checkpoint)
-    _restore_weights(trainer, state, path, with_optimizer)
-    metrics = {mode: own["metrics"][mode] for mode in trainer.train_state.metrics}
-    pieces = {"phase": 1, **own, "metrics": metrics}
-    trainer.train_state.load_state_dict({name: value for name, value in pieces.items() if name != "meters"})
-    trainer.train_state.run -= 1  # the next run to begin is the one that was saved
-    trainer.resumed, trainer.continues_run = True, False
+    restore_here(trainer, state, path, with_optimizer=with_optimizer)
     trainer.run_dir = run_dir
     trainer.parent = None if run_dir is not None else url_of(checkpoint) or str(path.resolve())
     history = trainer.train_state.history
     if own["finished"] is None and history.epochs:
         history.epochs[-1].path = path
     _restore_best(trainer, state, checkpoint)
+
+
+def restore_here(trainer: Restorable, state: Mapping[str, Any], path: Path, *, with_optimizer: bool = True) -> None:
+    """Restore weights, optimizer and the pieces of the TrainState that `state` has; `path` is its name, for errors."""
+    own = state["nbtrain"]
+    _restore_weights(trainer, state, path, with_optimizer)
+    metrics = {mode: own["metrics"][mode] for mode in trainer.train_state.metrics}
+    pieces = {"phase": 1, **own, "metrics": metrics}
+    trainer.train_state.load_state_dict({name: value for name, value in pieces.items() if name != "meters"})
+    trainer.train_state.run -= 1  # the next run to begin is the one that was saved
+    trainer.resumed, trainer.continues_run = True, False
 
 
 def _named(state: Mapping[str, Any], file: Path) -> Mapping[str, Any]:

@@ -34,6 +34,7 @@ __all__ = [
     "used_by",
     "LoaderParts",
     "find_parts",
+    "outside_names",
     "LoaderState",
     "is_fixed",
     "why_not_exact",
@@ -239,6 +240,12 @@ def _plain_values(item: Any) -> dict[Any, Any]:
         return {}
     items = _plain_holder(item)
     return {key: _kept(value) for key, value in items.items() if _is_small(value)} if len(items) <= _MOST_ITEMS else {}
+
+
+def outside_names(function: Any) -> list[str]:
+    """What a function of a user sets outside of itself: the names that it declares as `global`, of its module or of a notebook."""
+    function = getattr(function, "__func__", function)
+    return sorted(_set_in_module(function.__code__)) if isinstance(function, FunctionType) else []
 
 
 def _is_small(value: Any) -> bool:

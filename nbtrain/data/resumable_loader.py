@@ -82,6 +82,8 @@ class _Announced:
 class RereadableLoader(LoaderWrapper):
     """A wrapper around `loader` whose current pass can be read again from its beginning, up to any batch. `check`: what can't be."""
 
+    changed_only = True  # False: a place has all values, as one for the very objects needs that have changed since
+
     def __init__(self, loader: Iterable[Any]) -> None:
         super().__init__(loader)
         self.state = LoaderState(loader)
@@ -108,7 +110,8 @@ class RereadableLoader(LoaderWrapper):
         `after_cut`: the pass before was cut, so that the loader's own state is still a place in that one.
         """
         self._n_handed = 0
-        place = self.state.take(with_own=own is None and not after_cut and not self.state.is_of_stream)
+        with_own = own is None and not after_cut and not self.state.is_of_stream
+        place = self.state.take(changed=self.changed_only, with_own=with_own)
         self._begin = {"place": place if own is None else place | {"own": own}, "random": random_state()}
         return iter(self.loader)
 
@@ -234,7 +237,8 @@ class ResumableLoader(RereadableLoader):
 
     def place(self, finished: int | None = None) -> dict[str, Any]:
         """The place in the current pass, of which `finished` batches are done; None between two passes."""
-        state = {"length": self._length(), "place": self.state.take(with_own=finished is not None or not self.state.is_of_stream)}
+        with_own = finished is not None or not self.state.is_of_stream
+        state = {"length": self._length(), "place": self.state.take(changed=self.changed_only, with_own=with_own)}
         if finished is None:
             return state | {"finished": None, "whole": self._is_whole()}
         own = dict(self._newest).get(finished) if finished < self._n_handed else None
@@ -267,6 +271,8 @@ class ValidLoader:
     `is_read`: was it read in this run? `is_cut`: do validations end before its end?
     """
 
+    changed_only = True  # as of a RereadableLoader
+
     def __init__(self, loader: Iterable[Any]) -> None:
         self.state = LoaderState(loader)
         self.check = OrderCheck(self.state)
@@ -277,7 +283,7 @@ class ValidLoader:
         """The place for the next validation."""
         # Before it is read, some loaders draw a random number to make a state; a stream's is a place in the pass that has ended
         asks = self.is_read and not self.is_cut and not self.state.is_of_stream
-        place = self.state.take(with_own=asks)
+        place = self.state.take(changed=self.changed_only, with_own=asks)
         return place | ({} if asks else {"own": self._own}) | {"whole": not self.is_cut}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

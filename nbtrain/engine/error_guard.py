@@ -135,11 +135,16 @@ class ErrorGuard:
             error = StepError(
                 f"The training loss is {value}.",
                 where=self.trainer.recorder.place,
-                remedy="Look at trainer.failure.batch. Lower the learning rate, clip with gradient_clip=1.0, or leave the batch out with "
+                remedy=f"Look at {self._look}. Lower the learning rate, clip with gradient_clip=1.0, or leave the batch out with "
                 'trainer.resume(skip=True); nonfinite="skip" skips all such updates.',
             )
             error.output = output
             raise error
+
+    @property
+    def _look(self) -> str:
+        step = self.trainer.train_state.counts.step + 1
+        return f"trainer.replay(step={step}).debug()" if self.trainer.keeps_states else "trainer.failure.batch"
 
     def call(self, what: str, function: Callable[[], Any], restore: Callable[[], None] = lambda: None) -> Any:
         """What `function` of the user returns, which is called again after a repair; None where it is to be left out.

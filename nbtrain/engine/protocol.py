@@ -62,6 +62,8 @@ class TrainerProtocol(Protocol):
     @property
     def title(self) -> str: ...  # the name of the class that the user wrote
     @property
+    def keeps_states(self) -> bool: ...  # are the states of a run kept in memory, so that a step can be replayed?
+    @property
     def active_addons(self) -> list[AddOnBase]: ...  # in their order, those of shorthands such as `gradient_clip=` included
 
     def optimizer_states(self) -> list[dict[str, Any]]: ...  # of each optimizer that Lightning drives

@@ -10,14 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..annotations import checked
 from ..errors import ConfigError
 from ..events import MonitorMode
 from .differences import differences, kept
-from .history import History
+from .history import History, Row
 from .run_folder import find_run, read_history
+from .run_tree import Fork, TreeRun, read_fork, tree_lines
 from ..views import plots
 from ..views.html import image_html
 from ..views.text import best_row, note_line, table_text, visible
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "Trained", "compare"]
 
 
 # %% ../../nbs/history/compare.ipynb #9ecb67fd
@@ -37,6 +39,7 @@ class Comparison:
     histories: Mapping[str, History]
     notes: Sequence[str] = ()  # what could not be read
     labels: Mapping[str, str] = field(default_factory=dict)  # in what a run differs from the first one, by its name
+    forks: Mapping[str, Fork] = field(default_factory=dict)  # of the branches of others among them
 
     def table(self) -> str:
         """The best epoch of each run, or its test; a star marks the best of all, where all runs monitor the same metric."""
@@ -51,7 +54,19 @@ class Comparison:
         """A panel for each quantity (three at most), a colour for each run; training solid, validation dashed."""
         labels = [self.labels.get(name) or name for name in self.histories]
         known = [name if labels.count(label) > 1 else label for name, label in zip(self.histories, labels)]
-        return plots.compared({label: history.epochs for label, history in zip(known, self.histories.values())})
+        rows = {label: self._own_rows(name) for label, name in zip(known, self.histories)}
+        forks = [(fork.epoch, fork.words) for fork in self.forks.values()]
+        return plots.compared(rows, forks)
+
+    def _own_rows(self, name: str) -> Sequence[Row]:
+        """The epochs of a run; of a branch those from the fork on, where its line leaves that of its parent."""
+        begin = self.forks[name].epoch if name in self.forks else 0
+        return [row for row in self.histories[name].epochs if row["epoch"] >= begin]
+
+    def tree(self) -> str:
+        """The runs as a tree, with what a branch differs in; empty where none of them is a branch of another."""
+        runs = {name: TreeRun(history, self.forks.get(name)) for name, history in self.histories.items()}
+        return "\n".join(tree_lines(runs)) if self.forks else ""
 
     def save(self, path: str | Path) -> Path:
         """Write the curves to `path`, a PNG; or curves and table, where it ends in `.html`. Raises ConfigError for another ending."""
@@ -66,20 +81,53 @@ class Comparison:
         return path
 
     def __repr__(self) -> str:
-        return "\n".join([self.table(), *map(note_line, self.notes)])
+        return "\n".join([*([self.tree(), ""] if self.forks else []), self.table(), *map(note_line, self.notes)])
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>{image_html(plots.png(self.plot()), 'curves')}"
 
 
 # %% ../../nbs/history/compare.ipynb #c38086d7
+class Trained(Protocol):
+    """What has a history: a trainer."""
+
+    history: History
+    title: str
+    run_dir: Path | None
+    fork: Fork | None
+
+
+def _of_trainers(trainers: Sequence[Trained]) -> Comparison:
+    """The runs of trainers in memory, branches among them."""
+    runs: dict[str, TreeRun] = {}
+    for trainer in trainers:
+        name = trainer.run_dir.name if trainer.run_dir is not None else trainer.title
+        name = name if trainer.run_dir is not None or trainer.fork is None else f"{trainer.fork.parent}-b1"
+        number = count(2)
+        while name in runs:
+            name = f"{name.rstrip('0123456789')}{next(number)}" if trainer.fork is not None else f"{trainer.title} {next(number)}"
+        runs[name] = TreeRun(trainer.history, trainer.fork)
+    return Comparison({name: run.history for name, run in runs.items()}, forks=_forks(runs))
+
+
+def _forks(runs: Mapping[str, TreeRun]) -> dict[str, Fork]:
+    """The forks of those that branch from another one of the runs."""
+    return {name: run.fork for name, run in runs.items() if run.fork is not None and run.fork.parent in runs}
+
+
 @checked
-def compare(*paths: str | Path) -> Comparison:
+def compare(*paths: str | Path | Trained) -> Comparison:
     """The runs in these run folders, or the newest in each folder of run folders, with what each differs in from the first one.
 
-    Raises ConfigError where no run is found. Damaged lines of a record are left out, which the comparison says.
+    Trainers may be given in place of folders, such as one and its branch: they are drawn as one tree. Raises ConfigError where no run is
+    found. Damaged lines of a record are left out, which the comparison says.
     """
-    folders = [find_run(path).resolve() for path in paths]
+    trainers: list[Any] = [path for path in paths if not isinstance(path, (str, Path))]
+    if trainers and len(trainers) == len(paths):
+        return _of_trainers(trainers)
+    if trainers:
+        raise ConfigError("Trainers and folders were given together.", remedy="Give the run folders: trainer.run_dir.")
+    folders = [find_run(str(path)).resolve() for path in paths]
     if not folders:
         raise ConfigError("There is nothing to compare.", remedy="Give run folders.")
     common = os.path.commonpath([folder.parent for folder in folders])
@@ -88,4 +136,6 @@ def compare(*paths: str | Path) -> Comparison:
     records = {name: kept(folder) for folder, name in names.items()}
     first = next(iter(records.values()))
     labels = {name: ", ".join(differences(first, record)) for name, record in records.items() if first and record}
-    return Comparison(histories, notes, labels)
+    runs = {name: TreeRun(histories[name], read_fork(folder)) for folder, name in names.items()}
+    forks = _forks(runs)
+    return Comparison(histories, notes, labels | {name: fork.words for name, fork in forks.items()}, forks)

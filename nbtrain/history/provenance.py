@@ -31,6 +31,7 @@ from ..errors import ConfigError, first_line
 from .history import History, Row
 from .redaction import HIDDEN, blot_diff, blot_out, environment_variables, is_from_environment, is_secret
 from .run_folder import find_run, read_events, read_file
+from .run_tree import family, tree_lines
 from .source_code import PLAIN, Reached, reach
 from .source_file import is_cell, lambda_text
 from .user_code import is_kind, mro, name_of, own, state
@@ -449,6 +450,7 @@ def show(path: str | Path) -> str:
     folder = find_run(path)
     board, _, content, notes = _recorded(folder)
     parts = ["\n".join([str(folder), record_text(board), *map(note_line, notes)])]
+    parts += ["\n".join(["Tree", *tree_lines(runs)])] if (runs := family(folder)) else []
     if content is None:
         return visible("\n\n".join([*parts, "Its source was not kept."] if not notes else parts), lines=True)
     parts += [_section("Origin", _origin(content)), _section("Arguments", content["arguments"])]

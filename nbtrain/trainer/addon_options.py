@@ -295,6 +295,7 @@ class TrainerOptions(AddonOptions, total=False):
     advice: bool
     compare_with: str | Path | None
     count_samples: Callable[[Any], int] | None
+    keep_states: Literal["auto"] | bool
     lightning: dict[str, Any] | None
 
 

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from ..annotations import checked
 from ..addons.limits import LimitsAddon
+from ..checkpoint.kept_states import KeptStates
 from ..config.from_trainer import Ran
 from ..data.continued_loader import continued
 from ..data.stream import set_dataset_epoch
@@ -34,6 +35,7 @@ from ..errors import ConfigError, StepError
 from ..events import Event, MonitorMode
 from ..history.history import History, RunResult
 from ..history.run_folder import open_run_folder
+from ..history.run_tree import Fork, open_branch_folder
 from ..optim.schedulers import Scheduler
 from ..tracebacks import TracebackKeeper
 from .best_weights import BestWeights
@@ -41,10 +43,12 @@ from .compose import Composable, given_addons, new_instance, written_class
 from .lightning_args import lightning_args
 from .progress import ProgressChecker
 from .run_handle import RunHandle
+from .state_keeper import StateHolder, StateTaker
+from ..views.notebook import in_shell
 from ..views.terminal import View
 
 # %% auto #0
-__all__ = ["TrainerSteps", "TrainerArguments", "TrainerBase"]
+__all__ = ["TrainerSteps", "TrainerArguments", "TrainerState", "TrainerBase"]
 
 
 # %% ../../nbs/trainer/base.ipynb #70207257
@@ -104,6 +108,7 @@ class TrainerArguments(TrainerSteps):
     log_bar: bool
     on_error: Literal["pause", "raise"] | None
     advice: bool
+    keep_states: Literal["auto"] | bool
     compare_with: Path | None  # a run folder
     count_samples: Callable[[Any], int] | None = None  # how many samples a batch has, where the batch does not say it
     _mode: Mode
@@ -127,6 +132,12 @@ class TrainerArguments(TrainerSteps):
             self._refuse_new_mode()
         self._mode = mode
 
+    @property
+    def keeps_states(self) -> bool:
+        """Does a training run keep its states in memory?"""
+        elsewhere = self.configures_optimizers or any(isinstance(addon, Launcher) for addon in self.active_addons)
+        return self.mode == "train" and not elsewhere and (self.keep_states is True or (self.keep_states == "auto" and in_shell()))
+
     @checked
     def toggle(self, mode: Mode | None = None) -> None:
         """Switch to `mode`, or to the other one. Raises ConfigError while a run is on."""
@@ -140,8 +151,8 @@ class TrainerArguments(TrainerSteps):
 
 
 # %% ../../nbs/trainer/base.ipynb #80acdc97
-class TrainerBase(TrainerArguments, TracebackKeeper):
-    """A trainer as a run sees it: arguments, state, and what Lightning is given. `Trainer` adds what people call."""
+class TrainerState(TrainerArguments, TracebackKeeper):
+    """What a trainer holds beside its arguments, and what of it another process gets."""
 
     def _begin_state(self) -> None:
         """Nothing has run yet."""
@@ -164,6 +175,11 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
         self.handle: RunHandle | None = None  # of the newest run in a thread
         self.view: View | None = None  # of the newest run
         self.probed: Any = None  # the step that was tried before a run, and for which monitor
+        self.fork: Fork | None = None  # where this trainer has left another one's past
+        self._begin_kept_states()
+
+    def _begin_kept_states(self) -> None:
+        self.kept_states, self.state_holder = KeptStates(), StateHolder()
 
     def _emit(self, event: Event) -> None:
         with self.control.lock:
@@ -182,6 +198,8 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
             "view": None,
             "probed": None,
             "sinks": [self.train_state.history],
+            "kept_states": KeptStates(0),
+            "state_holder": StateHolder(),
         }
         return new_instance, (base, () if base is type(self) else given_addons(type(self))), state
 
@@ -189,12 +207,18 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
         """The state of each optimizer that Lightning drives, for a checkpoint that is made between two runs."""
         return [self.optimizer.state_dict()] if self.optimizer is not None else []
 
+
+# %% ../../nbs/trainer/base.ipynb #base0split2
+class TrainerBase(TrainerState):
+    """A trainer as a run sees it: arguments, state, and what Lightning is given. `Trainer` adds what people call."""
+
     def open_run_dir(self) -> Path:
         """The run folder, which is made in `save_path` where there is none yet; all ranks have to call it."""
         if self.run_dir is None:
             if self.save_path is None:
                 raise ConfigError("The run needs a folder, and save_path is missing.", remedy='Give save_path="runs/my-run".')
-            self.run_dir = self.world.agree(partial(open_run_folder, self.made_in / self.save_path))
+            root, fork = self.made_in / self.save_path, self.fork
+            self.run_dir = self.world.agree(partial(open_run_folder, root) if fork is None else partial(open_branch_folder, root, fork))
         return self.run_dir
 
     @property
@@ -220,7 +244,8 @@ class TrainerBase(TrainerArguments, TracebackKeeper):
     def callbacks(self) -> list[L.Callback]:
         """The callbacks of a run: the recorder first, because schedules change what it reads."""
         own = [callback for addon in self.active_addons for callback in addon.callbacks(self)]
-        return [RecorderCallback(self.recorder), *own, BestWeights(self)]
+        keeper = [StateTaker(self)] if self.keeps_states else []
+        return [RecorderCallback(self.recorder), *own, BestWeights(self), *keeper]
 
     def as_lightning_module(self) -> StepModule:
         """The steps as a LightningModule, for your own `lightning.Trainer`. The addons' callbacks come with it."""

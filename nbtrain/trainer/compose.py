@@ -259,6 +259,10 @@ class Composable(AddonCommands):
         """Its addons in their order, those of shorthands such as `gradient_clip=` included."""
         return list(self._addons.values())
 
+    def drop_addons(self, kinds: tuple[type[AddOnBase], ...]) -> None:
+        """Leave out the addons of these classes from here on."""
+        self._addons = {kind: addon for kind, addon in self._addons.items() if not isinstance(addon, kinds)}
+
 
 def new_instance(base: type[Composable], addons: tuple[type[AddOnBase] | AddOnBase, ...]) -> Composable:
     """An instance of `base` with `addons` on which no `__init__` was called: for unpickling."""

@@ -124,14 +124,22 @@ class Execution:
             pl_trainer.fit(module)
             return
         if is_data_source(self.loader):
+            trainer.state_holder.read_elsewhere()
             with read_source(trainer, module, self.loader) as given:
                 pl_trainer.fit(module, **given)
             return
         if self.valid_loader is not None:
             valid = self._rereadable(read_evaluated(trainer, module, self.valid_loader))
-        loader = self._rereadable(trainer.read_loader(as_loader(self.loader), training=True))
+        loader = self._rereadable(self._kept(trainer.read_loader(as_loader(self.loader), training=True), valid))
         _set_sampler_epoch(loader, trainer.train_state.counts.epoch)  # Lightning does it too, but reads ahead before, without a length
         pl_trainer.fit(module, loader, valid)
+
+    def _kept(self, loader: Iterable[Any], valid: Iterable[Any] | None) -> Iterable[Any]:
+        """`loader` with a place that states in memory have, where the run keeps them."""
+        if not self.trainer.keeps_states:
+            return loader
+        self.trainer.state_holder.loaders = self.loader, self.valid_loader
+        return self.trainer.state_holder.open(self.trainer, loader, valid)
 
     def _rereadable(self, loader: Iterable[Any]) -> Iterable[Any]:
         """`loader` so that a batch which has failed can be read again, where errors pause the run and it is one loader with a length."""

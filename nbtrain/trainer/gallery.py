@@ -49,6 +49,7 @@ __all__ = [
     "fit_titles",
     "first_samples",
     "worst_samples",
+    "samples_of",
     "single",
 ]
 
@@ -335,7 +336,7 @@ def first_samples(
 
     def look(batch: Any) -> bool:
         if len(found) < n:  # Lightning reads a batch ahead
-            found.extend(_samples(trainer, batch, _step(trainer, batch), len(found))[: n - len(found)])
+            found.extend(samples_of(trainer, batch, _step(trainer, batch), len(found))[: n - len(found)])
         return len(found) < n
 
     _go_through(trainer, loader, look)
@@ -353,7 +354,7 @@ def worst_samples(
     def look(batch: Any) -> bool:
         nonlocal n_seen
         output = _step(trainer, batch)
-        samples = _samples(trainer, batch, output, n_seen, _losses(trainer, batch, output))
+        samples = samples_of(trainer, batch, output, n_seen, _losses(trainer, batch, output))
         n_seen += len(samples)
         worst[:] = heapq.nsmallest(n, [*worst, *samples], key=_rank)
         return True
@@ -411,7 +412,7 @@ def _go_through(trainer: TrainerBase, loader: Iterable[Any], look: Callable[[Any
 
 
 # %% ../../nbs/trainer/gallery.ipynb #b8d85c0e
-def _samples(
+def samples_of(
     trainer: TrainerBase, batch: Any, output: Mapping[str, Any], n_before: int, losses: Sequence[float] | None = None
 ) -> list[Sample]:
     """The samples of a batch, on the CPU. Raises StepError where the step's output has a different number of rows."""

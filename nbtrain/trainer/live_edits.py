@@ -31,6 +31,7 @@ from .base import TrainerBase
 from .redefined import adopt_redefined
 from ..tracebacks import free_last_error
 from .run_handle import RunHandle
+from .state_keeper import scale_restored
 from ..views.notebook import NotebookView
 from ..views.text import format_value
 
@@ -119,6 +120,8 @@ def _set_lr(trainer: TrainerProtocol, before: float, lr: float) -> None:
     assert trainer.optimizer is not None
     scale_lr(trainer.optimizer, lr / before)
     scale_schedules(trainer, lr / before)
+    if isinstance(trainer, TrainerBase) and trainer.module is None:
+        scale_restored(trainer, lr / before)
 
 
 # %% ../../nbs/trainer/live_edits.ipynb #49cd10a8

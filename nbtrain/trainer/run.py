@@ -51,7 +51,9 @@ def _check(run: Run, background: bool) -> None:
     if trainer.mode == "train":
         if not trainer.configures_optimizers:
             check_optimizer(trainer.optimizer, trainer.model)
-        check_restored(trainer, None if is_data_source(run.loader) else run.loader)
+        loader = None if is_data_source(run.loader) else run.loader
+        check_restored(trainer, loader)
+        trainer.state_holder.check(trainer, loader)
     if background and trainer.world.size > 1:
         raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
     if trainer.on_error == "pause" and (trainer.launcher is not None or trainer.world.size > 1):
@@ -92,7 +94,7 @@ class Run:
         """Lock the run folder, which is made before the first run, and seed that one."""
         if self.trainer.save_path is not None:
             self.sinks.claim()
-        if self.trainer.train_state.run == 0 and self.trainer.seed is not None:
+        if self.trainer.train_state.run == 0 and self.trainer.seed is not None and self.trainer.state_holder.restored is None:
             seed_all(self.trainer.seed)
 
     def _run_here(self) -> RunResult:
@@ -128,8 +130,7 @@ class Run:
         self.arguments = trainer.lightning_args()
         goal = state.counts.epoch + (self.n_epoch if trainer.mode == "train" else 0)
         if not trainer.continues_run:
-            state.first_epoch = state.counts.epoch
-            state.phase += trainer.mode == "train"
+            state.first_epoch, state.phase = state.counts.epoch, state.phase + (trainer.mode == "train")
         trainer.recorder.start(goal, header(trainer, self.arguments, self.loader, self.valid_loader))
         correct_model(trainer)
         if state.run == 1:

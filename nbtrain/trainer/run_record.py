@@ -49,6 +49,7 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
         if valid_loader is None and validates(loader, None)
         else _n_evaluated(valid_loader, arguments.get("limit_val_batches")),
         **({"advice": False} if not trainer.advice else _facts(trainer, loader)),
+        **({"keeps_states": True} if trainer.keeps_states else {}),
     }
 
 

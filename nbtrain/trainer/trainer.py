@@ -38,6 +38,7 @@ from ..rng import check_seed
 from .addon_options import AddonOptions
 from .arguments import accumulates, check_lightning, check_model, check_run, check_save_path, make_optimizer, resolve_monitor
 from .base import TrainerBase
+from .blame import TrainerTimeTravel
 from .compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
 from .data_source import is_data_source
 from .evaluate import TrainerEvaluation
@@ -286,11 +287,13 @@ class TrainerFactories(TrainerBase):
         return type(name, (cls,), namespace)  # pyright: ignore[reportReturnType]
 
 
+_NOT_GIVEN = ("self", "addon_options", "keep_source", "on_error", "advice", "compare_with", "keep_states")  # what says nothing about a run
+
+
 # %% ../../nbs/trainer/trainer.ipynb #473da3d6
-_NOT_GIVEN = ("self", "addon_options", "keep_source", "on_error", "advice", "compare_with")  # what says nothing about a run
-
-
-class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation, TrainerInspection, TrainerWeights, TrainerProgress):
+class Trainer(
+    TrainerRuns, TrainerFactories, TrainerControls, TrainerTimeTravel, TrainerEvaluation, TrainerInspection, TrainerWeights, TrainerProgress
+):
     """Trains a model with your `train_step` and `test_step`; subclass it and write these two.
 
     Args:
@@ -319,6 +322,8 @@ class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation,
         count_samples: How many samples a batch has, for the means of an epoch, where it does not say it: `lambda batch: len(batch.ids)`.
             A step may also return it, as "n_samples".
         compare_with: A run folder whose loss is drawn behind that of a run. None: the newest other one in `save_path` of the same class.
+        keep_states: Keep the states of a training run in memory, in a tenth of what is free, for `rewind`, `replay`, `branch` and `blame`.
+            "auto": in a notebook.
         lightning: More arguments for `lightning.Trainer`, such as `callbacks` and `logger`.
 
     Raises ConfigError for an argument that can't work, and OptionError (a TypeError) for one that is unknown.
@@ -349,6 +354,7 @@ class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation,
         advice: bool = True,
         compare_with: str | Path | None = None,
         count_samples: Callable[[Any], int] | None = None,
+        keep_states: Literal["auto"] | bool = "auto",
         lightning: dict[str, Any] | None = None,
         **addon_options: Unpack[AddonOptions],
     ) -> None:
@@ -371,7 +377,9 @@ class Trainer(TrainerRuns, TrainerFactories, TrainerControls, TrainerEvaluation,
         self.log_bar, self.seed, self.save_path, self.on_error = log_bar, seed, save_path, on_error
         self.keep_source: bool | Literal["names"] = keep_source
         self.advice, self.compare_with = advice, find_run(compare_with).resolve() if compare_with is not None else None
-        self.count_samples, self.given = count_samples, given
+        self.count_samples = count_samples
+        self.keep_states: Literal["auto"] | bool = keep_states
+        self.given = given
         self.precision = resolve_precision(precision, self.device)
         self.monitor = monitor
         self.monitor_mode = resolve_monitor(monitor, monitor_mode)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ..events import Event, MonitorMode, is_better, known_mode
 
 # %% auto #0
-__all__ = ["Rule", "SlowData", "SlowStart", "StrangeLoss", "Waiting", "Overfitting", "Advice"]
+__all__ = ["Rule", "SlowData", "SlowStart", "StrangeLoss", "Explosion", "Waiting", "Overfitting", "Advice"]
 
 
 # %% ../../nbs/views/advice.ipynb #56c8a73f
@@ -152,6 +152,36 @@ class StrangeLoss:
         return f"the loss is not falling, from {self.first:.3g} to {median(self.last):.3g}: lr {self.lr:.4g} may be too high"
 
 
+# %% ../../nbs/views/advice.ipynb #f5d6663d
+_N_USUAL, _JUMP = 50, 10  # losses before; how far above their median a loss has jumped
+
+
+class Explosion:
+    """A loss is not finite, or has jumped, in a run whose steps can be replayed."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.usual: deque[float] = deque(maxlen=_N_USUAL)
+        self.line = ""
+
+    def update(self, event: Event) -> None:
+        if event.kind == "start":
+            self.is_on = bool(event.data.get("keeps_states"))
+        elif event.kind == "steps" and event.progress.phase == "train" and self.is_on:
+            losses = event.data["values"].get("train_loss", ())
+            for step, loss in enumerate(losses, start=event.progress.step - len(losses) + 1):
+                self._look(step, loss)
+
+    def _look(self, step: int, loss: float) -> None:
+        if not math.isfinite(loss):
+            if "debug" not in self.line:  # the first one is the cause
+                self.line = f"the loss is {loss:g} at step {step}: trainer.replay(step={step}).debug() says why"
+            return
+        if len(self.usual) == _N_USUAL and "debug" not in self.line and loss > _JUMP * max(median(self.usual), 1e-12):
+            self.line = f"the loss jumped to {loss:.3g} at step {step}: see trainer.replay(step={step}) and trainer.blame(step={step})"
+        self.usual.append(loss)
+
+
 # %% ../../nbs/views/advice.ipynb #30908e68
 _MIN_PATIENCE = 10  # epochs, and at least a fifth of all
 
@@ -249,7 +279,7 @@ class Advice:
     def _begin(self, *, is_on: bool) -> None:
         self.is_on = is_on
         self.loss, self.overfitting, self.waiting, self.data, self.start = StrangeLoss(), Overfitting(), Waiting(), SlowData(), SlowStart()
-        self.rules: list[Rule] = [self.loss, self.overfitting, self.waiting, self.data, self.start]
+        self.rules: list[Rule] = [Explosion(), self.loss, self.overfitting, self.waiting, self.data, self.start]
 
     def update(self, event: Event) -> None:
         """Read the next event of the run."""

@@ -192,8 +192,8 @@ def curves(
 
 
 # %% ../../nbs/views/plots.ipynb #b76190c9
-def compared(runs: Mapping[str, Sequence[Row]]) -> Figure:
-    """The curves of several runs by name, a colour for each."""
+def compared(runs: Mapping[str, Sequence[Row]], forks: Sequence[tuple[int, str]] = ()) -> Figure:
+    """The curves of several runs by name, a colour for each. `forks`: the epochs at which branches leave, and what they change."""
     every = [row for rows in runs.values() for row in rows if "epoch" in row]
     figure, places = _figure(panels(every))
     for axes, quantity, names in places:
@@ -202,5 +202,8 @@ def compared(runs: Mapping[str, Sequence[Row]]) -> Figure:
             for name in known:
                 label = {"label": _plain(run)} if name == known[-1] else {}
                 _line(axes, _values(rows, name), color=f"C{i}", linestyle="-" if name.startswith("train_") else "--", **label)
+        for i, (epoch, words) in enumerate(forks):
+            axes.axvline(epoch, color="0.6", linewidth=0.8, linestyle=":")
+            axes.text(epoch, 1 - 0.08 * i, f" {_plain(words)}", transform=axes.get_xaxis_transform(), color="0.4", fontsize=7, va="top")
         _dress(axes, quantity, (row.get(name) for row in every for name in names))
     return figure

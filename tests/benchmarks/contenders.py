@@ -40,6 +40,7 @@ class Work:
     callbacks: Callable[[], list[Any]] = list  # Lightning callbacks
     addons: Callable[[], list[Any]] = list  # addon classes
     on_error: str | None = None
+    keep_states: bool = False
 
 
 def plain(job: Job, work: Work = Work()) -> Trained:
@@ -154,6 +155,7 @@ def make_ours(job: Job, work: Work = Work(), **options: Any) -> Any:
 
     kind = Classify.add_on(*work.addons())
     own = {"scheduler": work.schedule, "gradient_clip": work.clip, "on_error": work.on_error, "save_path": job.folder / "runs"}
+    own["keep_states"] = work.keep_states
     lightning = {"callbacks": work.callbacks(), "accumulate_grad_batches": work.accumulate}
     return kind(job.model(), "cpu", optimizer=partial(torch.optim.Adam, lr=LR, fused=work.fused), lightning=lightning, **own | options)
 

@@ -137,11 +137,20 @@ DUELS = [
 ] + [
     _own("nbtrain + five idle addons", Work(addons=five_addons), Work(), 5),
     _own('nbtrain with on_error="pause", in a thread', Work(on_error="pause"), Work(), 15),
+    Duel(
+        "nbtrain with its states in memory",
+        partial(contenders.ours, work=Work(keep_states=True)),
+        partial(contenders.ours, work=Work()),
+        max_ratio=1.01,
+        steady=False,
+        n_steps=500,
+        n_epochs=4,
+    ),
 ]
 NOTE = (
     "Four epochs of 500 steps, and 100 batches where there is validation; the figures are means over the epochs and what is between them.\n"
 )
-NOTE += "The last two rows: one epoch of 2,000 steps, over nbtrain without them."
+NOTE += "The rows about addons and errors: one epoch of 2,000 steps, over nbtrain without them. The last row: over nbtrain without states."
 
 
 def table(n_rounds: int, only: set[str]) -> Table:
