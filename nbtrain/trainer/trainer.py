@@ -377,9 +377,8 @@ class Trainer(
         self.log_bar, self.seed, self.save_path, self.on_error = log_bar, seed, save_path, on_error
         self.keep_source: bool | Literal["names"] = keep_source
         self.advice, self.compare_with = advice, find_run(compare_with).resolve() if compare_with is not None else None
-        self.count_samples = count_samples
+        self.count_samples, self.given = count_samples, given
         self.keep_states: Literal["auto"] | bool = keep_states
-        self.given = given
         self.precision = resolve_precision(precision, self.device)
         self.monitor = monitor
         self.monitor_mode = resolve_monitor(monitor, monitor_mode)
