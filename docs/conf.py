@@ -132,6 +132,14 @@ def _link(node: nodes.literal, target: str, docname: str) -> None:
     reference += node
 
 
+def fold_sidebar(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Open the sidebar where the page is: all of it on every page would take most of the time of a build, and of each page's bytes."""
+    whole = context.get("toctree")
+    if whole is not None:
+        context["toctree"] = lambda **options: whole(**options | {"collapse": True})
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("html-page-context", fold_sidebar, priority=400)  # before the theme's
     app.connect("autodoc-process-docstring", docstring_as_rst, priority=400)  # before napoleon's
     app.add_post_transform(LinkNames)

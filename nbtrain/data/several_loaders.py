@@ -66,8 +66,9 @@ class SeveralLoaders(LoaderWrapper):
     def __init__(self, loader: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of how Lightning asks it for a leaf
-            super().__init__(loader if isinstance(loader, CombinedLoader) else CombinedLoader(loader, "max_size_cycle"))
-        self.loaders: list[Any] = self.loader.flattened
+            combined = loader if isinstance(loader, CombinedLoader) else CombinedLoader(loader, "max_size_cycle")
+        super().__init__(combined)
+        self.loaders: list[Any] = combined.flattened
 
     def __iter__(self) -> Iterator[Any]:
         return (batch for batch, _, _ in self.loader)

@@ -207,11 +207,6 @@ class TrainerState(TrainerArguments, TracebackKeeper):
         """The state of each optimizer that Lightning drives, for a checkpoint that is made between two runs."""
         return [self.optimizer.state_dict()] if self.optimizer is not None else []
 
-
-# %% ../../nbs/trainer/base.ipynb #base0split2
-class TrainerBase(TrainerState):
-    """A trainer as a run sees it: arguments, state, and what Lightning is given. `Trainer` adds what people call."""
-
     def open_run_dir(self) -> Path:
         """The run folder, which is made in `save_path` where there is none yet; all ranks have to call it."""
         if self.run_dir is None:
@@ -230,6 +225,11 @@ class TrainerBase(TrainerState):
     def world(self) -> World:
         """The processes that torchrun or SLURM has started together, over which the runs are spread."""
         return world_of(self)
+
+
+# %% ../../nbs/trainer/base.ipynb #base0split2
+class TrainerBase(TrainerState):
+    """A trainer as a run sees it: arguments, state, and what Lightning is given. `Trainer` adds what people call."""
 
     @property
     def is_main_process(self) -> bool:
