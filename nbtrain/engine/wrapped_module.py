@@ -15,11 +15,10 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from ..data.batch import batch_size
 from .addon import Phase
 from .pass_module import close_pass
 from .protocol import StepsProtocol
-from .step_module import StepModule, named
+from .step_module import StepModule, count_samples, named
 from .train_state import Mode
 from ..rng import random_state
 
@@ -96,7 +95,7 @@ class CountingModule(StepModule):
         if mode == "test" and self.loader_name is not None:
             row |= named(row, f"/{self.loader_name}")
         meter = self.owner.train_state.meters[mode]
-        meter.add({}, batch_size(batch))
+        meter.add({}, count_samples(self.owner, batch))
         for name, value in row.items():
             meter.amend(name, value)
         self.output = {name: value.detach() if isinstance(value, Tensor) else value for name, value in row.items()}
