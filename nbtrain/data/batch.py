@@ -122,6 +122,8 @@ def _of_list(items: Sequence[Any]) -> _Count:
     inner = [_count(item) for item in items]
     if all(map(_stated, items)) or (isinstance(items[0], Mapping) and _agree(inner) and len(items) > 1):
         return _Count(inner[0].n, "" if _stated(items[0]) else "its dicts may be parts or samples")
+    if len(items) == 1 and inner[0].n:
+        return _Count(inner[0].n, "its one item may be a batch or a sample")
     return _Count(len(items))
 
 

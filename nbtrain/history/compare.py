@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..annotations import checked
 from ..errors import ConfigError
@@ -88,6 +88,7 @@ class Comparison:
 
 
 # %% ../../nbs/history/compare.ipynb #c38086d7
+@runtime_checkable
 class Trained(Protocol):
     """What has a history: a trainer."""
 
