@@ -85,7 +85,6 @@ LIMITS: dict[str, dict[str, Any]] = {
     "Timer, over": {"callbacks": [C.Timer(timedelta(0))]},
     "EarlyStopping": {"callbacks": [C.EarlyStopping("train_loss")]},
     "BatchSizeFinder": {"callbacks": [C.BatchSizeFinder()]},
-    "LearningRateFinder": {"callbacks": [C.LearningRateFinder()]},
     "StochasticWeightAveraging": {"callbacks": [C.StochasticWeightAveraging(0.1, 1)]},
 }
 
