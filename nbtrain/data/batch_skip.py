@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from .loader import StatefulLoader
+from .loader import LoaderWrapper, StatefulLoader
 from .loader_state import is_default_collate, is_fixed
 from .stream import place_keeper, stream_of
 
@@ -72,6 +72,8 @@ def why_read_again(loader: Any) -> str:
         return f"{type(stream).__name__} has its state in worker processes; torchdata's StatefulDataLoader saves it there"
     if isinstance(loader, (StatefulLoader, list, tuple)) or place_keeper(loader) is not None or can_skip(loader):
         return ""
+    if isinstance(loader, LoaderWrapper):
+        return why_read_again(loader.loader) or "its batches are dealt to several processes, each of which reads its own"
     if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
         return "its workers may draw random numbers; SeededLoader, or num_workers=0, reads nothing again"
     name = type(loader.dataset if isinstance(loader, DataLoader) else loader).__name__

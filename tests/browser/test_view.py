@@ -91,7 +91,7 @@ def test_all_numbers_on_the_page_agree_at_every_moment(lab: Any, lab_root: Path)
         far.append(_check(lab.page.evaluate(_SAMPLE))[0])
         lab.page.wait_for_timeout(83)
     assert far == sorted(far) and len(set(far)) > 20
-    lab.page.set_viewport_size({"width": 700, "height": 1100})  # beside the list of files it is narrower than a record
+    lab.page.set_viewport_size({"width": 820, "height": 1100})  # beside the list of files it is narrower than a record
     lab.page.wait_for_function(_FITS, timeout=90_000)
     lab.command("kernelmenu:shutdown", wait=True)
 

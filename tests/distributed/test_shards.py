@@ -89,7 +89,8 @@ def test_run_goes_on_from_parts_that_were_saved_in_mid_epoch_bit_for_bit(tmp_pat
     again = make(SAVING, **options, model=make_net(seed=1))
     texts = notes_of(again)
     again.run(3, loader(again), resume=path)
-    assert texts == ["resumed from epoch=1-step=6"]
+    cost = "Resuming reads 1 batch of this epoch again: its batches are dealt to several processes, each of which reads its own."
+    assert texts == ["resumed from epoch=1-step=6", cost]
     assert again.counts.update == 15 and difference(never, again) == 0.0
     three = make(SAVING, save_path=tmp_path, strategy="fsdp2", device=["cpu"] * 3)
     with pytest.raises(CheckpointError, match="epoch=1-step=6 was saved in mid-epoch by 2 processes, and 3 would resume it."):
