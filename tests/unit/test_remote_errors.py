@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Regress, make_trainer
+from samples import Regress, make_trainer, some
 from torch.utils.data import DataLoader, Dataset
 
 from nbtrain.distributed.worker import describe_failure, loads
@@ -85,7 +85,7 @@ def raised_here(name: str) -> BaseException:
     return raised.value
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(CASES, 3))
 def test_error_of_a_worker_is_what_the_dataset_has_raised(name: str) -> None:
     own = raised_here(name)
     trainer = make_trainer(Regress, log_bar=False)
@@ -112,7 +112,9 @@ def bad_collate(samples: list[Any]) -> Any:
     return samples[9]
 
 
-@pytest.mark.parametrize("use", ["run", "evaluate", "validate", "inference", "predict", "lr_find", "show_results", "lightning's loops"])
+@pytest.mark.parametrize(
+    "use", some(["run", "evaluate", "validate", "lightning's loops", "inference", "predict", "lr_find", "show_results"], 3)
+)
 def test_every_way_to_read_a_loader_raises_the_workers_own_error(use: str) -> None:
     trainer = make_trainer(Regress, log_bar=False)
     loader = DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 8)), 4, num_workers=1, collate_fn=bad_collate)

@@ -74,7 +74,7 @@ def check(
         assert [said in text for text in notes(broken) if NOTE in text] == [True], notes(broken)
 
 
-@pytest.mark.parametrize("name", some(LOADERS | TASKS, 4))
+@pytest.mark.parametrize("name", some(LOADERS | TASKS, 8))
 def test_resumed_run_reads_the_samples_of_an_unbroken_one_or_says_so(name: str, tmp_path: Path) -> None:
     for at in (9,) if "workers" in name else (7, 9):  # the newest save is at the end of an epoch, or two batches into one
         check(tmp_path / str(at), (LOADERS | TASKS)[name], at=at, said=SAID.get(name, ""))
@@ -89,7 +89,7 @@ EXACT_BETWEEN_PASSES = ("lazy sampler with global random numbers", "stream with 
 VALID = [name for name in LOADERS if "two workers" not in name]
 
 
-@pytest.mark.parametrize("name", some(VALID, 6))
+@pytest.mark.parametrize("name", some(VALID, 12))
 def test_validation_loader_continues_after_a_resume_as_it_would_have(name: str, tmp_path: Path) -> None:
     def train() -> DataLoader[Any]:
         return DataLoader(make_dataset(), 4)
