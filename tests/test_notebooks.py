@@ -14,6 +14,7 @@ from typing import Any
 import nbformat
 import pytest
 from programs import script
+from samples import some
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
@@ -114,7 +115,7 @@ def test_notebook_has_a_title_a_promise_and_no_star_imports(path: Path) -> None:
     assert not any(re.search(r"^from \S+ import \*", cell.source, re.M) for cell in cells)
 
 
-@pytest.mark.parametrize("path", SHORT, ids=_name)
+@pytest.mark.parametrize("path", some(SHORT, 3), ids=_name)
 def test_notebook_runs(path: Path, tmp_path: Path, warm_kernel: Any) -> None:
     notebook = script("execute").execute(path, str(tmp_path), warm_kernel())
     assert all(output.output_type != "error" for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs)

@@ -209,6 +209,7 @@ def test_stop_button_of_jupyter_twice_is_shown_at_once_and_ends_run_all(lab: Any
     _shoot(lab.page, "stopped")
 
 
+@pytest.mark.long
 def test_stop_button_of_the_view_ends_the_waiting_cell_and_run_all(lab: Any, lab_root: Path) -> None:
     (lab_root / "go").unlink(missing_ok=True)
     lab.open(write_notebook(lab_root, "button", SLOW + LONG_STEP, "trainer.run(20, *loaders)", "print('after', 'wards')"))

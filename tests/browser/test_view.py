@@ -97,6 +97,7 @@ def test_all_numbers_on_the_page_agree_at_every_moment(lab: Any, lab_root: Path)
     lab.command("kernelmenu:shutdown", wait=True)
 
 
+@pytest.mark.long
 def test_clock_goes_on_in_a_step_of_some_seconds(lab: Any, lab_root: Path) -> None:
     _run(lab, lab_root, "clock", "trainer.pause_s = 3.5\ntrainer.run(1, loader[:2])")
     for second in range(3):
@@ -134,6 +135,7 @@ def test_background_run_comes_back_live_after_a_reload(lab: Any, lab_root: Path)
     assert lab.page.locator(".jp-OutputArea button:visible").count() == 0 and _visible(lab).count("run 1") == 1
 
 
+@pytest.mark.long
 def test_run_whose_kernel_is_busy_says_after_a_reload_when_it_was_drawn_and_ends_complete(lab: Any, lab_root: Path) -> None:
     path = _run(lab, lab_root, "foreground_reload", "trainer.run(12, loader, loader)")
     _wait(lab, r"epoch 2/12 · ")

@@ -75,12 +75,14 @@ def test_lightnings_strategies_run_under_torchrun(strategy: str, usual: dict[str
         assert torch.allclose(usual["best"][name], end["best"][name], atol=1e-5), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ['"deepspeed_stage_2"', pytest.param("FSDPStrategy()", marks=LONG)])
 def test_strategies_for_gpus_are_refused_by_name_on_a_cpu(strategy: str, tmp_path: Path) -> None:
     end, output = run_script(tmp_path, strategy, torchrun())
     assert not end and ("needs GPUs" in output or "needs the package deepspeed" in output)
 
 
+@pytest.mark.long
 def test_ranks_of_a_launcher_that_sets_the_same_variables_train_together(usual: dict[str, Any], tmp_path: Path) -> None:
     script, end = tmp_path / "script.py", tmp_path / "end.pt"
     script.write_text(SCRIPT.format(strategy="None"))

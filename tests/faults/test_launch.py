@@ -280,6 +280,7 @@ def test_much_data_is_warned_of() -> None:
         pack(torch.zeros(30_000_000))
 
 
+@pytest.mark.long
 def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     environment, pids = dict(os.environ), {}
@@ -294,6 +295,7 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert dict(os.environ) == environment and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_threads_of_a_task_such_as_a_late_loggers_are_waited_for_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,7 @@ def text_of(cell: Any) -> str:
     return "".join(output.get("text", "") for output in cell.outputs)
 
 
+@pytest.mark.long
 def test_cells_run_in_two_processes_after_openmp_was_used_and_their_lines_are_in_errors(tmp_path: Path, execute: Any) -> None:
     openmp = f"os.chdir({str(tmp_path)!r}); "
     openmp += "torch.set_num_threads(2); (torch.rand(2000, 2000) @ torch.rand(2000, 2000)).sum();"

@@ -521,12 +521,14 @@ def test_what_a_logger_has_not_received_at_the_end_of_the_script_is_said() -> No
     assert ends(code) == WAITS.format("Late").replace("120", "0.1") + lost
 
 
+@pytest.mark.long
 def test_a_service_that_is_given_up_at_the_end_of_the_script_is_said() -> None:
     lost = "nbtrain: Late was never reached (OSError: no route); it has nothing of this run.\n"
     starts = "trained.wait(), time.sleep(0.5)\n        raise OSError('no route')"
     assert ends(LATE.format(starts=starts)) == WAITS.format("Late") + lost
 
 
+@pytest.mark.long
 def test_a_kernel_that_is_shut_down_while_a_run_is_on_closes_it(tmp_path: Path) -> None:
     from jupyter_client.manager import start_new_kernel
 

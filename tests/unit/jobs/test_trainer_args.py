@@ -305,6 +305,7 @@ def quits(folder: Path, command: str, signum: int, *options: str) -> subprocess.
     return subprocess.run(program, env=environment, capture_output=True, text=True, start_new_session=True)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_runs_of_a_sweep_and_the_others_do_not_begin(folder: Path) -> None:
     done = quits(folder, "sweep", signal.SIGINT, "--seed", "1,2", "-o", "out")
     assert (done.returncode, done.stdout) == (130, "seed=1: interrupted\n"), done.stderr
