@@ -124,7 +124,7 @@ def test_notebook_runs(path: Path, tmp_path: Path, warm_kernel: Any) -> None:
 def test_howto_pages_run_in_one_kernel(tmp_path: Path, warm_kernel: Any) -> None:
     """Each with an empty namespace, in a new folder: a kernel for each would spend most of the time with imports."""
     cells = []
-    for path in HOWTO:
+    for path in HOWTO[::3]:  # `make examples` executes all
         if path.stem not in LONG:
             (tmp_path / path.stem).mkdir()
             cells.append(f"%reset -f\nimport os; os.chdir({str(tmp_path / path.stem)!r})")
