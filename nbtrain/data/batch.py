@@ -136,7 +136,7 @@ def _of_lists(lists: Sequence[Sequence[Any]]) -> _Count:
 
 
 def _of_list_parts(lists: Sequence[Sequence[Any]]) -> _Count:
-    """The samples of a batch whose parts are lists: as many as their items, where one of them has no tensors of its own."""
+    """The samples of a batch whose parts are lists: as many as their items, where one of them holds no tensors."""
     plain = [one for one in lists if one and not any(map(_n_rows, one)) and not all(map(_is_list, one))]
     if plain and all(len(one) == len(plain[0]) for one in lists):
         return _Count(len(plain[0]))  # of images, and of targets

@@ -178,7 +178,7 @@ def _drop_cut_line(file: Path) -> None:
 
 # %% ../../nbs/history/run_folder.ipynb #30fed9c0
 def find_run(path: str | Path) -> Path:
-    """The run folder `path`, or the newest `run-NNN` in a folder of them. Raises ConfigError where there is no run."""
+    """The run folder `path`, or the newest `run-NNN` in a folder of them. Raises ConfigError where no run is found."""
     try:
         run = next((run for run in (Path(path), *run_folders(path)) if (run / "events.jsonl").is_file()), None)
     except OSError as error:
@@ -238,7 +238,7 @@ def read_history(folder: Path, note: Callable[[str], None] = lambda text: None) 
 def load_run(path: str | Path) -> History:
     """The history of a run folder, or of the newest `run-NNN` in a folder of them, as far as it was written.
 
-    Damaged lines are left out, with a warning. Raises ConfigError where there is no run.
+    Damaged lines are left out, with a warning. Raises ConfigError where no run is found.
     """
     notes: list[str] = []
     history = read_history(find_run(path), notes.append)
