@@ -52,7 +52,8 @@ class _Reach:
 def _words(row: Row, found: KeptState | Path, monitor: str) -> str:
     n = row["step"] - found.step if isinstance(found, KeptState) else 0
     again = f"recomputes {n} {'batch' if n == 1 else 'batches'}" if n else ""
-    value = f"{monitor} {format_value(row[monitor])}" if monitor in row else ""
+    name = next((name for name in (monitor, "train_loss") if name in row), None)
+    value = f"{name} {format_value(row[name])}" if name is not None else ""
     return " · ".join(filter(None, [value, again, f"from {found.name}" if isinstance(found, Path) else ""]))
 
 

@@ -5,6 +5,7 @@
 # %% ../../nbs/trainer/saved_states.ipynb #d78c090a
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,16 +44,22 @@ def _step_of(path: Path) -> int | None:
         return None
 
 
+def _goal_of(state: Mapping[str, Any], n_epochs: int) -> int:
+    """The epoch at which the run of a saved state was to end, where its schedule has kept it; else `n_epochs`."""
+    begins = [callback.get("begin") for callback in state.get("callbacks", {}).values() if isinstance(callback, dict)]
+    return next((begin["goal"] for begin in begins if isinstance(begin, dict) and "goal" in begin), n_epochs)
+
+
 def nearest_saved(trainer: TrainerBase, step: int) -> KeptState | None:
     """The newest checkpoint of the newest run up to `step`, as a state in memory is; None where there is none."""
     found = saved_states(trainer)
     at = max((saved for saved in found if saved <= step), default=None)
     state = read_state(trainer, found[at]) if at is not None else None
-    if at is None or state is None or state["nbtrain"]["run"] != trainer.train_state.run:
+    if at is None or state is None or state["nbtrain"]["run"] != trainer.train_state.run + trainer.continues_run:
         return None
     own, (best, _) = state["nbtrain"], best_weights_of(trainer.model, state, found[at], trainer.recorder.note)
     return KeptState(
-        own["run"], own["counts"]["epoch"], at, own["finished"], trainer.recorder.n_epochs, False, Snapshot(state),
+        own["run"], own["counts"]["epoch"], at, own["finished"], _goal_of(state, trainer.recorder.n_epochs), False, Snapshot(state),
         trainer.state_holder.loaders, frozenset(trainer_places(trainer)), best,
     )  # fmt: skip
 

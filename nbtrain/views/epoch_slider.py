@@ -53,7 +53,8 @@ class Travel:
 
 # %% ../../nbs/views/epoch_slider.ipynb #4e39e257
 _CLASS = "nbtrain-epochs"
-_GONE = f"<style>.{_CLASS}.jupyter-widgets-disconnected {{display: none}}</style>"
+_ENDED = ".jp-NotebookPanel:has(.jp-Notebook-ExecutionIndicator[data-status='unknown'])"  # in JupyterLab: there is no kernel
+_GONE = f"<style>.{_CLASS}.jupyter-widgets-disconnected, {_ENDED} .{_CLASS} {{display: none}}</style>"
 _BAD = "color:var(--jp-error-color1,#d73a49);font-weight:600"
 _NOWHERE = Place(0)
 
@@ -65,11 +66,13 @@ class EpochSlider:
         from ipywidgets import HTML, Button, HBox, Layout, SelectionSlider, VBox
 
         self.travel = travel
-        self._places: Sequence[Place] = [_NOWHERE]
-        wide, high = Layout(width="380px"), {"height": "28px"}
-        self.slider: Any = SelectionSlider(options=[("", 0), ("", 1)], description="Epoch", layout=wide)
+        self._places: Sequence[Place] = []
+        wide, high = Layout(width="380px", margin="2px 8px 2px 0"), {"height": "28px"}
+        self.slider: Any = SelectionSlider(
+            options=[("", 0), ("", 1)], description="Epoch", layout=wide, style={"description_width": "44px"}
+        )
         self.buttons: dict[str, Any] = {label: Button(description=label, layout=Layout(width="112px", **high)) for label in travel.actions}
-        self.words: Any = HTML()
+        self.words: Any = HTML(layout=Layout(margin="0"))
         self._row = HBox([self.slider, *self.buttons.values()], layout=Layout(min_height="34px", align_items="center"))
         self._gone = HTML(_GONE, layout=Layout(display="none"))
         self.box: Any = VBox([self._row, self.words, self._gone], layout=Layout(max_width="720px"))
@@ -81,21 +84,21 @@ class EpochSlider:
     @property
     def chosen(self) -> Place:
         """The place that the slider is at."""
-        return self._places[min(int(self.slider.value), len(self._places) - 1)]
+        return self._places[min(int(self.slider.value), len(self._places) - 1)] if self._places else _NOWHERE
 
     def refresh(self, epoch: int | None = None) -> bool:
         """Find the epochs again, and choose `epoch`, else the last one. Returns False where none can be reached."""
-        self._places = self.travel.places() or [_NOWHERE]
-        at = next((i for i, place in enumerate(self._places) if place.epoch == epoch), len(self._places) - 1)
+        self._places = self.travel.places()
+        at = next((i for i, place in enumerate(self._places) if place.epoch == epoch), max(len(self._places) - 1, 0))
         labels = [place.label for place in self._places]
         labels += [""] * (2 - len(labels))  # a slider of one value is an error in the browser
         with self.slider.hold_sync():
             self.slider.options = [(label, i) for i, label in enumerate(labels)]
             self.slider.value = at
         self.slider.layout.display = None if len(self._places) > 1 else "none"
-        self._enable(self._places != [_NOWHERE])
+        self._enable(bool(self._places))
         self._describe()
-        return self._places != [_NOWHERE]
+        return bool(self._places)
 
     def press(self, label: str) -> None:
         """Do what the button does, and say what came of it."""
@@ -120,7 +123,7 @@ class EpochSlider:
         self._say(self.chosen.line)
 
     def _say(self, words: str, *, is_bad: bool = False) -> None:
-        style = "white-space:pre-line;line-height:20px;font-size:13px;padding-left:8px" + (f";{_BAD}" if is_bad else "")
+        style = "white-space:pre-line;line-height:20px;font-size:13px" + (f";{_BAD}" if is_bad else "")
         self.words.value = f'<div role="status" style="{style}">{"✗ " if is_bad else ""}{escape(words)}</div>'
 
     def _enable(self, enabled: bool) -> None:
