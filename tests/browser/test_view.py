@@ -255,8 +255,9 @@ def test_slider_of_a_finished_run_rewinds_says_so_and_gives_way_without_its_kern
     _place(lab, 2)
     _wait(lab, r"the end of epoch 2 · val_loss ")
     top = lab.page.evaluate(_TOP_OF_SLIDER)
-    for theme in ("JupyterLab Light", "JupyterLab Dark"):
+    for theme in ("JupyterLab Dark", "JupyterLab Light"):  # which later tests find
         lab.command("apputils:change-theme", wait=True, theme=theme)
+        lab.page.wait_for_function("() => !document.querySelector('#jupyterlab-splash')")
         _shoot(lab.page, f"slider-{theme[11:].lower()}")
     lab.press("Branch here")
     _wait(lab, r"Branched from the end of epoch 2 · trainer\.branches\[0\] is the branch")
