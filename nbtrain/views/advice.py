@@ -162,7 +162,7 @@ class Explosion:
     def __init__(self) -> None:
         self.is_on = False
         self.usual: deque[float] = deque(maxlen=_N_USUAL)
-        self.limit, self.n = math.inf, 0  # a loss below this is no jump, by an earlier look; losses since
+        self.limit, self.n = math.inf, 0  # a loss up to here has not jumped, by an earlier look; losses so far
         self.line = ""
 
     def update(self, event: Event) -> None:
@@ -272,7 +272,7 @@ _MAX_LINES = 3
 
 
 class Advice:
-    """What the events of a run tell that its user may want to know: `lines`, three at most, the weightiest first.
+    """Tips that the events of a run give: `lines`, three at most, the weightiest first.
 
     The header of a run turns it off with `advice: False`.
     """

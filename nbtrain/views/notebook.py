@@ -206,7 +206,7 @@ class _Live:
         return ({} if box is None else box._repr_mimebundle_()) | {"text/html": "", "text/plain": ""}
 
     def close(self) -> None:
-        """Leave the slider alone in the output. The page keeps the last record, for tabs that ask for it when the kernel is free."""
+        """Leave the slider alone in the output. The page keeps the last record, for tabs that request it when the kernel is free."""
         self.is_open, last = False, self.draw()
         self.draw = lambda: last  # no part of the run, whose memory would stay
         self.send()
