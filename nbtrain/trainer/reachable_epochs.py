@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from ..checkpoint.kept_states import KeptState
@@ -72,11 +72,11 @@ def reachable_epochs(trainer: TrainerBase) -> list[Place]:
 
 
 # %% ../../nbs/trainer/reachable_epochs.ipynb #0bc27d97
-def _rewind(trainer: TrainerBase, epoch: int) -> str:
+def _rewind(trainer: Any, epoch: int) -> str:
     return repr(trainer.rewind(epoch=epoch))
 
 
-def _branch(trainer: TrainerBase, epoch: int) -> str:
+def _branch(trainer: Any, epoch: int) -> str:
     made = trainer.branch(epoch=epoch)
     trainer.branches.append(made)
     at = f"the end of epoch {epoch}" if epoch else "the start"
@@ -91,7 +91,7 @@ def travel_of(trainer: TrainerBase) -> Travel:
         found = here()
         return reachable_epochs(found) if found is not None else []
 
-    def act(action: Callable[[TrainerBase, int], str], epoch: int) -> str:
+    def act(action: Callable[[Any, int], str], epoch: int) -> str:
         found = here()
         if found is None:
             raise ConfigError("The trainer of this run is gone: another one has its name, or it was deleted.")
