@@ -197,5 +197,5 @@ def test_a_list_of_loaders_and_batches_is_refused_with_both_spellings() -> None:
 
 
 def test_a_training_loader_by_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="^loader is a dict, and a training reads one loader"):
+    with pytest.raises(ConfigError, match="^loader must be one loader for training, got a dict"):
         make_trainer().run(1, {"a": make_loader()})
