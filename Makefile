@@ -28,7 +28,7 @@ coverage: .venv/installed-dev
 
 # 100 kills of a process that saves and 100 of whole runs, on two file systems; 300 runs drawn at random; runs resumed at every save; 1,000 damaged
 # files for each reader; the long tests
-faults: .venv/installed-dev
+faults: .venv/installed-dev .venv/s3
 	NBTRAIN_KILLS=100 NBTRAIN_EVERY_SAVE=1 NBTRAIN_FAULT_CASES=300 NBTRAIN_FLIPS=1000 $(BIN)/python -m pytest -m "" tests/faults tests/unit/addons/test_state_manager.py \
 		tests/unit/history/test_hostile_folders.py $(TEST_ARGS)
 	$(BIN)/python -m pytest -m long $(TEST_ARGS)
@@ -78,6 +78,10 @@ lab: .venv/installed-dev
 # Not in the environment itself: where it is, torchmetrics imports it in every process that imports Lightning, which takes a second
 .venv/transformers: | .venv/installed
 	$(PIP) --target $@ transformers
+
+# A server of this machine that speaks the protocol of S3, and its client
+.venv/s3: | .venv/installed
+	$(BIN)/pip install --quiet --target $@ 'moto[server]' s3fs
 
 # The site in _site/html, from notebooks with the outputs they keep, pages and docstrings; a warning is an error
 docs: .venv/installed-dev

@@ -54,16 +54,13 @@ def save_weights(model: nn.Module, path: str | Path, *, overwrite: bool = False)
     folder of that name, and where it can't be written.
     """
     url = url_of(path)
-    try:
+    with _named_errors(path, "written"):
         if not overwrite and (url_to_fs(url)[0].exists(url) if url else os.path.lexists(path)):
             raise CheckpointError(f"{str(path)!r} exists.", remedy="Give another name, or overwrite=True.")
         if url:
             with TemporaryDirectory() as folder:
                 url_to_fs(url)[0].put_file(str(save_weights(model, Path(folder, PurePosixPath(url).name))), url)
             return url
-    except OSError as error:
-        reason = error.strerror or first_line(error)
-        raise CheckpointError(f"{str(path)!r} could not be written: {reason}.", remedy="Give another place.") from error
     path = Path(path)
     if path.is_dir():
         raise CheckpointError(f"{str(path)!r} is a folder.", remedy="Give the name of a file.")
@@ -75,6 +72,22 @@ def save_weights(model: nn.Module, path: str | Path, *, overwrite: bool = False)
                 torch.save(bare(model.state_dict()), file)
         sync(temp)
     return path
+
+
+@contextmanager
+def _named_errors(path: str | Path, what: str) -> Iterator[None]:
+    """Raise CheckpointError for what a file system raises, or the package of a store, which has errors of its own."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        if what == "read" and isinstance(error, FileNotFoundError):
+            remedy = "Give the URL of a checkpoint or of a file of weights."
+            raise CheckpointError(f"There is no file {path!r}.", remedy=remedy) from error
+        reason = ((error.strerror if isinstance(error, OSError) else None) or first_line(error)).rstrip(".")
+        remedy = "" if isinstance(error, ImportError) else "Check the address, or give another place."  # fsspec names the package
+        raise CheckpointError(f"{str(path)!r} could not be {what}: {reason}.", remedy=remedy) from error
 
 
 def url_of(path: str | Path) -> str:
@@ -91,11 +104,10 @@ def local_file(path: str | Path) -> Iterator[Path]:
         yield Path(path)
         return
     with TemporaryDirectory() as folder:
-        file_system, copy = url_to_fs(url)[0], Path(folder, PurePosixPath(url).name)
-        try:
+        copy = Path(folder, PurePosixPath(url).name)
+        with _named_errors(url, "read"):
+            file_system = url_to_fs(url)[0]
             file_system.get(url, str(copy), recursive=file_system.isdir(url))
-        except FileNotFoundError as error:
-            raise CheckpointError(f"There is no file {url!r}.", remedy="Give the URL of a checkpoint or of a file of weights.") from error
         yield copy
 
 
