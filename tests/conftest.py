@@ -57,7 +57,7 @@ ROOT = Path(__file__).parent.parent
 
 def _untracked() -> set[str]:
     """The files below the root that git neither has nor ignores; none where this is no repository."""
-    command = ["git", "ls-files", "--others", "--exclude-standard", "--directory"]
+    command = ["git", "ls-files", "--others", "--exclude-standard"]
     return set(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines())
 
 
