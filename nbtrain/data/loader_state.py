@@ -54,7 +54,7 @@ def is_generator(value: Any) -> bool:
 
 
 def generator_state(generator: Any) -> Any:
-    """The state of a torch, NumPy or Python generator, as plain values, arrays and tensors. None for one that has none."""
+    """The state of a torch, NumPy or Python generator, as plain values, arrays and tensors. None for one without a state."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.RandomState):
@@ -351,10 +351,8 @@ class LoaderState:
             _start_workers(parts, place.get("workers", ()))
         if place["own"] is not None and whole and self.keeper is not None:
             self.keeper.load_state_dict(place["own"])
-            if (
-                getattr(self.keeper, "next_iter_state", None) is not None
-            ):  # torchdata's: makes an iterator of it when it is asked, and draws
-                with keep_random(devices=False):
+            if getattr(self.keeper, "next_iter_state", None) is not None:
+                with keep_random(devices=False):  # torchdata's makes an iterator of it only when it is read, and draws a number
                     self.keeper.state_dict()
         else:
             for path, values in place.get("values", {}).items():

@@ -28,7 +28,8 @@ class Line(Trainer):
 def train(folder, stop=None):
     global seen, stop_after
     seen, stop_after = [], stop
-    data = wds.WebDataset("shard-{000..003}.tar", shardshuffle=4, seed=1).shuffle(20).decode().to_tuple("x.npy", "id.cls").batched(4)
+    data = wds.WebDataset("shard-{000..003}.tar", shardshuffle=4, detshuffle=True, seed=1)
+    data = data.compose(wds.detshuffle(20, seed=1)).decode().to_tuple("x.npy", "id.cls").batched(4)
     torch.manual_seed(0)
     sgd = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731
     trainer = Line.add_on(StateManagerAddon)(torch.nn.Linear(1, 1), "cpu", optimizer=sgd, save_path=folder)
