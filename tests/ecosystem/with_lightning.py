@@ -17,7 +17,6 @@ class Offline(LightningTransformer):
 
 
 class Tokens(Dataset):
-
     def __len__(self):
         return 16
 
@@ -38,8 +37,8 @@ def train(module, data, n_epoch):
             trainer.run(n_epoch, data())
             assert isinstance(trainer.model, type(made)) and trainer.history.epochs[-1]["train_loss"] >= 0
         else:
-            options = dict(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-            L.Trainer(max_epochs=n_epoch, **options).fit(made, data())
+            quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
+            L.Trainer(max_epochs=n_epoch, accelerator="cpu", **quiet).fit(made, data())
         weights.append([p.detach().clone() for p in made.parameters()])
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*weights)), f"{module} learned something else"
 

@@ -1,4 +1,4 @@
-"""Lightning UQ Box's deep ensembles' member, a mean and variance estimation, with optimizer and losses configured by its own CLI style"""
+"""Lightning UQ Box's mean and variance estimation, with its data module and its optimizer as a factory"""
 
 # dependencies = ["lightning-uq-box"]
 

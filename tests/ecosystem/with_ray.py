@@ -1,4 +1,4 @@
-"""Ray Tune runs trials in processes of their own; each reports its epochs, and the best is found"""
+"""Ray Tune runs trials in separate processes; each reports its epochs, and the best is found"""
 
 # dependencies = ["ray[tune]"]
 

@@ -39,5 +39,5 @@ class Segment(Trainer):
 model = smp.Unet("resnet18", encoder_weights=None, encoder_depth=3, decoder_channels=(32, 16, 8), classes=1)
 trainer = Segment(model, "cpu", optimizer=lambda p: torch.optim.Adam(p, lr=2e-3), monitor="val_iou", monitor_mode="max")
 data = TensorDataset(images, masks)
-result = trainer.run(6, DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=8))
+result = trainer.run(10, DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=8))
 assert result.best["val_iou"] > 0.7, result.best
