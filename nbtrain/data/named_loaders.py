@@ -5,12 +5,11 @@
 # %% ../../nbs/data/named_loaders.ipynb #cd19eca1
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Number
 from typing import Annotated, Any
 
 import numpy as np
-from lightning.fabric.utilities.data import sized_len
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -21,7 +20,7 @@ from .tensor_loader import TensorLoader
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["Loaders", "named_loaders", "each_loader", "n_batches"]
+__all__ = ["Loaders", "named_loaders"]
 
 
 # %% ../../nbs/data/named_loaders.ipynb #5fdefb1e
@@ -78,15 +77,3 @@ def _of_mapping(given: Mapping[Any, Any], argument: str) -> dict[str, Any]:
                 remedy=f'Give loaders: {argument}={{"easy": loader}}. For a batch, give a list: {argument}=[batch].',
             )
     return dict(given)
-
-
-def each_loader(given: Any) -> Iterator[Any]:
-    """Each of the loaders in `given`, which may be one."""
-    named = named_loaders(given) if given is not None else {}
-    yield from [given] if named is None else named.values()
-
-
-def n_batches(given: Any) -> int | None:
-    """How many batches the loaders in `given` have together; None where one has no length."""
-    lengths = [sized_len(loader) for loader in each_loader(given)]
-    return None if None in lengths else sum(n or 0 for n in lengths)
