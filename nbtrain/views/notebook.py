@@ -131,6 +131,7 @@ def _make_page(draw: Callable[[], str], asked: Callable[[], None]) -> Any:
     return page
 
 
+# %% ../../nbs/views/notebook.ipynb #livecell
 class _Live:
     """The buttons of a run, its slider and its page, in an output above the record; widgets of ipywidgets."""
 
@@ -181,6 +182,16 @@ class _Live:
             self.withdraw()
         self._arrange()
         return self.slider is not None
+
+    def reoffer(self, *, withdraw: bool) -> bool:
+        """Find the epochs again, or `withdraw` the slider. Returns True where a run that is over has none any more."""
+        if self.slider is None:
+            return False
+        if withdraw:
+            self.withdraw()
+        else:
+            self.offer()
+        return self.slider is None and not self.is_open
 
     def withdraw(self) -> None:
         """Remove the slider: the run continues, or another one is the newest."""
@@ -343,14 +354,9 @@ class NotebookView:
     def refresh_slider(self, *, withdraw: bool = False) -> None:
         """Other epochs can be reached now; `withdraw`: a newer run has the slider."""
         with self._lock:
-            live = self._live
-            if live is None or live.slider is None:
-                return
-            if withdraw:
-                live.withdraw()
-            if not (not withdraw and live.offer()) and not live.is_open:
+            if self._live is not None and self._live.reoffer(withdraw=withdraw):
                 self._record.has_slider = False
-                live.send()
+                self._live.send()
                 self._record.send()
 
     def _open(self) -> None:
