@@ -28,7 +28,8 @@ class _Later(ModuleType):
 
     def __init__(self, name: str, owner: dict[str, Any], **given: Any) -> None:
         super().__init__(name)
-        vars(self).update(given, _owner=owner, _given=tuple(given))
+        vars(self).update(given)
+        self._owner, self._given = owner, tuple(given)
 
     def __getattr__(self, name: str) -> Any:
         module = import_module(self.__name__)
