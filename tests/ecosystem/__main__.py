@@ -140,8 +140,9 @@ def page(rows: Iterable[str]) -> str:
 {len(rows) - failed} of {len(rows)} libraries did what their job shows, with {tested}.
 
 A job is a short script that uses the library as the library's own documentation does, on data that it makes, without a network. It ends
-with an assertion. Copy one from `tests/ecosystem/` as a beginning. `make ecosystem` installs the newest versions that go with the tested torch, each in an
-environment for itself, runs all jobs and writes this page. A library that can't be installed, or that breaks, is a row that says why.
+with an assertion. Copy one from `tests/ecosystem/` as a beginning. `make ecosystem` installs the newest versions that go with the tested
+torch, each in an environment for itself, runs all jobs and writes this page. A library that can't be installed, or that breaks, is a row
+that says why.
 
 | library | version | what the job shows | worked | job | lines | seconds |
 | --- | --- | --- | --- | --- | ---: | ---: |
