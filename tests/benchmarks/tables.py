@@ -109,14 +109,11 @@ def duel_row(outcome: Outcome, further: Iterable[Claim] = ()) -> Row:
 
 
 def less_than(ours: Outcome, other: Outcome | None, factor: float) -> list[Claim]:
-    """`ours` is at least `factor` times less over the base than `other`; nothing is claimed where that is not there.
-
-    Less than 1 µs counts as 1 µs.
-    """
+    """`ours` takes a `factor`-th of what `other` takes over the base, or less; nothing is claimed where that is not there."""
     if other is None or not other.rounds:
         return []
-    value = other.over_us / max(ours.over_us, 1.0)
-    return [Claim(f"{{:,.0f}} times less overhead than {other.duel.name}", value, factor, at_least=True)]
+    text = f"{{:+.0f}} µs over the plain loop, {other.duel.name} {other.over_us:+,.0f} µs"
+    return [Claim(text, ours.over_us, other.over_us / factor)]
 
 
 def ratios(outcomes: Iterable[Outcome], *names: str) -> str:
