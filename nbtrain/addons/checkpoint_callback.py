@@ -200,6 +200,8 @@ def _saves_epoch(addon: StateManagerAddon, epoch: int) -> bool:
 class StateKeeper(Checkpoint, Leaving):
     """Saves by the options of `addon`, and continues from a restored checkpoint. Lightning calls a Checkpoint after all other callbacks."""
 
+    idle_in_predictions = True
+
     def __init__(self, addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer = addon, trainer
         self.saver = StateSaver(addon, trainer)
