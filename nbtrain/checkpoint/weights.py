@@ -149,7 +149,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], strict: bool = Tr
     """Load `weights` into the model. Raises CheckpointError that names what does not fit; without `strict` only for a wrong shape.
 
     As in torch, a module with its own `_load_from_state_dict` decides what fits it. A buffer gets the shape that was saved. Extra states
-    that are no tensors may be missing, because a file of weights can't have them.
+    that are not tensors may be missing, because a file of weights can't have them.
     """
     state = model.state_dict()
     weights = fitted(weights, state)

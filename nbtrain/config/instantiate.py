@@ -245,7 +245,7 @@ def check_value(value: Any, at: At, document: Document, problems: Problems) -> N
 
 
 def check_name(name: Any, at: At, document: Document, problems: Problems, short: str = "") -> Callable[..., Any] | None:
-    """As `load_checked`, for what is to be called; a problem is added where it can't be."""
+    """As `load_checked`, for what will be called; a problem is added where it can't be."""
     found = load_checked(name, at, document, problems, short)
     if found is not None and not callable(found):
         problems.add(f"{dotted(at)}: {name!r} is a {type(found).__name__}, and can't be called.", document.place(at))

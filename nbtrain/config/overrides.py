@@ -32,7 +32,7 @@ class Override:
 
 @dataclass
 class CommandLine:
-    """What stood behind a command: the values of its own options by name, overrides in order, and all else."""
+    """What stood behind a command: the values of its options by name, overrides in order, and all else."""
 
     options: dict[str, list[str]] = field(default_factory=dict)
     switches: set[str] = field(default_factory=set)

@@ -51,7 +51,7 @@ class TaskLoader:
     Raises ConfigError for names that differ, weights that aren't positive, and a missing length.
     """
 
-    batch_sampler = None  # Lightning asks a validation loader with a sampler for it
+    batch_sampler = None  # Lightning reads it from a validation loader that has a sampler
 
     @checked
     def __init__(

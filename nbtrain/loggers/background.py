@@ -176,7 +176,7 @@ class _Guard:
 
 # %% ../../nbs/loggers/background.ipynb #402dad15
 def _own_module() -> ModuleType:
-    """A second `random` of Python's, with a state of its own."""
+    """A second `random` of Python's, with a separate state."""
     spec = importlib.util.find_spec("random")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -292,7 +292,7 @@ class _Sender:
 
 
 def _experiment(logger: Any) -> Any:
-    """The client's object, if this logger has one: Lightning asks for none."""
+    """The client's object, if this logger has one: Lightning does not require it."""
     return logger.experiment if hasattr(type(logger), "experiment") else None
 
 
@@ -345,7 +345,7 @@ class _Connection:
             self._show_notes(sender)
 
     def close(self, status: str, together: Iterable[_Connection]) -> None:
-        """Close all that are `together` and wait for this one, `wait_s` at most, less what `open` has waited in vain."""
+        """Close all that are `together` and wait for this one, `wait_s` at most, less what `open` has already waited."""
         if (sender := self.sender) is None:
             return
         atexit.unregister(self.finish)

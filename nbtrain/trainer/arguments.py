@@ -157,7 +157,7 @@ def check_optimizer(optimizer: Optimizer | None, model: nn.Module) -> None:
     if not any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
         raise ConfigError(
             f"The optimizer drives none of the parameters of {type(model).__name__}.",
-            remedy="Make it from the parameters of the very model that the trainer has (running the model's cell again makes a new one).",
+            remedy="Make it from the parameters of the model that the trainer has (running the model's cell again makes a new one).",
         )
     parameters = inspect.signature(optimizer.step).parameters
     if "closure" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

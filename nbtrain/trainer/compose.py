@@ -122,7 +122,7 @@ def make_addons(
 ) -> dict[type[AddOnBase], AddOnBase]:
     """The addons of a class with their options. `shared` are options that the trainer itself takes for its shorthands.
 
-    `accumulates`: Lightning was told to accumulate gradients, which needs AccumulationAddon for a right last window.
+    `accumulates`: Lightning accumulates gradients, which needs AccumulationAddon for a right last window.
     """
     shorthands: list[type[AddOnBase]] = [
         addon

@@ -82,7 +82,7 @@ def _try_options(kind: type[Optimizer], present: dict[str, Any], options: dict[s
     before = {name: value for name, value in present.items() if name in taken}
     try:
         make([torch.zeros(1, requires_grad=True)], **before)
-    except Exception:  # a constructor that takes other arguments can't be asked
+    except Exception:  # a constructor that takes other arguments can't check them
         return
     try:
         make([torch.zeros(1, requires_grad=True)], **before | {name: value for name, value in options.items() if name in taken})
@@ -154,7 +154,7 @@ class TrainerPauses(TrainerBase):
     def pause(self) -> None:
         """Pause the run between two batches, and wait until it has. Called in a step or in a callback it returns at once.
 
-        Raises ConfigError for a run without a thread of its own, as `run` in a script, which nothing could resume.
+        Raises ConfigError for a run in the main thread, such as `run` in a script, which nothing could resume.
         """
         self._need_handle()
         self.control.pause()

@@ -109,7 +109,7 @@ def _without_loss(output: Any) -> dict[str, Any]:
 
 # %% ../../nbs/trainer/model_trainer.ipynb #9a37b467
 def is_dataset(data: Any) -> bool:
-    """Does `data` hold samples, and not batches? A dataset of Hugging Face is none of torch's."""
+    """Does `data` hold samples, and not batches? A dataset of Hugging Face is not one of torch's."""
     of_hugging_face = type(data).__module__.partition(".")[0] == "datasets" and not isinstance(data, Mapping)
     return isinstance(data, Dataset) or of_hugging_face
 

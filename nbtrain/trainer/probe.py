@@ -56,7 +56,7 @@ def check_written(trainer: TrainerBase, n_epoch: int, valid_loader: Any) -> None
 
 # %% ../../nbs/trainer/probe.ipynb #af0dbda5
 class _NeedsRun(Exception):
-    """The step has asked for what only a run has: Lightning's trainer, or a pause."""
+    """The step needs what only a run has: Lightning's trainer, or a pause."""
 
 
 def _refuse(*args: Any, **options: Any) -> Any:
