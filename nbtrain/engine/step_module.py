@@ -443,7 +443,7 @@ class SteppingModule(RecordingModule):
 
 # %% ../../nbs/engine/step_module.ipynb #61ac0048
 for _step in (SteppingModule.training_step, SteppingModule.validation_step, SteppingModule.predict_step):
-    setattr(_step, "__signature__", inspect.signature(_step))
+    _step.__signature__ = inspect.signature(_step)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 # %% ../../nbs/engine/step_module.ipynb #0b2ea9a4

@@ -48,7 +48,7 @@ def _acts(callback: Any) -> bool:
 
 
 def _is_simple(addon: AddOnBase) -> bool:
-    """Is it one of nbtrain's addons, and does it give Lightning no logger and change no model? Then it may be asked twice for what it gives."""
+    """Is it one of nbtrain's addons, and does it give Lightning no logger and change no model? Then what it gives may be made twice."""
     kind = type(addon)
     own = kind.configure_model is AddOnBase.configure_model and kind.lightning_loggers is AddOnBase.lightning_loggers
     return own and kind.__module__.startswith("nbtrain.")
@@ -87,7 +87,6 @@ def _in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
     try:
         model.train(False)
         yield
-        model.train()  # a model may do something at each change, such as merge and split its adapters
     finally:
         for part, was_training in training:
             part.training = was_training
