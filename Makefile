@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test test-fast coverage faults compare soak bench bench-peers examples lab docs pictures readme names notebooks format check dist clean
+.PHONY: demo test test-fast coverage faults compare soak ecosystem bench bench-peers examples lab docs pictures readme names notebooks format check dist clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
@@ -40,6 +40,16 @@ soak: .venv/installed-dev
 # 1,000 configurations of Lightning's Trainer drawn at random, on its own loops and on the lean ones
 compare: .venv/installed-dev
 	PYTHONPATH=tests $(BIN)/python tests/random_configurations.py 1000
+
+# One short job with each of the libraries that people train with, each in an environment of its own; docs/ecosystem.md is written
+ecosystem: .venv-ecosystem/installed
+	.venv-ecosystem/bin/python tests/ecosystem $(ONLY)
+
+.venv-ecosystem/installed: constraints.txt pyproject.toml
+	test -x .venv-ecosystem/bin/python || $(PYTHON) -m venv .venv-ecosystem
+	.venv-ecosystem/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	.venv-ecosystem/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
 
 # The claims of speed, with the peers that are installed; docs/benchmarks.md is written
 bench: .venv/installed-dev

@@ -203,6 +203,6 @@ def _fit_buffers(model: nn.Module, weights: Mapping[str, Any]) -> None:
 def _other_model(model: nn.Module, differences: Sequence[str], *, remedy: bool = True) -> CheckpointError:
     more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
     return CheckpointError(
-        f"These are weights of another model than {type(model).__name__}: {', '.join(differences[:5])}{more}.",
-        remedy="Make the model as it was when they were saved, or take what fits with strict=False." if remedy else "",
+        f"The weights are not those of a {type(model).__name__}: {', '.join(differences[:5])}{more}.",
+        remedy="Create the model as it was when they were saved, or load what fits with strict=False." if remedy else "",
     )

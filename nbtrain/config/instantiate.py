@@ -218,7 +218,7 @@ class Maker:
             try:
                 written = self.document.get(target)
             except KeyError as error:
-                raise ConfigError(f"$!({name}) names nothing.", where=self.document.place(at)) from error
+                raise ConfigError(f"$!({name}) does not exist.", where=self.document.place(at)) from error
             self._open.append(target)
             self.made[target] = self.value(written, target)
             self._open.pop()

@@ -120,7 +120,7 @@ def _lacks(module: str, name: str) -> bool:
 
 
 def _refused(name: str, as_: str = "") -> ConfigError:
-    what = f"{name!r} is not called without your trust" + (f": it is {as_}." if as_ else ".")
+    what = f"{name!r} is not called without --trust" + (f": it is {as_}." if as_ else ".")
     packages = "torch, lightning, nbtrain, torchvision, torchaudio, torchmetrics, transformers, peft, datasets"
     remedy = "If you know the configuration, give --trust (trust=True in Python)."
     return ConfigError(what, remedy=f"{remedy} Without it: models, data and the like of {packages}, and modules of this folder.")

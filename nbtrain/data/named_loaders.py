@@ -5,12 +5,11 @@
 # %% ../../nbs/data/named_loaders.ipynb #cd19eca1
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Number
 from typing import Any
 
 import numpy as np
-from lightning.fabric.utilities.data import sized_len
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -21,7 +20,7 @@ from .tensor_loader import TensorLoader
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["Loaders", "named_loaders", "each_loader", "n_batches"]
+__all__ = ["Loaders", "named_loaders"]
 
 # %% ../../nbs/data/named_loaders.ipynb #5fdefb1e
 Loaders = Iterable[Any] | Mapping[str, Any]  # a loader, or several by name
@@ -54,7 +53,7 @@ def named_loaders(given: Any, argument: str = "valid_loader") -> dict[str, Any] 
         return None
     if odd := [item for item in given if not _is_loader(item)]:
         raise ConfigError(
-            f"{argument} is a list of loaders and of something else: {describe(odd[0])}.",
+            f"{argument} mixes loaders with something else: {describe(odd[0])}.",
             remedy=f'Give several loaders by name: {argument}={{"a": loader, "b": other}}; or batches alone: {argument}=[batch, batch].',
         )
     return {str(i): loader for i, loader in enumerate(given)}
@@ -65,22 +64,10 @@ def _of_mapping(given: Mapping[Any, Any], argument: str) -> dict[str, Any]:
         raise ConfigError(f"{argument} is an empty dict.", remedy="Give loaders by name, or leave it out.")
     for name, loader in given.items():
         if not isinstance(name, str) or not name.strip():
-            raise ConfigError(f"{argument} has a loader named {name!r}.", remedy='Name each with a text: {"easy": loader}.')
+            raise ConfigError(f"{argument} has a loader named {name!r}.", remedy='Use strings as names: {"easy": loader}.')
         if not _may_be_loader(loader):
             raise ConfigError(
-                f"{argument} is a dict, which is loaders by name, and {name!r} is {describe(loader)}.",
-                remedy=f'Give loaders: {argument}={{"easy": loader}}. A batch goes into a list: {argument}=[batch].',
+                f"{argument} must be a dict of loaders by name, but {name!r} is {describe(loader)}.",
+                remedy=f'Give loaders: {argument}={{"easy": loader}}. For a batch, give a list: {argument}=[batch].',
             )
     return dict(given)
-
-
-def each_loader(given: Any) -> Iterator[Any]:
-    """Each of the loaders in `given`, which may be one."""
-    named = named_loaders(given) if given is not None else {}
-    yield from [given] if named is None else named.values()
-
-
-def n_batches(given: Any) -> int | None:
-    """How many batches the loaders in `given` have together; None where one has no length."""
-    lengths = [sized_len(loader) for loader in each_loader(given)]
-    return None if None in lengths else sum(n or 0 for n in lengths)

@@ -72,7 +72,7 @@ class Job:
         try:
             load_weights(self.trainer.model, read_weights(path))
         except CheckpointError as error:
-            remedy = "Give the configuration of that run, or --checkpoint.resume_from with another state."
+            remedy = "Use the configuration of that run, or --checkpoint.resume_from with another state."
             raise CheckpointError(first_line(error), where=str(path), remedy=remedy) from error
         return Path(path).name
 

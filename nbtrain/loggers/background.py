@@ -267,10 +267,10 @@ class _Sender:
                 f"{self.label} was not done within {wait_s:g} s; it continues in the background, and the end of this process waits for it."
             )
         if self.logger is None:
-            return f"{self.label} was never reached ({_words(error or TimeoutError())}); it has nothing of this run."
+            return f"{self.label} was never reached ({_words(error or TimeoutError())}); it has no data of this run."
         if n_lost:
             return f"{self.label} refused {n_lost} entries; the run's own history has all."
-        return f"{self.label} has everything in the end." if error is not None else None
+        return f"{self.label} has all entries now." if error is not None else None
 
     def _connect(self) -> None:
         logger: Any = self.connect(self.notes.append)

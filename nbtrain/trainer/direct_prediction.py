@@ -95,7 +95,7 @@ def _in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
 def predict_directly(trainer: TrainerBase, x: Tensor) -> tuple[Any] | None:
     """The model's output for `x`, on the CPU, in a tuple; None where only Lightning can predict."""
     plugin = precision_plugin(trainer.precision, trainer.device)
-    if type(plugin) not in _PRECISIONS or has_say(trainer):
+    if plugin is None or type(plugin) not in _PRECISIONS or has_say(trainer):
         return None
     if any(tensor.device != trainer.device for tensor in trainer.model.parameters()):
         return None

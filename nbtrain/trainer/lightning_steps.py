@@ -67,7 +67,7 @@ class LightningSteps(TrainerEvaluation):
         return WrappedModule(self, whole_epoch=whole_epoch)
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        what = f"The training_step of {type(self.model).__name__} can be called in a run alone."
+        what = f"The training_step of {type(self.model).__name__} can only be called in a run."
         raise StepError(what, remedy="Call run(n_epoch, loader), or run_batch(batch).")
 
     def test_step(self, batch: Any) -> dict[str, Any]:

@@ -89,8 +89,9 @@ class Trainer(L.Trainer):
 def make_pl_trainer(**arguments: Any) -> L.Trainer:
     """A new `lightning.Trainer` with these arguments."""
     with _LOCK:
-        before, registry.entry_points = registry.entry_points, ENTRY_POINTS.find
+        lightnings: dict[str, Any] = registry.__dict__  # of the module that searches
+        before, lightnings["entry_points"] = lightnings["entry_points"], ENTRY_POINTS.find
         try:
             return Trainer(**arguments)
         finally:
-            registry.entry_points = before
+            lightnings["entry_points"] = before

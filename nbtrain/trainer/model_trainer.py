@@ -162,7 +162,7 @@ def choose_optimizer(
     given = {name: value for name, value in {"learning_rate": learning_rate, "weight_decay": weight_decay}.items() if value is not None}
     if optimizer is not None and given:
         raise ConfigError(
-            f"optimizer and {' and '.join(given)} are both given.", remedy="Leave optimizer out, or give it what it needs itself."
+            f"optimizer and {' and '.join(given)} are both given.", remedy="Leave optimizer out, or pass these arguments to it."
         )
     if optimizer is not None or (mode == "test" and not given):
         return optimizer

@@ -310,7 +310,7 @@ def test_packages_are_searched_once_and_after_a_change(tmp_path: Path, monkeypat
 def test_only_our_trainers_are_made_with_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[Any]()
     search = type(ENTRY_POINTS).find
-    monkeypatch.setattr(EntryPoints, "find", lambda self, group: seen.append(registry.entry_points) or search(self, group))
+    monkeypatch.setattr(EntryPoints, "find", lambda self, group: seen.append(vars(registry)["entry_points"]) or search(self, group))
     quiet = {
         "logger": False,
         "enable_checkpointing": False,
@@ -319,11 +319,11 @@ def test_only_our_trainers_are_made_with_what_was_found(monkeypatch: pytest.Monk
         "accelerator": "cpu",
     }
     pl_trainer = make_pl_trainer(**quiet)
-    assert isinstance(pl_trainer, L.Trainer) and len(seen) == 1 and registry.entry_points is importlib.metadata.entry_points
+    assert isinstance(pl_trainer, L.Trainer) and len(seen) == 1 and vars(registry)["entry_points"] is importlib.metadata.entry_points
     with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
         make_pl_trainer(unknown=1)
     L.Trainer(**quiet)
-    assert len(seen) == 1 and registry.entry_points is importlib.metadata.entry_points
+    assert len(seen) == 1 and vars(registry)["entry_points"] is importlib.metadata.entry_points
 
 
 def test_handlers_of_signals_are_after_a_run_as_before() -> None:
