@@ -28,7 +28,7 @@ coverage: .venv/installed-dev
 
 # 100 kills of a process that saves and 100 of whole runs, on two file systems; 300 runs drawn at random; runs resumed at every save; 1,000 damaged
 # files for each reader; the long tests
-faults: .venv/installed-dev
+faults: .venv/installed-dev .venv/s3
 	NBTRAIN_KILLS=100 NBTRAIN_EVERY_SAVE=1 NBTRAIN_FAULT_CASES=300 NBTRAIN_FLIPS=1000 $(BIN)/python -m pytest -m "" tests/faults tests/unit/addons/test_state_manager.py \
 		tests/unit/history/test_hostile_folders.py $(TEST_ARGS)
 	$(BIN)/python -m pytest -m long $(TEST_ARGS)
@@ -89,16 +89,22 @@ lab: .venv/installed-dev
 .venv/transformers: | .venv/installed
 	$(PIP) --target $@ transformers
 
+# A server of this machine that speaks the protocol of S3, and its client
+.venv/s3: | .venv/installed
+	$(BIN)/pip install --quiet --target $@ 'moto[server]' s3fs
+
 # The site in _site/html, from notebooks with the outputs they keep, pages and docstrings; a warning is an error
 docs: .venv/installed-dev
 	$(BIN)/python docs/build.py
 
-# The view in ten situations, light and dark, narrow and wide, in _pictures/; those of the README too
+# The view in ten situations, light and dark, narrow and wide, in _pictures/, and those of the README; ONLY=motion records a run,
+# ONLY=pages takes ten pages of the site that `make docs` has built
 ONLY ?=
 pictures: .venv/installed-dev
 	PYTHONPATH=tests $(BIN)/python tests/browser/pictures.py $(ONLY)
 
-# README.md is nbs/index.ipynb as Markdown, README.ko.md nbs/index.ko.ipynb
+# README.md is nbs/index.ipynb as Markdown, README.ko.md nbs/index.ko.ipynb, README.pypi.md what an index shows; also what follows from the
+# repository's address in pyproject.toml
 readme: .venv/installed-dev
 	$(BIN)/python docs/make_readme.py
 

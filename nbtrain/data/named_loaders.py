@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from numbers import Number
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from .batch import describe
 from .loader import BatchList, LoaderWrapper
@@ -22,8 +22,14 @@ from ..errors import ConfigError
 # %% auto #0
 __all__ = ["Loaders", "named_loaders"]
 
+
 # %% ../../nbs/data/named_loaders.ipynb #5fdefb1e
-Loaders = Iterable[Any] | Mapping[str, Any]  # a loader, or several by name
+def _remedy(given: Any) -> str:
+    """What to write where a dataset was given; an empty text for anything else."""
+    return "Give a loader of it: DataLoader(dataset, batch_size=32)." if isinstance(given, Dataset) else ""
+
+
+Loaders = Annotated[Iterable[Any] | Mapping[str, Any], _remedy]  # a loader, or several by name
 _LOADERS = (DataLoader, LoaderWrapper, BatchList, TaskLoader, TensorLoader)
 _NEVER = (Tensor, np.ndarray, str, bytes, Number, Mapping)  # parts of a batch, or a batch
 

@@ -289,7 +289,7 @@ class RankedRows(MeasuredRows):
 
 # %% ../../nbs/history/history.ipynb #3e3d375c
 class History(RankedRows):
-    """What a trainer has measured in all its runs.
+    """The metrics of all runs of a trainer.
 
     `epochs`: a row for each finished training epoch, with the metrics of its last validation; `validations`: a row for each validation
     of a run, also of those inside an epoch and before the first one (epoch 0); `tests`: a row for each pass in mode "test";

@@ -280,7 +280,7 @@ def outside(trainer: TrainerBase) -> list[str]:
 # %% ../../nbs/trainer/rewind.ipynb #85c0e924
 @dataclass(frozen=True)
 class Rewound:
-    """Where a trainer was rewound to.
+    """The place that a trainer was rewound to.
 
     `batch`: finished batches of an open epoch; None between two epochs. `n_recomputed`: how many batches were trained again on the way.
     `notes`: what is not as it was then.
@@ -344,7 +344,7 @@ class TrainerRewind(TrainerBase):
 
     @checked
     def rewind(self, at: Literal["best"] | None = None, *, epoch: int | None = None, step: int | None = None) -> Rewound:
-        """Make everything as it was after `epoch` epochs, after `step` batches, or at the best epoch: `rewind("best")`.
+        """Restore everything as it was after `epoch` epochs, after `step` batches, or at the best epoch: `rewind("best")`.
 
         Weights, optimizer, schedule, random numbers, the place in the data, and the history up to there, with a mark. `run(2, loader)`
         continues from there, bit for bit as the first time, and after `set(lr=...)` into another future. `step` is counted as in
