@@ -20,14 +20,13 @@ from torch.optim import Optimizer
 from ..annotations import checked
 from ..addons.limits import LimitsAddon
 from ..checkpoint.kept_states import KeptStates
-from ..config.from_trainer import Ran
 from ..data.continued_loader import continued
 from ..data.stream import set_dataset_epoch
 from ..distributed.launcher import Launcher
 from ..distributed.replica import launcher_of, world_of
 from ..distributed.world import World
 from ..engine.control import Control
-from ..engine.protocol import EventSink, Turn
+from ..engine.protocol import EventSink, Ran, Turn
 from ..engine.recorder import Recorder, RecorderCallback
 from ..engine.step_module import StepModule
 from ..engine.train_state import Mode, TrainState

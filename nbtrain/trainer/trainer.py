@@ -23,7 +23,6 @@ from ..annotations import checked
 from ..checkpoint.frozen_base import with_base
 from ..checkpoint.sharded import merge_checkpoint
 from ..checkpoint.weights import load_weights, read_weights, save_weights
-from ..config.from_trainer import configuration_text
 from ..data.named_loaders import Loaders
 from ..distributed.devices import Device, device_args, resolve_device
 from ..distributed.launcher import Launcher
@@ -148,6 +147,8 @@ class TrainerInspection(TrainerBase):
         with every unknown value: classes that are defined in cells, arguments that no object keeps, loaders other than a DataLoader.
         """
         kind = written_class(type(self))
+        from nbtrain.config.from_trainer import configuration_text  # not needed by a first step
+
         text = configuration_text(self, (kind, constructor_parameters(kind)), fields)
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
