@@ -203,8 +203,7 @@ class StateKeeper(Checkpoint, Leaving):
     idle_in_predictions = True
 
     def __init__(self, addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
-        self.saver = StateSaver(addon, trainer)
+        self.addon, self.trainer, self.saver = addon, trainer, StateSaver(addon, trainer)
         self._step_seen = -1  # the newest update that was checked
         self._due = False  # a save is due after the epoch's last batch
         self._waits = False  # a save is due after the validation
