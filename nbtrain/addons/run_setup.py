@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from .accumulation import AccumulationAddon
+from .gradient_clip import GradientClipAddon
 from .scheduler import SchedulerAddon
 from ..compat.weight_names import bare_name
 from ..data.loader import BatchList, as_loader, innermost
@@ -68,6 +69,16 @@ def _of_accumulation(trainer: TrainerProtocol) -> dict[str, Any]:
     return {"accumulate": accumulate} | {name: getattr(addon, name) for name in _WINDOW}
 
 
+def _of_clipping(trainer: TrainerProtocol) -> dict[str, Any]:
+    addon = next((addon for addon in trainer.active_addons if isinstance(addon, GradientClipAddon)), GradientClipAddon())
+    algorithm = {"gradient_clip_algorithm": addon.gradient_clip_algorithm} if addon.gradient_clip else {}
+    return {"gradient_clip": addon.gradient_clip} | algorithm
+
+
+def _of_precision(precision: Any) -> dict[str, Any]:
+    return {"precision": precision if isinstance(precision, str) or precision is None else _name(precision)}
+
+
 # %% ../../nbs/addons/run_setup.ipynb #6c1cecba
 def _of_loader(loader: Any) -> dict[str, Any]:
     loader = as_loader(innermost(loader))
@@ -95,6 +106,7 @@ def setup_of(trainer: TrainerProtocol, loader: Any = None) -> Setup:
     """What a training of `trainer` is given, as plain data. `loader`: that of the training; None where it is not known yet."""
     finds = any(isinstance(callback, BatchSizeFinder) for callback in _callbacks(trainer))  # and then makes another loader
     found = {"schedule": _of_schedule(trainer), "accumulation": _of_accumulation(trainer)}
+    found |= {"clipping": _of_clipping(trainer), "precision": _of_precision(trainer.precision)}
     found |= {"optimizer": _of_optimizer(trainer, trainer.optimizer)} if trainer.optimizer is not None else {}
     return found | ({"loader": _of_loader(loader)} if loader is not None and not finds else {})
 
@@ -129,8 +141,8 @@ def _difference(name: str, before: Any, now: Any) -> str:
 def check_setup(own: Mapping[str, Any], given: Setup, path: Path, *, strict: bool) -> dict[str, str]:
     """What differs from what the saved run was given. Raises CheckpointError where it can't be exact, unless not `strict`.
 
-    Between two epochs a run may continue with another loader, schedule or accumulation; in mid-epoch it may not. `own`: nbtrain's part
-    of the state.
+    Between two epochs a run may continue with another loader, schedule, accumulation, clipping or precision; in mid-epoch it may not.
+    `own`: nbtrain's part of the state.
     """
     found = differences(own.get("setup", {}), given)
     refused = [part for part in found if part == "optimizer" or own["finished"] is not None]

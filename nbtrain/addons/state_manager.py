@@ -124,8 +124,9 @@ class StateManagerAddon(AddOnBase):
         save_last: Let `last` point to the newest checkpoint.
         symlink_best_and_last: Make `best` and `last` symbolic links; False, or a file system without links, makes copies.
         validate_on_save: Validate before each save by steps or epochs, and where a run ends in the middle of an epoch.
-        strict: Refuse to resume with another optimizer, or in mid-epoch with another loader, schedule or accumulation. With False the run
-            continues, the record names what differs, and an optimizer of another kind or an open epoch with another loader begins again.
+        strict: Refuse to resume with another optimizer, or in mid-epoch with another loader, schedule, accumulation, clipping or precision.
+            With False the run continues, the record names what differs, and an optimizer of another kind or an open epoch with another
+            loader begins again.
         stop_on_save_error: Raise the error of a save that fails, which ends the run. By default it is noted and the run continues.
         save_on_error: Where an error ends the run, save what it has reached as `after-error` in the run folder; resume by its path.
     """

@@ -153,9 +153,24 @@ def find_checkpoint(save_path: str | Path, resume: str | Path, note: Callable[[s
         return resume
     links = [run / FOLDER / name for run in run_folders(save_path) for name in (resume, f"{resume}.ckpt")]
     link = next((link for link in links if link.exists()), None)
-    if link is not None and resume == "best":
+    if link is None:
+        return _without_link(save_path, resume, note)
+    if resume == "best":
         _note_other_best(link, note)
-    return link.resolve() if link is not None else None
+    return link.resolve()
+
+
+def _without_link(save_path: str | Path, resume: str, note: Callable[[str], None]) -> Path | None:
+    """What "last" or "best" means where no link has this name. Raises CheckpointError for "best" beside other checkpoints."""
+    newest = newest_checkpoint(save_path, note)
+    if newest is not None and resume == "best":
+        raise CheckpointError(
+            f'resume="best": no checkpoint in {str(save_path)!r} is the best one; the newest is {newest.name}.',
+            remedy='Give resume="auto" for the newest checkpoint, or the path of another one.',
+        )
+    if newest is not None:
+        note(f'resume="last": the link is missing, and {newest.name} is the newest checkpoint')
+    return newest
 
 
 def _note_other_best(link: Path, note: Callable[[str], None]) -> None:

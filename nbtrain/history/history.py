@@ -77,6 +77,8 @@ class StepTable:
         n = sum(s <= step for s in self.steps)
         self.steps = self.steps[:n]
         self.columns = {name: column[:n] for name, column in self.columns.items()}
+        seen = (n - 1) * self._stride + 1 + step - self.steps[-1] if n else 0  # what is thinned next depends on it
+        self._seen = min(self._seen, seen, n * self._stride)
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, and the columns as bytes: a checkpoint copies lists value by value, in 0.5 µs each."""

@@ -87,7 +87,11 @@ def accumulates(arguments: Mapping[str, Any]) -> bool:
 
 # %% ../../nbs/trainer/arguments.ipynb #a3aae1f1
 def check_save_path(save_path: str | Path | None) -> None:
-    """Raise OptionError for the URL of a store, where a run folder can't be."""
+    """Raise OptionError for an empty path, and for the URL of a store, where a run folder can't be."""
+    if save_path is not None and not str(save_path).strip():
+        raise OptionError(
+            f"save_path={str(save_path)!r} is empty.", remedy='Give a folder such as "runs/digits"; None keeps nothing on disk.'
+        )
     if re.match(r"[\w+.-]{2,}:/", str(save_path)):  # a Path has one slash of the two
         raise OptionError(
             f"save_path={str(save_path)!r} is a URL, and a run folder must be on a file system.",

@@ -175,6 +175,7 @@ class TrainerState(TrainerArguments, TracebackKeeper):
         self.view: View | None = None  # of the newest run
         self.probed: Any = None  # the step that was tried before a run, and for which monitor
         self.fork: Fork | None = None  # where this trainer has left another one's past
+        self.branches: list[Any] = []  # that the slider below a run has made
         self._begin_kept_states()
 
     def _begin_kept_states(self) -> None:
@@ -199,6 +200,7 @@ class TrainerState(TrainerArguments, TracebackKeeper):
             "sinks": [self.train_state.history],
             "kept_states": KeptStates(0),
             "state_holder": StateHolder(),
+            "branches": [],
         }
         return new_instance, (base, () if base is type(self) else given_addons(type(self))), state
 

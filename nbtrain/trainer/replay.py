@@ -25,7 +25,8 @@ from ..data.batch import describe, tensors
 from ..engine.control import Leave
 from ..errors import ConfigError, first_line
 from .base import TrainerBase
-from .rewind import nearest_state, scratch_trainer, train_from
+from .rewind import nearest_state
+from .scratch_trainer import scratch_trainer, train_from
 from ..views.html import table_html
 from ..views.text import format_value, table_text
 

@@ -125,7 +125,7 @@ def installed_version(job: Job, python: Path) -> str:
 
 def row(job: Job, found: Outcome) -> str:
     """A job as a row of the page's table."""
-    code = f"[{job.path.stem}](../tests/ecosystem/{job.path.name})"
+    code = f"`{job.path.name}`"
     worked = "yes" if not found.reason else f"**no**: {found.reason.replace('|', '¦').replace('<', '‹')}"
     return f"| {job.library} | {found.version} | {job.shows} | {worked} | {code} | {job.n_lines} | {found.seconds:.0f} |"
 
@@ -140,8 +140,9 @@ def page(rows: Iterable[str]) -> str:
 {len(rows) - failed} of {len(rows)} libraries did what their job shows, with {tested}.
 
 A job is a short script that uses the library as the library's own documentation does, on data that it makes, without a network. It ends
-with an assertion. Copy one as a beginning. `make ecosystem` installs the newest versions that go with the tested torch, each in an
-environment for itself, runs all jobs and writes this page. A library that can't be installed, or that breaks, is a row that says why.
+with an assertion. Copy one from `tests/ecosystem/` as a beginning. `make ecosystem` installs the newest versions that go with the tested
+torch, each in an environment for itself, runs all jobs and writes this page. A library that can't be installed, or that breaks, is a row
+that says why.
 
 | library | version | what the job shows | worked | job | lines | seconds |
 | --- | --- | --- | --- | --- | ---: | ---: |

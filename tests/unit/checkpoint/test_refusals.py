@@ -123,6 +123,9 @@ WITHIN: dict[str, tuple[Run, Run, str]] = {
         "accumulate was {0: 1, 4: 2} and is {0: 1, 4: 3}",
     ),
     "Lightning's accumulation": (Run(), Run(options={"lightning": {"accumulate_grad_batches": 2}}), "accumulate was 1 and is 2"),
+    "clipping": (Run(), Run(options={"gradient_clip": 1.0}), "gradient_clip was 0.0 and is 1.0"),
+    "another bound": (Run(options={"gradient_clip": 2.0}), Run(options={"gradient_clip": 1.0}), "gradient_clip was 2.0 and is 1.0"),
+    "precision": (Run(), Run(options={"precision": "bf16-mixed"}), "precision was None and is bf16-mixed"),
     "sums of gradients": (Run(), Run(options={"grad_reduction": "sum"}), "grad_reduction was mean and is sum"),
 }
 IN_MID_EPOCH, AT_THE_END = 2, 5
