@@ -200,9 +200,10 @@ def _saves_epoch(addon: StateManagerAddon, epoch: int) -> bool:
 class StateKeeper(Checkpoint, Leaving):
     """Saves by the options of `addon`, and continues from a restored checkpoint. Lightning calls a Checkpoint after all other callbacks."""
 
+    idle_in_predictions = True
+
     def __init__(self, addon: StateManagerAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
-        self.saver = StateSaver(addon, trainer)
+        self.addon, self.trainer, self.saver = addon, trainer, StateSaver(addon, trainer)
         self._step_seen = -1  # the newest update that was checked
         self._due = False  # a save is due after the epoch's last batch
         self._waits = False  # a save is due after the validation

@@ -256,6 +256,8 @@ _CALLS = {"on_train_batch_start": _Dispatch._call_batch_start, "on_train_batch_e
 class _Ends(L.Callback):
     """Calls hooks after each update, and at the end of every run."""
 
+    idle_in_predictions = True
+
     def __init__(self, trainer: TrainerProtocol, hooks: Mapping[str, list[_Bound]]) -> None:
         self.trainer, self.hooks = trainer, hooks
         self._left: list[Callable[[], None]] = []  # calls that are left for the end

@@ -5,6 +5,7 @@
 # %% ../../nbs/engine/step_module.ipynb #f91773d7
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -438,6 +439,11 @@ class SteppingModule(RecordingModule):
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         assert self.predict is not None
         return self.predict(batch)
+
+
+# %% ../../nbs/engine/step_module.ipynb #61ac0048
+for _step in (SteppingModule.training_step, SteppingModule.validation_step, SteppingModule.predict_step):
+    _step.__signature__ = inspect.signature(_step)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 # %% ../../nbs/engine/step_module.ipynb #0b2ea9a4

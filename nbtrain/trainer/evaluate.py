@@ -32,7 +32,9 @@ from ..rng import keep_random
 from .arguments import check_optimizer
 from .base import TrainerBase
 from .data_source import is_data_source, read_evaluated, read_source, several_named
+from .direct_prediction import predict_directly
 from .lightning_run import continue_counts, driving
+from .lightning_trainer import make_pl_trainer
 from .run import Run
 
 # %% auto #0
@@ -46,7 +48,7 @@ def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
     if trainer.mode == "train" and not trainer.configures_optimizers:
         check_optimizer(trainer.optimizer, trainer.model)
     with driving(trainer, trainer.step_module(whole_epoch=False)) as module:
-        pl_trainer = L.Trainer(max_epochs=trainer.train_state.counts.epoch + 1, **_unlimited(_unlogged(trainer.lightning_args())))
+        pl_trainer = make_pl_trainer(max_epochs=trainer.train_state.counts.epoch + 1, **_unlimited(_unlogged(trainer.lightning_args())))
         use_lean_loops(pl_trainer, lean=trainer.lean_loops)
         if trainer.mode == "test":
             pl_trainer.test(module, BatchList([batch]), verbose=False)
@@ -60,7 +62,7 @@ def validate(trainer: TrainerBase, loader: Any) -> dict[str, float]:
     """The metrics of one validation on `loader`, which no epoch counts; it is recorded with the tests."""
     refuse_while_on(trainer.control, trainer.recorder.place)
     with driving(trainer, trainer.step_module()) as module, keep_random():
-        pl_trainer = L.Trainer(**_unlogged(trainer.lightning_args()))
+        pl_trainer = make_pl_trainer(**_unlogged(trainer.lightning_args()))
         use_lean_loops(pl_trainer, lean=trainer.lean_loops)
         if is_data_source(loader):
             with read_source(trainer, module, loader) as given:
@@ -112,9 +114,9 @@ def _predict(trainer: TrainerBase, module: StepModule, loader: Any) -> Any:
     with driving(trainer, module), keep_random():
         if isinstance(loader, L.LightningDataModule):
             with read_source(trainer, module, loader) as given:
-                return L.Trainer(**_unlogged(_alone(trainer))).predict(module, **given)
+                return make_pl_trainer(**_unlogged(_alone(trainer))).predict(module, **given)
         # In a BatchList, because Lightning would keep a DataLoader from dropping its last batch
-        return L.Trainer(**_unlogged(_alone(trainer))).predict(module, BatchList(loader))
+        return make_pl_trainer(**_unlogged(_alone(trainer))).predict(module, BatchList(loader))
 
 
 def _alone(trainer: TrainerBase) -> dict[str, Any]:
@@ -209,7 +211,8 @@ class TrainerEvaluation(TrainerBase):
         """
         x = as_tensor(x) if is_array(x) else x
         if isinstance(x, Tensor):
-            return collect(self, [x], self.model)[0]
+            directly = self.control.do(lambda at: predict_directly(self, x))
+            return collect(self, [x], self.model)[0] if directly is None else directly[0]
         if isinstance(x, (tuple, list, Mapping)) or is_dataclass(x):
             return collect(self, [x], self._test_output)[0]
         outputs = collect(self, x, lambda b: self.model(b) if isinstance(b, Tensor) else self._test_output(b))

@@ -30,6 +30,7 @@ from ..events import Status
 from .data_source import is_data_source, read_evaluated, read_source
 from .interrupts import keep_handler, signals_stop
 from .lightning_run import continue_counts, driving
+from .lightning_trainer import make_pl_trainer
 from .outcome import name_place
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Execution:
         finds_batch_size = any(isinstance(callback, BatchSizeFinder) for callback in arguments["callbacks"])
         made = LoaderModule(trainer, self.loader, self.valid_loader) if finds_batch_size else trainer.step_module()
         with driving(trainer, made) as module, ExitStack() as guarded:
-            pl_trainer = L.Trainer(max_epochs=self.goal, **arguments)
+            pl_trainer = make_pl_trainer(max_epochs=self.goal, **arguments)
             if self.pauses and not finds_batch_size:
                 module.guard = ErrorGuard(module, refuses_nonfinite=trainer[NonFiniteAddon].nonfinite == "raise")
                 guarded.callback(guard_callbacks(module.guard, pl_trainer))

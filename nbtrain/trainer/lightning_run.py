@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import threading
 import warnings
@@ -35,6 +36,7 @@ _NOISE = (
     "have overridden `transfer_batch_to_device` in",  # the module's is used where a LightningDataModule has none
     *(f"self.log('{prefix}_" for prefix in ("train", "val", "test")),  # these are the metrics of all ranks already
 )
+_NOISY = f".*({'|'.join(map(re.escape, _NOISE))})"  # one filter in place of nine
 
 
 class _Messages:
@@ -50,9 +52,9 @@ class _Messages:
             if self._n_uses == 1:
                 self._before.enter_context(warnings.catch_warnings())
                 self._before.callback(logger.setLevel, logger.level)
-            logger.setLevel(logging.WARNING)
-            for noise in _NOISE:
-                warnings.filterwarnings("ignore", f".*{noise.replace('(', '[(]').replace(')', '[)]')}.*")
+            if logger.level != logging.WARNING:  # because a new level clears what all loggers have cached
+                logger.setLevel(logging.WARNING)
+            warnings.filterwarnings("ignore", _NOISY)
 
     def restore(self) -> None:
         with self._lock:

@@ -30,6 +30,7 @@ from ..errors import ConfigError, StepError
 from ..optim.schedulers import check_has_lr, set_group_lr
 from .arguments import check_optimizer, check_run
 from .lightning_run import driving, quiet
+from .lightning_trainer import make_pl_trainer
 from .base import TrainerBase
 from .kept_objects import kept_objects
 from .summary import unchanged
@@ -240,7 +241,7 @@ def _train(trainer: TrainerBase, module: StepModule, loader: Iterable[Any], argu
     """Train on one pass of `loader` with these arguments for Lightning alone: what the addons and `lightning=` bring is not there."""
     trainer.model.train()
     with driving(trainer, module):
-        pl_trainer = L.Trainer(max_epochs=1, **arguments)
+        pl_trainer = make_pl_trainer(max_epochs=1, **arguments)
         use_lean_loops(pl_trainer, lean=trainer.lean_loops)
         pl_trainer.fit(module, loader)
 

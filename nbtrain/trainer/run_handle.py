@@ -50,8 +50,11 @@ class RunThread:
         self._work = work
         self._control.thread = self._thread
         call_at_exit(self._leave_in_time)
+        n_before = min(self._n_early, 2)  # a pause, or the end: before the first batch is done; a third one breaks into the thread
+        for _ in range(n_before):
+            self._interrupt()
         self._thread.start()
-        for _ in range(self._n_early):
+        for _ in range(self._n_early - n_before):
             self._interrupt()
 
     @property

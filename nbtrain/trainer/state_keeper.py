@@ -186,6 +186,8 @@ _WITHIN_EPOCH_S = 30.0
 class StateTaker(Checkpoint):
     """Keeps the states of a run in memory. Lightning calls a Checkpoint after all other callbacks."""
 
+    idle_in_predictions = True
+
     def __init__(self, trainer: TrainerBase) -> None:
         self.trainer, self.clock = trainer, time.perf_counter
         self.spent_s = 0.0  # on the states of this run
