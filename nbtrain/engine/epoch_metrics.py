@@ -18,7 +18,7 @@ __all__ = ["reset_results", "EpochMetrics"]
 
 # %% ../../nbs/engine/epoch_metrics.ipynb #09901c9f
 def reset_results(results: _ResultCollection, hook: str | None = None) -> None:
-    """Empty Lightning's table; with `hook` only the numbers that were logged in that hook. Numbers that are empty already stay as they are."""
+    """Empty Lightning's table; with `hook` only the numbers that were logged in that hook."""
     for metric in results.values():
         if hook is not None and (not metric.is_tensor or metric.meta.fx != hook):
             continue
@@ -54,9 +54,9 @@ class EpochMetrics:
         if not self._set(module, metrics, logger):
             module.log_dict(dict(metrics), on_step=False, on_epoch=True, batch_size=1, logger=logger)
             results = module.trainer._results
-            made = {key: results.get(f"{name}.{key}") for key in metrics} if results is not None else {}
             self._known.pop(name or "", None)
-            if name and results is not None and all(metric is not None and _is_usual(metric) for metric in made.values()):
+            made = {key: results[f"{name}.{key}"] for key in metrics if f"{name}.{key}" in results} if results is not None else {}
+            if name and results is not None and len(made) == len(metrics) and all(map(_is_usual, made.values())):
                 self._known[name] = results, logger, made
 
     def _set(self, module: L.LightningModule, metrics: Mapping[str, float], logger: bool) -> bool:
@@ -72,7 +72,8 @@ class EpochMetrics:
             metric.has_reset and results.get(f"{name}.{key}") is metric for key, metric in made.items()
         ):
             return False
-        if not all(metric.value.device == module.device and metric.value.dtype is dtype for metric in made.values()):
+        places: list[torch.Tensor] = [vars(metric)["value"] for metric in made.values()]
+        if not all(value.device == module.device and value.dtype is dtype for value in places):
             return False
         for key, metric in made.items():
             value = torch.tensor(metrics[key], dtype=dtype, device=module.device)

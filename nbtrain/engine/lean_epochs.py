@@ -5,8 +5,6 @@
 # %% ../../nbs/engine/lean_epochs.ipynb #8765a2ef
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import lightning as L
 from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
@@ -14,35 +12,11 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from .epoch_metrics import reset_results
-from .lean_pass import why_not_lean
+from .lean_pass import call_hooks, call_module_hook, why_not_lean
 from .lean_training import LeanEpochLoop
 
 # %% auto #0
-__all__ = ["call_hooks", "call_module_hook", "LeanFitLoop"]
-
-
-# %% ../../nbs/engine/lean_epochs.ipynb #a148a995
-def call_hooks(pl_trainer: L.Trainer, name: str, callbacks: Iterable[L.Callback]) -> None:
-    """Call the hook `name` of those callbacks that have one, as Lightning does."""
-    module, plain = pl_trainer.lightning_module, getattr(L.Callback, name)
-    names = module.__dict__  # see `Hook`
-    before, names["_current_fx_name"] = names["_current_fx_name"], name
-    for callback in callbacks:
-        hook = getattr(callback, name)
-        if getattr(hook, "__func__", None) is not plain and callable(hook):
-            hook(pl_trainer, module)
-    names["_current_fx_name"] = before
-
-
-def call_module_hook(module: L.LightningModule, name: str) -> None:
-    """Call the hook `name` of the module, where it has one."""
-    names, hook = module.__dict__, getattr(module, name)
-    if getattr(hook, "__func__", None) is getattr(L.LightningModule, name) or not callable(hook):
-        return
-    before, names["_current_fx_name"] = names["_current_fx_name"], name
-    hook()
-    names["_current_fx_name"] = before
-
+__all__ = ["LeanFitLoop"]
 
 # %% ../../nbs/engine/lean_epochs.ipynb #32ff8efb
 _MONITORING = (EarlyStopping, Checkpoint)  # Lightning calls them after the module, which may log what they read
@@ -63,7 +37,7 @@ class LeanFitLoop(_FitLoop):
         self.setup_data()
         assert self._combined_loader is not None
         for loader in self._combined_loader.flattened:
-            _set_sampler_epoch(loader, progress.current.processed)
+            _set_sampler_epoch(loader, progress.current.processed)  # pyright: ignore[reportAttributeAccessIssue]
         progress.increment_ready()
         call_hooks(pl_trainer, "on_train_epoch_start", pl_trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
         call_module_hook(pl_trainer.lightning_module, "on_train_epoch_start")
