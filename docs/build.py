@@ -240,7 +240,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def build(folder: Path) -> Path:
-    """The site in `folder`/html, made anew; CalledProcessError where there is a warning. Returns that folder."""
+    """The site in `folder`/html, built again; CalledProcessError where there is a warning. Returns that folder."""
     shutil.rmtree(folder, ignore_errors=True)
     gather(folder / "source")
     options = [

@@ -19,24 +19,32 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 GLOSSARY = {  # what is left out, and what to write
-    r"\b(?i:nobody|somebody|whoever)\b": "name the actor, or use the passive",
-    r"\b[Tt]hose who\b|(?:^|[.:;] )Who (?![^.?!]*\?)": "name the actor: you, a user",
+    r"\b(?:nobody|somebody|whoever)\b": "name the actor, or use the passive",
+    r"\b(?:those|ones?|all|people|a person|others|users?) who\b|(?:^|[.:;] )(?-i:Who) (?![^.?!]*\?)": "name the actor: you",
     r"\bof (?:its|their) own\b": "leave it out, or 'separate', 'custom'",
     r"\bmade anew\b|\banew\b": "again, new",
     r"\bput right\b": "fix",
     r"\bat hand\b": "current",
-    r"(?<!\b[Tt]here )\b(?:is|are) no (?!longer\b|more\b)\w+": "is not a …; must be …; expected X, got Y",
-    r"\b(?:takes?|taken|took) up\b": "resume, restore",
+    r"(?<!\bthere\s)\b(?:is|are|was|were) no (?!longer\b|more\b|\w+er than\b)\w+": "is not a …; must be …; expected X, got Y",
+    r"(?<!\bthere\s)\b(?:is|are|was|were) (?-i:none)\b|\bthat ha(?:s|ve) none\b": "is not one of …; without one",
+    r"\b(?:takes?|taken|took|taking) (?:it |them )?up\b(?! to\b)": "resume, restore",
     r"\b(?:go|goes|went|gone|going) on\b(?! (?:GitHub|the|a|your)\b)": "continue",
     r"\bbroken off\b": "interrupted",
-    r"\b(?:tells?|told|heard)\b": "notify, say, report",
-    r"\b(?:asks?|asked)\b": "request, call, read",
+    r"\b(?:tells?|told|heard)\b(?!(?: [\w']+){0,4} apart\b)": "notify, say, report",
+    r"\b(?:asks?|asked)\b(?! the ranks?\b)": "request, call, read",
     r"\blet go\b|\blets go\b": "release",
     r"\brehears\w+": "dry run, probe",
-    r"\bwhat it raises\b": "its exceptions",
-    r"\b[Tt]he moment\b": "the step, the batch, the time",
+    r"\bwhat it (?:raises|rests on)\b|\brests on\b": "its exceptions; what it is based on, needs, uses",
+    r"\bthe moment\b|\bmoments\b": "the hook, the step, the batch, the time",
+    r"\bas ever\b|\bfor good\b|\bno word of\b|\bin vain\b": "as usual; permanently; does not mention; without success",
+    r"\bmust be so\b|\bbeside ours\b|\bthe very\b(?! (?:first|last|same)\b)": "say what must hold; the same, exactly the",
+    r"\b(?:is|are) to be\b": "must be, will be, is",
+    r"\b(?:it|that|this|is|are) (?:is )?said\b(?! (?:in|by|to)\b)": "a note says …, is reported",
+    r"\bslips?\b": "typo, mistake",
 }
-_FORBIDDEN = [(re.compile(pattern), instead) for pattern, instead in GLOSSARY.items()]
+MOODS = re.compile(r"\A# (?:What|Where|When|Which|As|Around|At|Nothing|Everything|And|The same)\b.*")  # a page's title
+_FORBIDDEN = [(re.compile(pattern, re.I), instead) for pattern, instead in GLOSSARY.items()]
+_FORBIDDEN.append((MOODS, "name the subject, in the words that people search for"))
 _CODE = re.compile(r"^( *)```.*?^\1```$|`[^`\n]*`|\]\([^)]*\)|<[^>\n]*>", re.M | re.S)
 
 
@@ -45,7 +53,14 @@ def findings(text: str) -> Iterator[tuple[int, str, str]]:
     plain = _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), text)
     for pattern, instead in _FORBIDDEN:
         for found in pattern.finditer(plain):
-            yield plain.count("\n", 0, found.start()) + 1, found[0].strip(" .:;"), instead
+            yield plain.count("\n", 0, found.start()) + 1, found[0].strip(" .:;\n"), instead
+
+
+def _text(node: ast.AST) -> str | None:
+    """A string; an f-string with an x for each of its fields."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) or "x" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def prose(source: str) -> Iterator[str]:
@@ -54,9 +69,10 @@ def prose(source: str) -> Iterator[str]:
         tree = ast.parse(source)
     except SyntaxError:
         return
-    yield from (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    yield from filter(None, map(_text, ast.walk(tree)))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    yield from (token.string for token in tokens if token.type == tokenize.COMMENT and not token.string.startswith("#|"))
+    comments = (token.string for token in tokens if token.type == tokenize.COMMENT)
+    yield from (comment.lstrip("# ") for comment in comments if not comment.startswith("#|"))
 
 
 def in_file(path: Path) -> list[tuple[str, str, str]]:

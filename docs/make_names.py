@@ -1,29 +1,40 @@
-"""Write docs/names.md: every public name with its first line, and the methods of Trainer. `make names`."""
+"""Write docs/names.md: every public name by topic, with its first line, and the methods of Trainer. `make names`."""
 
 from __future__ import annotations
 
 import inspect
+import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbtrain
 
 ROOT = Path(__file__).resolve().parent.parent
+_REFERENCE = runpy.run_path(str(ROOT / "docs" / "make_reference.py"))  # the same topics as in the reference
 
 
-def _first_line(thing: object) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n")[0]
+def _line(name: str, thing: object) -> str:
+    return f"- `{name}`: {(inspect.getdoc(thing) or '').partition(chr(10))[0]}"
+
+
+def _members() -> Iterator[str]:
+    """A line for each public method and property of a trainer."""
+    members = getattr(inspect, "getmembers_static", inspect.getmembers)(nbtrain.Trainer)  # the static one: from Python 3.11 on
+    for name, member in members:
+        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, (property, classmethod))):
+            yield _line(name, getattr(member, "__func__", member))
 
 
 def names() -> str:
     """The page as Markdown."""
-    lines = ["# Public names", "", "Made by `make names` from the docstrings.", "", "## nbtrain", ""]
-    lines += [f"- `{name}`: {_first_line(getattr(nbtrain, name))}" for name in sorted(nbtrain.PUBLIC)]
-    lines += ["", "## Trainer", ""]
-    members = inspect.getmembers_static(nbtrain.Trainer) if hasattr(inspect, "getmembers_static") else inspect.getmembers(nbtrain.Trainer)
-    for name, member in members:
-        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, (property, classmethod))):
-            lines.append(f"- `{name}`: {_first_line(getattr(member, '__func__', member))}")
-    return "\n".join(lines) + "\n"
+    by_topic: dict[str | None, list[str]] = {}
+    for name in sorted(nbtrain.PUBLIC, key=lambda name: (name != "Trainer", name)):
+        by_topic.setdefault(_REFERENCE["topic_of"](name), []).append(_line(name, getattr(nbtrain, name)))
+    lines = ["# Public names", "", "All names that you import from `nbtrain`, by topic. Made by `make names` from the docstrings."]
+    for topic, (title, _, _) in _REFERENCE["TOPICS"].items():
+        lines += ["", f"## {title}", "", f"Details: [{title}](reference/{topic}.md).", "", *by_topic[topic]]
+    lines += ["", "## Errors", "", "Details: [Errors and what to do](errors.md).", "", *by_topic[None]]
+    return "\n".join([*lines, "", "## Methods of a trainer", "", *_members()]) + "\n"
 
 
 if __name__ == "__main__":

@@ -249,7 +249,7 @@ def _call_error(
         whole = ", ".join(_as_written(name, {**by_place, **given}, by_name=name in given) for name in required)
         return OptionError(f"{title} needs {' and '.join(map(repr, missing))}.", remedy=f"For example: {title}({whole}).")
     if twice := next((name for name in given if name in by_place), None):
-        return OptionError(f"{title} was given {twice!r} twice.", remedy="Give it by its place, or by its name.")
+        return OptionError(f"{title} was given {twice!r} twice.", remedy="Give it by position or by name.")
     by_name = " and ".join(f"{p.name}=..." for p in parameters if p.kind is p.KEYWORD_ONLY)
     return OptionError(f"{title}: {text}.", remedy=f"Give {by_name} by name." if by_name else "")
 

@@ -257,10 +257,18 @@ def test_glossary_finds_what_the_style_leaves_out() -> None:
     ]
 
 
-def test_new_pages_have_no_word_of_the_glossary() -> None:
-    howto = (ROOT / "nbs" / "howto").glob("*.ipynb")
-    paths = [*howto, *(DOCS / "coming_from").glob("*.md"), DOCS / "get_started.md", DOCS / "release.md", ROOT / "CODE_OF_CONDUCT.md"]
-    assert not [(path.name, *found) for path in paths for found in script("glossary").in_file(path)]
+def test_glossary_reads_messages_comments_and_titles() -> None:
+    glossary = script("glossary")
+    code = 'raise ValueError(f"{name!r} is no {kind}")  # Nobody reads it\nx = "told"  # the ranks are asked by name, `asked`'
+    found = [words for text in glossary.prose(code) for _, words, _ in glossary.findings(text)]
+    assert sorted(found) == ["Nobody", "asked", "is no x", "told"]
+    assert [words for _, words, _ in glossary.findings("# Where it all goes")] == ["# Where it all goes"]
+    assert not list(glossary.findings("# Custom metric\n\nWhat this tells apart is no longer than a line."))
+
+
+def test_no_page_and_no_docstring_has_a_word_of_the_glossary() -> None:
+    glossary = script("glossary")
+    assert not [(str(path.relative_to(ROOT)), *found) for path in glossary.pages() for found in glossary.in_file(path)]
 
 
 def test_table_of_hooks_is_that_of_the_code() -> None:

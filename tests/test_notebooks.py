@@ -178,7 +178,7 @@ def test_korean_readme_has_the_code_of_the_other() -> None:
         return [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
 
     def quoted(path: Path) -> list[str]:
-        return re.findall(r"`[^`\n]+`|^#+ |\(docs/images/\S+\)", path.read_text(encoding="utf-8"), re.M)
+        return re.findall(r"`[^`\n]+`|^#+ |\]\([^)\s]+\)", path.read_text(encoding="utf-8"), re.M)
 
     assert code(korean) == code(ROOT / "nbs" / "index.ipynb")
     assert sorted(quoted(ROOT / "README.ko.md")) == sorted(quoted(ROOT / "README.md")), "a part is missing or was added"

@@ -50,7 +50,7 @@ class EnvironmentAddon(AddOnBase):
     """Use deterministic algorithms, and prepare each process of a run with a function.
 
     Args:
-        deterministic: Use torch's deterministic algorithms while a run is on; torch raises RuntimeError for an operation that has none.
+        deterministic: Use torch's deterministic algorithms while a run is on; torch raises RuntimeError for others.
             Sets the environment variable CUBLAS_WORKSPACE_CONFIG, unless it is set.
         init_env_fn: Called with the trainer, once in each process, after seeding and before the first batch.
 

@@ -207,7 +207,7 @@ _COMES: dict[str, Callable[[_At], bool]] = {
 
 # %% ../../nbs/addons/hooks.ipynb #87f8a3d5
 _ENDS = ("on_train_end", "on_finalize")  # called at the end of every run, also after an error
-_Moments = Mapping[str, list[str]]  # the names of the given hooks, by the moments of a callback's method
+_Moments = Mapping[str, list[str]]  # the names of the given hooks, by a callback's method
 
 
 class _Dispatch(Callback):

@@ -203,7 +203,7 @@ class WandBLoggerAddon(WebLoggerAddon):
     """Log runs to Weights & Biases: online where WANDB_MODE or a stored key says so and the service answers, else offline.
 
     A service that fails is noted, and the run continues. The files of an offline run are in the run folder. A run of many steps is
-    thinned: a point has the means of 50 updates, unless `lightning={"log_every_n_steps": 1}` asks for each one.
+    thinned: a point has the means of 50 updates, unless `lightning={"log_every_n_steps": 1}` is given.
 
     Args:
         web_logger: {"wandb": {...}} with arguments of `wandb.init`, such as `project`.
@@ -221,7 +221,7 @@ class WandBLoggerAddon(WebLoggerAddon):
 class NeptuneLoggerAddon(WebLoggerAddon):
     """Log runs with Neptune's client, offline; `nbtrain neptune-export DIR` converts them to CSV.
 
-    As with W&B, a point has the means of 50 updates, unless `lightning={"log_every_n_steps": 1}` asks for each one.
+    As with W&B, a point has the means of 50 updates, unless `lightning={"log_every_n_steps": 1}` is given.
 
     Args:
         web_logger: {"neptune": {"project_name": ..., "api_tkn": ...}} and other arguments of `neptune.init_run`.

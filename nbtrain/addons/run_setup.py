@@ -139,7 +139,7 @@ def check_setup(own: Mapping[str, Any], given: Setup, path: Path, *, strict: boo
             f"{path.name} was saved {'in mid-epoch ' if own['finished'] is not None else ''}with "
             f"{in_words({part: found[part] for part in refused})}.",
             where=str(path),
-            remedy="Give what it was saved with, or continue with what you have given, but not exactly: strict=False.",
+            remedy="Use the settings that it was saved with, or pass strict=False to continue with the current ones, not exactly.",
         )
     return found
 

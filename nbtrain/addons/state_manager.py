@@ -255,7 +255,7 @@ def _fit(addon: StateManagerAddon, trainer: TrainerProtocol, state: dict[str, An
 
 def _note_differences(trainer: TrainerProtocol, checkpoint: str | Path, found: Mapping[str, str]) -> None:
     if found:
-        trainer.recorder.note(f"{Path(checkpoint).name} was saved with {in_words(found)}. The run continues with what it was given.")
+        trainer.recorder.note(f"{Path(checkpoint).name} was saved with {in_words(found)}. The run continues with the current settings.")
 
 
 def check_restored(trainer: TrainerProtocol, loader: Any) -> None:

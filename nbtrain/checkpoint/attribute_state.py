@@ -88,7 +88,7 @@ class AttributeState:
     def __init__(self, *, whole: bool = False) -> None:
         self._whole = whole
         self._before: dict[Place, Any] | None = None  # fingerprints
-        self._changed: set[Place] = set()  # once changed, or restored, an attribute is saved for good
+        self._changed: set[Place] = set()  # once changed, or restored, an attribute is always saved
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_whole": self._whole, "_before": None, "_changed": self._changed}  # fingerprints are of one process

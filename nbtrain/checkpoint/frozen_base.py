@@ -118,9 +118,9 @@ def _base_of(model: nn.Module, base: Mapping[str, Any], path: Path) -> Weights:
     wrong += [name for name, saved in known.items() if name in tensors and checksum(tensors[name], saved[0]) != tuple(saved)]
     if wrong:
         raise CheckpointError(
-            f"{path.name} holds what was trained on the frozen weights of {base['name']}, and the model has others: {_listed(wrong)}.",
+            f"{path.name} was trained on the frozen weights of {base['name']}, but the model has different ones: {_listed(wrong)}.",
             where=str(path),
-            remedy=f"Make the model with the pretrained weights of {base['name']}, as it was when the run began.",
+            remedy=f"Create the model with the pretrained weights of {base['name']}, as when the run began.",
         )
     return {name: tensors[name] for name in known}
 

@@ -223,7 +223,7 @@ def checked(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> M
     own = state.get("nbtrain")
     if not isinstance(own, dict):
         raise CheckpointError(
-            f"{path.name} holds weights, and no state of an nbtrain run.",
+            f"{path.name} contains weights, not the state of an nbtrain run.",
             where=str(path),
             remedy="Load its weights with apply_weights(path).",
         )
@@ -300,7 +300,7 @@ def check_optimizer(trainer: TrainerProtocol, state: Mapping[str, Any], path: Pa
         raise CheckpointError(
             f"{path.name} was saved with another optimizer: its groups had {_listed(saved)} parameters, and have {_listed(given)}.",
             where=str(path),
-            remedy="Make the optimizer as it was, or begin with the one that you gave: strict=False.",
+            remedy="Create the optimizer as before, or pass strict=False to start with the current one.",
         )
 
 

@@ -149,7 +149,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], strict: bool = Tr
     """Load `weights` into the model. Raises CheckpointError that names what does not fit; without `strict` only for a wrong shape.
 
     As in torch, a module with its own `_load_from_state_dict` decides what fits it. A buffer gets the shape that was saved. Extra states
-    that are no tensors may be missing, because a file of weights can't have them.
+    that are not tensors may be missing, because a file of weights can't have them.
     """
     state = model.state_dict()
     weights = fitted(weights, state)
@@ -203,6 +203,6 @@ def _fit_buffers(model: nn.Module, weights: Mapping[str, Any]) -> None:
 def _other_model(model: nn.Module, differences: Sequence[str], *, remedy: bool = True) -> CheckpointError:
     more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
     return CheckpointError(
-        f"These are weights of another model than {type(model).__name__}: {', '.join(differences[:5])}{more}.",
-        remedy="Make the model as it was when they were saved, or take what fits with strict=False." if remedy else "",
+        f"The weights are not those of a {type(model).__name__}: {', '.join(differences[:5])}{more}.",
+        remedy="Create the model as it was when they were saved, or load what fits with strict=False." if remedy else "",
     )

@@ -76,11 +76,11 @@ def ignored_fields(settings: Any) -> list[str]:
 
 
 def unsupported(settings: Any) -> list[tuple[str, str]]:
-    """What is asked for and can't be done, each with what to do."""
+    """Requests that can't be met, each with a remedy."""
     given = {name: value for name, value, _ in _foreign(settings)}
     if given.get("compute_config.use_end2end", True):
         return []
-    return [("compute_config.use_end2end is false, and only whole steps are trained.", "Leave it out.")]
+    return [("compute_config.use_end2end is false, but nbtrain only trains whole steps.", "Leave it out.")]
 
 
 def _default(known: Field[Any]) -> Any:

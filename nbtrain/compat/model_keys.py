@@ -17,7 +17,7 @@ OUTPUT_KEYS = ("output", "logits", "prediction")
 
 
 def label_key(batch: Any) -> str | None:
-    """The key of the target in a mapping; None for a batch that has none."""
+    """The key of the target in a mapping; None for a batch without one."""
     return next((name for name in LABEL_KEYS if name in batch), None) if isinstance(batch, Mapping) else None
 
 

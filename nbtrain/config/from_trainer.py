@@ -87,7 +87,7 @@ def _part(read: Reader, item: Any, at: At, given: dict[str, Any], without: Itera
         return made | given
     found = read.arguments(item, (*at, key), without)
     if found is not None and isinstance(item, nn.Module) and (why := why_another(item, found)):
-        what = f"{dotted(at)}: a second {type(item).__qualname__} made from what it keeps is different: {why}."
+        what = f"{dotted(at)}: a second {type(item).__qualname__} made from its stored arguments is different: {why}."
         read.problems.add(what, remedy=say_it((*at, key)))
     return made | {key: read.plain(found, (*at, key))} | given
 
@@ -175,7 +175,7 @@ def _trainer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any], made
         if p.name in own_fields | given.get("args", {}).keys():
             continue
         if p.name not in kept:
-            what = f"trainer.args: this {kind.__qualname__} does not keep what it was made with: {p.name}."
+            what = f"trainer.args: this {kind.__qualname__} does not store its constructor arguments: {p.name}."
             read.problems.add(what, remedy=say_it(("trainer", "args")))
         elif not same_value(kept[p.name], p.default):
             found[p.name] = kept[p.name]
@@ -420,9 +420,9 @@ def notes(trainer: RecordedTrainer, data: Mapping[str, Any]) -> list[str]:
     """What a configuration can't say, a line each."""
     seed, sizes = data.get("seed"), {stage: getattr(loader, "batch_size", None) for stage, loader in _loaders(trainer).items()}
     if seed is None:
-        lines = ["No seed was given: weights and order of samples will be others."]
+        lines = ["No seed was given: weights and order of samples will differ."]
     else:
-        lines = [f"The weights begin as here if the model was made right after torch.manual_seed({seed})."]
+        lines = [f"The weights start as in this run if the model is made right after torch.manual_seed({seed})."]
     if sizes.get("val") not in (None, data.get("micro_batch_size")):
         lines.append(f"The validation had batches of {sizes['val']}; a job's are of micro_batch_size.")
     return lines

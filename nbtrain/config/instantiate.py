@@ -218,7 +218,7 @@ class Maker:
             try:
                 written = self.document.get(target)
             except KeyError as error:
-                raise ConfigError(f"$!({name}) names nothing.", where=self.document.place(at)) from error
+                raise ConfigError(f"$!({name}) does not exist.", where=self.document.place(at)) from error
             self._open.append(target)
             self.made[target] = self.value(written, target)
             self._open.pop()
@@ -245,7 +245,7 @@ def check_value(value: Any, at: At, document: Document, problems: Problems) -> N
 
 
 def check_name(name: Any, at: At, document: Document, problems: Problems, short: str = "") -> Callable[..., Any] | None:
-    """As `load_checked`, for what is to be called; a problem is added where it can't be."""
+    """As `load_checked`, for what will be called; a problem is added where it can't be."""
     found = load_checked(name, at, document, problems, short)
     if found is not None and not callable(found):
         problems.add(f"{dotted(at)}: {name!r} is a {type(found).__name__}, and can't be called.", document.place(at))

@@ -151,7 +151,7 @@ class Reader:
         found = self.arguments(value, at)
         if found is not None and (why := why_another(value, found)):
             self.problems.add(
-                f"{dotted(at)}: a second {type(value).__name__} made from what it keeps is different: {why}.", remedy=say_it(at)
+                f"{dotted(at)}: a second {type(value).__name__} made from its stored arguments is different: {why}.", remedy=say_it(at)
             )
         return made | self.plain(found, at)
 
@@ -170,5 +170,7 @@ class Reader:
                 found[p.name] = kept[p.name]
         if unknown:
             name = type(item).__qualname__
-            self.problems.add(f"{dotted(at)}: this {name} does not keep what it was made with: {', '.join(unknown)}.", remedy=say_it(at))
+            self.problems.add(
+                f"{dotted(at)}: this {name} does not store its constructor arguments: {', '.join(unknown)}.", remedy=say_it(at)
+            )
         return found if not unknown else None

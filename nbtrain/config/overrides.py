@@ -32,7 +32,7 @@ class Override:
 
 @dataclass
 class CommandLine:
-    """What stood behind a command: the values of its own options by name, overrides in order, and all else."""
+    """What stood behind a command: the values of its options by name, overrides in order, and all else."""
 
     options: dict[str, list[str]] = field(default_factory=dict)
     switches: set[str] = field(default_factory=set)
@@ -142,8 +142,8 @@ class _References:
             if name in os.environ:
                 return os.environ[name]
             near = get_close_matches(name, self.names, n=1) or [known for known in self.names if known.endswith(f".{name}")]
-            remedy = f"Did you mean $({near[0]})?" if near else "Give the way from the top: $(model.args.dim)."
-            self.problems.add(f"$({name}) names nothing.", place, remedy)
+            remedy = f"Did you mean $({near[0]})?" if near else "Give the full path: $(model.args.dim)."
+            self.problems.add(f"$({name}) does not exist.", place, remedy)
             return None
         self.open.append(name)
         try:

@@ -178,7 +178,7 @@ class Settings:
     checkpoint: CheckpointConfig = described("saving and resuming", CheckpointConfig)
     log: list[PartConfig] = described("loggers; TensorBoardLogger, WandbLogger and CSVLogger need no longer name", [])
     addons: list[PartConfig] = described("addons of nbtrain with their options", [])
-    hook: dict[str, Any] | None = described("a hook's type and args, or functions by the name of their moment")
+    hook: dict[str, Any] | None = described("a hook's type and args, or functions by the name of their hook")
     precision: Precision | dict[Literal["param", "buffer", "input"], Dtype] | None = described(
         "fp16, bf16: mixed; 16-true, bf16-true: weights too; or a dtype (fp32, fp16, bf16, none) for each of param, buffer and input"
     )

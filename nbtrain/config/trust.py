@@ -92,7 +92,7 @@ def _is_below(name: str, modules: Iterable[str]) -> bool:
 
 
 def _is_named(name: str, *, function: bool = False) -> bool:
-    """May a configuration use what has this full name? Of a `function` more is asked than of a class."""
+    """May a configuration use what has this full name? The rules are stricter for a `function` than for a class."""
     parts = name.split(".")
     if name in _VALUES or name in [f"builtins.{item.__name__}" for item in _BUILTINS]:
         return True
@@ -115,12 +115,12 @@ def check_written(name: str, full: str) -> None:
 
 
 def _lacks(module: str, name: str) -> bool:
-    """Is this a slip in the name of a plain value?"""
+    """Is this a typo in the name of a plain value?"""
     return any(value.startswith(f"{module}.") for value in _VALUES) and not hasattr(import_module(module), name)
 
 
 def _refused(name: str, as_: str = "") -> ConfigError:
-    what = f"{name!r} is not called without your trust" + (f": it is {as_}." if as_ else ".")
+    what = f"{name!r} is not called without --trust" + (f": it is {as_}." if as_ else ".")
     packages = "torch, lightning, nbtrain, torchvision, torchaudio, torchmetrics, transformers, peft, datasets"
     remedy = "If you know the configuration, give --trust (trust=True in Python)."
     return ConfigError(what, remedy=f"{remedy} Without it: models, data and the like of {packages}, and modules of this folder.")

@@ -169,7 +169,7 @@ def batch_size(batch: Any) -> int:
 
 
 def why_guessed(batch: Any) -> str:
-    """Why `batch_size` of this batch is a guess, for people; empty where it is none."""
+    """Why `batch_size` of this batch is a guess, for people; empty where it is certain."""
     return _count(batch).doubt
 
 
@@ -241,7 +241,7 @@ def tensors(batch: Any) -> Iterator[Tensor]:
 
 # %% ../../nbs/data/batch.ipynb #f08f10be
 def split(batch: Any, size: int) -> list[Any]:
-    """`batch` in micro-batches of `size` samples, the last one shorter: tensors by rows, lists by items. Ask `can_split` before."""
+    """`batch` in micro-batches of `size` samples, the last one shorter: tensors by rows, lists by items. Check `can_split` before."""
     n = batch_size(batch)
     return [batch] if size >= n else [_rows(batch, slice(start, start + size), n) for start in range(0, n, size)]
 

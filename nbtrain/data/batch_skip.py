@@ -54,7 +54,7 @@ def can_skip(loader: Any, *, ahead: bool = False) -> bool:
 
 
 def skip_batches(loader: DataLoader[Any], n: int) -> Iterator[Any]:
-    """A pass over `loader` from batch `n` on; nothing is loaded for those before. Ask `can_skip` first."""
+    """A pass over `loader` from batch `n` on; nothing is loaded for those before. Check `can_skip` first."""
     spare = copy(loader)
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     rest = _Rest(getattr(loader, name), n)

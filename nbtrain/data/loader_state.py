@@ -53,7 +53,7 @@ def is_generator(value: Any) -> bool:
 
 
 def generator_state(generator: Any) -> Any:
-    """The state of a torch, NumPy or Python generator, as plain values, arrays and tensors. None for one that has none."""
+    """The state of a torch, NumPy or Python generator, as plain values, arrays and tensors. None for one without a state."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.RandomState):
@@ -348,7 +348,7 @@ class LoaderState:
             _start_workers(parts, place.get("workers", ()))
         if place["own"] is not None and whole and self.keeper is not None:
             self.keeper.load_state_dict(place["own"])
-            with keep_random(devices=False):  # some loaders make an iterator of it only when they are asked, and draw a number
+            with keep_random(devices=False):  # some loaders make an iterator of it only when it is read, and draw a number
                 self.keeper.state_dict()
         else:
             for path, values in place.get("values", {}).items():

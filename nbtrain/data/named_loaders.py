@@ -54,7 +54,7 @@ def named_loaders(given: Any, argument: str = "valid_loader") -> dict[str, Any] 
         return None
     if odd := [item for item in given if not _is_loader(item)]:
         raise ConfigError(
-            f"{argument} is a list of loaders and of something else: {describe(odd[0])}.",
+            f"{argument} mixes loaders with something else: {describe(odd[0])}.",
             remedy=f'Give several loaders by name: {argument}={{"a": loader, "b": other}}; or batches alone: {argument}=[batch, batch].',
         )
     return {str(i): loader for i, loader in enumerate(given)}
@@ -65,11 +65,11 @@ def _of_mapping(given: Mapping[Any, Any], argument: str) -> dict[str, Any]:
         raise ConfigError(f"{argument} is an empty dict.", remedy="Give loaders by name, or leave it out.")
     for name, loader in given.items():
         if not isinstance(name, str) or not name.strip():
-            raise ConfigError(f"{argument} has a loader named {name!r}.", remedy='Name each with a text: {"easy": loader}.')
+            raise ConfigError(f"{argument} has a loader named {name!r}.", remedy='Use strings as names: {"easy": loader}.')
         if not _may_be_loader(loader):
             raise ConfigError(
-                f"{argument} is a dict, which is loaders by name, and {name!r} is {describe(loader)}.",
-                remedy=f'Give loaders: {argument}={{"easy": loader}}. A batch goes into a list: {argument}=[batch].',
+                f"{argument} must be a dict of loaders by name, but {name!r} is {describe(loader)}.",
+                remedy=f'Give loaders: {argument}={{"easy": loader}}. For a batch, give a list: {argument}=[batch].',
             )
     return dict(given)
 

@@ -121,7 +121,7 @@ class OrderCheck:
         self.state, parts = state, state.first
         self.reasons = [] if state.is_stated else why_not_exact(parts)
         self._orders = {} if state.is_stated else _orders(parts)
-        self._fresh: Any = None  # a copy of the loader, where its samplers are to be tried
+        self._fresh: Any = None  # a copy of the loader, if its samplers will be tried
         is_said = state.is_stated or parts.iterators or any(isinstance(found, SystemRandom) for found in parts.generators.values())
         if parts.is_whole and not (is_said or all(map(_is_known, parts.loaders.values()))):
             try:

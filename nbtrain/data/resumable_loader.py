@@ -82,7 +82,7 @@ class _Announced:
 class RereadableLoader(LoaderWrapper):
     """A wrapper around `loader` whose current pass can be read again from its beginning, up to any batch. `check`: what can't be."""
 
-    changed_only = True  # False: a place has all values, as one for the very objects needs that have changed since
+    changed_only = True  # False: a place has all values, which the same objects need that have changed since
 
     def __init__(self, loader: Iterable[Any]) -> None:
         super().__init__(loader)
@@ -105,7 +105,7 @@ class RereadableLoader(LoaderWrapper):
         return self._begin_pass(after_cut=not self._is_whole() and self._n_handed > 0)
 
     def _begin_pass(self, own: Any = None, *, after_cut: bool = False) -> Iterator[Any]:
-        """`own`: the loader's own state, where that is known; to ask for it may draw a random number.
+        """`own`: the loader's own state, where that is known; reading it may draw a random number.
 
         `after_cut`: the pass before was cut, so that the loader's own state is still a place in that one.
         """
@@ -116,7 +116,7 @@ class RereadableLoader(LoaderWrapper):
         return iter(self.loader)
 
     def read_on(self) -> Iterator[Any]:
-        """The rest of the current pass. A loader that has raised goes on after the batch that it could not read, where it goes on."""
+        """The rest of the current pass. A loader that has raised continues after the batch that it could not read, if it can."""
         try:
             yield from self._live
         except GeneratorExit:

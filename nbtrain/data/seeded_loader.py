@@ -51,7 +51,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
         raise OptionError(f"SeededLoader has no option {name!r}.", remedy=nearest(name, _OPTIONS))
     if options.get("persistent_workers"):
         raise ConfigError(
-            "SeededLoader can't keep its workers: they are started for one epoch, and for the batch where it begins.",
+            "SeededLoader does not support persistent_workers: it starts its workers for each epoch.",
             remedy="Leave persistent_workers out.",
         )
 

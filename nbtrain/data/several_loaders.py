@@ -49,7 +49,7 @@ def n_batches(loader: Any) -> int | None:
 
 
 class _Samplers:
-    """The samplers of several loaders, for Lightning, which tells a sampler its epoch."""
+    """The samplers of several loaders, for Lightning, which sets a sampler's epoch."""
 
     def __init__(self, loaders: list[Any]) -> None:
         self.loaders = loaders
@@ -65,7 +65,7 @@ class SeveralLoaders(LoaderWrapper):
 
     def __init__(self, loader: Any) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of how Lightning asks it for a leaf
+            warnings.simplefilter("ignore")  # torch warns of how Lightning checks for a leaf
             combined = loader if isinstance(loader, CombinedLoader) else CombinedLoader(loader, "max_size_cycle")
         super().__init__(combined)
         self.loaders: list[Any] = combined.flattened

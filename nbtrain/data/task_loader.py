@@ -51,7 +51,7 @@ class TaskLoader:
     Raises ConfigError for names that differ, weights that aren't positive, and a missing length.
     """
 
-    batch_sampler = None  # Lightning asks a validation loader with a sampler for it
+    batch_sampler = None  # Lightning reads it from a validation loader that has a sampler
 
     @checked
     def __init__(
@@ -64,9 +64,11 @@ class TaskLoader:
             raise ConfigError(f"The loader of {unknown[0]!r} has no length.", remedy="Give weights and n_batches.")
         self.weights: dict[str, float] = {name: n or 0 for name, n in lengths.items()} if weights is None else dict(weights)
         if not self.loaders or self.weights.keys() != self.loaders.keys():
-            raise ConfigError(f"weights are of {sorted(self.weights)}, and loaders of {sorted(self.loaders)}.", remedy="Give one of each.")
+            raise ConfigError(
+                f"weights are of {sorted(self.weights)}, but loaders of {sorted(self.loaders)}.", remedy="Give a weight for each loader."
+            )
         if not all(weight > 0 for weight in self.weights.values()):
-            raise ConfigError(f"weights={self.weights} are not all positive.", remedy="Leave out a loader that is not to be read.")
+            raise ConfigError(f"weights={self.weights} are not all positive.", remedy="Leave out loaders that should not be read.")
         if n_batches is not None and n_batches < 1:
             raise ConfigError(f"n_batches={n_batches} must be a positive integer.", remedy="Give 1, 2, 3, … or leave it out.")
         self._n_batches = n_batches if n_batches is not None else sum(n or 0 for n in lengths.values())

@@ -78,7 +78,7 @@ def as_tensor(value: np.ndarray | Frame) -> Tensor:
         texts = [repr(name) for name in columns if np.asarray(value[name]).dtype.kind not in "biuf"]  # pyright: ignore[reportIndexIssue]
         which = f"Column {texts[0]}" if texts else f"A {type(value).__name__} of {array.dtype}"
         raise ConfigError(
-            f"{which} has no numbers, which a tensor needs.",
+            f"{which} must be numeric.",
             remedy="Leave it out, or encode it: frame['city'].astype('category').cat.codes; fill what is missing.",
         )
     tensor = torch.from_numpy(np.array(array))  # a copy, which may be written to

@@ -108,7 +108,7 @@ class DevicePlan:
         """The parallelism of the pick. Raises ConfigError with the table if nothing fits."""
         if self.pick is None:
             raise ConfigError(
-                "The model, its gradients and the optimizer's state fit on no device.",
+                "The model, its gradients and the optimizer's state do not fit on the devices.",
                 where=str(self).replace("\n", "\n  "),
                 remedy="Use more devices, weights in bf16 (precision), an optimizer with less state, or a plan for strategy='tp'.",
             )

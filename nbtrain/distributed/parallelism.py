@@ -277,7 +277,7 @@ def _check_plan(plan: Mapping[str, Any] | None, parallelize: Parallelize | None)
     if (plan is None) == (parallelize is None):
         raise ConfigError(
             "Tensor parallelism needs either tensor_plan= or parallelize=.",
-            remedy='Say how layers are split: tensor_plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}.',
+            remedy='Specify how layers are split: tensor_plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}.',
         )
     for name, style in (plan or {}).items():
         if not isinstance(style, ParallelStyle) and style not in _STYLES:

@@ -53,7 +53,7 @@ def pack(payload: Any) -> bytes:
         names = _unpicklable(payload)
         raise WorkerError(
             f"{names} can't be sent to the worker processes: {error}.",
-            remedy="Make it inside of the step or of the dataset, where it is first used, instead of outside.",
+            remedy="Create it inside the step or the dataset, where it is first used.",
         ) from error
     if len(data) > _LARGE_BYTES:
         warnings.warn(

@@ -293,9 +293,9 @@ class FailureControl:
         self.run_state.request("running", self.elsewhere)
 
     def fail(self, failure: Failed, at: Boundary) -> bool:
-        """Wait, paused by an error, until the batch is to be tried again; returns False where it is to be left out.
+        """Wait, paused by an error, until the batch can be tried again; returns False where it is left out.
 
-        Raises the error where the run is to end with it, or where nobody waits for this batch but a request; LeaveAfterError for a stop.
+        Raises the error where the run ends with it, or where only a request waits for this batch; LeaveAfterError for a stop.
         """
         if self._requests.at is not None or self.run_state.name == "stopping":
             raise failure.error
@@ -423,7 +423,7 @@ AT_EXIT = 0  # in place of a signal, for `Control.stop`: the interpreter ends
 
 
 def cause_of_end(signum: int | None) -> str:
-    """What requested the end, where it was no person: the beginning of the reason that the record gives."""
+    """What requested the end, where it was not a person: the beginning of the reason that the record gives."""
     return {AT_EXIT: "the interpreter ended at ", signal.SIGTERM: "SIGTERM at "}.get(signum, "")
 
 

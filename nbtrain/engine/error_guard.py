@@ -111,7 +111,7 @@ class ErrorGuard:
         self.snapshot = StepSnapshot(self.trainer, self.module.trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
 
     def step(self, name: str, batch: Any, results: Any, call: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        """What the step `name` returns for `batch`; None where the batch is to be left out. `results`: Lightning's of this pass."""
+        """What the step `name` returns for `batch`; None where the batch is left out. `results`: Lightning's of this pass."""
         if self.snapshot is None:
             self.begin_pass()
         assert self.snapshot is not None
@@ -147,7 +147,7 @@ class ErrorGuard:
         return f"trainer.replay(step={step}).debug()" if self.trainer.keeps_states else "trainer.failure.batch"
 
     def call(self, what: str, function: Callable[[], Any], restore: Callable[[], None] = lambda: None) -> Any:
-        """What `function` of the user returns, which is called again after a repair; None where it is to be left out.
+        """What `function` of the user returns, which is called again after a repair; None where it is left out.
 
         `restore` makes as it was before the call what a call that has failed may have changed.
         """
@@ -162,13 +162,13 @@ class ErrorGuard:
                     return None
 
     def repaired(self, error: Exception, what: str, batch: Any = None, lost: str = "") -> bool:
-        """Make everything as it was before the batch, and wait for the repair. Returns False where the batch is to be left out."""
+        """Make everything as it was before the batch, and wait for the repair. Returns False where the batch is left out."""
         whole = self.snapshot is None or self.snapshot.restore()
         lost = lost or ("" if whole else "a tensor of more than 4 MB that the step has changed stays changed")
         return self.wait(error, what, batch, lost)
 
     def wait(self, error: Exception, what: str, batch: Any = None, lost: str = "") -> bool:
-        """Wait for the repair. Returns False where what has failed is to be left out; raises `error` where the run ends with it."""
+        """Wait for the repair. Returns False where what has failed is left out; raises `error` where the run ends with it."""
         control, pl_trainer = self.trainer.control, self.module.trainer
         if control.undo_trial is not None:
             undo, control.undo_trial = control.undo_trial, None

@@ -376,7 +376,7 @@ def direct_fetcher(fetcher: _DataFetcher, guard: ErrorGuard | None = None) -> An
 def exhaust(fetcher: _DataFetcher) -> None:
     """After the last batch, call `next` once more: a plain loop does, and a RandomSampler with its own generator draws from it then.
 
-    Not of a loader that may go on after its length: the batch would be lost.
+    Not of a loader that may continue after its length: the batch would be lost.
     """
     batches = only_iterator(fetcher)
     loader = fetcher.combined_loader.flattened[0]

@@ -56,7 +56,7 @@ class _Optimization(_AutomaticOptimization):
 
 
 def is_window_closed(pl_trainer: L.Trainer, n_batches: int) -> bool:
-    """Is no window of accumulated gradients open after the first `n_batches` of the epoch?"""
+    """Are all windows of accumulated gradients closed after the first `n_batches` of the epoch?"""
     loop = pl_trainer.fit_loop.epoch_loop
     start = loop.window_start if isinstance(loop, LeanEpochLoop) else 0
     return (n_batches - start) % pl_trainer.accumulate_grad_batches == 0

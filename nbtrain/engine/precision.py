@@ -74,7 +74,7 @@ def resolve_precision(precision: Any, device: torch.device) -> str | Precision |
         for name in names:
             if not _why_not(name, device):
                 return name
-        raise ConfigError(f"precision={list(precision)!r}: {device} can do none of them.", remedy='Add "fp32" at the end.')
+        raise ConfigError(f"precision={list(precision)!r}: {device} supports none of them.", remedy='Add "fp32" at the end.')
     name = _lightning_name(precision)
     if reason := _why_not(name, device):
         remedy = (

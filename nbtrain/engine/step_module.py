@@ -240,7 +240,7 @@ def count_samples(trainer: TrainerProtocol, batch: Any) -> int:
 
 
 def split_count(output: Mapping[str, Any], where: str) -> tuple[dict[str, Any], Scalar]:
-    """What a step has returned without its "n_samples", and these. Raises StepError where they are no number."""
+    """What a step has returned without its "n_samples", and these. Raises StepError where they are not a number."""
     values = dict(output)
     n = values.pop(N_SAMPLES)
     if isinstance(n, Tensor) and n.numel() == 1 and not n.is_complex():

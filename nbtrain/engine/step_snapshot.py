@@ -53,7 +53,7 @@ def _watch_numpy() -> _Watched | None:
         return None
     read = numpy.random.get_state
     bits = numpy.random.mtrand._rand._bit_generator
-    if type(bits).__name__ != "MT19937":  # somebody has set another one
+    if type(bits).__name__ != "MT19937":  # your code has set another one
         return _Watched(read, lambda: None)
     address = bits.ctypes.state_address  # of 624 words and the place among them
 

@@ -163,7 +163,7 @@ def _part(name: str) -> property:
 
 
 class ForwardingModule(CountingModule):
-    """Passes the hooks on to an inner LightningModule, and what is asked of it."""
+    """Passes the hooks on to an inner LightningModule, and attributes that are read of it."""
 
     def __init__(self, trainer: WrapsModule, *, whole_epoch: bool = True) -> None:
         super().__init__(trainer, whole_epoch=whole_epoch)

@@ -77,7 +77,7 @@ class Comparison:
         try:
             path.write_bytes(content)
         except OSError as error:
-            raise ConfigError(f"{str(path)!r} can't be written: {error.strerror}.", remedy="Give a folder that is there.") from error
+            raise ConfigError(f"{str(path)!r} can't be written: {error.strerror}.", remedy="Give a folder that exists.") from error
         return path
 
     def __repr__(self) -> str:

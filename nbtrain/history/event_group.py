@@ -19,7 +19,7 @@ __all__ = ["EventGroup"]
 class EventGroup:
     """Passes events on to `update_all`: in groups, every `every_s` seconds of `clock`, while epochs take less time than that.
 
-    Events that are no numbers, such as a note, a pause or the end, are passed on at once, after what was held back. What `update_all`
+    A note, a pause and the end are passed on at once, after what was held back. What `update_all`
     raises in the timer's thread is raised at the next event.
     """
 

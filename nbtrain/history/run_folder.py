@@ -129,7 +129,7 @@ class RunFolder:
 
     def _make_again(self, event: Event) -> None:
         """The folder was removed while the run is on: it begins again with the history."""
-        text = "The run folder was removed while the run was on. It was made again; what was in it is lost."
+        text = "The run folder was removed while the run was on. It was created again; its content is lost."
         warnings.warn(text, stacklevel=2)
         assert self._file is not None
         self._file.close()

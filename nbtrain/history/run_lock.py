@@ -86,5 +86,5 @@ class RunLock:
         return ConfigError(
             f"{self.folder.name} {what} another run: of {who}.",
             where=str(self.folder),
-            remedy="Wait until that run is over, or give another save_path.",
+            remedy="Wait until that run ends, or give another save_path.",
         )

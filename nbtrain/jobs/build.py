@@ -72,7 +72,7 @@ class Job:
         try:
             load_weights(self.trainer.model, read_weights(path))
         except CheckpointError as error:
-            remedy = "Give the configuration of that run, or --checkpoint.resume_from with another state."
+            remedy = "Use the configuration of that run, or --checkpoint.resume_from with another state."
             raise CheckpointError(first_line(error), where=str(path), remedy=remedy) from error
         return Path(path).name
 
@@ -272,7 +272,7 @@ def build(settings: Settings, document: Document, callbacks: Iterable[L.Callback
 
 # %% ../../nbs/jobs/build.ipynb #fee6b7fd
 def estimate_devices(settings: Settings, document: Document, memory_gb: float | None = None) -> DevicePlan:
-    """What training takes on each of the devices that `settings` ask for, whether this machine has them or not; no data is touched.
+    """The memory that training takes on each device that `settings` request, whether this machine has them or not. No data is read.
 
     `memory_gb`: the memory of a device, where it is another than this machine's. Raises ConfigError where model or optimizer can't be made.
     """
@@ -295,7 +295,7 @@ def spread(kind: type[Trainer], n: int) -> Callable[..., Trainer]:
         given: dict[str, Any] = dict(inspect.signature(kind.add_on(MultiGPUAddon)).bind(*args, **options).arguments)
         sort = resolve_devices(given.get("device", "auto"))[0].type
         if find_world().size == 1 and n > n_available(sort):
-            raise ConfigError(f"{n} devices are requested, and this machine has {n_available(sort)}.", remedy="Ask for fewer.")
+            raise ConfigError(f"{n} devices are requested, and this machine has {n_available(sort)}.", remedy="Request fewer.")
         given["device"] = _named_devices(sort, n)
         return kind.add_on(MultiGPUAddon)(**given)
 

@@ -81,7 +81,7 @@ def hook_part(hook: dict[str, Any]) -> PartConfig:
 
 
 def _check_hook(hook: dict[str, Any], document: Document, problems: Problems) -> None:
-    """A class with its arguments, or functions by the names of their moments."""
+    """A class with its arguments, or functions by the names of their hooks."""
     if "type" in hook:
         for name in (name for name in hook if name not in ("type", "args")):
             problems.add(f"hook has a type, and {name!r} beside it.", document.place(("hook", name)), "Give a type and args, or functions.")

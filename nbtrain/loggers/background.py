@@ -176,7 +176,7 @@ class _Guard:
 
 # %% ../../nbs/loggers/background.ipynb #402dad15
 def _own_module() -> ModuleType:
-    """A second `random` of Python's, with a state of its own."""
+    """A second `random` of Python's, with a separate state."""
     spec = importlib.util.find_spec("random")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -267,10 +267,10 @@ class _Sender:
                 f"{self.label} was not done within {wait_s:g} s; it continues in the background, and the end of this process waits for it."
             )
         if self.logger is None:
-            return f"{self.label} was never reached ({_words(error or TimeoutError())}); it has nothing of this run."
+            return f"{self.label} was never reached ({_words(error or TimeoutError())}); it has no data of this run."
         if n_lost:
             return f"{self.label} refused {n_lost} entries; the run's own history has all."
-        return f"{self.label} has everything in the end." if error is not None else None
+        return f"{self.label} has all entries now." if error is not None else None
 
     def _connect(self) -> None:
         logger: Any = self.connect(self.notes.append)
@@ -292,7 +292,7 @@ class _Sender:
 
 
 def _experiment(logger: Any) -> Any:
-    """The client's object, if this logger has one: Lightning asks for none."""
+    """The client's object, if this logger has one: Lightning does not require it."""
     return logger.experiment if hasattr(type(logger), "experiment") else None
 
 
@@ -345,7 +345,7 @@ class _Connection:
             self._show_notes(sender)
 
     def close(self, status: str, together: Iterable[_Connection]) -> None:
-        """Close all that are `together` and wait for this one, `wait_s` at most, less what `open` has waited in vain."""
+        """Close all that are `together` and wait for this one, `wait_s` at most, less what `open` has already waited."""
         if (sender := self.sender) is None:
             return
         atexit.unregister(self.finish)

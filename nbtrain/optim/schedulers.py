@@ -76,7 +76,7 @@ def stepping_remedy(scheduler: Any) -> str:
         return ""
     if is_counted(scheduler):
         name = type(scheduler).__name__
-        return f"It is made anew for each run: scheduler=lambda optimizer, plan: {name}(optimizer, ...), whose length is plan.n_epochs."
+        return f"Give a factory: scheduler=lambda optimizer, plan: {name}(optimizer, ...), whose length is plan.n_epochs."
     return (
         f"{type(scheduler).__name__}.step needs {needed!r}, and a run calls step() alone. Give a function of the update, scheduler=lambda "
         "step: lr; or wrap it in a class whose step() counts and calls inner.step(count), and give scheduler=lambda optimizer, plan: "
@@ -191,7 +191,7 @@ class Schedule:
             scale_lr(self.scheduler.optimizer, self.factor)
 
     def end_epoch(self, monitored: float | None = None) -> None:
-        """An epoch has ended: a schedule by epochs steps, and one that is given counts is told of it."""
+        """An epoch has ended: a schedule by epochs steps, and one by counts gets the count."""
         if isinstance(self.scheduler, CountedScheduler):
             scale_lr(self.scheduler.optimizer, 1 / self.factor)
             self.scheduler.end_epoch(monitored)

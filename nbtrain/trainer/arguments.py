@@ -67,7 +67,7 @@ def check_lightning(arguments: Mapping[str, Any], *, wraps_module: bool = False)
     """
     check_lightning_names(arguments)
     if any(isinstance(callback, OnExceptionCheckpoint) for callback in as_list(arguments.get("callbacks"))):
-        what = "With OnExceptionCheckpoint, Lightning resumes from its checkpoint in each run, and nbtrain's runs would not know."
+        what = "With OnExceptionCheckpoint, Lightning resumes from its checkpoint in each run, without nbtrain's knowledge."
         raise ConfigError(what, remedy="Leave it out: StateManagerAddon saves the state after an error too.")
     if not wraps_module and any(isinstance(callback, LearningRateFinder) for callback in as_list(arguments.get("callbacks"))):
         what = "LearningRateFinder sets the rate of a LightningModule, and the optimizer here is the trainer's."
@@ -108,7 +108,7 @@ def check_model(model: nn.Module) -> None:
 def resolve_monitor(monitor: str, mode: MonitorMode | None) -> MonitorMode:
     found = mode or known_mode(monitor)
     if found is None:
-        raise ConfigError(f"Is more or less of monitor={monitor!r} better?", remedy='Say it with monitor_mode="max" or monitor_mode="min".')
+        raise ConfigError(f"monitor={monitor!r}: is higher or lower better?", remedy='Give monitor_mode="max" or monitor_mode="min".')
     return found
 
 
@@ -134,7 +134,7 @@ def check_run(n_epoch: int, loader: Any, valid_loader: Any, *, evaluates: bool =
         raise ConfigError(f"n_epoch={n_epoch!r} must be an integer of at least 0.", remedy="Give 0, 1, 2, …")
     if isinstance(loader, Mapping) and not evaluates:
         raise ConfigError(
-            "loader is a dict, and a training reads one loader.",
+            "loader must be one loader for training, got a dict.",
             remedy="TaskLoader({...}) reads several by turns, and Lightning's CombinedLoader one batch of each.",
         )
     for name, given in (("loader", loader), ("valid_loader", valid_loader)):
@@ -156,8 +156,8 @@ def check_optimizer(optimizer: Optimizer | None, model: nn.Module) -> None:
     known = {id(p) for p in model.parameters()}
     if not any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
         raise ConfigError(
-            f"The optimizer drives none of the parameters of {type(model).__name__}.",
-            remedy="Make it from the parameters of the very model that the trainer has (running the model's cell again makes a new one).",
+            f"The optimizer has none of the parameters of {type(model).__name__}.",
+            remedy="Make it from the parameters of the model that the trainer has (running the model's cell again makes a new one).",
         )
     parameters = inspect.signature(optimizer.step).parameters
     if "closure" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

@@ -176,7 +176,7 @@ class TrainerState(TrainerArguments, TracebackKeeper):
         self.stream: Iterable[Any] | None = None  # the loader of the newest run, where that is a stream that epochs cut
         self.resumed = False  # was a state loaded since the last run?
         self.parent: str | None = None  # the checkpoint from which the next run continues, where that is a new run
-        self.continues_run = False  # and is the next run the very run that was saved?
+        self.continues_run = False  # and is the next run the one that was saved?
         self.finished_phase = 0  # the newest phase that this object has finished, or found finished
         self.handle: RunHandle | None = None  # of the newest run in a thread
         self.view: View | None = None  # of the newest run

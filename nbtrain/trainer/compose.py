@@ -95,7 +95,7 @@ def check_addon_options(kind: type[Any], given: Iterable[str]) -> None:
         holder = next((addon.__name__ for addon in kind.addon_instances if name in options(addon)), None)
         if holder is not None:
             what = f"{name!r} is an option of {holder}, which {title} was given as an instance with its options."
-            raise OptionError(what, remedy=f"Give it there: {title}.add_on({holder}({name}=...)).")
+            raise OptionError(what, remedy=f"Pass it there: {title}.add_on({holder}({name}=...)).")
         owner = _owner(name)
         remedy = nearest(name, known) if owner is None else f"It is an option of {owner}: {title}.add_on({owner})."
         if owner is None and (meant := FOREIGN.get(name)):
@@ -122,7 +122,7 @@ def make_addons(
 ) -> dict[type[AddOnBase], AddOnBase]:
     """The addons of a class with their options. `shared` are options that the trainer itself takes for its shorthands.
 
-    `accumulates`: Lightning was told to accumulate gradients, which needs AccumulationAddon for a right last window.
+    `accumulates`: Lightning accumulates gradients, which needs AccumulationAddon for a right last window.
     """
     shorthands: list[type[AddOnBase]] = [
         addon

@@ -124,7 +124,7 @@ def is_mask(value: Any) -> bool:
 
 
 def _share_right(sample: Sample) -> float:
-    """The part of the pixels with a class whose prediction is right; labels below 0 and above the output's classes are no class."""
+    """The part of the pixels with a class whose prediction is right; labels below 0 and above the output's classes are ignored."""
     label, n_classes = sample.label.reshape(sample.label.shape[-2:]), len(sample.output) if sample.output.ndim == 3 else 2**62
     counts = (label >= 0) & (label < n_classes)
     return float((sample.prediction == label)[counts].float().mean())

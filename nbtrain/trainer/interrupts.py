@@ -58,7 +58,7 @@ def handles_signals(signals: Iterable[signal.Signals], call: Callable[[int], Non
 def signals_stop(control: Control) -> Iterator[None]:
     """While it is open, Ctrl-C and SIGTERM request the end of the run. Only in the main thread: others get no signals.
 
-    The handler raises nothing the first time: it may be called in a destructor, where Python prints an exception and goes on.
+    The handler raises nothing the first time: it may be called in a destructor, where Python prints an exception and continues.
     """
 
     def stop(signum: int) -> None:
@@ -97,7 +97,7 @@ _guarded: set[int] = set()  # the main thread, while its workers are guarded
 def _births_unreached() -> Iterator[None]:
     """Inside, processes that this thread starts have SIGINT blocked: a worker has no `worker_init_fn` while it is being started.
 
-    A thread of its own needs no interrupts, and blocks them. The main thread must get them, and blocks them in each fork alone.
+    A separate thread needs no interrupts, and blocks them. The main thread must get them, and blocks them in each fork alone.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield

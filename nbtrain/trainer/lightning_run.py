@@ -123,7 +123,7 @@ def driving(trainer: TrainerBase, module: StepModule) -> Iterator[StepModule]:
 
 
 def _forget(module: StepModule) -> None:
-    """Lightning gives each callback the module's `log`, by which the recorder would hold the whole run, and its last batch, for good."""
+    """Lightning gives each callback the module's `log`, by which the recorder would hold the whole run, and its last batch, forever."""
     callbacks: Any = module._trainer.callbacks if module._trainer is not None else []  # pyright: ignore[reportAttributeAccessIssue]
     for callback in callbacks:
         for name in ("log", "log_dict"):

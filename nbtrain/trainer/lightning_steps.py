@@ -34,7 +34,7 @@ _OF_MODULE = {
 
 
 def check_module(module: Any, options: Mapping[str, Any], addons: Iterable[type[AddOnBase]] = ()) -> None:
-    """Raise ConfigError for what is no LightningModule that can train, and for options that belong into the module."""
+    """Raise ConfigError unless this is a LightningModule that can train, and for options that belong into the module."""
     if not isinstance(module, L.LightningModule):
         raise ConfigError(
             f"from_lightning needs a LightningModule, got {type(module).__name__}.",
@@ -51,9 +51,9 @@ def check_module(module: Any, options: Mapping[str, Any], addons: Iterable[type[
 
 # %% ../../nbs/trainer/lightning_steps.ipynb #67e2ff95
 class LightningSteps(TrainerEvaluation):
-    """The part of a trainer whose model is a LightningModule with steps of its own."""
+    """The part of a trainer whose model is a LightningModule with its own steps."""
 
-    lean_loops = False  # a module may ask for anything of Lightning
+    lean_loops = False  # a module may use anything of Lightning
     configures_optimizers = True
     _configured: Any = None  # what configure_optimizers has returned
 
@@ -67,7 +67,7 @@ class LightningSteps(TrainerEvaluation):
         return WrappedModule(self, whole_epoch=whole_epoch)
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        what = f"The training_step of {type(self.model).__name__} can be called in a run alone."
+        what = f"The training_step of {type(self.model).__name__} can only be called in a run."
         raise StepError(what, remedy="Call run(n_epoch, loader), or run_batch(batch).")
 
     def test_step(self, batch: Any) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def _try_options(kind: type[Optimizer], present: dict[str, Any], options: dict[s
     before = {name: value for name, value in present.items() if name in taken}
     try:
         make([torch.zeros(1, requires_grad=True)], **before)
-    except Exception:  # a constructor that takes other arguments can't be asked
+    except Exception:  # a constructor that takes other arguments can't check them
         return
     try:
         make([torch.zeros(1, requires_grad=True)], **before | {name: value for name, value in options.items() if name in taken})
@@ -128,13 +128,13 @@ def _set_lr(trainer: TrainerProtocol, before: float, lr: float) -> None:
 def validate_now(trainer: TrainerProtocol) -> dict[str, float] | None:
     """Validate between two batches; returns the metrics, None where it is left for the end of the running batch."""
     if trainer.control.state == "idle":
-        raise ConfigError("No run is on that could be validated.", remedy="evaluate(loader) validates without a run.")
+        raise ConfigError("There is no run to validate.", remedy="evaluate(loader) validates without a run.")
     return trainer.control.do(lambda at: _validate(trainer, at), whole=True)
 
 
 def _validate(trainer: TrainerProtocol, at: Boundary | None) -> dict[str, float]:
     if at is None:
-        raise ConfigError("The run was over before it could be validated.", remedy="evaluate(loader) validates without a run.")
+        raise ConfigError("The run ended before it could be validated.", remedy="evaluate(loader) validates without a run.")
     loop, module = at.pl_trainer.fit_loop.epoch_loop, at.pl_trainer.lightning_module
     if not isinstance(loop, LeanEpochLoop) or not isinstance(module, StepModule):
         raise ConfigError("A run on Lightning's own loops can't be validated in between.", remedy="Give val_every_n_steps.")
@@ -154,7 +154,7 @@ class TrainerPauses(TrainerBase):
     def pause(self) -> None:
         """Pause the run between two batches, and wait until it has. Called in a step or in a callback it returns at once.
 
-        Raises ConfigError for a run without a thread of its own, as `run` in a script, which nothing could resume.
+        Raises ConfigError for a run in the main thread, such as `run` in a script, which nothing could resume.
         """
         self._need_handle()
         self.control.pause()
@@ -215,7 +215,7 @@ class TrainerPauses(TrainerBase):
     def _need_handle(self) -> RunHandle:
         """The handle of the run that is on."""
         if self.control.state == "idle":
-            raise ConfigError("No run is on.", remedy="run(n_epoch, loader) begins one.")
+            raise ConfigError("No run is in progress.", remedy="Start one with run(n_epoch, loader).")
         if self.handle is None or not self.handle.is_on:
             raise ConfigError(
                 "This run has the main thread, so it can't be paused and resumed.",

@@ -109,7 +109,7 @@ def _without_loss(output: Any) -> dict[str, Any]:
 
 # %% ../../nbs/trainer/model_trainer.ipynb #9a37b467
 def is_dataset(data: Any) -> bool:
-    """Does `data` hold samples, and not batches? A dataset of Hugging Face is none of torch's."""
+    """Does `data` hold samples, and not batches? A dataset of Hugging Face is not one of torch's."""
     of_hugging_face = type(data).__module__.partition(".")[0] == "datasets" and not isinstance(data, Mapping)
     return isinstance(data, Dataset) or of_hugging_face
 
@@ -162,7 +162,7 @@ def choose_optimizer(
     given = {name: value for name, value in {"learning_rate": learning_rate, "weight_decay": weight_decay}.items() if value is not None}
     if optimizer is not None and given:
         raise ConfigError(
-            f"optimizer and {' and '.join(given)} are both given.", remedy="Leave optimizer out, or give it what it needs itself."
+            f"optimizer and {' and '.join(given)} are both given.", remedy="Leave optimizer out, or pass these arguments to it."
         )
     if optimizer is not None or (mode == "test" and not given):
         return optimizer

@@ -240,7 +240,9 @@ class MultiOptimizerTrainer(Trainer):
 
     @checked
     def lr_find(self, loader: Iterable[Any], *, start: float = 1e-7, end: float = 10.0, n_batches: int = 100) -> RangeTest:
-        raise ConfigError("lr_find looks for one learning rate, and here are several.", remedy="Look for each with a Trainer of one step.")
+        raise ConfigError(
+            "lr_find finds one learning rate, but this trainer has several optimizers.", remedy="Find each rate with a separate Trainer."
+        )
 
 
 def _check_class(kind: type[Trainer], mode: str, optimizers: Mapping[str, Any], options: Mapping[str, Any]) -> None:

@@ -56,7 +56,7 @@ def check_written(trainer: TrainerBase, n_epoch: int, valid_loader: Any) -> None
 
 # %% ../../nbs/trainer/probe.ipynb #af0dbda5
 class _NeedsRun(Exception):
-    """The step has asked for what only a run has: Lightning's trainer, or a pause."""
+    """The step needs what only a run has: Lightning's trainer, or a pause."""
 
 
 def _refuse(*args: Any, **options: Any) -> Any:
@@ -229,7 +229,7 @@ def _check_monitors(trainer: TrainerBase, names: _Names) -> None:
         close = get_close_matches(bare if phase in phases else monitor, own, n=1, cutoff=0.5)
         listed = f"Known are: {', '.join(sorted(own.values()))}."
         raise ConfigError(
-            f"monitor={monitor!r}{whose} is given by no step.",
+            f"monitor={monitor!r}{whose} is not returned by any step.",
             where=f"{trainer.title}, {_place(trainer)}",
             remedy=f"Did you mean {own[close[0]]!r}?" if close else listed,
         )

@@ -157,7 +157,7 @@ def _objects(trainer: TrainerBase) -> Iterator[Any]:
 
 
 def adopt_redefined(trainer: TrainerBase, steps: type[TrainerBase] | None = None) -> None:
-    """Use what was defined again since, and the class `steps` for the steps: for good once the batch has worked with them.
+    """Use what was defined again since, and the class `steps` for the steps: permanently once the batch has worked with them.
 
     Else, when that one fails too, the old definitions return.
     """

@@ -313,6 +313,6 @@ class TrainerReplay(TrainerBase):
 
         A copy of the trainer does it from the nearest state that is kept; the run is not touched, and may be on or paused. The step
         that has failed can be replayed too. `replay(step).debug()` names the first module whose output is not finite. Raises
-        ConfigError for a step that is none of the training, and CheckpointError where no state leads there.
+        ConfigError for a step that is not in the training, and CheckpointError where no state leads there.
         """
         return self.control.do(lambda at: replay(self, step))

@@ -101,9 +101,11 @@ def correct_model(trainer: TrainerBase) -> None:
 def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:
     """Note once what would make the runs faster."""
     if version := unknown_version():
-        trainer.recorder.note(f"nbtrain's lean loops don't know Lightning {version}: its own run instead, about 1 ms a batch slower.")
+        trainer.recorder.note(
+            f"nbtrain's lean loops are not tested with Lightning {version}; Lightning's own loops run instead, about 1 ms a batch slower."
+        )
     if version := unknown_torch():
-        trainer.recorder.note(f"nbtrain has no tests with torch {version}: the public way of a step instead, about 50 µs slower.")
+        trainer.recorder.note(f"nbtrain is not tested with torch {version}; steps use torch's public API instead, about 50 µs slower.")
     if (n_batches(loader) or 0) >= _LONG_EPOCH and (advice := suggest_loader(loader)) is not None:
         trainer.recorder.note(advice)
 

@@ -99,7 +99,7 @@ class RunSinks:
                 trainer.run_dir = self._lock = None
             raise
         if problem and is_new:
-            trainer.recorder.note(f"{trainer.run_dir.name} can't be locked, so that nothing keeps a second run out of it: {problem}.")
+            trainer.recorder.note(f"{trainer.run_dir.name} can't be locked, so a second run could write to it: {problem}.")
 
     def follow(self, listener: Callable[[State], None], state: State) -> None:
         """The run pauses, continues, or is about to stop. While it is paused, another run may write to its folder."""

@@ -308,7 +308,7 @@ class Trainer(
         compile: Compile the model with `torch.compile`: True, a mode such as "max-autotune", or a dict of its keywords.
         precision: "fp32", "bf16" or "fp16" (both mixed), what Lightning calls a precision ("bf16-true"), "auto" for the best of the device,
             a list of which the first is taken that the device can do, or a dict of dtypes for "param", "buffer" and "input".
-        hooks: Functions by the names of their moments, `{"after_optimizer_step": fn}`, or TrainHooks.
+        hooks: Functions by the names of their hooks, `{"after_optimizer_step": fn}`, or TrainHooks.
         nonfinite: What to do about a training loss that is not finite: "raise" soon, "stop", "skip" its update, or "ignore".
         seed: Seeds all random numbers when the first run begins.
         save_path: Where run folders go; without it nothing touches the disk.
@@ -318,7 +318,7 @@ class Trainer(
             source; False keeps none of it.
         on_error: What an error of your code does to a training run: "pause" it at that batch, or "raise", which ends it. None: pause where
             you sit at a notebook; raise in scripts, tests and programs that execute notebooks.
-        advice: Show what a run tells by itself, in at most three lines: `tip: val_loss has not improved since epoch 17 of 205`.
+        advice: Show tips about the run, at most three lines: `tip: val_loss has not improved since epoch 17 of 205`.
         count_samples: How many samples a batch has, for the means of an epoch, where it does not say it: `lambda batch: len(batch.ids)`.
             A step may also return it, as "n_samples".
         compare_with: A run folder whose loss is drawn behind that of a run. None: the newest other one in `save_path` of the same class.

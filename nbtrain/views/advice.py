@@ -313,7 +313,7 @@ _MAX_LINES = 3
 
 
 class Advice:
-    """What the events of a run tell that its user may want to know: `lines`, three at most, the weightiest first.
+    """Tips that the events of a run give: `lines`, three at most, the weightiest first.
 
     The header of a run turns it off with `advice: False`.
     """

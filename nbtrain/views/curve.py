@@ -107,7 +107,7 @@ class LossCurve:
         self._stride = 1  # steps in a point
 
     def begin(self, progress: Progress, monitor: str = "val_loss") -> None:
-        """A run begins here; one that goes on keeps its curve. The validations are drawn by `monitor` where that is a loss."""
+        """A run begins here; one that continues keeps its curve. The validations are drawn by `monitor` where that is a loss."""
         if self.is_empty:
             self.validation = monitor if _is_validation_loss(monitor) else "val_loss"
             self.start, self.epochs = progress.step, [(progress.step, epoch_of(progress))]

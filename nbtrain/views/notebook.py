@@ -171,7 +171,7 @@ class _Live:
         update_display({"text/html": "", "text/plain": ""}, raw=True, display_id=self.display_id)
 
     def close(self) -> None:
-        """Empty the output and close the buttons. The page keeps the last record, for tabs that ask for it when the kernel is free."""
+        """Empty the output and close the buttons. The page keeps the last record, for tabs that request it when the kernel is free."""
         self.is_open, last = False, self.draw()
         self.draw = lambda: last  # no part of the run, whose memory would stay
         self.clear()

@@ -55,7 +55,7 @@ def _with_palette(buffer: io.BytesIO) -> bytes:
 
 
 def _shown(figure: Figure) -> tuple[bytes, dict[str, int]]:
-    """What IPython asks for: the picture, and the size to show it at."""
+    """What IPython displays: the picture, and the size to show it at."""
     width, height = (int(inches * _NOMINAL_DPI) for inches in figure.get_size_inches())
     return png(figure), {"width": width, "height": height}
 

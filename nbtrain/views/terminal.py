@@ -158,7 +158,7 @@ class RunningMeans:
             del self._sums[name], self._counts[name]
 
     def items(self, phase: str) -> list[tuple[str, float]]:
-        """Name and mean of each metric of `phase`, without the loss of the training, which has a part of its own."""
+        """Name and mean of each metric of `phase`, without the loss of the training, which has a separate part."""
         prefix = {"train": "train_", "valid": "val_", "test": "test_"}.get(phase, "train_")
         names = [name for name, n in self._counts.items() if n and name.startswith(prefix) and name != "train_loss"]
         return [(visible(name.removeprefix("train_")), self._sums[name] / self._counts[name]) for name in names]
@@ -300,7 +300,7 @@ class TerminalView:
 
     @property
     def width(self) -> int:
-        """The width in cells; 80 where the stream is no terminal."""
+        """The width in cells; 80 where the stream is not a terminal."""
         return self._width or _terminal_width(self.stream)
 
     def update(self, event: Event) -> None:

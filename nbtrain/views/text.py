@@ -233,14 +233,14 @@ class Speed:
 # %% ../../nbs/views/text.ipynb #dcb9e7d5
 @dataclass
 class RunPlace:
-    """What a run's progress does not say: where it began, how far its epoch is, and how long nothing was heard."""
+    """What a run's progress does not say: where it began, how far its epoch is, and how long ago the last event was."""
 
     first_epoch: int = 0  # finished before this run
     epoch_part: float = 0.0  # of the epoch that is on, by its training batches; it stays in a validation
     waited_s: float = 0.0  # since the newest event, for the clock of a step that takes long
 
     def follow(self, before: Progress, now: Progress) -> None:
-        """The run went on."""
+        """The run continued."""
         if now.epoch != before.epoch:
             self.epoch_part = 0.0
         if now.phase == "train" and now.n_batches:
@@ -468,7 +468,7 @@ def note_line(text: str) -> str:
 
 
 def tip_lines(board: Board) -> list[str]:
-    """What the run tells by itself, in three lines at most: `tip: the loss is constant since step 400`."""
+    """Tips about the run, at most three lines: `tip: the loss is constant since step 400`."""
     return [f"tip: {visible(line)}" for line in board.advice.lines]
 
 

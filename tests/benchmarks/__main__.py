@@ -14,6 +14,8 @@ HEAD = """# Benchmarks
 Made by `make bench` (`make bench-peers` installs the peers). How the figures come about, and what could make them unfair, is written in
 `tests/benchmarks/measure.py`; how each tool is used, in `tests/benchmarks/contenders.py`. The model is tiny on purpose: at 50 ms a
 step the slowest tool here adds about a twentieth.
+
+"1.00 × (bound 1.10)" reads: 1.00 times what it is measured against, and more than 1.10 fails the benchmark. A missed bound is bold.
 """
 
 

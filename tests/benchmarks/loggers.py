@@ -123,14 +123,16 @@ def _alone(name: str) -> tuple[float, float, float]:
     return measured(name)
 
 
+def _shown(figure: float) -> str:
+    return f"{round(figure, 1) + 0.0:.1f}"  # -0.0 is 0.0
+
+
 def row(name: str, rounds: list[tuple[float, float, float]]) -> Row:
     own, others, calls = (median(values) for values in zip(*rounds))
-    cost, watched, claims = others + calls, WATCHED[name], []
-    if watched.max_us is not None:
-        claims.append(Claim("≤ {} µs", cost, watched.max_us))
-    if watched.max_percent is not None:
-        claims.append(Claim("≤ {} % of a step", 100 * cost / own, watched.max_percent))
-    return Row((name, f"{others:.1f}", f"{calls:.1f}", f"{cost:.1f}", f"{cost / own:.1%}"), tuple(claims))
+    cost, watched, share = others + calls, WATCHED[name], 100 * (others + calls) / own
+    in_all = Claim("{:.1f}", cost, watched.max_us) if watched.max_us is not None else _shown(cost)
+    percent = Claim("{:.1f} %", share, watched.max_percent) if watched.max_percent is not None else f"{_shown(share)} %"
+    return Row((name, _shown(others), _shown(calls), in_all, percent), bar=cost)
 
 
 def table(n_rounds: int, only: set[str]) -> Table:
@@ -139,9 +141,14 @@ def table(n_rounds: int, only: set[str]) -> Table:
         for name, found in rounds.items():
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 found.append(pool.apply(_alone, (name,)))
-    rows = tuple(row(name, found) for name, found in rounds.items())
-    columns = "with", "its threads", "its calls", "in all", "of a step"
-    return Table("Loggers, the system's view, self.log: what they add to a step, in µs", columns, rows)
+    return shown([row(name, found) for name, found in rounds.items()])
+
+
+def shown(rows: list[Row]) -> Table:
+    dearest = max(rows, key=lambda row: row.bar or 0)
+    says = f"What a logger or monitor adds to each step: {dearest.bar or 0:.1f} µs at most ({dearest.cells[0]})."
+    columns = "with", "µs in its threads", "µs in its calls", "µs in all", "of a step"
+    return Table("Loggers and monitors", columns, tuple(rows), "Bars show µs in all.", says)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def test_auto_says_what_fits_and_takes_it_or_refuses_with_the_numbers() -> None:
         "→ fsdp2 ×2        0.49       0.49       0.98      1.77     3.73",
     ]
     assert trainer.counts.update == 5
-    with pytest.raises(ConfigError, match="fit on no device.\n  2 devices of 1e-06 GB(.|\n)*fsdp2 ×2        0.49"):
+    with pytest.raises(ConfigError, match="do not fit on the devices.\n  2 devices of 1e-06 GB(.|\n)*fsdp2 ×2        0.49"):
         make(strategy="auto", memory_gb=1e-6).run(1, loader(trainer))
 
 

@@ -246,7 +246,7 @@ def test_callback_that_is_written_again_is_used_and_counts_once(shown: Any, valu
 
 def test_batch_that_is_skipped_is_left_out(shown: Any, value: Any) -> None:
     assert value("after skip") == ("completed", 11, False)
-    assert shown("skip without").endswith("ConfigError: No run is on.\n  run(n_epoch, loader) begins one.")
+    assert shown("skip without").endswith("ConfigError: No run is in progress.\n  Start one with run(n_epoch, loader).")
 
 
 def test_stop_returns_a_result_that_names_the_error(value: Any) -> None:

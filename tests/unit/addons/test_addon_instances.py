@@ -106,7 +106,7 @@ def test_option_of_an_instance_by_keyword_says_where_it_was_given() -> None:
         make_trainer(Regress.add_on(Tilt(level=3)), level=4)
     assert str(error.value) == (
         "'level' is an option of Tilt, which Regress was given as an instance with its options.\n"
-        "  Give it there: Regress.add_on(Tilt(level=...))."
+        "  Pass it there: Regress.add_on(Tilt(level=...))."
     )
     assert "level" not in inspect.signature(Regress.add_on(Tilt(level=3))).parameters
 

@@ -71,7 +71,7 @@ def test_less_of_these_is_better(name: str) -> None:
 
 
 def test_direction_of_an_unknown_metric_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match="Is more or less of monitor='val_r2_of_mine' better"):
+    with pytest.raises(ConfigError, match="monitor='val_r2_of_mine': is higher or lower better"):
         make_trainer(Early, monitor="val_r2_of_mine")
 
 

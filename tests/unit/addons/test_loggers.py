@@ -523,7 +523,7 @@ def test_what_a_logger_has_not_received_at_the_end_of_the_script_is_said() -> No
 
 @pytest.mark.long
 def test_a_service_that_is_given_up_at_the_end_of_the_script_is_said() -> None:
-    lost = "nbtrain: Late was never reached (OSError: no route); it has nothing of this run.\n"
+    lost = "nbtrain: Late was never reached (OSError: no route); it has no data of this run.\n"
     starts = "trained.wait(), time.sleep(0.5)\n        raise OSError('no route')"
     assert ends(LATE.format(starts=starts)) == WAITS.format("Late") + lost
 
@@ -767,7 +767,7 @@ FAILED = "service failed (ConnectionError: gone); what it misses is kept and tri
 
 def test_what_fails_is_kept_in_order_and_delivered_later_with_one_warning() -> None:
     logger = Unsteady(lambda self: self.n_calls in (2, 3))
-    assert deliver(logger) == [FAILED, "service has everything in the end."]
+    assert deliver(logger) == [FAILED, "service has all entries now."]
     assert (logger.got, logger.closed) == ([0, 1, 2, 3, 4, 5], ["success"])
 
 
@@ -799,7 +799,7 @@ def test_a_service_that_was_never_reached_is_reported() -> None:
 
     assert deliver(Away()) == [
         "service failed (OSError: no route); what it misses is kept and tried again.",
-        "service was never reached (OSError: no route); it has nothing of this run.",
+        "service was never reached (OSError: no route); it has no data of this run.",
     ]
 
 

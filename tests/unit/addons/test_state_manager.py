@@ -575,7 +575,7 @@ def test_a_missing_path_is_an_error(tmp_path: Path) -> None:
 def test_another_model_is_named(tmp_path: Path) -> None:
     one = make_trainer(Saving, save_path=tmp_path)
     one.run(1, make_loader())
-    with pytest.raises(CheckpointError, match="weights of another model than Linear: weight is missing, bias is missing"):
+    with pytest.raises(CheckpointError, match="weights are not those of a Linear: weight is missing, bias is missing"):
         make_trainer(Saving, save_path=tmp_path, model=nn.Linear(8, 1)).load_state()
 
 
@@ -613,7 +613,7 @@ def test_another_number_of_processes_is_named(tmp_path: Path) -> None:
 
 def test_weights_alone_are_no_state(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "weights.ckpt")
-    with pytest.raises(CheckpointError, match="weights.ckpt holds weights, and no state of an nbtrain run"):
+    with pytest.raises(CheckpointError, match="weights.ckpt contains weights, not the state of an nbtrain run"):
         make_trainer(Saving, save_path=tmp_path).load_state(tmp_path / "weights.ckpt")
 
 

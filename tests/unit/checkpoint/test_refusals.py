@@ -70,7 +70,7 @@ def by_batches() -> DataLoader[Any]:
 
 # What can never be continued: what was saved, what is given, and what the error says
 ALWAYS: dict[str, tuple[Run, Run, str]] = {
-    "another model": (Run(), Run(model=lambda: nn.Sequential(nn.Linear(8, 1))), "weights of another model than Sequential"),
+    "another model": (Run(), Run(model=lambda: nn.Sequential(nn.Linear(8, 1))), "weights are not those of a Sequential"),
     "another width of the model": (
         Run(),
         Run(model=lambda: nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 1))),

@@ -121,8 +121,8 @@ def test_another_base_is_refused_before_anything_is_loaded(tmp_path: Path) -> No
     before = {name: value.clone() for name, value in other.model.state_dict().items()}
     with pytest.raises(CheckpointError) as caught:
         other.run(2, make_loader(), resume="auto")
-    text = "holds what was trained on the frozen weights of Sequential, and the model has others: 0.base.weight, 0.base.bias, 3.base.weight"
-    assert text in str(caught.value) and "Make the model with the pretrained weights of Sequential" in str(caught.value)
+    text = "was trained on the frozen weights of Sequential, but the model has different ones: 0.base.weight, 0.base.bias, 3.base.weight"
+    assert text in str(caught.value) and "Create the model with the pretrained weights of Sequential" in str(caught.value)
     assert all(torch.equal(value, before[name]) for name, value in other.model.state_dict().items())
 
 

@@ -49,7 +49,7 @@ def test_a_field_without_effect_still_has_its_type() -> None:
 
 
 def test_steps_that_are_not_whole_are_refused() -> None:
-    text = "compute_config.use_end2end is false, and only whole steps are trained."
+    text = "compute_config.use_end2end is false, but nbtrain only trains whole steps."
     assert text in checked({"compute_config": {"use_end2end": False}})
 
 

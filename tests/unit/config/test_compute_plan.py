@@ -52,7 +52,7 @@ def test_devices_are_planned(policy: str, compute: dict[str, Any], plan: str) ->
             "dp",
             {"runtime_ngpus": 9},
             "compute_config.runtime_ngpus is 9, and this machine has 8 devices. "
-            "Ask for fewer: --compute_config.plan_ngpus 1 --compute_config.runtime_ngpus 1.",
+            "Request fewer: --compute_config.plan_ngpus 1 --compute_config.runtime_ngpus 1.",
         ),
         ("pp", {}, "pas_policy is 'pp', which is unknown here. Pipelines have no counterpart here: use tp, or dp."),
         ("dta", {}, "pas_policy is 'dta', which is unknown here. Did you mean 'data'?"),

@@ -127,7 +127,7 @@ def test_the_text_is_a_short_file_for_people(parts: Any) -> None:
     trainer.run(1, *loaders(parts, drop_last=True))
     assert trainer.to_config() == (
         "# A run of Fit, written by its to_config().\n"
-        "# The weights begin as here if the model was made right after torch.manual_seed(0).\n"
+        "# The weights start as in this run if the model is made right after torch.manual_seed(0).\n"
         "trainer:\n  type: parts.Fit\n  args:\n    device: cpu\n"
         "model:\n  type: parts.Net\n  args:\n    dim: 8\n    dropout: 0.3\n"
         "optimizer:\n  type: torch.optim.Adam\n  args:\n    lr: 0.01\n  clip_gnorm: 0.5\n"
@@ -270,7 +270,7 @@ def test_all_that_cant_be_known_is_told_at_once(parts: Any) -> None:
         "The configuration has 4 errors.\n"
         "  1. trainer.type: test_all_that_cant_be_known_is_told_at_once.<locals>.Cell can't be imported by name.\n"
         "     It is from test_from_trainer. Put it into a module: nbtrain export my.ipynb.\n"
-        "  2. model.args: this Forgetful does not keep what it was made with: dim, hidden.\n"
+        "  2. model.args: this Forgetful does not store its constructor arguments: dim, hidden.\n"
         '     Give it: to_config(path, model={"args": {...}}).\n'
         "  3. optimizer: it has 2 groups of parameters, and a job gives it all parameters in one group.\n"
         '     Name a function that makes it from the parameters: to_config(path, optimizer={"type": ...}).\n'
@@ -294,7 +294,7 @@ PROBLEMS: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
     "an attribute that was changed": (
         lambda parts: make(parts, model=parts.Doubled(4)),
         {},
-        "model: a second Doubled made from what it keeps is different: its parameters or parts differ.\n"
+        "model: a second Doubled made from its stored arguments is different: its parameters or parts differ.\n"
         '  Give it: to_config(path, model={"args": {...}}).',
     ),
     "a field that is none": (lambda parts: make(parts), {"max_epoch": 1}, "There is no field max_epoch.\n  Did you mean 'max_epochs'?"),

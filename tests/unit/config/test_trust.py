@@ -94,7 +94,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("name", STRANGE)
 def test_strange_names_are_refused(name: str, folder: Path) -> None:
     before = set(sys.modules)
-    with pytest.raises(ConfigError, match=f"^{re.escape(repr(name))} is not called without your trust|^There is no|has no .os."):
+    with pytest.raises(ConfigError, match=f"^{re.escape(repr(name))} is not called without --trust|^There is no|has no .os."):
         load_name(name, trusted=False)
     assert not {"antigravity", "this", "pdb", "pty", "webbrowser"} & (set(sys.modules) - before)
 
@@ -190,7 +190,7 @@ def test_nothing_of_a_strangers_configuration_runs(at: str, folder: Path, capsys
     error = capsys.readouterr().err
     assert code == 2 and not (folder / "touched").exists(), error
     name = "touches.now" if at == "init_module" else "os.system"
-    assert f"{name!r} is not called without your trust" in error and "--trust" in error
+    assert f"{name!r} is not called without --trust" in error and "--trust" in error
     assert "more.yaml:" in error or "run.yaml:8" in error
 
 
@@ -200,7 +200,7 @@ def test_the_line_with_the_name_is_told(command: str, folder: Path, capsys: pyte
     (folder / "run.yaml").write_text(text)
     options = {"predict": ["-o", "out.pt"]}.get(command, [])
     assert main([command, "-f", "run.yaml", *options]) == 2
-    assert re.search(r"model\.type: 'os\.system' is not called without your trust\.\n +run\.yaml:2", capsys.readouterr().err)
+    assert re.search(r"model\.type: 'os\.system' is not called without --trust\.\n +run\.yaml:2", capsys.readouterr().err)
     assert not (folder / "touched").exists()
 
 
@@ -216,7 +216,7 @@ def test_trust_calls_what_is_named(folder: Path) -> None:
 @pytest.mark.parametrize("written", ["trust_remote_code: true", "x: {weights_only: 'False'}", "allow_pickle: 1"])
 def test_arguments_that_run_code_of_a_file_are_refused(written: str) -> None:
     text = f"x: {{__type: builtins.dict, {written}}}"
-    with pytest.raises(ConfigError, match="is not called without your trust"):
+    with pytest.raises(ConfigError, match="is not called without --trust"):
         Maker(parse_yaml(text)).value(parse_yaml(text).data, ())
     assert Maker(parse_yaml("x: {__type: builtins.dict, trust_remote_code: false}")).value({"trust_remote_code": False}, ())
 

@@ -56,8 +56,8 @@ def test_a_trainer_trains_on_arrays_and_predicts_arrays_and_frames() -> None:
 @pytest.mark.parametrize(
     ("value", "what"),
     [
-        (pd.DataFrame({"a": [1.0], "city": ["Seoul"]}), "Column 'city' has no numbers, which a tensor needs."),
-        (np.array(["a"]), "A ndarray of <U1 has no numbers, which a tensor needs."),
+        (pd.DataFrame({"a": [1.0], "city": ["Seoul"]}), "Column 'city' must be numeric."),
+        (np.array(["a"]), "A ndarray of <U1 must be numeric."),
     ],
 )
 def test_what_has_no_numbers_is_refused(value: Any, what: str) -> None:

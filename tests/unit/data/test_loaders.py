@@ -397,8 +397,7 @@ def test_without_shuffling_a_seeded_loader_gives_what_a_dataloader_gives() -> No
         (
             {"persistent_workers": True},
             ConfigError,
-            "SeededLoader can't keep its workers: they are started for one epoch, and for the batch where it begins.\n"
-            "  Leave persistent_workers out.",
+            "SeededLoader does not support persistent_workers: it starts its workers for each epoch.\n  Leave persistent_workers out.",
         ),
         ({"prefetch": 2}, OptionError, "SeededLoader has no option 'prefetch'.\n  Did you mean 'prefetch_factor'?"),
         (

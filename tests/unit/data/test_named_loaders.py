@@ -165,15 +165,15 @@ def test_a_run_with_several_loaders_resumes_exactly(tmp_path: Any) -> None:
 MISTAKES = {
     "a batch": (
         {"x": torch.zeros(4, 8), "y": torch.zeros(4, 1)},
-        "valid_loader is a dict, which is loaders by name, and 'x' is Tensor (4, 8) float32.\n"
-        '  Give loaders: valid_loader={"easy": loader}. A batch goes into a list: valid_loader=[batch].',
+        "valid_loader must be a dict of loaders by name, but 'x' is Tensor (4, 8) float32.\n"
+        '  Give loaders: valid_loader={"easy": loader}. For a batch, give a list: valid_loader=[batch].',
     ),
     "texts": (
         {"text": ["a", "b"]},
-        "valid_loader is a dict, which is loaders by name, and 'text' is list of 2 ([0]: str, [1]: str).\n"
-        '  Give loaders: valid_loader={"easy": loader}. A batch goes into a list: valid_loader=[batch].',
+        "valid_loader must be a dict of loaders by name, but 'text' is list of 2 ([0]: str, [1]: str).\n"
+        '  Give loaders: valid_loader={"easy": loader}. For a batch, give a list: valid_loader=[batch].',
     ),
-    "no name": ({" ": [1]}, "valid_loader has a loader named ' '.\n  Name each with a text: {\"easy\": loader}."),
+    "no name": ({" ": [1]}, "valid_loader has a loader named ' '.\n  Use strings as names: {\"easy\": loader}."),
     "nothing": ({}, "valid_loader is an empty dict.\n  Give loaders by name, or leave it out."),
     "an empty one": ({"a": []}, "The valid_loader 'a' is empty: it has no batch.\n  Look at the dataset's length, and at drop_last=True."),
 }
@@ -191,11 +191,11 @@ def test_a_list_of_loaders_and_batches_is_refused_with_both_spellings() -> None:
     with pytest.raises(ConfigError) as caught:
         make_trainer().run(1, make_loader(), [make_valid(), next(iter(make_valid()))])
     assert str(caught.value) == (
-        "valid_loader is a list of loaders and of something else: list of 2 ([0]: Tensor (16, 8) float32, [1]: Tensor (16, 1) float32).\n"
+        "valid_loader mixes loaders with something else: list of 2 ([0]: Tensor (16, 8) float32, [1]: Tensor (16, 1) float32).\n"
         '  Give several loaders by name: valid_loader={"a": loader, "b": other}; or batches alone: valid_loader=[batch, batch].'
     )
 
 
 def test_a_training_loader_by_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="^loader is a dict, and a training reads one loader"):
+    with pytest.raises(ConfigError, match="^loader must be one loader for training, got a dict"):
         make_trainer().run(1, {"a": make_loader()})

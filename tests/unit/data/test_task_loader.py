@@ -38,7 +38,7 @@ def test_short_loader_begins_anew_within_the_epoch() -> None:
 
 
 def test_what_cannot_work_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"weights are of \['b'\], and loaders of \['a'\]"):
+    with pytest.raises(ConfigError, match=r"weights are of \['b'\], but loaders of \['a'\]"):
         TaskLoader({"a": [1]}, {"b": 1})
     with pytest.raises(ConfigError, match="not all positive"):
         TaskLoader({"a": [1]}, {"a": 0})

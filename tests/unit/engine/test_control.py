@@ -378,12 +378,12 @@ def test_a_setting_between_two_runs_holds_for_the_next_and_is_marked_there() -> 
     [
         (lambda t: t.set(lrr=1), OptionError, "Adam has no option 'lrr'.\n  Did you mean 'lr'?"),
         (lambda t: t.set(lr=-1), ConfigError, "lr=-1 must be a positive number.\n  Give lr=1e-3, for example."),
-        (lambda t: t.pause(), ConfigError, "No run is on.\n  run(n_epoch, loader) begins one."),
-        (lambda t: t.resume(), ConfigError, "No run is on.\n  run(n_epoch, loader) begins one."),
+        (lambda t: t.pause(), ConfigError, "No run is in progress.\n  Start one with run(n_epoch, loader)."),
+        (lambda t: t.resume(), ConfigError, "No run is in progress.\n  Start one with run(n_epoch, loader)."),
         (
             lambda t: t.validate_now(),
             ConfigError,
-            "No run is on that could be validated.\n  evaluate(loader) validates without a run.",
+            "There is no run to validate.\n  evaluate(loader) validates without a run.",
         ),
     ],
 )

@@ -48,7 +48,7 @@ NO_FP16 = 'fp16 needs a GPU, and the device is the CPU.\n  Give precision="bf16"
         ("fp16", f"precision='fp16': {NO_FP16}"),
         (16, f"precision=16: {NO_FP16}"),
         ("bf61", "precision='bf61' is unknown.\n  Did you mean 'bf16'?"),
-        (["fp16", "16-true"], "precision=['fp16', '16-true']: cpu can do none of them.\n  Add \"fp32\" at the end."),
+        (["fp16", "16-true"], "precision=['fp16', '16-true']: cpu supports none of them.\n  Add \"fp32\" at the end."),
         ({"parm": "bf16"}, "precision: there is no 'parm'.\n  Did you mean 'param'?"),
         ({"param": "bf17"}, "precision: param='bf17' is not a dtype.\n  Did you mean 'bf16'?"),
     ],

@@ -194,7 +194,7 @@ def test_weights_of_another_model_are_named_with_their_file(folder: Path, capsys
     (state,) = (folder / "checkpoints" / "run-001" / "checkpoints").glob("epoch=0-step=1.ckpt")
     assert capsys.readouterr().err.splitlines()[1:] == [
         f"  {state}",
-        "  Give the configuration of that run, or --checkpoint.resume_from with another state.",
+        "  Use the configuration of that run, or --checkpoint.resume_from with another state.",
     ]
 
 

@@ -443,7 +443,7 @@ def test_an_instance_that_is_given_counts_is_refused_with_the_line_that_works() 
         check_stepping(Counted(optimizer, 0.1, in_epochs=True))
     assert str(caught.value) == (
         "Counted can't step in a run.\n"
-        "  It is made anew for each run: scheduler=lambda optimizer, plan: Counted(optimizer, ...), whose length is plan.n_epochs."
+        "  Give a factory: scheduler=lambda optimizer, plan: Counted(optimizer, ...), whose length is plan.n_epochs."
     )
 
 

@@ -127,13 +127,13 @@ CONSTRUCTOR = {
     "no device": ({"device": "gpu9"}, ConfigError, "device='gpu9' is invalid."),
     "missing device": ({"device": "cuda:99"}, ConfigError, "device='cuda:99' is not available: PyTorch sees"),
     "several devices": ({"device": ["cpu", "cpu"]}, ConfigError, "device=['cpu', 'cpu'] are 2 devices."),
-    "monitor of unknown direction": ({"monitor": "val_fun"}, ConfigError, "Is more or less of monitor='val_fun' better?"),
+    "monitor of unknown direction": ({"monitor": "val_fun"}, ConfigError, "monitor='val_fun': is higher or lower better?"),
     "unknown monitor_mode": ({"monitor_mode": "least"}, ConfigError, "monitor_mode must be 'min', 'max' or None, got 'least'."),
     "negative clip": ({"gradient_clip": -1.0}, ConfigError, "gradient_clip=-1.0 must be 0 or a positive number."),
     "a callback that resumes": (
         {"lightning": {"callbacks": [OnExceptionCheckpoint("somewhere")]}},
         ConfigError,
-        "With OnExceptionCheckpoint, Lightning resumes from its checkpoint in each run, and nbtrain's runs would not know.",
+        "With OnExceptionCheckpoint, Lightning resumes from its checkpoint in each run, without nbtrain's knowledge.",
     ),
     "ours": ({"lightning": {"max_epochs": 3}}, OptionError, "lightning={'max_epochs': ...} is set by nbtrain.\n  Use run(n_epoch=...)."),
     "Lightning knows not": (
@@ -195,7 +195,7 @@ def test_generator_works_once_and_then_says_so() -> None:
 
 def test_optimizer_of_another_model() -> None:
     other = torch.optim.SGD(make_model().parameters(), lr=0.1)
-    with pytest.raises(ConfigError, match="The optimizer drives none of the parameters of Sequential"):
+    with pytest.raises(ConfigError, match="The optimizer has none of the parameters of Sequential"):
         make_trainer(optimizer=other).run(1, make_loader())
 
 

@@ -302,5 +302,5 @@ def test_what_a_module_can_not_do_is_refused(name: str) -> None:
 
 
 def test_a_step_outside_of_a_run_is_refused() -> None:
-    with pytest.raises(StepError, match="^The training_step of Lit can be called in a run alone"):
+    with pytest.raises(StepError, match="^The training_step of Lit can only be called in a run"):
         make_lit(Lit()).train_step([])

@@ -147,7 +147,7 @@ def test_the_default_optimizer_is_adamw_with_decay_on_matrices() -> None:
 def test_an_optimizer_and_a_rate_contradict_each_other() -> None:
     with pytest.raises(ConfigError) as caught:
         make(optimizer=torch.optim.SGD, learning_rate=0.1, weight_decay=0.1)
-    text = "optimizer and learning_rate and weight_decay are both given.\n  Leave optimizer out, or give it what it needs itself."
+    text = "optimizer and learning_rate and weight_decay are both given.\n  Leave optimizer out, or pass these arguments to it."
     assert str(caught.value) == text
 
 

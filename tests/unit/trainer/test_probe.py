@@ -172,35 +172,35 @@ WHERE = "a batch of valid_loader before epoch 1"
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "another name": (
         lambda: make_trainer(Scored, monitor="val_accuracy"),
-        f"monitor='val_accuracy' is given by no step.\n  Scored, {WHERE}\n  Did you mean 'val_acc'?",
+        f"monitor='val_accuracy' is not returned by any step.\n  Scored, {WHERE}\n  Did you mean 'val_acc'?",
     ),
     "no name is near": (
         lambda: make_trainer(Scored, monitor="val_f1", monitor_mode="max"),
-        f"monitor='val_f1' is given by no step.\n  Scored, {WHERE}\n  Known are: val_acc, val_loss.",
+        f"monitor='val_f1' is not returned by any step.\n  Scored, {WHERE}\n  Known are: val_acc, val_loss.",
     ),
     "a metric of the training": (
         lambda: make_trainer(Scored, monitor="val_mse"),
-        f"monitor='val_mse' is given by no step.\n  Scored, {WHERE}\n  Known are: val_acc, val_loss.",
+        f"monitor='val_mse' is not returned by any step.\n  Scored, {WHERE}\n  Known are: val_acc, val_loss.",
     ),
     "without its phase": (
         lambda: make_trainer(Scored, monitor="acc"),
-        f"monitor='acc' is given by no step.\n  Scored, {WHERE}\n  Did you mean 'val_acc'?",
+        f"monitor='acc' is not returned by any step.\n  Scored, {WHERE}\n  Did you mean 'val_acc'?",
     ),
     "of the training, by a test_step that calls train_step": (
         lambda: make_trainer(Regress, monitor="train_mse"),
-        f"monitor='train_mse' is given by no step.\n  Regress, {WHERE}\n  Did you mean 'train_mae'?",
+        f"monitor='train_mse' is not returned by any step.\n  Regress, {WHERE}\n  Did you mean 'train_mae'?",
     ),
     "with EarlyStoppingAddon": (
         lambda: make_trainer(Scored.add_on(EarlyStoppingAddon), monitor="val_accuracy", patience=2),
-        f"monitor='val_accuracy' is given by no step.\n  Scored, {WHERE}\n  Did you mean 'val_acc'?",
+        f"monitor='val_accuracy' is not returned by any step.\n  Scored, {WHERE}\n  Did you mean 'val_acc'?",
     ),
     "of Lightning's EarlyStopping": (
         lambda: make_trainer(Scored, lightning={"callbacks": [EarlyStopping("val_accuracy")]}),
-        f"monitor='val_accuracy' of EarlyStopping is given by no step.\n  Scored, {WHERE}\n  Did you mean 'val_acc'?",
+        f"monitor='val_accuracy' of EarlyStopping is not returned by any step.\n  Scored, {WHERE}\n  Did you mean 'val_acc'?",
     ),
     "of a ModelTrainer": (
         lambda: make_trainer(ModelTrainer, monitor="val_acc", loss_fn=mse_loss),
-        f"monitor='val_acc' is given by no step.\n  ModelTrainer, {WHERE}\n  Known are: val_loss.",
+        f"monitor='val_acc' is not returned by any step.\n  ModelTrainer, {WHERE}\n  Known are: val_loss.",
     ),
 }
 

@@ -561,7 +561,7 @@ def test_a_torch_without_tests_is_noted_in_the_first_run_only(monkeypatch: pytes
     trainer.sinks.append(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
     trainer.run(1, make_loader())
     trainer.run(1, make_loader())
-    assert notes == ["nbtrain has no tests with torch 9.9: the public way of a step instead, about 50 µs slower."]
+    assert notes == ["nbtrain is not tested with torch 9.9; steps use torch's public API instead, about 50 µs slower."]
 
 
 def test_two_runs_that_overlap_leave_the_messages_of_lightning_as_they_were() -> None:

@@ -19,7 +19,7 @@ from nbtrain import ConfigError, StateManagerAddon, load_run
 from nbtrain.history.provenance import show
 
 Saving = Regress.add_on(StateManagerAddon)
-HELD = r"^run-001 is being written to by another run: of this process, since 20.*\n  .*run-001\n  Wait until that run is over, or"
+HELD = r"^run-001 is being written to by another run: of this process, since 20.*\n  .*run-001\n  Wait until that run ends, or"
 
 
 class Once(L.Callback):
@@ -125,7 +125,7 @@ def test_a_folder_without_locks_is_noted_once(error: Exception, tmp_path: Path, 
     result = make_trainer(save_path=tmp_path).run(1, make_loader())
     assert result.status == "completed"
     (note,) = [note for note in notes(result.run_dir) if "locked" in note]
-    assert note.startswith("run-001 can't be locked, so that nothing keeps a second run out of it: ")
+    assert note.startswith("run-001 can't be locked, so a second run could write to it: ")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows reads no file that is locked")

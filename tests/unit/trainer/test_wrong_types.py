@@ -214,7 +214,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "by name": (lambda: make_trainer().run(n_epoch=5), "run needs 'loader'.\n  For example: run(n_epoch=5, loader)."),
     "twice": (
         lambda: make_trainer().run(5, [1], n_epoch=3),
-        "run was given 'n_epoch' twice.\n  Give it by its place, or by its name.",
+        "run was given 'n_epoch' twice.\n  Give it by position or by name.",
     ),
     "too many": (
         lambda: make_trainer().run(5, [1], None, "auto"),
@@ -261,7 +261,7 @@ VALUES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "dict of loaders": (
         lambda: make_trainer().run(1, {"a": make_loader()}),
-        "loader is a dict, and a training reads one loader.\n"
+        "loader must be one loader for training, got a dict.\n"
         "  TaskLoader({...}) reads several by turns, and Lightning's CombinedLoader one batch of each.",
     ),
     "resume": (lambda: make_trainer().run(1, make_loader(), resume=True), "resume must be a string, a Path or None, got True."),

@@ -1,4 +1,4 @@
-"""What a run tells by itself: each rule on a run that has the illness, and on one that has not."""
+"""Tips about a run: each rule on a run that has the problem, and on one that has not."""
 
 from __future__ import annotations
 
