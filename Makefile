@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test test-fast coverage faults compare soak bench bench-peers examples lab docs pictures readme names notebooks format check dist clean
+.PHONY: demo test test-fast coverage faults compare soak ecosystem bench bench-peers examples lab docs pictures readme names notebooks format check dist clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
@@ -28,7 +28,7 @@ coverage: .venv/installed-dev
 
 # 100 kills of a process that saves and 100 of whole runs, on two file systems; 300 runs drawn at random; runs resumed at every save; 1,000 damaged
 # files for each reader; the long tests
-faults: .venv/installed-dev
+faults: .venv/installed-dev .venv/s3
 	NBTRAIN_KILLS=100 NBTRAIN_EVERY_SAVE=1 NBTRAIN_FAULT_CASES=300 NBTRAIN_FLIPS=1000 $(BIN)/python -m pytest -m "" tests/faults tests/unit/addons/test_state_manager.py \
 		tests/unit/history/test_hostile_folders.py $(TEST_ARGS)
 	$(BIN)/python -m pytest -m long $(TEST_ARGS)
@@ -40,6 +40,16 @@ soak: .venv/installed-dev
 # 1,000 configurations of Lightning's Trainer drawn at random, on its own loops and on the lean ones
 compare: .venv/installed-dev
 	PYTHONPATH=tests $(BIN)/python tests/random_configurations.py 1000
+
+# One short job with each of the libraries that people train with, each in an environment of its own; docs/ecosystem.md is written
+ecosystem: .venv-ecosystem/installed
+	.venv-ecosystem/bin/python tests/ecosystem $(ONLY)
+
+.venv-ecosystem/installed: constraints.txt pyproject.toml
+	test -x .venv-ecosystem/bin/python || $(PYTHON) -m venv .venv-ecosystem
+	.venv-ecosystem/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	.venv-ecosystem/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
 
 # The claims of speed, with the peers that are installed; docs/benchmarks.md is written
 bench: .venv/installed-dev
@@ -78,6 +88,10 @@ lab: .venv/installed-dev
 # Not in the environment itself: where it is, torchmetrics imports it in every process that imports Lightning, which takes a second
 .venv/transformers: | .venv/installed
 	$(PIP) --target $@ transformers
+
+# A server of this machine that speaks the protocol of S3, and its client
+.venv/s3: | .venv/installed
+	$(BIN)/pip install --quiet --target $@ 'moto[server]' s3fs
 
 # The site in _site/html, from notebooks with the outputs they keep, pages and docstrings; a warning is an error
 docs: .venv/installed-dev

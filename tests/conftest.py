@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,37 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     result = yield
     _Groups.free()
     return result
+
+
+# -- what tests write is in temporary folders
+ROOT = Path(__file__).parent.parent
+
+
+def _untracked() -> set[str]:
+    """The files below the root that git neither has nor ignores; none where this is no repository."""
+    command = ["git", "ls-files", "--others", "--exclude-standard"]
+    return set(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines())
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[BEFORE] = _untracked()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where a test has left a file in the repository: somebody would commit it."""
+    left = sorted(_untracked() - session.config.stash[BEFORE])
+    if left and not hasattr(session.config, "workerinput"):  # a worker ends before the others do
+        session.config.stash[LEFT] = left
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if left := config.stash.get(LEFT, []):
+        terminalreporter.section("files that tests have left in the repository")
+        terminalreporter.line(f"{', '.join(left)}\nA test writes to `tmp_path`: monkeypatch.chdir(tmp_path).")
+
+
+BEFORE, LEFT = pytest.StashKey[set[str]](), pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(autouse=True)

@@ -357,6 +357,20 @@ class Hardens(Noisy):
         return x * (1 + 0.01 * self.n_reads), y
 
 
+class MakesLate(Noisy):
+    """Makes its generator, or an iterator, when it reads its first sample."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__(None)
+        self.make, self.made = make, None
+
+    def __getitem__(self, i: int) -> Any:
+        if self.made is None:
+            self.made = self.make()
+        x, y = self.data[i]
+        return x + (0.01 * next(self.made) if isinstance(self.made, Iterator) else noise(self.made)), y
+
+
 class Collate:
     def __init__(self, rng: Any) -> None:
         self.rng = rng
@@ -585,6 +599,9 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "dataset with a generator of a module": lambda: shuffled(NoisyModule()),
     "dataset with global random numbers": lambda: shuffled(NoisyGlobal()),
     "dataset that counts its reads": lambda: shuffled(Hardens()),
+    "dataset that makes a generator late": lambda: shuffled(MakesLate(RNGS["NumPy's"])),
+    "dataset that makes an iterator late": lambda: shuffled(MakesLate(itertools.count)),
+    "dataset that calls a generator function late": lambda: shuffled(MakesLate(endless)),
     "collate with a generator": lambda: shuffled(collate_fn=Collate(RNGS["NumPy's"]())),
     "partial collate with a generator": lambda: shuffled(collate_fn=partial(collate, rng=RNGS["Python's"]())),
     "stream with a generator": lambda: DataLoader(Stream(RNGS["NumPy's"]()), BATCH_SIZE),
@@ -624,6 +641,9 @@ SAID = {
     "sampler that keeps an iterator": "sampler.indices",
     "sampler that keeps a cycle": "sampler.indices",
     "sampler with random numbers of the system": "sampler.rng",
+    "dataset that makes a generator late": "dataset.made is made after the run has begun",
+    "dataset that makes an iterator late": "dataset.made is made after the run has begun",
+    "dataset that calls a generator function late": "dataset.made is made after the run has begun",
     "lazy sampler with global random numbers": "Drawn",
     "stream with global noise": "global random numbers",
     "loader that shuffles its batches in place": "batches",

@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.logger import Logger
 from samples import make_loader
 from torch.utils.data import IterableDataset
 
@@ -64,11 +64,13 @@ for name in HOOKS:
     setattr(Trace, name, _traced(name))
 
 
-class Memory(CSVLogger):
-    """A logger that writes into the trace."""
+class Memory(Logger):
+    """A logger that writes into the trace, and nothing to the disk."""
+
+    name, version = "memory", 0
 
     def __init__(self, trace: Trace) -> None:
-        super().__init__(".")
+        super().__init__()
         self.trace = trace
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:

@@ -27,7 +27,7 @@ from ..distributed.parallelism import whole
 from ..errors import CheckpointError, first_line
 
 # %% auto #0
-__all__ = ["Weights", "copy_weights", "save_weights", "url_of", "local_file", "read_weights", "load_weights", "check_weights"]
+__all__ = ["Weights", "copy_weights", "url_of", "local_file", "save_weights", "read_weights", "load_weights", "check_weights"]
 
 # %% ../../nbs/checkpoint/weights.ipynb #c2077b6a
 Weights = dict[str, Tensor]
@@ -46,35 +46,21 @@ def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping
     return into
 
 
-# %% ../../nbs/checkpoint/weights.ipynb #eda513b0
-def save_weights(model: nn.Module, path: str | Path, *, overwrite: bool = False) -> str | Path:
-    """Write the model's weights to `path`, a file or a URL: as safetensors if it ends in `.safetensors`, else as a torch file.
-
-    Returns it. A file is there as a whole or as it was before. Raises CheckpointError for a file that exists, unless `overwrite`, for a
-    folder of that name, and where it can't be written.
-    """
-    url = url_of(path)
+# %% ../../nbs/checkpoint/weights.ipynb #8d1f60ab
+@contextmanager
+def _named_errors(path: str | Path, what: str) -> Iterator[None]:
+    """Raise CheckpointError for what a file system raises, or the package of a store, which raises other exceptions."""
     try:
-        if not overwrite and (url_to_fs(url)[0].exists(url) if url else os.path.lexists(path)):
-            raise CheckpointError(f"{str(path)!r} exists.", remedy="Give another name, or overwrite=True.")
-        if url:
-            with TemporaryDirectory() as folder:
-                url_to_fs(url)[0].put_file(str(save_weights(model, Path(folder, PurePosixPath(url).name))), url)
-            return url
-    except OSError as error:
-        reason = error.strerror or first_line(error)
-        raise CheckpointError(f"{str(path)!r} could not be written: {reason}.", remedy="Give another place.") from error
-    path = Path(path)
-    if path.is_dir():
-        raise CheckpointError(f"{str(path)!r} is a folder.", remedy="Give the name of a file.")
-    with written(path) as temp:
-        if path.suffix == ".safetensors":
-            save_file(copy_weights(model), temp)
-        else:
-            with open(temp, "wb") as file:  # given a path, torch hides the system's message
-                torch.save(bare(model.state_dict()), file)
-        sync(temp)
-    return path
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        if what == "read" and isinstance(error, FileNotFoundError):
+            remedy = "Give the URL of a checkpoint or of a file of weights."
+            raise CheckpointError(f"There is no file {path!r}.", remedy=remedy) from error
+        reason = ((error.strerror if isinstance(error, OSError) else None) or first_line(error)).rstrip(".")
+        remedy = "" if isinstance(error, ImportError) else "Check the address, or give another place."  # fsspec names the package
+        raise CheckpointError(f"{str(path)!r} could not be {what}: {reason}.", remedy=remedy) from error
 
 
 def url_of(path: str | Path) -> str:
@@ -91,12 +77,39 @@ def local_file(path: str | Path) -> Iterator[Path]:
         yield Path(path)
         return
     with TemporaryDirectory() as folder:
-        file_system, copy = url_to_fs(url)[0], Path(folder, PurePosixPath(url).name)
-        try:
+        copy = Path(folder, PurePosixPath(url).name)
+        with _named_errors(url, "read"):
+            file_system = url_to_fs(url)[0]
             file_system.get(url, str(copy), recursive=file_system.isdir(url))
-        except FileNotFoundError as error:
-            raise CheckpointError(f"There is no file {url!r}.", remedy="Give the URL of a checkpoint or of a file of weights.") from error
         yield copy
+
+
+# %% ../../nbs/checkpoint/weights.ipynb #eda513b0
+def save_weights(model: nn.Module, path: str | Path, *, overwrite: bool = False) -> str | Path:
+    """Write the model's weights to `path`, a file or a URL: as safetensors if it ends in `.safetensors`, else as a torch file.
+
+    Returns it. A file is there as a whole or as it was before. Raises CheckpointError for a file that exists, unless `overwrite`, for a
+    folder of that name, and where it can't be written.
+    """
+    url = url_of(path)
+    with _named_errors(path, "written"):
+        if not overwrite and (url_to_fs(url)[0].exists(url) if url else os.path.lexists(path)):
+            raise CheckpointError(f"{str(path)!r} exists.", remedy="Give another name, or overwrite=True.")
+        if url:
+            with TemporaryDirectory() as folder:
+                url_to_fs(url)[0].put_file(str(save_weights(model, Path(folder, PurePosixPath(url).name))), url)
+            return url
+    path = Path(path)
+    if path.is_dir():
+        raise CheckpointError(f"{str(path)!r} is a folder.", remedy="Give the name of a file.")
+    with written(path) as temp:
+        if path.suffix == ".safetensors":
+            save_file(copy_weights(model), temp)
+        else:
+            with open(temp, "wb") as file:  # given a path, torch hides the system's message
+                torch.save(bare(model.state_dict()), file)
+        sync(temp)
+    return path
 
 
 def read_weights(path: str | Path) -> Weights:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .loader import LoaderWrapper, StatefulLoader
 from .loader_state import is_default_collate, is_fixed
-from .stream import place_keeper, stream_of
+from .stream import loses_buffer, place_keeper, stream_of
 
 # %% auto #0
 __all__ = ["can_skip", "skip_batches", "why_read_again", "cost_of_resume"]
@@ -67,6 +67,8 @@ def skip_batches(loader: DataLoader[Any], n: int) -> Iterator[Any]:
 # %% ../../nbs/data/batch_skip.ipynb #fbbe25cf
 def why_read_again(loader: Any) -> str:
     """What resuming in the middle of a pass over `loader` costs, and the remedy, for people; empty where nothing is read twice."""
+    if loses_buffer(loader):
+        return "the buffer in which its dataset shuffles is not in the dataset's state; shuffle(buffer_size=1) shuffles the shards alone"
     stream = stream_of(loader)
     if stream is not None and loader.num_workers and isinstance(stream, StatefulLoader):
         return f"{type(stream).__name__} has its state in worker processes; torchdata's StatefulDataLoader saves it there"

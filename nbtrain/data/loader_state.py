@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, EnumMeta
 from functools import cache, partial
 from pathlib import PurePath
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -200,6 +201,8 @@ class LoaderParts:
         if isinstance(item, Iterator) and not hasattr(item, "__dict__") and not isinstance(item, io.IOBase):
             self.iterators[path] = item
             return False
+        if isinstance(item, (Enum, EnumMeta)):
+            return False
         if isinstance(item, type) and item.__module__.partition(".")[0] not in _KNOWN:
             self.holders[path] = item
             return False
@@ -329,7 +332,7 @@ class LoaderState:
         return {
             "own": own,
             "generators": {path: generator_state(generator) for path, generator in parts.generators.items()},
-            "values": {path: found for path, found in values.items() if found},
+            "values": {path: found for path, found in values.items() if found and not (self.has_own and _has_odd_keys(found))},
             "workers": [path for path, loader in parts.loaders.items() if loader.persistent_workers and loader._iterator is not None],
         }
 
@@ -348,14 +351,20 @@ class LoaderState:
             _start_workers(parts, place.get("workers", ()))
         if place["own"] is not None and whole and self.keeper is not None:
             self.keeper.load_state_dict(place["own"])
-            with keep_random(devices=False):  # some loaders make an iterator of it only when it is read, and draw a number
-                self.keeper.state_dict()
+            if getattr(self.keeper, "next_iter_state", None) is not None:
+                with keep_random(devices=False):  # torchdata's makes an iterator of it only when it is read, and draws a number
+                    self.keeper.state_dict()
         else:
             for path, values in place.get("values", {}).items():
                 for key, value in values.items() if path in parts.holders else ():
                     _set_value(parts.holders[path], key, value)
         for generator, state in _matched(parts.generators, place["generators"]):
             set_generator_state(generator, state)
+
+
+def _has_odd_keys(values: Mapping[Any, Any]) -> bool:
+    """Has it keys that a checkpoint can't hold? A loader that has a state itself does not need them."""
+    return not all(isinstance(key, _PLAIN) for key in values)
 
 
 def _is_equal(left: Any, right: Any) -> bool:

@@ -5,14 +5,13 @@
 # %% ../../nbs/data/named_loaders.ipynb #cd19eca1
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Number
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from lightning.fabric.utilities.data import sized_len
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from .batch import describe
 from .loader import BatchList, LoaderWrapper
@@ -21,10 +20,16 @@ from .tensor_loader import TensorLoader
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["Loaders", "named_loaders", "each_loader", "n_batches"]
+__all__ = ["Loaders", "named_loaders"]
+
 
 # %% ../../nbs/data/named_loaders.ipynb #5fdefb1e
-Loaders = Iterable[Any] | Mapping[str, Any]  # a loader, or several by name
+def _remedy(given: Any) -> str:
+    """What to write where a dataset was given; an empty text for anything else."""
+    return "Give a loader of it: DataLoader(dataset, batch_size=32)." if isinstance(given, Dataset) else ""
+
+
+Loaders = Annotated[Iterable[Any] | Mapping[str, Any], _remedy]  # a loader, or several by name
 _LOADERS = (DataLoader, LoaderWrapper, BatchList, TaskLoader, TensorLoader)
 _NEVER = (Tensor, np.ndarray, str, bytes, Number, Mapping)  # parts of a batch, or a batch
 
@@ -72,15 +77,3 @@ def _of_mapping(given: Mapping[Any, Any], argument: str) -> dict[str, Any]:
                 remedy=f'Give loaders: {argument}={{"easy": loader}}. For a batch, give a list: {argument}=[batch].',
             )
     return dict(given)
-
-
-def each_loader(given: Any) -> Iterator[Any]:
-    """Each of the loaders in `given`, which may be one."""
-    named = named_loaders(given) if given is not None else {}
-    yield from [given] if named is None else named.values()
-
-
-def n_batches(given: Any) -> int | None:
-    """How many batches the loaders in `given` have together; None where one has no length."""
-    lengths = [sized_len(loader) for loader in each_loader(given)]
-    return None if None in lengths else sum(n or 0 for n in lengths)

@@ -96,11 +96,15 @@ def _order(item: Any) -> int | None:
     return hash(tuple(map(id, islice(item, 1_000_000))))
 
 
+def _indexed(parts: LoaderParts) -> tuple[str, ...]:
+    """The paths of the datasets that are indexed."""
+    found = [path for path, item in parts.holders.items() if isinstance(item, Dataset) and not isinstance(item, IterableDataset)]
+    return (*found, *(f"{path}.dataset" for path, loader in parts.loaders.items() if not isinstance(loader.dataset, IterableDataset)))
+
+
 def _orders(parts: LoaderParts) -> dict[str, tuple[int, int, int | None]]:
     """The lists of a loader that hold more than counters, without those of datasets that are indexed: these may be caches."""
-    indexed = [path for path, item in parts.holders.items() if isinstance(item, Dataset) and not isinstance(item, IterableDataset)]
-    indexed += [f"{path}.dataset" for path, loader in parts.loaders.items() if not isinstance(loader.dataset, IterableDataset)]
-    found = {path: item for path, item in parts.lists.items() if not path.startswith(tuple(indexed))}
+    found = {path: item for path, item in parts.lists.items() if not path.startswith(_indexed(parts))}
     return {path: (id(item), len(item), _order(item)) for path, item in found.items() if _is_order(item)}
 
 
@@ -131,14 +135,22 @@ class OrderCheck:
 
     def result(self, *, in_pass: bool) -> list[str]:
         """What is not saved, after a save. `in_pass`: may the loader be resumed in the middle of a pass?"""
-        moved = [path[1:] for path, found in _orders(find_parts(self.state.loader)).items() if self._is_moved(path, found)]
-        if moved or self._fresh is None:
-            return [f"{path} changes its order in place" for path in moved]
+        parts = find_parts(self.state.loader)
+        said = [f"{path[1:]} changes its order in place" for path, found in _orders(parts).items() if self._is_moved(path, found)]
+        said += [] if self.state.is_stated else [f"{path[1:]} is made after the run has begun" for path in self._made_since(parts)]
+        if said or self._fresh is None:
+            return said
         place = self.state.take(changed=False, with_own=False)  # all values: copies share those of a class
         try:
             return self._differences(place, in_pass)
         finally:
             self.state.put(place, workers=False)  # a copy shares what its functions use, too
+
+    def _made_since(self, parts: LoaderParts) -> list[str]:
+        """The generators and iterators that indexed datasets have made in a pass: a new process has none to restore."""
+        first = self.state.first
+        made = (parts.generators.keys() - first.generators.keys()) | (parts.iterators.keys() - first.iterators.keys())
+        return sorted(path for path in made if path.startswith(_indexed(parts)))
 
     def _is_moved(self, path: str, found: tuple[int, int, int | None]) -> bool:
         before = self._orders.get(path)

@@ -27,9 +27,9 @@ def is_several(loader: Any) -> bool:
     return isinstance(loader, (list, tuple, Mapping, CombinedLoader))
 
 
-def mode_of(loader: Any) -> str:
-    """How several loaders are read together: that of a CombinedLoader; of a list the shorter ones begin again."""
-    return loader._mode if isinstance(loader, CombinedLoader) else "max_size_cycle"
+def mode_of(loader: Any, otherwise: str = "max_size_cycle") -> str:
+    """How several loaders are read together: that of a CombinedLoader. In a list the shorter ones begin again, or as `otherwise` says."""
+    return loader._mode if isinstance(loader, CombinedLoader) else otherwise
 
 
 def parts_of(loader: Any) -> dict[Any, Any]:
@@ -38,14 +38,25 @@ def parts_of(loader: Any) -> dict[Any, Any]:
     return dict(found) if isinstance(found, Mapping) else dict(enumerate(found))
 
 
-def n_batches(loader: Any) -> int | None:
-    """The batches in a pass of `loader` in a training, also where it is several loaders; None where it has no length."""
+def n_batches(loader: Any, mode: str = "max_size_cycle", limit: int | float | None = None) -> int | None:
+    """The batches in a pass over `loader` under Lightning's `limit`; None where that can't be known.
+
+    `mode`: how a list or a dict of loaders is read. A validation reads them one after the other ("sequential"), each to the limit.
+    """
     loader = as_loader(loader)
     if not is_several(loader):
-        return sized_len(loader)
-    lengths = [n_batches(part) for part in parts_of(loader).values()]
-    length = _LENGTHS[mode_of(loader)](math.inf if n is None else n for n in lengths)
-    return None if length == math.inf else int(length)
+        return _limited(sized_len(loader), limit)
+    is_each = mode == "sequential"
+    lengths = [n_batches(part, limit=limit if is_each else None) for part in parts_of(loader).values()]
+    length = _LENGTHS[mode_of(loader, mode)](math.inf if n is None else n for n in lengths)
+    found = None if length == math.inf else int(length)
+    return found if is_each else _limited(found, limit)
+
+
+def _limited(n: int | None, limit: int | float | None) -> int | None:
+    if n is None:
+        return limit if type(limit) is int else None
+    return n if limit is None else min(limit, n) if type(limit) is int else int(n * limit)
 
 
 class _Samplers:

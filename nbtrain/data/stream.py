@@ -14,12 +14,14 @@ from torch.utils.data import DataLoader, IterableDataset
 from .loader import LoaderWrapper, StatefulLoader
 
 # %% auto #0
-__all__ = ["place_keeper", "stream_of", "set_dataset_epoch"]
+__all__ = ["place_keeper", "stream_of", "loses_buffer", "set_dataset_epoch"]
 
 
 # %% ../../nbs/data/stream.ipynb #96826424
 def place_keeper(loader: Any) -> StatefulLoader | None:
     """What has the state of a pass over `loader`: the loader itself, or the stream that a plain DataLoader reads in this process."""
+    if loses_buffer(loader):
+        return None
     if isinstance(loader, StatefulLoader):
         return loader
     stream = stream_of(loader)
@@ -33,6 +35,20 @@ def stream_of(loader: Any) -> IterableDataset[Any] | None:
     take = getattr(loader.dataset, "state_dict", None)
     needed = signature(take).parameters.values() if callable(take) else ()
     return None if any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in needed) else loader.dataset
+
+
+def loses_buffer(loader: Any) -> bool:
+    """Does it read a stream of Hugging Face that shuffles in a buffer? Its state lacks the samples there, which a resume would lose."""
+    parts = list(getattr(getattr(loader, "dataset", None), "__dict__", {}).values())  # one is the first of a chain
+    while parts:
+        part = parts.pop()
+        inner = [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())]
+        if inner == [None]:
+            continue
+        if getattr(part, "buffer_size", 0) > 1:
+            return True
+        parts += inner
+    return False
 
 
 # %% ../../nbs/data/stream.ipynb #ec243cd1

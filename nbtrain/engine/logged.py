@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import lightning as L
@@ -37,7 +38,9 @@ def load_logged(pl_trainer: L.Trainer, state: list[Mapping[str, Any]]) -> None:
     device = pl_trainer.strategy.root_device
     for one in state:
         options = {**one["options"], "sync_dist_fn": pl_trainer.strategy.reduce, "batch_size": 1}
-        results.log(one["fx"], one["name"], torch.zeros((), device=device), **options)
+        in_step = one["fx"] == "training_step"  # the sums have the default dtype of the place that logs, in the next epochs too
+        with pl_trainer.precision_plugin.train_step_context() if in_step else nullcontext():
+            results.log(one["fx"], one["name"], torch.zeros((), device=device), **options)
         sums = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in one["sums"].items()}
         vars(results[f"{one['fx']}.{one['name']}"]).update(sums, _computed=None)
     if state:

@@ -104,6 +104,12 @@ def restore_attributes(attributes: dict[str, Any], kept: Mapping[str, Any]) -> N
         del attributes[name]
 
 
+def _copy_back(tensor: Tensor, copy: Tensor) -> None:
+    if tensor.shape != copy.shape:  # a buffer that grew, such as an observer's
+        tensor.resize_(copy.shape)
+    tensor.copy_(copy)
+
+
 class _TensorCopies:
     """Copies of tensors, by their ids."""
 
@@ -128,17 +134,20 @@ class _TensorCopies:
     def take(self) -> None:
         if self.always:
             live, copies = zip(*self.always.values())
-            torch._foreach_copy_(copies, live)  # pyright: ignore[reportPrivateImportUsage]
+            try:
+                torch._foreach_copy_(copies, live)  # pyright: ignore[reportPrivateImportUsage]
+            except RuntimeError:  # a buffer has grown
+                self.always = {id(tensor): (tensor, tensor.detach().clone()) for tensor in live}
 
     def restore(self) -> bool:
         """Returns False where a tensor has changed that was not copied."""
         whole = True
         with torch.no_grad():
             for tensor, copy in self.always.values():
-                tensor.copy_(copy)
+                _copy_back(tensor, copy)
             for tensor, version, copy in list(self.copies.values()):
                 if tensor._version != version and copy is not None:
-                    tensor.copy_(copy)
+                    _copy_back(tensor, copy)
                     self.copies[id(tensor)] = tensor, tensor._version, copy
                 whole = whole and tensor._version == self.copies[id(tensor)][1]
         return whole

@@ -175,7 +175,13 @@ class ForwardingModule(CountingModule):
             step = getattr(inner, name)
             plain = MethodType(getattr(L.LightningModule, name), self)  # by which Lightning sees that there is none
             own[name] = wraps(step)(partial(self.count, mode, step)) if overrides(inner, name) else plain
-        own["predict_step"] = inner.predict_step
+        own |= {"predict_step": inner.predict_step, "_is_made": True}
+
+    @property
+    def __class__(self) -> type:
+        """That of the inner module, so that a callback finds it with `isinstance(pl_module, MyModule)`; `type` says the outer one."""
+        inner = self.__dict__.get("_modules", {}).get("model")
+        return ForwardingModule if inner is None else type(inner)
 
     automatic_optimization, strict_loading = _part("automatic_optimization"), _part("strict_loading")
     example_input_array = _part("example_input_array")
@@ -214,12 +220,12 @@ class ForwardingModule(CountingModule):
             return getattr(inner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """What only the inner module has is set there: a finder sets `lr`."""
-        inner = self.__dict__.get("_modules", {}).get("model")
-        if inner is not None and name in vars(inner) and name not in vars(self) and not hasattr(type(self), name):
-            setattr(inner, name, value)
-        else:
+        """What the outer module has not is set in the inner one: a finder sets `lr`, a callback what a step reads."""
+        is_own = not self.__dict__.get("_is_made") or name in vars(self) or name in self._modules or hasattr(type(self), name)
+        if is_own or (name.startswith("_") and name not in vars(self.inner)):
             super().__setattr__(name, value)
+        else:
+            setattr(self.inner, name, value)
 
 
 # %% ../../nbs/engine/wrapped_module.ipynb #a0029690

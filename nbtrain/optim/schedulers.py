@@ -247,9 +247,10 @@ def resolve_schedule(scheduler: Scheduler, optimizer: Optimizer, plan: Plan, *, 
 
 def _made(scheduler: Any, optimizer: Optimizer) -> Any:
     """What a factory has made, if it can step this optimizer."""
-    if not callable(getattr(scheduler, "step", None)) or isinstance(scheduler, type):
+    if not callable(getattr(scheduler, "step", None)) or isinstance(scheduler, (type, Optimizer)):
+        what = "is an optimizer" if isinstance(scheduler, Optimizer) else "has no step()"  # a step of it would be one more update
         raise ConfigError(
-            f"The scheduler factory returned {type(scheduler).__name__}, which has no step().", remedy="Return a torch scheduler from it."
+            f"The scheduler factory returned {type(scheduler).__name__}, which {what}.", remedy="Return a torch scheduler from it."
         )
     if is_counted(scheduler):
         scheduler = CountedScheduler(scheduler)

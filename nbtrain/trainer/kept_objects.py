@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 from ..checkpoint.attribute_state import trainer_attributes
 from ..checkpoint.object_state import attributes
 from ..data.loader_state import generator_state, is_generator, set_generator_state, used_by
+from ..engine.step_snapshot import restore_attributes
 from ..history.user_code import is_user
 from .base import TrainerBase
-from .summary import restore_attributes
 
 # %% auto #0
 __all__ = ["kept_objects"]

@@ -25,12 +25,14 @@ from ..engine.control import refuse_while_on
 from ..engine.lean_loops import use_lean_loops
 from ..engine.precision import precision_args
 from ..engine.step_module import StepModule
+from ..engine.step_snapshot import restore_attributes
 from ..errors import ConfigError, StepError
 from ..optim.schedulers import check_has_lr, set_group_lr
 from .arguments import check_optimizer, check_run
 from .lightning_run import driving, quiet
 from .base import TrainerBase
-from .summary import restore_attributes, unchanged
+from .kept_objects import kept_objects
+from .summary import unchanged
 from ..views.html import image_html
 from ..views.plots import blank, png
 
@@ -136,7 +138,7 @@ def _trainer_unchanged(trainer: TrainerBase) -> Iterator[None]:
     """Whatever happens inside: attributes, state, model and optimizer of the trainer are afterwards as before."""
     assert trainer.optimizer is not None
     attributes = dict(vars(trainer))
-    with unchanged(trainer.model), _optimizer_unchanged(trainer.optimizer):
+    with kept_objects(trainer), unchanged(trainer.model), _optimizer_unchanged(trainer.optimizer):
         trainer.train_state = trainer.train_state.scratch()
         try:
             yield

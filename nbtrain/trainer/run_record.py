@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from ..addons.compile import CompileAddon
 from ..data.loader import innermost
+from ..data.named_loaders import named_loaders
 from ..data.several_loaders import n_batches
-from ..data.named_loaders import each_loader
 from ..data.tensor_loader import suggest_loader
 from ..engine.fast_step import unknown_torch
 from ..engine.lean_pass import unknown_version
@@ -44,7 +44,7 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
         "best": trainer.train_state.history.best,
         "resumed": trainer.resumed,
         "parent": trainer.parent,
-        "n_train_batches": _n_batches(loader, arguments.get("limit_train_batches")),
+        "n_train_batches": n_batches(loader, limit=arguments.get("limit_train_batches")),
         "n_valid_batches": None
         if valid_loader is None and validates(loader, None)
         else _n_evaluated(valid_loader, arguments.get("limit_val_batches")),
@@ -67,20 +67,8 @@ def _facts(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, Any]:
     return {"num_workers": n_workers, "n_cores": _n_cores(), "compiled": compiled}
 
 
-def _n_evaluated(given: Any, limit: Any) -> int | None:
-    """As `_n_batches`, of one loader or several."""
-    found = [_n_batches(loader, limit) for loader in each_loader(given)]
-    return None if None in found else sum(n or 0 for n in found)
-
-
-def _n_batches(loader: Iterable[Any] | None, limit: Any) -> int | None:
-    """How many batches a pass will have under Lightning's `limit`; None where that can't be known."""
-    if loader is None:
-        return 0
-    n = n_batches(loader)
-    if n is None:
-        return limit if type(limit) is int else None
-    return n if limit is None else min(limit, n) if type(limit) is int else int(n * limit)
+def _n_evaluated(loader: Any, limit: Any) -> int | None:
+    return 0 if loader is None else n_batches(named_loaders(loader) or loader, "sequential", limit)
 
 
 # %% ../../nbs/trainer/run_record.ipynb #f9220a69

@@ -5,7 +5,7 @@
 # %% ../../nbs/trainer/summary.ipynb #6a4c80d4
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -17,13 +17,15 @@ from torch import Tensor, nn
 
 from ..data.batch import describe, to_device
 from ..engine.step_module import check_output
+from ..engine.step_snapshot import restore_attributes
 from ..rng import keep_random
 from .base import TrainerBase
+from .kept_objects import kept_objects
 from ..views.html import table_html
 from ..views.text import format_count, format_value, table_text
 
 # %% auto #0
-__all__ = ["unchanged", "restore_attributes", "check_steps", "Summary", "own_params", "shared_params", "summarize"]
+__all__ = ["unchanged", "check_steps", "Summary", "own_params", "shared_params", "summarize"]
 
 
 # %% ../../nbs/trainer/summary.ipynb #a86854c9
@@ -48,16 +50,11 @@ def unchanged(model: nn.Module, *, weights: bool = True) -> Iterator[None]:
                 restore_attributes(part._buffers, buffers)
             with torch.no_grad():
                 for tensor, value in values:
+                    if tensor.shape != value.shape:  # a buffer that grew
+                        tensor.resize_(value.shape)
                     tensor.copy_(value)
             for parameter, gradient in gradients:
                 parameter.grad = gradient
-
-
-def restore_attributes(attributes: dict[str, Any], kept: Mapping[str, Any]) -> None:
-    """Make a dict what it was, in place; never empty in between, where Ctrl-C might strike."""
-    attributes.update(kept)
-    for name in attributes.keys() - kept.keys():
-        del attributes[name]
 
 
 # %% ../../nbs/trainer/summary.ipynb #99022a2a
@@ -71,7 +68,7 @@ def check_steps(trainer: TrainerBase, batch: Any) -> str:
     """Both steps on one batch, the first with a backward pass, in words. Raises what the steps raise; changes nothing."""
     batch = to_device(batch, trainer.device)
     lines, mode = [f"batch: {describe(batch)}"], trainer.mode
-    with unchanged(trainer.model):
+    with kept_objects(trainer), unchanged(trainer.model):
         for name, training in (("train_step", True), ("test_step", False)):
             trainer.model.train(training)
             trainer.mode = "train" if training else "test"
@@ -170,7 +167,7 @@ def _called(trainer: TrainerBase, batch: Any, layers: list[tuple[str, nn.Module]
     handles = [layer.register_forward_hook(row(name)) for name, layer in layers]
     try:
         # compiled code would not call the hooks
-        with unchanged(trainer.model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with kept_objects(trainer), unchanged(trainer.model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
             trainer.model.eval()
             trainer.test_step(to_device(batch, trainer.device))
     finally:

@@ -178,7 +178,10 @@ LEFT_OUT = {
 
 @both_formats
 @pytest.mark.parametrize("name", listed(callbacks, callbacks.Callback, set(LEFT_OUT) | {"Callback", "Checkpoint"}))
-def test_each_callback_of_lightning_is_resumed_exactly(name: str, save_format: str, tmp_path: Path) -> None:
+def test_each_callback_of_lightning_is_resumed_exactly(
+    name: str, save_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     kind = getattr(callbacks, name)
 
     def make(given: list[Any], **options: Any) -> Any:

@@ -10,6 +10,7 @@ import random
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
+from enum import Enum
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,22 @@ def test_a_pass_after_a_cut_one_is_resumed_where_batches_were_read_ahead(name: s
     again = ResumableLoader(LOADERS[name]())
     again.resume_at(state, generators)
     assert [batch[0].tolist() for batch in again] == [batch[0].tolist() for batch in rest]
+
+
+class Mode(Enum):
+    PLAIN = "plain"
+    NOISY = "noisy"
+
+
+def test_a_dataset_that_uses_an_enumeration_is_restored(tmp_path: Path) -> None:
+    class Modal(torch.utils.data.Dataset[Any]):
+        mode, modes = Mode.NOISY, Mode
+
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, i: int) -> Any:
+            x = torch.full((8,), i / 20)
+            return x + 0.1 * torch.rand(8) * (self.mode is self.modes.NOISY), x.sum(0, keepdim=True)
+
+    check(tmp_path, lambda: DataLoader(Modal(), 4, shuffle=True), lambda: DataLoader(Modal(), 4), at=7)

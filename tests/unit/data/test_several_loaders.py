@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbtrain import StateManagerAddon, Trainer
-from nbtrain.data.several_loaders import SeveralLoaders
+from nbtrain.data.several_loaders import SeveralLoaders, n_batches
 from nbtrain.errors import ConfigError
 
 
@@ -100,3 +100,24 @@ def test_several_processes_refuse_a_list_of_loaders_whose_place_is_saved(tmp_pat
     monkeypatch.setattr("nbtrain.addons.state_manager.n_readers", lambda trainer: 2)
     with pytest.raises(ConfigError, match="StateManagerAddon can't save the place in a list of loaders that several processes read"):
         make(tmp_path).run(1, loaders("list"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "limit", "n"),
+    [
+        ("max_size_cycle", None, 7),
+        ("max_size_cycle", 5, 5),
+        ("max_size_cycle", 0.5, 3),
+        ("sequential", None, 10),
+        ("sequential", 5, 3 + 5),  # a limit holds for each loader of a validation
+        ("sequential", 0.5, 1 + 3),
+    ],
+)
+def test_batches_of_several_loaders_are_counted_as_they_are_read(mode: str, limit: int | float | None, n: int) -> None:
+    parts = loaders("list")
+    assert n_batches(parts, mode, limit) == n_batches(dict(zip("ab", parts)), mode, limit) == n
+
+
+def test_a_loader_without_a_length_is_counted_up_to_a_limit() -> None:
+    assert [n_batches(iter([]), limit=limit) for limit in (None, 4, 0.5)] == [None, 4, None]
+    assert n_batches({"a": loaders("list")[0], "b": iter([])}, "sequential", 2) == 4

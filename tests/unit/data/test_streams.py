@@ -91,6 +91,40 @@ class Hosted(Stream):
         self._start = self._state = dict(state)
 
 
+class Shuffling:
+    """A step of such a dataset's pipeline. Of `inner` it reads `buffer_size` samples before it gives the first."""
+
+    def __init__(self, inner: Any, buffer_size: int) -> None:
+        self.ex_iterable, self.buffer_size = inner, buffer_size
+
+
+class Buffered(Hosted):
+    """As after `shuffle`, with a buffer that is not in its state: what was in it is lost where a state is loaded."""
+
+    buffer_size = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ex_iterable = type("Mapped", (), {"ex_iterable": Shuffling([], self.buffer_size)})()
+
+    def __iter__(self) -> Iterator[Any]:
+        live = super().__iter__()
+        buffer = list(islice(live, self.buffer_size))
+        for i, item in enumerate(live):
+            yield buffer[i % self.buffer_size]
+            buffer[i % self.buffer_size] = item
+        yield from buffer
+
+
+class ByShards(Buffered):
+    """As after `shuffle(buffer_size=1)`."""
+
+    buffer_size = 1
+
+    def __iter__(self) -> Iterator[Any]:
+        return Hosted.__iter__(self)
+
+
 class NoisyHosted(Hosted):
     """Adds noise from the global random numbers, which a batch that is read ahead draws early."""
 
@@ -115,7 +149,7 @@ class StatefulLoader:
     def __init__(self, *, sized: bool) -> None:
         self.dataset, self.place, self.n_passes, self._loaded = Indexed(), 0, 0, False
         if sized:
-            self.__class__ = SizedStatefulLoader
+            self.__class__ = SizedStatefulLoader if type(self) is StatefulLoader else type(self)
 
     def __iter__(self) -> Iterator[Any]:
         if not self._loaded:
@@ -144,6 +178,22 @@ class SizedStatefulLoader(StatefulLoader):
         return N // BATCH_SIZE
 
 
+class AskedLater(SizedStatefulLoader):
+    """As litdata's loader: its state may be asked for in a pass, and not between a load and the pass that continues."""
+
+    def __init__(self) -> None:
+        super().__init__(sized=True)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            self._loaded = False
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        self._loaded = False
+        return super().state_dict()
+
+
 def stock(dataset: Any, **options: Any) -> DataLoader[Any]:
     shuffle = {} if isinstance(dataset, IterableDataset) else {"shuffle": True}
     return DataLoader(dataset, BATCH_SIZE, **shuffle, **options)
@@ -160,6 +210,9 @@ KINDS: dict[str, tuple[Callable[[], Any], int]] = {
     "a stream without a state": (lambda: stock(Stream()), N),
     "a stream with a state": (lambda: stock(Hosted()), LEFT),
     "a stream with a state and random augmentation": (lambda: stock(NoisyHosted()), LEFT),
+    "a stream whose state is without its buffer": (lambda: stock(Buffered()), N),
+    "a stream that shuffles its shards": (lambda: stock(ByShards()), LEFT),
+    "a loader that is not asked before a pass": (AskedLater, LEFT),
     "a loader with a state and a length": (lambda: StatefulLoader(sized=True), LEFT),
     "a loader with a state and no length": (lambda: StatefulLoader(sized=False), LEFT),
 }
@@ -240,6 +293,7 @@ def test_why_a_pass_is_read_again() -> None:
     assert why_read_again(stock(TensorDataset(torch.zeros(8)), num_workers=2)) == ""
     assert why_read_again(stock(TensorDataset(torch.zeros(8)), num_workers=2, persistent_workers=True)) == workers
     assert why_read_again(stock(ByArguments())).startswith("ByArguments has no state")
+    assert why_read_again(stock(Buffered(), num_workers=2)).startswith("the buffer in which its dataset shuffles is not in")
     assert why_read_again(range(3)) == "range has no state; with state_dict and load_state_dict it is read from where it was"
     assert why_read_again(StatefulLoader(sized=False)) == why_read_again([1, 2]) == ""
 

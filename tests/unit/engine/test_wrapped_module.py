@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from lightning_modules import Lit, by_lightning, by_nbtrain, difference, drawn, noting
@@ -65,3 +66,26 @@ def test_a_module_with_loaders_of_its_own_is_given_as_the_loader() -> None:
     assert trainer.history.epochs[-1]["val_loss"] > 0
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), ours.parameters()))
     assert "train_dataloader" not in vars(ours) and "log" not in vars(ours)
+
+
+def test_a_callback_gets_what_is_an_instance_of_the_users_module() -> None:
+    class Tells(L.Callback):
+        def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+            assert isinstance(pl_module, Validates) and isinstance(pl_module, L.LightningModule) and not isinstance(pl_module, L.Trainer)
+            assert (
+                pl_module.net is module.net
+                and pl_module.hparams.lr == module.hparams.lr
+                and pl_module.trainer is module.trainer is pl_trainer
+            )
+            pl_module.share = batch_idx  # for the steps, as under Lightning
+
+    class Validates(Lit):
+        share = -1
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            shares.append(self.share)
+
+    shares: list[int] = []
+    module = Validates()
+    by_nbtrain(module, 1, make_loader(), make_valid(), callbacks=[Tells()], num_sanity_val_steps=0)
+    assert shares == [4, 4, 4]

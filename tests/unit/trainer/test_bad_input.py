@@ -277,6 +277,8 @@ def test_own_step_of_an_object_is_one() -> None:
 SCHEDULES = {
     "no schedule": (3, "scheduler must be an LRScheduler, a ReduceLROnPlateau, a function or None, got 3."),
     "a class": (torch.optim.lr_scheduler.StepLR, "scheduler=<class 'torch.optim.lr_scheduler.StepLR'> is not a schedule."),
+    "an optimizer": (lambda optimizer, plan: optimizer, "The scheduler factory returned Adam, which is an optimizer."),
+    "nothing": (lambda optimizer, plan: None, "The scheduler factory returned NoneType, which has no step()."),
     "no number": (lambda step: "fast", "scheduler(0) returned str, not a number."),
 }
 

@@ -481,7 +481,8 @@ def iter_only(loader: Any) -> Any:
     return type("Stream", (), {"__iter__": lambda self: iter(loader)})()
 
 
-def test_batch_size_finder_finds_and_the_run_uses_it() -> None:
+def test_batch_size_finder_finds_and_the_run_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the trials keep a checkpoint there, which a test that is killed would leave
     sizes: list[int] = []
 
     class Sizes(Regress):
@@ -492,14 +493,18 @@ def test_batch_size_finder_finds_and_the_run_uses_it() -> None:
     finder = C.BatchSizeFinder(steps_per_trial=1, init_val=4, max_trials=2)
     trainer = make_trainer(Sizes, lightning={"callbacks": [finder]})
     trainer.run(2, make_loader(), make_valid())
-    assert finder.optimal_batch_size == 8 and sizes[-12:-3] == [8] * 8 + [6]
+    assert finder.optimal_batch_size == 8 and sizes[-12:-3] == [8] * 8 + [6] and not any(tmp_path.iterdir())
     assert len(trainer.history) == 2 and trainer.counts.step == 2 * (9 + 3)
 
 
 @pytest.mark.parametrize("mode", ["power", "binsearch"])
 @pytest.mark.parametrize("validates", some([False, True], 2))
 @pytest.mark.parametrize("lean", some([True, False], 2))
-def test_batch_size_finder_stops_where_the_memory_is_full(lean: bool, validates: bool, mode: str) -> None:
+def test_batch_size_finder_stops_where_the_memory_is_full(
+    lean: bool, validates: bool, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
     class Small(Regress):
         def train_step(self, batch: Any) -> dict[str, Any]:
             if len(batch[0]) > 20:

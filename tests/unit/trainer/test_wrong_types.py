@@ -264,6 +264,11 @@ VALUES: dict[str, tuple[Callable[[], Any], str]] = {
         "loader must be one loader for training, got a dict.\n"
         "  TaskLoader({...}) reads several by turns, and Lightning's CombinedLoader one batch of each.",
     ),
+    "dataset": (
+        lambda: make_trainer().run(1, make_loader().dataset),
+        "loader must be an iterable, a dict, a LightningDataModule or a LightningModule, got a TensorDataset.\n"
+        "  Give a loader of it: DataLoader(dataset, batch_size=32).",
+    ),
     "resume": (lambda: make_trainer().run(1, make_loader(), resume=True), "resume must be a string, a Path or None, got True."),
 }
 
