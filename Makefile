@@ -97,12 +97,14 @@ lab: .venv/installed-dev
 docs: .venv/installed-dev
 	$(BIN)/python docs/build.py
 
-# The view in ten situations, light and dark, narrow and wide, in _pictures/; those of the README too
+# The view in ten situations, light and dark, narrow and wide, in _pictures/, and those of the README; ONLY=motion records a run,
+# ONLY=pages takes ten pages of the site that `make docs` has built
 ONLY ?=
 pictures: .venv/installed-dev
 	PYTHONPATH=tests $(BIN)/python tests/browser/pictures.py $(ONLY)
 
-# README.md is nbs/index.ipynb as Markdown, README.ko.md nbs/index.ko.ipynb
+# README.md is nbs/index.ipynb as Markdown, README.ko.md nbs/index.ko.ipynb, README.pypi.md what an index shows; also what follows from the
+# repository's address in pyproject.toml
 readme: .venv/installed-dev
 	$(BIN)/python docs/make_readme.py
 

@@ -20,6 +20,10 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+
+import repository  # noqa: E402
+
 NOTEBOOKS, DOCS, PACKAGE = ROOT / "nbs", ROOT / "docs", ROOT / "nbtrain"
 DOORS = {  # what the sidebar lists, in this order; pages of docs/ that no door names are in the last one
     "Get started": ("docs/get_started.md", "docs/coming_from.md", "docs/elsewhere.md", "docs/faq.md"),
@@ -39,6 +43,16 @@ DOORS = {  # what the sidebar lists, in this order; pages of docs/ that no door 
     ),
     "Inside": ("nbs/contents.ipynb", "docs/architecture.md", "docs/performance.md", "docs/benchmarks.md"),
 }
+TITLES = {"nbs/index.ko.ipynb": "nbtrain 소개"}
+CARDS = """:::{container} doors
+- [**Get started**](docs/get_started.md): install, ten lines, and what you see.
+- [**Tutorials**](nbs/tutorials/index.ipynb): from a first run to several GPUs, 10 to 30 minutes each.
+- [**How-to**](nbs/howto/index.ipynb): one question a page, with a cell to copy.
+- [**Reference**](docs/reference/trainer.md): every argument, addon, hook and command.
+- [**Inside**](nbs/contents.ipynb): how nbtrain is built, chapter by chapter.
+:::
+"""
+_MOVING = re.compile(r"<picture>.*?</picture>\n", re.S)
 _LISTED = re.compile(r"^\d+\. \[[^]]+\]\(([\w./]+)\.ipynb\)", re.M)
 
 
@@ -47,7 +61,7 @@ def gather(source: Path) -> None:
     notebooks = [p for p in NOTEBOOKS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts]
     for path in notebooks:
         page = as_page(nbformat.read(path, as_version=4))
-        _write(source / path.relative_to(ROOT), nbformat.writes(without_pictures(page) if path.stem.startswith("index") else page))
+        _write(source / path.relative_to(ROOT), nbformat.writes(as_front_page(page) if path.stem.startswith("index") else page))
     shutil.copytree(DOCS / "images", source / "docs" / "images")
     for path in DOCS.rglob("*.md"):
         _write(source / path.relative_to(ROOT), path.read_text(encoding="utf-8"))
@@ -55,10 +69,14 @@ def gather(source: Path) -> None:
     for module in modules:
         _write(source / "api" / f"{module}.md", _module_page(module))
     _write(source / "api" / "index.md", _modules_page(modules))
-    _write(source / "index.ipynb", (source / "nbs" / "index.ipynb").read_text(encoding="utf-8"))
+    front = (source / "nbs" / "index.ipynb").read_text(encoding="utf-8").replace("../_static/", "_static/")
+    _write(source / "index.ipynb", front)
     (source / "nbs" / "index.ipynb").unlink()
     _add_contents(source)
     _link_tutorials(source)
+    _introduce_tutorials(source)
+    if address := repository.address():
+        _add_buttons(source, address)
     for page in [*source.rglob("*.ipynb"), *source.rglob("*.md")]:
         _describe(page)
 
@@ -67,6 +85,8 @@ def as_page(notebook: NotebookNode) -> NotebookNode:
     """The notebook without nbdev's marks; cells that only import, in exported code, are folded."""
     cells = []
     for cell in notebook.cells:
+        if "install" in cell.metadata.get("tags", []):
+            continue  # for those who open the notebook elsewhere
         if cell.cell_type == "code":
             marks, source = _without_marks(cell.source)
             if not source:
@@ -92,12 +112,24 @@ def indexes() -> list[Path]:
     return [NOTEBOOKS / "contents.ipynb", *sorted(NOTEBOOKS.glob("*/index.ipynb"))]
 
 
-def without_pictures(notebook: NotebookNode) -> NotebookNode:
-    """A front page whose outputs are seen themselves, in place of README's pictures of them."""
+def as_front_page(notebook: NotebookNode) -> NotebookNode:
+    """A front page: its outputs are seen in place of README's pictures of them, and the picture in motion follows the page's theme."""
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = re.sub(r"^!\[.*\n*", "", cell.source, flags=re.M)
+            cell.source = _MOVING.sub(lambda found: _of_both_themes(found[0]), cell.source)
     return notebook
+
+
+def _of_both_themes(picture: str) -> str:
+    """README's picture in motion for a page with a switch between light and dark: of two pictures one is shown, and loaded."""
+    words = re.search(r'alt="([^"]*)"', picture)
+    still = '<source media="(prefers-reduced-motion: reduce)" srcset="../_static/run-{0}.png">'
+    moving = '<img src="../_static/run-{0}.webp" width="688" height="562" loading="lazy" alt="{1}">'
+    return "".join(
+        f'<picture class="only-{theme} moving">\n{still}\n{moving}\n</picture>\n'.format(theme, words[1] if words else "")
+        for theme in ("light", "dark")
+    )
 
 
 def _without_marks(source: str) -> tuple[list[str], str]:
@@ -141,6 +173,7 @@ def _add_contents(source: Path) -> None:
     named = {page for pages in DOORS.values() for page in pages}
     rest = sorted(path.relative_to(source).as_posix() for path in (source / "docs").glob("*.md"))
     doors = {**DOORS, "Inside": (*DOORS["Inside"], *(page for page in rest if page not in named)), "한국어": ("nbs/index.ko.ipynb",)}
+    _put(source / "index.ipynb", CARDS)
     _hide(source / "index.ipynb", source, [(caption, [source / page for page in pages]) for caption, pages in doors.items()])
     _hide(source / "docs" / "coming_from.md", source, [("", sorted((source / "docs" / "coming_from").glob("*.md")))])
     for index in indexes():
@@ -151,8 +184,14 @@ def _add_contents(source: Path) -> None:
 
 def _hide(page: Path, source: Path, parts: list[tuple[str, list[Path]]]) -> None:
     """Add lists of pages at the end of `page` that only the sidebar shows."""
-    lists = [toctree(caption, (f"/{p.relative_to(source).with_suffix('').as_posix()}" for p in pages)) for caption, pages in parts]
+    lists = [toctree(caption, (_entry(path.relative_to(source)) for path in pages)) for caption, pages in parts]
     _append(page, "\n".join(re.sub(r"^:maxdepth", ":hidden:\n:maxdepth", text, flags=re.M) for text in lists))
+
+
+def _entry(page: Path) -> str:
+    """A page as a list names it, below another title where its own would not do."""
+    title, name = TITLES.get(page.as_posix()), f"/{page.with_suffix('').as_posix()}"
+    return f"{title} <{name}>" if title else name
 
 
 def _append(page: Path, text: str) -> None:
@@ -165,6 +204,24 @@ def _append(page: Path, text: str) -> None:
     nbformat.write(notebook, page)
 
 
+def _put(page: Path, text: str) -> None:
+    """Add a part below the picture in motion of the front page."""
+    notebook = nbformat.read(page, as_version=4)
+    before, picture, after = notebook.cells[0].source.rpartition("</picture>\n")
+    notebook.cells[0].source = f"{before}{picture}\n{text}{after}"
+    nbformat.write(notebook, page)
+
+
+def _add_buttons(source: Path, address: str) -> None:
+    """Below the title of each tutorial: where to open it; last in the sidebar: the repository."""
+    _append(source / "index.ipynb", toctree("Elsewhere", [f"Repository <{address}>"]).replace(":maxdepth", ":hidden:\n:maxdepth"))
+    for path in listed(NOTEBOOKS / "tutorials" / "index.ipynb"):
+        page = source / path.relative_to(ROOT)
+        notebook = nbformat.read(page, as_version=4)
+        notebook.cells[0].source += f"\n\n{repository.buttons(address, path.relative_to(ROOT).as_posix())}"
+        nbformat.write(notebook, page)
+
+
 def _link_tutorials(source: Path) -> None:
     """At the end of each tutorial: the how-to pages that name it."""
     found: dict[str, list[str]] = {}
@@ -174,6 +231,19 @@ def _link_tutorials(source: Path) -> None:
             found.setdefault(tutorial, []).append(f"[{title_of(path)}](../howto/{path.name})")
     for tutorial, links in found.items():
         _append(source / "nbs" / "tutorials" / f"{tutorial}.ipynb", f"How-to pages for this tutorial: {', '.join(sorted(links))}.")
+
+
+def _introduce_tutorials(source: Path) -> None:
+    """Below the title of each tutorial: for whom it is and how long it takes, as their index says."""
+    index = nbformat.read(NOTEBOOKS / "tutorials" / "index.ipynb", as_version=4)
+    text = "\n\n".join(cell.source for cell in index.cells)
+    for level, audience, entries in re.findall(r"^## (\w+)\n\n(For .+\.)\n\n((?:\d+\. .+\n?)+)", text, re.M):
+        for name, needed, minutes in re.findall(r"\]\((\w+)\.ipynb\): .+?\. (?:(.+); )?(\d+ minutes)\.", entries):
+            page = source / "nbs" / "tutorials" / f"{name}.ipynb"
+            notebook = nbformat.read(page, as_version=4)
+            needs = f" {needed}." if needed else ""
+            notebook.cells[0].source += f"\n\n*{level}, {minutes}. {audience}{needs}*"
+            nbformat.write(notebook, page)
 
 
 def title_of(notebook: Path) -> str:

@@ -14,7 +14,9 @@ from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+import repository  # noqa: E402
 
 import nbtrain  # noqa: E402
 
@@ -39,10 +41,14 @@ napoleon_google_docstring = True
 suppress_warnings = ["ref.python"]  # one name in two modules, as an annotation
 
 html_theme = "furo"
-html_static_path = ["style"]
+html_static_path = ["style", "images"]  # the front page shows pictures by their address
 html_css_files = ["nbtrain.css"]
+html_js_files = ["search_once.js"]
 html_copy_source = html_show_copyright = False
-html_theme_options = {"navigation_with_keys": True}
+html_theme_options: dict[str, Any] = {"navigation_with_keys": True}
+if address := repository.address():
+    icon = '<svg viewBox="0 0 16 16" width="1em" height="1em" stroke="currentColor" fill="none"><path d="M3 2h10v12H3zM3 11h10"/></svg>'
+    html_theme_options["footer_icons"] = [{"name": "Repository", "url": address, "html": icon, "class": ""}]
 html_search_scorer = str(ROOT / "docs" / "style" / "search_scorer.js")
 copybutton_exclude = ".linenos, .gp, .go"
 

@@ -1,12 +1,25 @@
-"""Write README.md and README.ko.md from nbs/index.ipynb and nbs/index.ko.ipynb: text and code; pictures are in place of outputs."""
+"""Write README.md and README.ko.md from nbs/index.ipynb and nbs/index.ko.ipynb: text and code; pictures are in place of outputs.
+
+README.pypi.md is what an index shows, where a relative address leads nowhere. Once `[project.urls]` in pyproject.toml has the repository,
+its pictures have whole addresses, and each tutorial begins with a cell that installs nbtrain where it is missing.
+"""
 
 from __future__ import annotations
 
+import ast
+import sys
 from pathlib import Path
 
 import nbformat
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+
+import repository  # noqa: E402
+
+INSTALL = "install"  # the tag of the cell; the site leaves it out
 
 
 def readme(notebook: Path = ROOT / "nbs" / "index.ipynb") -> str:
@@ -15,6 +28,35 @@ def readme(notebook: Path = ROOT / "nbs" / "index.ipynb") -> str:
     return "\n\n".join(f"```python\n{cell.source}\n```" if cell.cell_type == "code" else cell.source for cell in cells) + "\n"
 
 
-if __name__ == "__main__":
+def version() -> str:
+    """The version that the package has, without importing it."""
+    tree = ast.parse((ROOT / "nbtrain" / "__init__.py").read_text(encoding="utf-8"))
+    return next(
+        ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__"
+    )
+
+
+def with_install_cell(notebook: NotebookNode, address: str | None) -> NotebookNode:
+    """The notebook with the cell that installs nbtrain from `address` below its title; without one where there is no address."""
+    cells = [cell for cell in notebook.cells if INSTALL not in cell.metadata.get("tags", [])]
+    if address is not None:
+        cell = new_code_cell(repository.install_cell(address), id=INSTALL, metadata={"tags": [INSTALL]})
+        cells.insert(1, cell)
+    notebook.cells = cells
+    return notebook
+
+
+def main() -> None:
+    address = repository.address()
     for name, notebook in (("README.md", "index.ipynb"), ("README.ko.md", "index.ko.ipynb")):
         (ROOT / name).write_text(readme(ROOT / "nbs" / notebook), encoding="utf-8")
+    (ROOT / "README.pypi.md").write_text(repository.for_an_index(readme(), address, version()), encoding="utf-8")
+    for path in sorted((ROOT / "nbs" / "tutorials").glob("*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
+        before = nbformat.writes(notebook)
+        if path.stem != "index" and nbformat.writes(with_install_cell(notebook, address)) != before:
+            nbformat.write(notebook, path)
+
+
+if __name__ == "__main__":
+    main()

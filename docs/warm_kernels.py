@@ -47,6 +47,7 @@ class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
 
 
 def _serve(path: str) -> None:
+    os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # a kernel sets it, and matplotlib reads it when it is imported
     for name in _MODULES:
         importlib.import_module(name)
     sys.path.append(str(Path(sys.prefix) / "transformers"))

@@ -172,6 +172,55 @@ def test_a_persons_words_find_the_right_page_first(site: Path, browser: Any) -> 
     assert found == QUERIES
 
 
+def test_search_shows_each_page_once(site: Path, browser: Any) -> None:
+    page = browser.new_page()
+    page.goto((site / "search.html").as_uri())
+    page.wait_for_function("Search.hasIndex()", timeout=600_000)
+    every = "query => Search._performSearch(...Search._parseQuery(query)).filter(r => r[6] !== 'object').map(r => r[0])"
+    for query in ("mixed precision", "early stopping", "resume"):
+        found = page.evaluate(every, query)
+        assert len(found) > 3 and len(found) == len(set(found))
+
+
+def test_pages_fit_on_a_phone(site: Path, browser: Any) -> None:
+    pages = runpy.run_path(str(ROOT / "tests" / "browser" / "site_pages.py"))
+    page = browser.new_page(viewport=pages["PHONE"])
+    widths = {}
+    for name, address in pages["PAGES"].items():
+        page.goto(pages["address"](site, address))
+        widths[name] = page.evaluate("Math.max(document.documentElement.scrollWidth, document.querySelector('article').scrollWidth)")
+    assert not {name: width for name, width in widths.items() if width > pages["PHONE"]["width"]}
+
+
+def test_landing_page_shows_a_run_in_motion_by_theme_and_still_for_those_who_ask(site: Path, browser: Any) -> None:
+    shown = "() => [...document.querySelectorAll('picture.moving img')].filter(i => i.checkVisibility()).map(i => i.currentSrc)"
+    for scheme in ("light", "dark"):
+        for motion, ending in (("no-preference", "webp"), ("reduce", "png")):
+            page = browser.new_page(color_scheme=scheme, reduced_motion=motion)
+            page.goto((site / "index.html").as_uri())
+            page.wait_for_function("() => [...document.images].some(i => i.currentSrc.includes('/run-') && i.naturalWidth > 900)")
+            assert page.evaluate(shown) == [(site / "_static" / f"run-{scheme}.{ending}").as_uri()]
+            page.close()
+
+
+def test_landing_page_leads_through_the_five_doors(pages: dict[Path, _Page], site: Path) -> None:
+    doors = [
+        "docs/get_started.html",
+        "nbs/tutorials/index.html",
+        "nbs/howto/index.html",
+        "docs/reference/trainer.html",
+        "nbs/contents.html",
+    ]
+    cards = pages[site / "index.html"].text.partition('class="doors docutils container"')[2].partition("</div>")[0]
+    assert re.findall(r'href="([^"]+)"', cards) == doors
+
+
+def test_every_tutorial_says_for_whom_it_is_and_how_long_it_takes(pages: dict[Path, _Page], site: Path) -> None:
+    tutorials = [path for path in (site / "nbs" / "tutorials").glob("*.html") if path.stem != "index"]
+    said = re.compile(r"<em>(?:Beginner|Intermediate|Advanced), \d+ minutes\. For .+</em>")
+    assert len(tutorials) >= 11 and not [path.stem for path in tutorials if not said.search(pages[path].text)]
+
+
 def test_every_page_has_a_description(pages: dict[Path, _Page], site: Path) -> None:
     made = {site / f"{name}.html" for name in ("genindex", "search", "py-modindex")}
     described = {path: re.findall(r'<meta content="([^"]*)" name="description"', page.text) for path, page in pages.items()}

@@ -13,8 +13,11 @@ from typing import Any
 
 import nbformat
 import pytest
+from PIL import Image
 from programs import script
 from samples import some
+
+import nbtrain
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
@@ -168,6 +171,46 @@ def test_only_metrics_that_are_far_off_are_told() -> None:
 def test_readme_is_the_index() -> None:
     assert (ROOT / "README.md").read_text() == script("make_readme").readme(), "run `make readme`"
     assert (ROOT / "docs" / "images" / "notebook.png").stat().st_size > 5_000
+
+
+def test_readme_of_an_index_is_made_of_it() -> None:
+    make = script("make_readme")
+    expected = make.repository.for_an_index(make.readme(), make.repository.address(), nbtrain.__version__)
+    assert make.version() == nbtrain.__version__
+    assert (ROOT / "README.pypi.md").read_text(encoding="utf-8") == expected, "run `make readme`"
+
+
+def test_picture_in_motion_is_small_lasts_ten_seconds_and_has_a_still_one() -> None:
+    for theme in ("light", "dark"):
+        path = ROOT / "docs" / "images" / f"run-{theme}.webp"
+        assert path.stat().st_size < 500_000
+        with Image.open(path) as moving, Image.open(path.with_suffix(".png")) as still:
+            assert moving.n_frames >= 10 and moving.size == still.size and moving.width >= 900
+            durations = []
+            for i in range(moving.n_frames):
+                moving.seek(i)
+                moving.load()
+                durations.append(moving.info["duration"])
+            assert 6_000 <= sum(durations) <= 10_500 and moving.info["loop"] == 0
+
+
+def test_cells_that_draw_have_their_picture() -> None:
+    drawn = re.compile(r"^\w+, \w+ = plt\.subplots\(", re.M)
+    missing = []
+    for path in NOTEBOOKS:
+        for i, cell in enumerate(nbformat.read(path, as_version=4).cells):
+            if cell.cell_type == "code" and drawn.search(cell.source) and not any("image/png" in o.get("data", {}) for o in cell.outputs):
+                missing.append((_name(path), i))
+    assert not missing, "run `make notebooks`"
+
+
+def test_figure_in_a_kernel_of_ours_is_an_output(tmp_path: Path, warm_kernel: Any) -> None:
+    path = tmp_path / "drawn.ipynb"
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("import matplotlib.pyplot as plt\n_ = plt.plot([1, 2])")]), path
+    )
+    (output,) = script("execute").execute(path, str(tmp_path), warm_kernel()).cells[0].outputs
+    assert "image/png" in output["data"]
 
 
 def test_korean_readme_has_the_code_of_the_other() -> None:

@@ -9,11 +9,14 @@ import sys
 import tarfile
 import venv
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
+import nbformat
 import pytest
 import torch
 import yaml
+from programs import script
 
 import nbtrain
 
@@ -41,10 +44,68 @@ def test_distributions_are_fit_for_an_index_and_hold_the_notebooks(dist: Path) -
     with tarfile.open(source) as archive:
         kept = {name.partition("/")[2] for name in archive.getnames()}
     notebooks = {str(p.relative_to(ROOT)) for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts}
-    assert kept >= notebooks | {"CITATION.cff", "CHANGELOG.md", "Makefile", "constraints.txt", "docs/build.py", "tests/samples.py"}
+    assert kept >= notebooks | {
+        "CITATION.cff",
+        "CHANGELOG.md",
+        "README.md",
+        "Makefile",
+        "constraints.txt",
+        "docs/build.py",
+        "tests/samples.py",
+    }
     with zipfile.ZipFile(wheel) as archive:
         kept |= set(archive.namelist())
     assert not [name for name in kept if "__pycache__" in name or ".ipynb_checkpoints" in name or name.endswith("_modidx.py")]
+
+
+def _description(wheel: Path) -> str:
+    """What an index shows of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return str(message_from_bytes(archive.read(name)).get_payload())
+
+
+def test_description_of_the_wheel_has_no_address_that_leads_nowhere(dist: Path) -> None:
+    (wheel,) = dist.glob("nbtrain-*.whl")
+    text = _description(wheel)
+    assert text.startswith("# nbtrain\n") and "trainer.run(5, train_loader, valid_loader)" in text
+    addresses = re.findall(r'(?:src|srcset|href)="([^"]*)"|\]\(([^)]*)\)', re.sub(r"```.*?```", "", text, flags=re.S))
+    assert addresses and not [address for pair in addresses if not (address := "".join(pair)).startswith("https://")]
+
+
+def test_pictures_of_an_index_are_those_of_the_tag_once_the_repository_has_an_address() -> None:
+    repository = script("repository")
+    text = script("make_readme").readme()
+    filled = repository.for_an_index(text, "https://github.com/someone/nbtrain", "1.2.3")
+    raw = "https://github.com/someone/nbtrain/raw/v1.2.3/"
+    shown = set(re.findall(rf'{re.escape(raw)}([^")]+)', filled))
+    assert shown == {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "images").iterdir() if path.name != "failed.png"}
+    assert filled.replace(raw, "") == text
+
+
+def test_address_of_the_repository_is_read_from_one_place(tmp_path: Path) -> None:
+    repository, project = script("repository"), tmp_path / "pyproject.toml"
+    project.write_text('[project]\nname = "nbtrain"\n')
+    assert repository.address(project) is None
+    project.write_text('[project]\n[project.urls]\nRepository = "https://github.com/someone/nbtrain/"\n')
+    assert repository.address(project) == "https://github.com/someone/nbtrain"
+    assert repository.buttons("https://github.com/someone/nbtrain", "nbs/tutorials/gan.ipynb") == (
+        "Open it in [Colab](https://colab.research.google.com/github/someone/nbtrain/blob/main/nbs/tutorials/gan.ipynb) "
+        "or [Binder](https://mybinder.org/v2/gh/someone/nbtrain/main?urlpath=lab/tree/nbs/tutorials/gan.ipynb)."
+    )
+
+
+def test_tutorial_gets_one_cell_that_installs_and_loses_it_again() -> None:
+    make = script("make_readme")
+    path = ROOT / "nbs" / "tutorials" / "gan.ipynb"
+    plain = nbformat.reads(nbformat.writes(make.with_install_cell(nbformat.read(path, as_version=4), None)), as_version=4)
+    for _ in range(2):
+        filled = make.with_install_cell(nbformat.from_dict(plain), "https://github.com/someone/nbtrain")
+    assert len(filled.cells) == len(plain.cells) + 1
+    assert filled.cells[1].source.endswith('%pip install --quiet "nbtrain[examples] @ git+https://github.com/someone/nbtrain"')
+    nbformat.validate(filled)
+    assert "pip install" not in nbformat.writes(script("build").as_page(filled))
+    assert make.with_install_cell(filled, None).cells == plain.cells
 
 
 def test_wheel_gives_a_working_import_and_command(dist: Path, tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ def is_reachable(trainer: TrainerBase, thread: threading.Thread) -> bool:
         return True
     seen, frontier = {id(trainer)}, [trainer]
     for _ in range(_DEPTH):
-        found = [item for item in gc.get_referrers(*frontier) if item is not frontier and id(item) not in seen]
+        asked = tuple(frontier)  # Python 3.13 finds the arguments of this very call
+        found = [item for item in gc.get_referrers(*asked) if item is not asked and item is not frontier and id(item) not in seen]
         found = [item for item in found if not isinstance(item, (FrameType, BaseException)) and not _is_of_library(item)]
         if any(type(item) not in _CONTAINERS or _is_space(item) for item in found):
             return True

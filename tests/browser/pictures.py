@@ -1,6 +1,7 @@
 """Pictures of the view in ten situations, in light and dark, 900 and 1400 pixels wide, to be looked at; and the README's.
 
-`make pictures` writes them to `_pictures/`; `make pictures ONLY="nan paused"` makes only those.
+`make pictures` writes them to `_pictures/`; `make pictures ONLY="nan paused"` makes only those. `ONLY=motion` records the picture in
+motion, `ONLY=pages` takes ten pages of the site in light, in dark and on a phone, after `make docs`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import motion
+import site_pages
 from chromium import chromium
 from jupyterlab_tab import Lab, served, write_notebook
 
@@ -170,11 +173,17 @@ def main(names: Sequence[str]) -> None:
     """Make the pictures of the situations `names`, of all where there are none."""
     out = ROOT / "_pictures"
     out.mkdir(exist_ok=True)
+    if names == ["pages"]:
+        site_pages.main()
+        return
     with tempfile.TemporaryDirectory() as place, chromium() as browser:
         folder = Path(place) / "lab"
         folder.mkdir()
         with served(folder) as url:
-            for name in names or SITUATIONS:
+            for name in names or [*SITUATIONS, "motion"]:
+                if name == "motion":
+                    motion.record(browser, url, folder)
+                    continue
                 _take(browser, url, folder, name, out)
                 print(f"{name}: {out.relative_to(ROOT)}/{name}-*.png", flush=True)
 
