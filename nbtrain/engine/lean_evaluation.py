@@ -94,6 +94,65 @@ class _EvaluationPass(LeanPass):
             loop.attend()
 
 
+# %% ../../nbs/engine/lean_evaluation.ipynb #42ff2976
+class LeanEvaluationLoop(_EvaluationLoop):
+    """Lightning's evaluation loop, with a lean pass in place of its fetcher where `why_not_lean` has no objection."""
+
+    lean = True
+    control = Control()
+    stood_aside: str | None = None
+    has_run = False  # once, from its beginning to its end
+
+    def run(self) -> list[Any]:
+        """Evaluate; a validation of a training in less time, where it may be one of a single batch after each epoch."""
+        if not self._is_short():
+            return super().run()
+        with torch.no_grad():
+            return _ShortRun(self).run()
+
+    def _is_short(self) -> bool:
+        """Is it a validation of a training, and not the first one, so that Lightning has set up its loader and checked its hooks?"""
+        if not self.has_run or self._trainer_fn != TrainerFn.FITTING or self.inference_mode or self.restarting or self.skip:
+            return False
+        return not (self.trainer.sanity_checking or self._should_reload_val_dl or self._objection())
+
+    def setup_data(self) -> None:
+        if self._data_source.is_defined():  # a BatchSizeFinder calls it without validation, too
+            super().setup_data()
+
+    def on_run_start(self) -> None:
+        super().on_run_start()
+        fetcher, self.stood_aside = self._data_fetcher, self._objection()
+        if fetcher is not None and not self.stood_aside:
+            self._data_fetcher = _EvaluationPass(self, fetcher)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def on_run_end(self) -> list[Any]:
+        outputs = super().on_run_end()
+        self.has_run = not self.trainer.sanity_checking
+        return outputs
+
+    def _objection(self) -> str:
+        if not self.lean:
+            return "turned off"
+        if self.num_dataloaders > 1:
+            return "several loaders"
+        if isinstance(self._data_fetcher, _DataLoaderIterDataFetcher):
+            return "a step that takes dataloader_iter"
+        return why_not_lean(self.trainer, training=False)
+
+    def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
+        with explain_full_memory(self):
+            super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
+        if self.control.requested:
+            self.attend()
+
+    def attend(self) -> None:
+        """Execute the requests to the run. A validation is finished where a callback can save a checkpoint after it."""
+        trainer: Any = self.trainer
+        may_leave = trainer.testing or not any(isinstance(callback, Leaving) for callback in trainer.callbacks)
+        self.control.attend(Boundary(trainer, "test" if trainer.testing else "valid", may_leave))
+
+
 # %% ../../nbs/engine/lean_evaluation.ipynb #shortrun
 Modes = list[tuple[nn.Module, bool]]  # of the modules: are they in train mode?
 
@@ -177,62 +236,3 @@ class _ShortRun:
         connector._callback_metrics.update(metrics["callback"])
         connector._logged_metrics.update(metrics["log"])
         return metrics["log"]
-
-
-# %% ../../nbs/engine/lean_evaluation.ipynb #42ff2976
-class LeanEvaluationLoop(_EvaluationLoop):
-    """Lightning's evaluation loop, with a lean pass in place of its fetcher where `why_not_lean` has no objection."""
-
-    lean = True
-    control = Control()
-    stood_aside: str | None = None
-    has_run = False  # once, from its beginning to its end
-
-    def run(self) -> list[Any]:
-        """Evaluate; a validation of a training in less time, where it may be one of a single batch after each epoch."""
-        if not self._is_short():
-            return super().run()
-        with torch.no_grad():
-            return _ShortRun(self).run()
-
-    def _is_short(self) -> bool:
-        """Is it a validation of a training, and not the first one, so that Lightning has set up its loader and checked its hooks?"""
-        if not self.has_run or self._trainer_fn != TrainerFn.FITTING or self.inference_mode or self.restarting or self.skip:
-            return False
-        return not (self.trainer.sanity_checking or self._should_reload_val_dl or self._objection())
-
-    def setup_data(self) -> None:
-        if self._data_source.is_defined():  # a BatchSizeFinder calls it without validation, too
-            super().setup_data()
-
-    def on_run_start(self) -> None:
-        super().on_run_start()
-        fetcher, self.stood_aside = self._data_fetcher, self._objection()
-        if fetcher is not None and not self.stood_aside:
-            self._data_fetcher = _EvaluationPass(self, fetcher)  # pyright: ignore[reportAttributeAccessIssue]
-
-    def on_run_end(self) -> list[Any]:
-        outputs = super().on_run_end()
-        self.has_run = not self.trainer.sanity_checking
-        return outputs
-
-    def _objection(self) -> str:
-        if not self.lean:
-            return "turned off"
-        if self.num_dataloaders > 1:
-            return "several loaders"
-        if isinstance(self._data_fetcher, _DataLoaderIterDataFetcher):
-            return "a step that takes dataloader_iter"
-        return why_not_lean(self.trainer, training=False)
-
-    def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
-        with explain_full_memory(self):
-            super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
-        if self.control.requested:
-            self.attend()
-
-    def attend(self) -> None:
-        """Execute the requests to the run. A validation is finished where a callback can save a checkpoint after it."""
-        trainer: Any = self.trainer
-        may_leave = trainer.testing or not any(isinstance(callback, Leaving) for callback in trainer.callbacks)
-        self.control.attend(Boundary(trainer, "test" if trainer.testing else "valid", may_leave))

@@ -22,7 +22,7 @@ from .protocol import TrainerProtocol
 from .step_module import StepModule, in_validation_of_run
 from .train_state import Mode
 from ..events import Event, EventKind, Phase, Progress
-from ..history.event_group import EventGroup
+from ..history.event_group import deliver
 
 # %% auto #0
 __all__ = ["RunTimer", "PassPlace", "HeldNotes", "Recorder", "RecorderCallback"]
@@ -192,12 +192,6 @@ class Recorder:
         """Emit an event with the progress of this moment."""
         self.emit(Event(kind, self.progress, self.wall(), data))
 
-    def deliver(self) -> None:
-        """Let what holds events back for a moment have them all: a file is about to be written that must not be ahead of the record."""
-        for sink in tuple(self.trainer.sinks):
-            if isinstance(sink, EventGroup):
-                sink.flush()
-
     def follow(self, progress: Progress) -> None:
         """The run is in another process, at `progress`."""
         vars(self.trainer.train_state.counts).update(epoch=progress.epoch, step=progress.step, update=progress.update)
@@ -290,7 +284,7 @@ class RecorderCallback(L.Callback):
         pl_module.after_epoch(partial(self._leave, "epoch", pl_trainer, pl_module, before, rate))
 
     def on_save_checkpoint(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.recorder.deliver()
+        deliver(self.recorder.trainer.sinks)
 
     def on_test_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._enter("test", sum(pl_trainer.num_test_batches))

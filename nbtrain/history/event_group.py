@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from ..events import Event
 
 # %% auto #0
-__all__ = ["EventGroup"]
+__all__ = ["EventGroup", "deliver"]
 
 
 # %% ../../nbs/history/event_group.ipynb #ac22b876
@@ -73,3 +74,10 @@ class EventGroup:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+
+
+def deliver(sinks: Iterable[Any]) -> None:
+    """Let the groups among `sinks` pass on what they hold: a file is about to be written that must not be ahead of the record."""
+    for sink in tuple(sinks):
+        if isinstance(sink, EventGroup):
+            sink.flush()

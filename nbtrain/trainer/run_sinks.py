@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.control import State
 from ..errors import ConfigError, NbtrainError, first_line
-from ..history.event_group import EventGroup
+from ..history.event_group import EventGroup, deliver
 from ..history.ghost import ghost_of, run_before
 from ..history.run_folder import RunFolder
 from ..history.run_lock import RunLock
@@ -140,7 +140,7 @@ class RunSinks:
     def close(self) -> None:
         """The run is over."""
         self._unlock()
-        self.trainer.recorder.deliver()
+        deliver(self.trainer.sinks)
         self.trainer.sinks[:] = [sink for sink in self.trainer.sinks if sink not in self._opened]
 
 
