@@ -129,7 +129,7 @@ def joined_cell() -> str:
     groups = option_groups(shipped())
     every = _typed_dict("AddonOptions", map(_group_name, groups), {}, "The options of all addons that come with nbtrain.")
     own = _typed_dict(
-        "TrainerOptions", ["AddonOptions"], trainer_options(), "What a trainer takes by keyword alone, its addons' options too."
+        "TrainerOptions", ["AddonOptions"], trainer_options(), "The keyword-only arguments of a trainer, with the options of its addons."
     )
     return f"{every}\n\n{own}"
 

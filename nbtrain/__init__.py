@@ -165,7 +165,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in PUBLIC:
         raise AttributeError(f"module 'nbtrain' has no attribute {name!r}")
-    value = getattr(import_module(f"nbtrain.{PUBLIC[name]}"), name)
+    from nbtrain.deferred_imports import deferring
+
+    with deferring():
+        value = getattr(import_module(f"nbtrain.{PUBLIC[name]}"), name)
     globals()[name] = value
     return value
 

@@ -53,7 +53,7 @@ class CheckpointError(NbtrainError):
 
 
 class StepError(NbtrainError):
-    """A user's `train_step`, `test_step` or `metric_on_epoch_end` returned what can't be used, or a loader gave nothing.
+    """`train_step`, `test_step` or `metric_on_epoch_end` returned an invalid value, or a loader gave no batch.
 
     `output`: what the step has returned, where it did.
     """
@@ -62,7 +62,7 @@ class StepError(NbtrainError):
 
 
 class WorkerError(NbtrainError):
-    """A worker process was killed or has failed, or its work can't be sent to it."""
+    """A worker process failed or was killed, or data can't be sent to it."""
 
 
 class OutOfMemory(NbtrainError):
@@ -70,14 +70,14 @@ class OutOfMemory(NbtrainError):
 
 
 class RunPaused(KeyboardInterrupt):
-    """A run waits between two batches; `trainer.resume()` continues it. It ends the cell, and what "Run all" has queued."""
+    """A run is paused between two batches; `trainer.resume()` continues it. Raised to end the cell, and what "Run all" has queued."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"‖ {self}"]  # IPython shows this line, and no traceback
 
 
 class RunStopped(KeyboardInterrupt):
-    """A second ■ or the Stop button has ended the run for which a cell waited; `trainer.result` has what it reached.
+    """A second ■ or the Stop button has ended the run of this cell; `trainer.result` has its result.
 
     It ends the cell, and what "Run all" has queued.
     """

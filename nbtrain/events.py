@@ -26,7 +26,7 @@ MonitorMode = Literal["min", "max"]
 # %% ../nbs/events.ipynb #6a5ff60b
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is. All counts are of finished units; `epoch`, `step` and `update` count over all runs of a trainer."""
+    """The position of a run. All counts are of finished units; `epoch`, `step` and `update` count over all runs of a trainer."""
 
     run: int = 1  # which run of the trainer, from 1
     phase: Phase = "idle"

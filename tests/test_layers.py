@@ -16,6 +16,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "remote_errors": (),
     "tracebacks": ("remote_errors",),
     "annotations": ("tracebacks",),
+    "deferred_imports": (),
     "compat": (),
     "events": (),
     "rng": (),
@@ -39,6 +40,7 @@ WITHOUT_TORCH = (
     "remote_errors",
     "tracebacks",
     "annotations",
+    "deferred_imports",
     "compat",
     "events",
     "views",
@@ -55,7 +57,7 @@ def _name(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
-BASE = {"errors", "remote_errors", "tracebacks", "annotations"}  # what all others may import
+BASE = {"errors", "remote_errors", "tracebacks", "annotations", "deferred_imports"}  # what all others may import
 MODULES = {_name(p): p for p in sorted(PACKAGE.rglob("*.py")) if p.name not in ("__init__.py", "__main__.py", "_modidx.py")}
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +56,9 @@ class KeptState:
         return f"the state of epoch {self.epoch}, step {self.step}"
 
 
+_NUMBERS = frozenset((int, float, bool))
+
+
 def size_of(value: Any) -> int:
     """About how many bytes of memory plain data takes: tensors as they are, everything else by a rule of thumb."""
     total, queue, seen = 0, [value], set[int]()
@@ -65,12 +67,14 @@ def size_of(value: Any) -> int:
         if isinstance(item, Tensor):
             total += item.nbytes if id(item) not in seen else 0
             seen.add(id(item))
-        elif isinstance(item, Mapping):
+        elif isinstance(item, dict):
             total += 200
-            queue += [part for pair in item.items() for part in pair]
+            queue += item.keys()
+            queue += item.values()
         elif isinstance(item, (list, tuple)):
-            total += 60
-            queue += item
+            is_flat = _NUMBERS.issuperset(map(type, item))  # such as the 625 numbers of a random state
+            total += 60 + (32 * len(item) if is_flat else 0)
+            queue += () if is_flat else item
         else:
             total += len(item) if isinstance(item, (bytes, str)) else 32
     return total

@@ -5,13 +5,13 @@
 # %% ../../nbs/checkpoint/run_state.ipynb #15650f6f
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
 import lightning as L
-from torch import Tensor
+from torch import Tensor, nn
 
 from .attribute_state import AttributeState
 from .files import read_checkpoint
@@ -53,6 +53,7 @@ __all__ = [
     "restore",
     "restore_here",
     "restore_end",
+    "best_weights_of",
 ]
 
 # %% ../../nbs/checkpoint/run_state.ipynb #8b91b8ce
@@ -399,19 +400,30 @@ def restore_end(trainer: Restorable, state: Mapping[str, Any], checkpoint: str |
     return ended
 
 
-def _restore_best(trainer: TrainerProtocol, state: Mapping[str, Any], checkpoint: str | Path) -> None:
-    """Restore the weights of the best epoch: from the file beside `checkpoint` that has them, or from this one."""
-    best, weights = trainer.train_state.history.best, state["nbtrain"].get("best_weights")
-    trainer.train_state.best_weights = with_frozen(weights, trainer.model) if weights is not None else None
-    if state["nbtrain"]["best"] is None or best is None:
-        return
-    name, url = Path(state["nbtrain"]["best"]).name, url_of(checkpoint)
+def best_weights_of(
+    model: nn.Module, state: Mapping[str, Any], checkpoint: str | Path, note: Callable[[str], None]
+) -> tuple[Weights | None, Path | None]:
+    """The weights of the best epoch that `state` had: from the file beside `checkpoint` that has them, or from this one; and that file.
+
+    `note` gets what is wrong with it.
+    """
+    weights, best = state["nbtrain"].get("best_weights"), state["nbtrain"]["best"]
+    if best is None:
+        return (with_frozen(weights, model) if weights is not None else None), None
+    name, url = Path(best).name, url_of(checkpoint)
     file = Path(checkpoint).with_name(name)
     try:
         with local_file(f"{url.rpartition('/')[0]}/{name}" if url else file) as local:
             found = weights_of(state if file == Path(checkpoint) else _named(read_checkpoint(local), file))
-        weights = {name: value for name, value in found.items() if isinstance(value, Tensor)}
-        trainer.train_state.best_weights = with_frozen(weights, trainer.model)
-        best.path = file
+        return with_frozen({name: value for name, value in found.items() if isinstance(value, Tensor)}, model), file
     except CheckpointError as error:
-        trainer.recorder.note(f"the best weights are lost: {first_line(error)}")
+        note(f"the best weights are lost: {first_line(error)}")
+        return (with_frozen(weights, model) if weights is not None else None), None
+
+
+def _restore_best(trainer: TrainerProtocol, state: Mapping[str, Any], checkpoint: str | Path) -> None:
+    row = trainer.train_state.history.best
+    named = state if row is not None else {**state, "nbtrain": {**state["nbtrain"], "best": None}}  # without a best epoch there is no file
+    trainer.train_state.best_weights, file = best_weights_of(trainer.model, named, checkpoint, trainer.recorder.note)
+    if row is not None and file is not None:
+        row.path = file

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import partial
@@ -89,6 +89,11 @@ def _is_plain_key(key: Any) -> bool:
 
 def _is_numbers(value: Any) -> bool:
     return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc"
+
+
+def _is_flat(values: Sequence[Any]) -> bool:
+    """Are they all numbers that need no look, such as the 625 of a random state?"""
+    return len(values) > 8 and {*map(type, values)} == {int} and abs(max(values, key=abs)) < 2**64
 
 
 class _Unstorable(Exception):
@@ -183,7 +188,7 @@ class _Copier:
         if kind in (dict, OrderedDict) and all(map(_is_plain_key, value)):
             return kind(self.copy_items(value, where))
         if kind in (list, tuple):
-            return kind(self.copy(item, (*where, i)) for i, item in enumerate(value))
+            return kind(value) if _is_flat(value) else kind(self.copy(item, (*where, i)) for i, item in enumerate(value))
         if kind is bytes or _is_numbers(value):
             return self._copy_view(value, where)
         if kind is DTensor:

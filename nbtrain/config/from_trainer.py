@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -36,31 +35,14 @@ from .overrides import escape
 from .schema import Settings, read_settings
 from ..engine.addon import AddOnBase, options
 from ..engine.addon_instance import chosen_options
-from ..engine.protocol import TrainerProtocol
+from ..engine.protocol import Ran, TrainerProtocol
 from ..errors import ConfigError
 from ..optim.schedulers import n_required
 
 # %% auto #0
-__all__ = ["MadeBy", "Ran", "RecordedTrainer", "configuration", "notes", "configuration_text"]
-
+__all__ = ["MadeBy", "RecordedTrainer", "configuration", "notes", "configuration_text"]
 
 # %% ../../nbs/config/from_trainer.ipynb #488ceac5
-@dataclass(frozen=True)
-class Ran:
-    """What the newest `run` was given, and how many epochs all runs have in the end. `alike`: did all have these loaders?"""
-
-    n_epochs: int
-    loader: Any
-    valid_loader: Any
-    alike: bool
-
-    @classmethod
-    def after(cls, before: Ran | None, n_epochs: int, loader: Any, valid_loader: Any) -> Ran:
-        """The run that follows `before`."""
-        alike = before is None or (before.alike and before.loader is loader and before.valid_loader is valid_loader)
-        return cls(n_epochs, loader, valid_loader, alike)
-
-
 _AddOnType = TypeVar("_AddOnType", bound=AddOnBase)
 
 

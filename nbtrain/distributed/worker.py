@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from ..deferred_imports import deferring
 from ..errors import add_note
 from ..history.user_code import is_user_module
 from ..remote_errors import own_error, remake
@@ -272,8 +273,9 @@ def main(descriptor: int, preload: Sequence[str]) -> None:
     faulthandler.enable()
     os.set_inheritable(descriptor, False)
     channel = Channel(Connection(descriptor))
-    for name in preload:
-        importlib.import_module(name)
+    with deferring():
+        for name in preload:
+            importlib.import_module(name)
     keep = frozenset(sys.modules)
     while (task := channel.tasks.get()) is not None:
         try:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nbtrain.engine.step_module import StepModule
 
 # %% auto #0
-__all__ = ["EventSink", "TrainerProtocol", "Turn", "StepsProtocol"]
+__all__ = ["EventSink", "TrainerProtocol", "Ran", "Turn", "StepsProtocol"]
 
 
 # %% ../../nbs/engine/protocol.ipynb #81c4a3fe
@@ -68,6 +68,23 @@ class TrainerProtocol(Protocol):
 
     def optimizer_states(self) -> list[dict[str, Any]]: ...  # of each optimizer that Lightning drives
     def open_run_dir(self) -> Path: ...  # the run folder, which is made where there is none yet
+
+
+# %% ../../nbs/engine/protocol.ipynb #5b0e93d1
+@dataclass(frozen=True)
+class Ran:
+    """What the newest `run` was given, and how many epochs all runs have in the end. `alike`: did all have these loaders?"""
+
+    n_epochs: int
+    loader: Any
+    valid_loader: Any
+    alike: bool
+
+    @classmethod
+    def after(cls, before: Ran | None, n_epochs: int, loader: Any, valid_loader: Any) -> Ran:
+        """The run that follows `before`."""
+        alike = before is None or (before.alike and before.loader is loader and before.valid_loader is valid_loader)
+        return cls(n_epochs, loader, valid_loader, alike)
 
 
 # %% ../../nbs/engine/protocol.ipynb #5229cb69

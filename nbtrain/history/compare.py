@@ -118,7 +118,7 @@ def _forks(runs: Mapping[str, TreeRun]) -> dict[str, Fork]:
 
 @checked
 def compare(*paths: str | Path | Trained) -> Comparison:
-    """The runs in these run folders, or the newest in each folder of run folders, with what each differs in from the first one.
+    """Compare the runs in these run folders, or the newest one in each folder of runs, with the differences from the first one.
 
     Trainers may be given in place of folders, such as one and its branch: they are drawn as one tree. Raises ConfigError where no run is
     found. Damaged lines of a record are left out, which the comparison says.

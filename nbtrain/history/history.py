@@ -77,6 +77,8 @@ class StepTable:
         n = sum(s <= step for s in self.steps)
         self.steps = self.steps[:n]
         self.columns = {name: column[:n] for name, column in self.columns.items()}
+        seen = (n - 1) * self._stride + 1 + step - self.steps[-1] if n else 0  # what is thinned next depends on it
+        self._seen = min(self._seen, seen, n * self._stride)
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, and the columns as bytes: a checkpoint copies lists value by value, in 0.5 µs each."""
@@ -263,7 +265,7 @@ class RankedRows(MeasuredRows):
 
 # %% ../../nbs/history/history.ipynb #3e3d375c
 class History(RankedRows):
-    """What a trainer has measured in all its runs.
+    """The metrics of all runs of a trainer.
 
     `epochs`: a row for each finished training epoch, with the metrics of its last validation; `validations`: a row for each validation
     of a run, also of those inside an epoch and before the first one (epoch 0); `tests`: a row for each pass in mode "test";

@@ -277,7 +277,7 @@ class AddonOptions(
 
 
 class TrainerOptions(AddonOptions, total=False):
-    """What a trainer takes by keyword alone, its addons' options too."""
+    """The keyword-only arguments of a trainer, with the options of its addons."""
 
     log_bar: bool
     scheduler_step_on_batch: bool

@@ -20,14 +20,13 @@ from torch.optim import Optimizer
 from ..annotations import checked
 from ..addons.limits import LimitsAddon
 from ..checkpoint.kept_states import KeptStates
-from ..config.from_trainer import Ran
 from ..data.continued_loader import continued
 from ..data.stream import set_dataset_epoch
 from ..distributed.launcher import Launcher
 from ..distributed.replica import launcher_of, world_of
 from ..distributed.world import World
 from ..engine.control import Control
-from ..engine.protocol import EventSink, Turn
+from ..engine.protocol import EventSink, Ran, Turn
 from ..engine.recorder import Recorder, RecorderCallback
 from ..engine.step_module import StepModule
 from ..engine.train_state import Mode, TrainState
@@ -66,7 +65,7 @@ class TrainerSteps(Composable):
         raise StepError(f"{self.title} has no test_step.", remedy="Write test_step(self, batch), which returns a dict of metrics.")
 
     def metric_on_epoch_end(self) -> dict[str, Any] | None:
-        """Your metrics of a whole pass, from `log_train` or `log_test`; `self.mode` says which pass has ended. None for none."""
+        """Your metrics of a whole pass, from `log_train` or `log_test`; `self.mode` says which pass has ended. Return a dict or None."""
         return None
 
     def log(self, name: str, value: Any, **options: Any) -> None:
@@ -82,7 +81,7 @@ class TrainerSteps(Composable):
 
     @property
     def title(self) -> str:
-        """The name of the class that a user wrote."""
+        """The name of your class."""
         return written_class(type(self)).__name__
 
     @property
@@ -182,6 +181,7 @@ class TrainerState(TrainerArguments, TracebackKeeper):
         self.view: View | None = None  # of the newest run
         self.probed: Any = None  # the step that was tried before a run, and for which monitor
         self.fork: Fork | None = None  # where this trainer has left another one's past
+        self.branches: list[Any] = []  # that the slider below a run has made
         self._begin_kept_states()
 
     def _begin_kept_states(self) -> None:
@@ -206,6 +206,7 @@ class TrainerState(TrainerArguments, TracebackKeeper):
             "sinks": [self.train_state.history],
             "kept_states": KeptStates(0),
             "state_holder": StateHolder(),
+            "branches": [],
         }
         return new_instance, (base, () if base is type(self) else given_addons(type(self))), state
 
@@ -214,7 +215,7 @@ class TrainerState(TrainerArguments, TracebackKeeper):
         return [self.optimizer.state_dict()] if self.optimizer is not None else []
 
     def open_run_dir(self) -> Path:
-        """The run folder, which is made in `save_path` where there is none yet; all ranks have to call it."""
+        """The run folder, created in `save_path` if there is none yet; all ranks must call it."""
         if self.run_dir is None:
             if self.save_path is None:
                 raise ConfigError("The run needs a folder, and save_path is missing.", remedy='Give save_path="runs/my-run".')
@@ -224,7 +225,7 @@ class TrainerState(TrainerArguments, TracebackKeeper):
 
     @property
     def launcher(self) -> Launcher | None:
-        """The addon that lets the runs execute elsewhere, where they do."""
+        """The addon that executes the runs in other processes, if there is one."""
         return launcher_of(self)
 
     @property
@@ -244,7 +245,7 @@ class TrainerBase(TrainerState):
 
     @property
     def turn(self) -> Turn | None:
-        """Which step is at work, where a batch has several; None where it has one."""
+        """The step that is running, where a batch has several; None where it has one."""
         return None
 
     def callbacks(self) -> list[L.Callback]:
@@ -266,7 +267,7 @@ class TrainerBase(TrainerState):
         return lightning_args(self)
 
     def read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
-        """`loader` as the runs read it: with what the addons put around it."""
+        """`loader` as the runs read it, wrapped by the addons."""
         if training:
             if any(addon.steps_per_epoch for addon in self.active_addons if isinstance(addon, LimitsAddon)):
                 loader = self.stream = continued(loader, self.stream)

@@ -5,6 +5,8 @@
 # %% ../../nbs/trainer/branch.ipynb #7e1b0ccd
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from torch import Tensor
@@ -14,7 +16,10 @@ from ..history.run_tree import Fork
 from .base import TrainerBase
 from .live_edits import check_options, set_options
 from .redefined import change_class, mark_steps
-from .rewind import copy_trainer, nearest_state, recompute, restore_kept, step_of
+from .restored_state import restore_kept
+from .rewind import nearest_state, saved_at, step_of
+from .saved_states import load_saved
+from .scratch_trainer import copy_trainer, recompute
 from .state_keeper import manager_of
 from ..views.text import format_value
 
@@ -35,18 +40,26 @@ def _changes(trainer: TrainerBase, options: dict[str, Any], steps: type[TrainerB
     return found | ({"steps": steps.__name__} if steps is not None else {})
 
 
+def _restorer(trainer: TrainerBase, step: int) -> Callable[[TrainerBase], Any]:
+    """Makes everything in a copy of `trainer` as it was after `step` batches."""
+    if (file := saved_at(trainer, step)) is not None:
+        return partial(load_saved, file=file)
+    kept = nearest_state(trainer, step)
+    return partial(restore_kept, kept=kept if kept.step == step else recompute(trainer, kept, step))
+
+
 def branch(trainer: BranchType, step: int, steps: type[TrainerBase] | None, options: dict[str, Any]) -> BranchType:
     """A copy of `trainer` as it was after `step` batches, with other `options` of the optimizer, or other `steps`."""
-    kept = nearest_state(trainer, step)
-    state = kept if kept.step == step else recompute(trainer, kept, step)
+    restore = _restorer(trainer, step)
     made: Any = copy_trainer(trainer)
-    made.keep_states, made.run_dir, made.result, made.handle = trainer.keep_states, None, None, None
+    made.keep_states, made.result, made.handle = trainer.keep_states, None, None
     if (manager := manager_of(made)) is not None:
         manager.__post_init__()
-    restore_kept(made, state)
+    restore(made)
+    made.run_dir, counts = None, made.train_state.counts
     parent = trainer.run_dir.name if trainer.run_dir is not None else trainer.title
-    made.fork = Fork(parent, state.epoch, state.step, _changes(made, options, steps))
-    made.parent = f"{parent}, epoch {state.epoch}, step {state.step}"
+    made.fork = Fork(parent, counts.epoch, counts.step, _changes(made, options, steps))
+    made.parent = f"{parent}, epoch {counts.epoch}, step {counts.step}"
     made.recorder.mark(f"branched from {made.parent}")
     if steps is not None:
         before = type(made)

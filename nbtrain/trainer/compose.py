@@ -260,7 +260,7 @@ class Composable(AddonCommands):
         return list(self._addons.values())
 
     def drop_addons(self, kinds: tuple[type[AddOnBase], ...]) -> None:
-        """Leave out the addons of these classes from here on."""
+        """Remove the addons of these classes."""
         self._addons = {kind: addon for kind, addon in self._addons.items() if not isinstance(addon, kinds)}
 
 

@@ -160,7 +160,7 @@ class TrainerEvaluation(TrainerBase):
 
     @checked
     def run_batch(self, batch: Any) -> dict[str, Any]:
-        """Train, or in mode "test" evaluate, on one batch. It counts as a step and as no epoch. Returns what the step returned."""
+        """Train, or in mode "test" evaluate, on one batch. It counts as a step, but not as an epoch. Returns what the step returned."""
         return run_batch(self, batch)
 
     @checked

@@ -136,9 +136,9 @@ class Execution:
 
     def _kept(self, loader: Iterable[Any], valid: Iterable[Any] | None) -> Iterable[Any]:
         """`loader` with a place that states in memory have, where the run keeps them."""
+        self.trainer.state_holder.loaders = self.loader, self.valid_loader
         if not self.trainer.keeps_states:
             return loader
-        self.trainer.state_holder.loaders = self.loader, self.valid_loader
         return self.trainer.state_holder.open(self.trainer, loader, valid)
 
     def _rereadable(self, loader: Iterable[Any]) -> Iterable[Any]:

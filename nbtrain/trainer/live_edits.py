@@ -193,17 +193,17 @@ class TrainerPauses(TrainerBase):
 
     @checked
     def use(self, steps: type[TrainerBase]) -> None:
-        """Use the steps of a class that was written again, such as `Digits` after its cell was changed: now, or after the running batch."""
+        """Use the steps of a redefined class, such as `Digits` after its cell was changed: now, or after the running batch."""
         self.control.do(lambda at: adopt_redefined(self, steps))
 
     @property
     def failure(self) -> Failure | None:
-        """What has failed, and where, in a run that an error has paused: the error, the batch, the variables of the step."""
+        """The error that has paused a run, its place, the batch and the variables of the step."""
         return self.control.failure
 
     @boundary
     def stop(self) -> RunResult | None:
-        """End the run between two batches, and wait until it has ended; its state is saved where a StateManagerAddon is there.
+        """End the run between two batches, and wait until it has ended; its state is saved if the trainer has a StateManagerAddon.
 
         Called in a step or in a callback it returns at once. Where no run is on it does nothing. Returns the result.
         """
@@ -245,7 +245,7 @@ class TrainerControls(TrainerPauses):
 
     @boundary
     def show(self) -> None:
-        """Show the newest run once more, here: live while it is on."""
+        """Show the newest run again in this cell, live while it is on."""
         if isinstance(self.view, NotebookView):
             self.view.show()
         else:
@@ -253,7 +253,7 @@ class TrainerControls(TrainerPauses):
 
     @boundary
     def free(self) -> None:
-        """Release the batch and the gradients that a failed run's traceback holds; `%debug` works no more.
+        """Release the batch and the gradients that a failed run's traceback holds; `%debug` does not work afterwards.
 
         While a run is on, its gradients stay: its next update needs them. Where an error has paused it, so does the batch, which `resume`
         tries again.

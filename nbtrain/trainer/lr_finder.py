@@ -246,7 +246,7 @@ def _train(trainer: TrainerBase, module: StepModule, loader: Iterable[Any], argu
 
 
 def find_lr(trainer: TrainerBase, loader: Iterable[Any], arguments: dict[str, Any], start: float, end: float, n_batches: int) -> RangeTest:
-    """Train `n_batches` batches with rates that grow from `start` to `end`, and put everything back.
+    """Train `n_batches` batches with rates that grow from `start` to `end`, and restore everything.
 
     `arguments` are for the `lightning.Trainer`. Raises ConfigError for what can't work.
     """

@@ -283,7 +283,7 @@ class DatasetTrainer(Trainer):
 
 # %% ../../nbs/trainer/model_trainer.ipynb #b333758a
 class ModelTrainer(DatasetTrainer):
-    """A trainer for models that return their loss; no steps need to be written.
+    """A trainer for models that return their loss; you need not write steps.
 
     With `loss_fn(output, target)` the model returns its output only: a batch is then `(input, target)`, or a mapping in which the target
     is "labels", "label", "target" or "y". Override `prepare_batch` for batches of another form.
@@ -291,11 +291,11 @@ class ModelTrainer(DatasetTrainer):
     Args:
         model, device, mode, optimizer, scheduler: As Trainer's, but that the optimizer may be left out.
         loss_fn: `loss_fn(output, target)`, for a model that does not return its loss.
-        train_dataset: What `run` trains on where it is given no loader.
-        eval_dataset: What it validates on, and what it evaluates in mode "test", where it is given no loader. Several by name, too.
+        train_dataset: The dataset that `run` trains on if no loader is given.
+        eval_dataset: The dataset to validate on, and to evaluate in mode "test", if no loader is given. Or several by name.
         batch_size: For the datasets.
         num_workers: Processes that read the datasets; 0 for none.
-        pin_memory: Hand out batches in page-locked memory; where the device is a GPU if it is not said.
+        pin_memory: Hand out batches in page-locked memory; by default if the device is a GPU.
         prefetch_factor: Batches that each worker reads ahead.
         drop_last: Leave out the last batch of a training epoch where it is short.
         collate_fn: Makes a batch of a list of samples.

@@ -18,7 +18,7 @@ __all__ = ["ProgressChecker", "TrainerProgress"]
 
 # %% ../../nbs/trainer/progress.ipynb #f85ba336
 class ProgressChecker:
-    """Which step and which epoch is running, from 1.
+    """The running step and epoch, counted from 1.
 
     A step is a processed batch, validation included; epochs count in mode "train" only. That of a trainer shows its `counts`. One that
     is made alone is for a loop of your own, which counts with it.
@@ -75,7 +75,7 @@ class TrainerProgress:
 
     @property
     def history(self) -> History:
-        """Everything that was measured, across the runs."""
+        """The metrics of all runs."""
         return self.train_state.history
 
     @property

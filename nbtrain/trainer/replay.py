@@ -25,7 +25,8 @@ from ..data.batch import describe, tensors
 from ..engine.control import Leave
 from ..errors import ConfigError, first_line
 from .base import TrainerBase
-from .rewind import nearest_state, scratch_trainer, train_from
+from .rewind import nearest_state
+from .scratch_trainer import scratch_trainer, train_from
 from ..views.html import table_html
 from ..views.text import format_value, table_text
 
@@ -62,7 +63,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """One training step, done again.
+    """A training step that `replay` has repeated.
 
     Attributes:
         step: Its number, as in `history.steps`.
@@ -309,7 +310,7 @@ class TrainerReplay(TrainerBase):
 
     @checked
     def replay(self, step: int) -> Replay:
-        """Do the training step `step` again, and look at it: the batch, what the step returned, gradients, updates and outputs by layer.
+        """Repeat training step `step` and inspect it: the batch, what the step returned, gradients, updates and outputs by layer.
 
         A copy of the trainer does it from the nearest state that is kept; the run is not touched, and may be on or paused. The step
         that has failed can be replayed too. `replay(step).debug()` names the first module whose output is not finite. Raises

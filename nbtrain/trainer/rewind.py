@@ -5,225 +5,28 @@
 # %% ../../nbs/trainer/rewind.ipynb #c8eba680
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import lightning as L
-from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.loggers import Logger
-from torch import Tensor
-
-from ..addons.checkpoint_callback import n_finished
-from ..addons.ema import Average, EMAAddon
-from ..addons.loggers import LoggersAddon, WebLoggerAddon
-from ..addons.non_finite import NonFiniteAddon
-from ..addons.state_manager import StateManagerAddon
-from ..addons.system_monitor import SystemMonitorAddon
 from ..annotations import checked
-from ..checkpoint.attribute_state import drop_new
-from ..checkpoint.files import ordered_names, read_counts
 from ..checkpoint.kept_states import KeptState
-from ..checkpoint.run_state import has_kept_weights, restore_here, without_weights
-from ..checkpoint.snapshot import restore_views
-from ..checkpoint.store import FOLDER
-from ..data.loader import as_loader
 from ..data.loader_state import outside_names
-from ..data.resumable_loader import borrowed
-from ..data.several_loaders import is_several
-from ..engine.control import Boundary, Leave, refuse_while_on
-from ..errors import CheckpointError, ConfigError, first_line
+from ..engine.control import refuse_while_on
+from ..errors import CheckpointError, ConfigError
 from ..history.user_code import is_user
-from ..rng import keep_random, set_random_state
 from .base import TrainerBase
-from .execution import Execution
 from .failed_runs import drop_failure
-from .kept_objects import kept_objects
-from .state_keeper import manager_of, take_state
+from .restored_state import restore_kept
+from .run_sinks import refresh_slider
+from .saved_states import load_saved, nearest_saved, saved_states
+from .scratch_trainer import recompute
 
 # %% auto #0
-__all__ = [
-    "restore_kept",
-    "copy_trainer",
-    "scratch_trainer",
-    "train_from",
-    "recompute",
-    "step_of",
-    "nearest_state",
-    "outside",
-    "Rewound",
-    "rewind",
-    "TrainerRewind",
-    "end_paused",
-]
+__all__ = ["step_of", "nearest_state", "outside", "Rewound", "saved_at", "rewind", "TrainerRewind", "end_paused"]
 
 
 # %% ../../nbs/trainer/rewind.ipynb #80c257c3
-def _as_state(kept: KeptState) -> dict[str, Any]:
-    """A copy of what was taken, which the training may change."""
-    state = restore_views(deepcopy(kept.taken.state), kept.taken.views)
-    for callback in state.get("callbacks", {}).values():
-        if isinstance(callback, dict) and isinstance(begin := callback.get("begin"), dict):
-            begin["goal"] = kept.goal  # of a schedule
-    return state
-
-
-def _reset_averages(trainer: TrainerBase, state: Mapping[str, Any]) -> None:
-    """Before the first update there was no moving average of the weights."""
-    for addon in trainer.active_addons:
-        if isinstance(addon, EMAAddon) and not has_kept_weights(state):
-            addon.average = Average(addon.ema_decay, warmup=addon.ema_warmup)
-
-
-def restore_kept(trainer: TrainerBase, kept: KeptState) -> str:
-    """Make everything in `trainer` as it was when `kept` was taken. Returns what could not be, in words.
-
-    Callbacks, schedule and loader follow in the next run.
-    """
-    state, holder, manager = _as_state(kept), trainer.state_holder, manager_of(trainer)
-    own, here = state["nbtrain"], trainer.train_state
-    restore_here(trainer, state, Path(kept.name))
-    _reset_averages(trainer, state)
-    drop_new(trainer, kept.places)
-    missing = holder.attributes.load_state_dict(trainer, own["attributes"])
-    best = kept.best_weights
-    here.best_weights = {name: value.clone() for name, value in best.items()} if best is not None else None
-    here.history.drop_after(kept.step, kept.epoch)
-    trainer.kept_states.drop_after(kept.step)
-    set_random_state(own["random"])
-    if trainer.optimizer is not None:
-        trainer.optimizer.zero_grad()
-    is_over = kept.batch is None and kept.epoch >= kept.goal and not kept.is_start
-    trainer.continues_run, here.run = not is_over, here.run + is_over
-    trainer.finished_phase, trainer.parent = here.phase - (not is_over), None
-    if manager is not None:
-        manager.restored, manager.restored_from, manager.rest = state, Path(kept.name), without_weights(state)
-    else:
-        holder.restored, holder.restored_name = state, kept.name
-    return missing
-
-
-# %% ../../nbs/trainer/rewind.ipynb #56cdc092
-_SILENT = (LoggersAddon, WebLoggerAddon, StateManagerAddon, SystemMonitorAddon)  # addons that write
-
-
-def _loose_tensors(trainer: TrainerBase) -> dict[int, Any]:
-    """Copies of what deepcopy refuses: tensors with a graph in attributes of the model; and nothing in place of loggers."""
-    loggers = trainer.lightning.get("logger")
-    memo: dict[int, Any] = {
-        id(found): False for found in (loggers if isinstance(loggers, list) else [loggers]) if isinstance(found, Logger)
-    }
-    memo |= {id(found): None for found in (trainer.module, trainer.last_traceback, trainer.result) if found is not None}  # of a run
-    queue: list[Any] = [part for module in trainer.model.modules() for part in vars(module).values()]
-    while queue:
-        item = queue.pop()
-        if isinstance(item, Tensor) and not item.is_leaf:
-            memo[id(item)] = item.detach().clone().requires_grad_(item.requires_grad)
-        elif type(item) in (list, tuple, dict):
-            queue += item.values() if isinstance(item, dict) else item
-    return memo
-
-
-def copy_trainer(trainer: TrainerBase) -> TrainerBase:
-    """Another trainer like this one, with copies of its model, its optimizer and all else. Raises ConfigError where that fails."""
-    try:
-        made = deepcopy(trainer, _loose_tensors(trainer))
-    except Exception as error:  # of a user's class
-        raise ConfigError(
-            f"{trainer.title} can't be copied: {type(error).__name__}: {first_line(error)}.",
-            remedy="Give the object that fails a __deepcopy__, or rewind to the end of an epoch that is kept.",
-        ) from error
-    made.given, made.kept_states, made.keep_states = dict(trainer.given), trainer.kept_states.copy(), True
-    return made
-
-
-@contextmanager
-def scratch_trainer(trainer: TrainerBase) -> Iterator[TrainerBase]:
-    """A copy of `trainer` for trials: it shows, records and saves nothing. What it shares with `trainer` is afterwards as before."""
-    with keep_random(), kept_objects(trainer):
-        made = copy_trainer(trainer)
-        made.drop_addons(_SILENT)
-        made.run_dir, made.save_path, made.log_bar, made.seed, made.on_error = None, None, False, None, "raise"
-        made.lightning.pop("logger", None)
-        non_finite = made[NonFiniteAddon]
-        non_finite.nonfinite = "skip" if non_finite.nonfinite == "skip" else "ignore"
-        yield made
-
-
-# %% ../../nbs/trainer/rewind.ipynb #46c52a9f
-@contextmanager
-def _borrowed_loaders(kept: KeptState) -> Iterator[tuple[Any, Any]]:
-    """The loaders of the run, whose places are afterwards as before."""
-    loader, valid_loader = kept.loaders
-    if loader is None or isinstance(loader, Iterator) or is_several(as_loader(loader)):
-        raise ConfigError(
-            "This run read several loaders, an iterator or a LightningDataModule: a batch of it can't be read again.",
-            remedy="Rewind to the end of an epoch that is kept.",
-        )
-    with ExitStack() as stack:
-        valid = stack.enter_context(borrowed(as_loader(valid_loader))) if valid_loader is not None else None
-        yield stack.enter_context(borrowed(as_loader(loader))), valid
-
-
-def train_from(trainer: TrainerBase, kept: KeptState, watcher: Checkpoint) -> None:
-    """Let `trainer`, a scratch copy, train from the state `kept` to the end of its run, or until `watcher` leaves it."""
-    restore_kept(trainer, kept)
-    history, control = trainer.train_state.history, trainer.control
-    arguments = trainer.lightning_args()
-    arguments |= {"callbacks": [*arguments["callbacks"], watcher], "enable_checkpointing": True, "logger": False}
-    trainer.recorder.start(kept.goal, {"monitor": history.monitor, "monitor_mode": history.monitor_mode, "resumed": True})
-    control.begin(lambda state: None)
-    control.thread = threading.current_thread()
-    try:
-        with _borrowed_loaders(kept) as loaders:
-            Execution(trainer, kept.goal - trainer.train_state.counts.epoch, *loaders).execute(arguments)
-    finally:
-        control.end()
-
-
-class _Arrival(Checkpoint):
-    """Takes the state of a scratch copy at `step`, and ends its run there. Lightning calls a Checkpoint after all other callbacks."""
-
-    def __init__(self, trainer: TrainerBase, step: int) -> None:
-        self.trainer, self.step = trainer, step
-        self.state: KeptState | None = None
-
-    def on_train_batch_end(self, pl_trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        self.trainer.control.leave(self._look, whole=True)
-
-    def _look(self, at: Boundary | None) -> None:
-        if at is not None and self.trainer.train_state.counts.step >= self.step:
-            self._take(at.pl_trainer, n_finished(at.pl_trainer))
-            self.trainer.control.stop()
-
-    def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.trainer.train_state.counts.step >= self.step:
-            self._take(pl_trainer, None)
-            raise Leave
-
-    def _take(self, pl_trainer: L.Trainer, finished: int | None) -> None:
-        if self.state is None and self.trainer.train_state.counts.step == self.step:
-            self.state = take_state(self.trainer, pl_trainer, finished)
-
-
-def recompute(trainer: TrainerBase, kept: KeptState, step: int) -> KeptState:
-    """The state at `step`, to which a copy of `trainer` trains from `kept`. Raises ConfigError where no state can be taken there."""
-    with scratch_trainer(trainer) as copy:
-        arrival = _Arrival(copy, step)
-        train_from(copy, kept, arrival)
-    if arrival.state is None:
-        raise ConfigError(
-            f"Step {step} is not between two batches: it is in a window of accumulated gradients, or a validation follows it.",
-            remedy="Give another step, or an epoch.",
-        )
-    return replace(arrival.state, loaders=kept.loaders)
-
-
-# %% ../../nbs/trainer/rewind.ipynb #919d4843
 def step_of(trainer: TrainerBase, at: str | None, epoch: int | None, step: int | None) -> int:
     """The step that `rewind` or `branch` was given in one of three ways. Raises ConfigError where there is no such step."""
     history, counts = trainer.train_state.history, trainer.train_state.counts
@@ -247,8 +50,8 @@ def step_of(trainer: TrainerBase, at: str | None, epoch: int | None, step: int |
 
 
 def nearest_state(trainer: TrainerBase, step: int) -> KeptState:
-    """The state in memory from which a training leads to `step`. Raises CheckpointError where there is none."""
-    kept = trainer.kept_states.find(step)
+    """The state from which a training leads to `step`: in memory, else on the disk. Raises CheckpointError where there is none."""
+    kept = trainer.kept_states.find(step) or nearest_saved(trainer, step)
     if kept is None:
         raise CheckpointError(f"No state up to step {step} is in memory.", remedy=_remedy(trainer))
     marks = [(at.step, text) for at, text in trainer.train_state.history.marks if kept.step < at.step <= step]
@@ -277,10 +80,10 @@ def outside(trainer: TrainerBase) -> list[str]:
     return list(dict.fromkeys([*holder.reasons, *reasons, *found]))
 
 
-# %% ../../nbs/trainer/rewind.ipynb #85c0e924
+# %% ../../nbs/trainer/rewind.ipynb #8e09d8f4
 @dataclass(frozen=True)
 class Rewound:
-    """Where a trainer was rewound to.
+    """The place that a trainer was rewound to.
 
     `batch`: finished batches of an open epoch; None between two epochs. `n_recomputed`: how many batches were trained again on the way.
     `notes`: what is not as it was then.
@@ -305,10 +108,17 @@ class Rewound:
         return "\n  ".join(lines)
 
 
+def saved_at(trainer: TrainerBase, step: int) -> Path | None:
+    """The checkpoint of `step`, where no state in memory leads there."""
+    return saved_states(trainer).get(step) if trainer.kept_states.find(step) is None else None
+
+
 def rewind(trainer: TrainerBase, step: int) -> Rewound:
     """Make `trainer` what it was after `step` batches."""
-    if trainer.kept_states.find(step) is None and (file := _saved_state(trainer, step)) is not None:
-        return _load_saved(trainer, file, step)
+    if (file := saved_at(trainer, step)) is not None:
+        batch = load_saved(trainer, file)
+        trainer.recorder.mark(f"rewound to {file.name}")
+        return Rewound(trainer.train_state.counts.epoch, step, batch, 0, tuple(outside(trainer)))
     kept = nearest_state(trainer, step)
     state = kept if kept.step == step else recompute(trainer, kept, step)
     missing = restore_kept(trainer, state)
@@ -320,31 +130,13 @@ def rewind(trainer: TrainerBase, step: int) -> Rewound:
     return found
 
 
-def _saved_state(trainer: TrainerBase, step: int) -> Path | None:
-    """The checkpoint of this run's folder that was saved at `step`."""
-    if trainer.run_dir is None or manager_of(trainer) is None:
-        return None
-    folder = trainer.run_dir / FOLDER
-    paths = [folder / name for name in ordered_names(folder)] if folder.is_dir() else []
-    return next((path for path in reversed(paths) if (counts := read_counts(path)) and counts["step"] == step), None)
-
-
-def _load_saved(trainer: TrainerBase, file: Path, step: int) -> Rewound:
-    manager: Any = manager_of(trainer)
-    manager.load_state(trainer, file)
-    trainer.train_state.history.drop_after(step, trainer.train_state.counts.epoch)
-    trainer.kept_states.drop_after(step)
-    trainer.recorder.mark(f"rewound to {file.name}")
-    return Rewound(trainer.train_state.counts.epoch, step, manager.restored["nbtrain"]["finished"], 0, tuple(outside(trainer)))
-
-
-# %% ../../nbs/trainer/rewind.ipynb #8678ed7f
+# %% ../../nbs/trainer/rewind.ipynb #9c0d9e62
 class TrainerRewind(TrainerBase):
     """A trainer goes back to an earlier place of its runs."""
 
     @checked
     def rewind(self, at: Literal["best"] | None = None, *, epoch: int | None = None, step: int | None = None) -> Rewound:
-        """Make everything as it was after `epoch` epochs, after `step` batches, or at the best epoch: `rewind("best")`.
+        """Restore everything as it was after `epoch` epochs, after `step` batches, or at the best epoch: `rewind("best")`.
 
         Weights, optimizer, schedule, random numbers, the place in the data, and the history up to there, with a mark. `run(2, loader)`
         continues from there, bit for bit as the first time, and after `set(lr=...)` into another future. `step` is counted as in
@@ -356,7 +148,9 @@ class TrainerRewind(TrainerBase):
         """
         end_paused(self)
         refuse_while_on(self.control, self.recorder.place)
-        return rewind(self, step_of(self, at, epoch, step))
+        found = rewind(self, step_of(self, at, epoch, step))
+        refresh_slider(self)
+        return found
 
 
 def end_paused(trainer: TrainerBase) -> None:

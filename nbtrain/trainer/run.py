@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..addons.state_manager import check_restored
-from ..config.from_trainer import Ran
 from ..data.named_loaders import Loaders
 from ..engine.control import Leave, refuse_while_on
+from ..engine.protocol import Ran
 from ..errors import ConfigError
 from ..events import Status
 from ..history.history import RunResult

@@ -21,12 +21,13 @@ from ..views.notebook import Controls, NotebookView, open_view
 from ..views.terminal import LogView, TerminalView
 from ..engine.protocol import EventSink
 from .lightning_args import asks_for_bar
+from .reachable_epochs import travel_of
 
 if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["view_controls", "RunSinks", "refresh_view"]
+__all__ = ["view_controls", "RunSinks", "refresh_slider", "refresh_view"]
 
 
 # %% ../../nbs/trainer/run_sinks.ipynb #c517b9e7
@@ -38,7 +39,7 @@ def view_controls(trainer: TrainerBase, *, validates: bool) -> Controls:
         actions["save"] = partial(_submit, trainer, "save_state")
     if validates:
         actions["validate"] = partial(_submit, trainer, "validate_now")
-    return Controls(actions, lambda: trainer.handle is not None and trainer.handle.is_waited_for)
+    return Controls(actions, lambda: trainer.handle is not None and trainer.handle.is_waited_for, travel_of(trainer))
 
 
 def _stop(trainer: TrainerBase) -> None:
@@ -119,6 +120,8 @@ class RunSinks:
         if not trainer.world.is_first:
             return
         shows = trainer.log_bar and not asks_for_bar(trainer)
+        if isinstance(trainer.view, NotebookView):
+            trainer.view.refresh_slider(withdraw=True)
         trainer.view = open_view(view_controls(trainer, validates=validates)) if shows else None
         self._opened = [EventGroup(self._folder(trainer.run_dir).update_all)] if trainer.run_dir is not None else []
         self._opened += [trainer.view] if trainer.view is not None else []
@@ -142,6 +145,12 @@ class RunSinks:
         self._unlock()
         deliver(self.trainer.sinks)
         self.trainer.sinks[:] = [sink for sink in self.trainer.sinks if sink not in self._opened]
+
+
+def refresh_slider(trainer: TrainerBase) -> None:
+    """Other epochs can be reached than before."""
+    if isinstance(trainer.view, NotebookView):
+        trainer.view.refresh_slider()
 
 
 def refresh_view(trainer: TrainerBase) -> None:

@@ -179,7 +179,7 @@ def _shared_best(trainer: TrainerBase) -> Weights | None:
 
 
 # %% ../../nbs/trainer/state_keeper.ipynb #4fd64327
-_SHARE = 200  # seconds of training for one of keeping states: with the first state of a run it stays below a hundredth
+_SHARE = 200  # seconds of a run for one of keeping states: with what a loader's place costs in each step it stays below a hundredth
 _WITHIN_EPOCH_S = 30.0
 
 
@@ -188,7 +188,8 @@ class StateTaker(Checkpoint):
 
     def __init__(self, trainer: TrainerBase) -> None:
         self.trainer, self.clock = trainer, time.perf_counter
-        self.cost_s = self.taken_s = 0.0  # of the newest state, and when it was taken
+        self.spent_s = 0.0  # on the states of this run
+        self.begun_s = self.taken_s = self.clock()  # the run, and its newest state
         self._pl_trainer: Any = None
         self._failed = False
 
@@ -239,7 +240,7 @@ class StateTaker(Checkpoint):
             self._take(n_finished(at.pl_trainer))
 
     def _is_due(self) -> bool:
-        return self.clock() - self.taken_s >= _SHARE * self.cost_s
+        return self.clock() - self.begun_s >= _SHARE * self.spent_s
 
     def _take(self, finished: int | None, *, is_start: bool = False, restored: Mapping[str, Any] | None = None) -> None:
         begun_s, history = self.clock(), self.trainer.train_state.history
@@ -254,7 +255,7 @@ class StateTaker(Checkpoint):
         else:
             self.trainer.kept_states.add(state, history.best["step"] if history.best is not None else None)
         self.taken_s = self.clock()
-        self.cost_s = self.taken_s - begun_s
+        self.spent_s += self.taken_s - begun_s
 
     def _is_too_large(self) -> bool:
         """Does a state take more than states may take together? It would be dropped, once it has filled the memory."""

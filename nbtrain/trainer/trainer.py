@@ -23,7 +23,6 @@ from ..annotations import checked
 from ..checkpoint.frozen_base import with_base
 from ..checkpoint.sharded import merge_checkpoint
 from ..checkpoint.weights import load_weights, read_weights, save_weights
-from ..config.from_trainer import configuration_text
 from ..data.named_loaders import Loaders
 from ..distributed.devices import Device, device_args, resolve_device
 from ..distributed.launcher import Launcher
@@ -73,7 +72,7 @@ class TrainerWeights(TrainerBase):
 
     @checked
     def apply_weights(self, filename: str | Path | None = None, strict: bool = True) -> None:
-        """Load weights into the model: from a file or a URL, or without one the copy of the best ones.
+        """Load weights into the model: from a file or a URL, or by default those of the best epoch.
 
         Raises CheckpointError where there are none, or where they don't fit (with `strict=False` what fits is taken).
         """
@@ -99,7 +98,7 @@ class TrainerInspection(TrainerBase):
 
     @checked
     def check(self, batch: Any) -> None:
-        """Try both steps on one batch, with a backward pass, print what went in and came out, and change nothing."""
+        """Try both steps on one batch, with a backward pass, and print inputs and outputs. Nothing changes."""
         print(self.control.do(lambda at: check_steps(self, batch)))
 
     @checked
@@ -109,7 +108,7 @@ class TrainerInspection(TrainerBase):
 
     @checked
     def lr_find(self, loader: Iterable[Any], *, start: float = 1e-7, end: float = 10.0, n_batches: int = 100) -> RangeTest:
-        """Train `n_batches` batches with a learning rate that grows from `start` to `end`, and put everything back.
+        """Train `n_batches` batches with a learning rate that grows from `start` to `end`, and restore everything.
 
         Returns the losses by rate, with a `suggestion` and a `plot()`. Precision, accumulation and gradient clipping are as in a run; the
         schedule, other addons, and the callbacks and loggers of `lightning=` are left out. The first parameter group gets the rate; others
@@ -148,6 +147,8 @@ class TrainerInspection(TrainerBase):
         with every unknown value: classes that are defined in cells, arguments that no object keeps, loaders other than a DataLoader.
         """
         kind = written_class(type(self))
+        from nbtrain.config.from_trainer import configuration_text  # not needed by a first step
+
         text = configuration_text(self, (kind, constructor_parameters(kind)), fields)
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
@@ -297,7 +298,7 @@ class Trainer(
     """Trains a model with your `train_step` and `test_step`; subclass it and write these two.
 
     Args:
-        model: What is trained. It is moved to `device` at once and stays there.
+        model: The model to train. It is moved to `device` immediately and stays there.
         device: "auto", "cpu", "cuda", "cuda:1", "mps" or a `torch.device`; with MultiGPUAddon a list of them, too.
         mode: "train" or "test": what `run` does.
         optimizer: An optimizer, or a factory `parameters -> optimizer`. Needed in mode "train".
@@ -307,19 +308,19 @@ class Trainer(
         gradient_clip: The largest global gradient norm; 0 for no clipping.
         compile: Compile the model with `torch.compile`: True, a mode such as "max-autotune", or a dict of its keywords.
         precision: "fp32", "bf16" or "fp16" (both mixed), what Lightning calls a precision ("bf16-true"), "auto" for the best of the device,
-            a list of which the first is taken that the device can do, or a dict of dtypes for "param", "buffer" and "input".
+            a list whose first supported entry is used, or a dict of dtypes for "param", "buffer" and "input".
         hooks: Functions by the names of their hooks, `{"after_optimizer_step": fn}`, or TrainHooks.
         nonfinite: What to do about a training loss that is not finite: "raise" soon, "stop", "skip" its update, or "ignore".
         seed: Seeds all random numbers when the first run begins.
-        save_path: Where run folders go; without it nothing touches the disk.
+        save_path: The folder for run folders; without it nothing is written to disk.
         monitor: The metric that says which epoch is best. "val_loss" is "train_loss" where there is no validation.
         monitor_mode: "min" or "max"; inferred from well-known names.
-        keep_source: Keep in the run folder what a run came from: the source, versions, git, arguments. "names" keeps hashes of the
+        keep_source: Keep the provenance of a run in its folder: the source, versions, git, arguments. "names" keeps hashes of the
             source; False keeps none of it.
-        on_error: What an error of your code does to a training run: "pause" it at that batch, or "raise", which ends it. None: pause where
-            you sit at a notebook; raise in scripts, tests and programs that execute notebooks.
+        on_error: What an error of your code does to a training run: "pause" it at that batch, or "raise", which ends it. None: pause in
+            an interactive notebook; raise in scripts, tests and programs that execute notebooks.
         advice: Show tips about the run, at most three lines: `tip: val_loss has not improved since epoch 17 of 205`.
-        count_samples: How many samples a batch has, for the means of an epoch, where it does not say it: `lambda batch: len(batch.ids)`.
+        count_samples: The number of samples in a batch, for the means of an epoch, if it can't be inferred: `lambda batch: len(batch.ids)`.
             A step may also return it, as "n_samples".
         compare_with: A run folder whose loss is drawn behind that of a run. None: the newest other one in `save_path` of the same class.
         keep_states: Keep the states of a training run in memory, in a tenth of what is free, for `rewind`, `replay`, `branch` and `blame`.

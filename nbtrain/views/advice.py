@@ -162,6 +162,7 @@ class Explosion:
     def __init__(self) -> None:
         self.is_on = False
         self.usual: deque[float] = deque(maxlen=_N_USUAL)
+        self.limit, self.n = math.inf, 0  # a loss up to here has not jumped, by an earlier look; losses so far
         self.line = ""
 
     def update(self, event: Event) -> None:
@@ -177,7 +178,10 @@ class Explosion:
             if "debug" not in self.line:  # the first one is the cause
                 self.line = f"the loss is {loss:g} at step {step}: trainer.replay(step={step}).debug() says why"
             return
-        if len(self.usual) == _N_USUAL and "debug" not in self.line and loss > _JUMP * max(median(self.usual), 1e-12):
+        if self.n % 10 == 0 or loss > self.limit:  # a median in each step would cost as much as the rest of a view
+            self.limit = _JUMP * max(median(self.usual), 1e-12) if len(self.usual) == _N_USUAL else math.inf
+        self.n += 1
+        if loss > self.limit and "debug" not in self.line:
             self.line = f"the loss jumped to {loss:.3g} at step {step}: see trainer.replay(step={step}) and trainer.blame(step={step})"
         self.usual.append(loss)
 

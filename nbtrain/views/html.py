@@ -128,6 +128,9 @@ class LiveRecord:
         return f"<style>{before}:not(:has(.jp-OutputArea-output *)) {{display: none}}</style>"
 
 
+_BELOW_SLIDER = LiveRecord("nbtrain-record", "")  # the same name in each execution
+
+
 _ONE_LINE = "display:flex;justify-content:space-between;gap:16px;height:20px;overflow:hidden;white-space:nowrap"
 
 
@@ -176,10 +179,14 @@ def _mark_html(board: Board, i: int, number: str) -> str:
     return f'<details><summary>{line}</summary><pre style="{style}">{escape(visible(diff, lines=True))}</pre></details>'
 
 
-def record_html(board: Board, live: LiveRecord | None = None) -> str:
-    """The whole record as HTML, at most 720 px wide, with a line for each of its parts. `live`: it is drawn again and again."""
-    live = live if board.is_on else None  # what stays is the same in every execution
-    age, rules = (live.age_html, live.rules_html) if live is not None else ("", "")
+def record_html(board: Board, live: LiveRecord | None = None, *, has_slider: bool = False) -> str:
+    """The whole record as HTML, at most 720 px wide, with a line for each of its parts.
+
+    `live`: it is drawn again and again. `has_slider`: at its end, the output above it has one.
+    """
+    live = live if board.is_on else _BELOW_SLIDER if has_slider else None  # what stays is the same in every execution
+    age = live.age_html if live is not None and board.is_on else ""
+    rules = live.rules_html if live is not None else ""
     parts = [rules, f"<div><strong>{escape(title_line(board))}</strong></div>", age]
     parts += _live_parts(board) if board.is_on else [f"<div>{escape(summary_line(board))}</div>", record_picture(board)]
     parts.append(_table_html(record_table(board, _WIDTH, _TITLE), "Metrics by epoch") if board.rows else "")

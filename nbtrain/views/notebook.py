@@ -15,6 +15,7 @@ from typing import Any
 
 from ..events import Event
 from . import html, text
+from .epoch_slider import EpochSlider, Travel
 from .marimo import MarimoView, marimo_output
 from .terminal import View, stream_view
 
@@ -31,10 +32,14 @@ def get_shell() -> Any:
 
 @dataclass(frozen=True)
 class Controls:
-    """What the buttons do, by name: "pause", "continue", "stop", "save", "validate". None of them may wait. `cell_waits`: does a cell?"""
+    """What the buttons do, by name: "pause", "continue", "stop", "save", "validate". None of them may wait. `cell_waits`: does a cell?
+
+    `travel`: where the run can go back to, while it is paused and when it is over.
+    """
 
     actions: Mapping[str, Callable[[], Any]]
     cell_waits: Callable[[], bool] = lambda: False
+    travel: Travel | None = None
 
 
 _LABELS = {"pause": "Pause", "continue": "Continue", "stop": "Stop", "save": "Save now", "validate": "Validate now"}
@@ -126,8 +131,9 @@ def _make_page(draw: Callable[[], str], asked: Callable[[], None]) -> Any:
     return page
 
 
+# %% ../../nbs/views/notebook.ipynb #livecell
 class _Live:
-    """The buttons of a run and its page, in an output above the record; widgets of ipywidgets."""
+    """The buttons of a run, its slider and its page, in an output above the record; widgets of ipywidgets."""
 
     def __init__(self, draw: Callable[[], str], name: str, controls: Controls | None) -> None:
         from ipywidgets import VBox
@@ -136,13 +142,20 @@ class _Live:
         self.is_open, self.has_moved = True, False  # has_moved: the record is in the page
         self.page = _make_page(self._draw, self._move)
         self.buttons = _Buttons(controls) if controls is not None else None
-        self.widget = VBox([self.buttons.box, self.page] if self.buttons is not None else [self.page])
+        self.travel = controls.travel if controls is not None else None
+        self.slider: EpochSlider | None = None
+        self.widget: Any = VBox()
+        self._arrange()
         self.page.value = self._draw()
         self.display_id = f"{name}-live"
         self.show()
 
     def _move(self) -> None:
         self.has_moved = True
+
+    def _arrange(self) -> None:
+        parts = [part.box for part in (self.buttons, self.slider) if part is not None]
+        self.widget.children = [*parts, self.page]
 
     def _draw(self) -> str:
         replaced = f".{self.name}" if self.has_moved else f".{self.name}-age"
@@ -153,32 +166,65 @@ class _Live:
         self.page.value = self._draw()
 
     def show_state(self, state: str) -> None:
-        """Let the buttons fit `state`."""
+        """Let the buttons and the slider fit `state`."""
         if self.buttons is not None:
             self.buttons.show(state)
+        if state == "paused":
+            self.offer()
+        elif state == "running":
+            self.withdraw()
+
+    def offer(self) -> bool:
+        """Let the slider be there, with the epochs that can be reached now; returns False where there is none."""
+        if self.slider is None and self.travel is not None:
+            self.slider = EpochSlider(self.travel)
+        if self.slider is not None and not self.slider.refresh():
+            self.withdraw()
+        self._arrange()
+        return self.slider is not None
+
+    def reoffer(self, *, withdraw: bool) -> bool:
+        """Find the epochs again, or `withdraw` the slider. Returns True where a run that is over has none any more."""
+        if self.slider is None:
+            return False
+        if withdraw:
+            self.withdraw()
+        else:
+            self.offer()
+        return self.slider is None and not self.is_open
+
+    def withdraw(self) -> None:
+        """Remove the slider: the run continues, or another one is the newest."""
+        if self.slider is not None:
+            slider, self.slider = self.slider, None
+            self._arrange()
+            slider.close()
 
     def show(self) -> None:
         """Show them in the current cell. Without a kernel, or where widgets are unknown, there is nothing to see."""
         from IPython.display import display
 
-        bundle: Any = self.widget._repr_mimebundle_()
-        display(bundle | {"text/html": "", "text/plain": ""}, raw=True, display_id=self.display_id)
+        display(self._bundle(), raw=True, display_id=self.display_id)
 
-    def clear(self) -> None:
-        """Empty the output."""
+    def send(self) -> None:
+        """Show what there is now wherever they are shown: after the end the slider, or nothing."""
         from IPython.display import update_display
 
-        update_display({"text/html": "", "text/plain": ""}, raw=True, display_id=self.display_id)
+        update_display(self._bundle(), raw=True, display_id=self.display_id)
+
+    def _bundle(self) -> dict[str, Any]:
+        box = self.widget if self.is_open else self.slider.box if self.slider is not None else None
+        return ({} if box is None else box._repr_mimebundle_()) | {"text/html": "", "text/plain": ""}
 
     def close(self) -> None:
-        """Empty the output and close the buttons. The page keeps the last record, for tabs that request it when the kernel is free."""
+        """Leave the slider alone in the output. The page keeps the last record, for tabs that request it when the kernel is free."""
         self.is_open, last = False, self.draw()
         self.draw = lambda: last  # no part of the run, whose memory would stay
-        self.clear()
-        self.widget.children = [self.page]
-        if self.buttons is not None:
-            self.buttons.close()
-            self.buttons = None
+        self.send()
+        buttons, self.buttons = self.buttons, None
+        self._arrange()
+        if buttons is not None:
+            buttons.close()
         if self.has_moved:
             self.refresh()
 
@@ -212,9 +258,10 @@ class _Record:
     def __init__(self, board: text.Board) -> None:
         self.board, self.name = board, f"nbtrain-{os.urandom(4).hex()}"
         self.time_s = 0.0  # of the newest event, in seconds since 1970
+        self.has_slider = False  # above it, after the end
 
     def html(self, live: html.LiveRecord | None = None) -> str:
-        return html.record_html(self.board, live)
+        return html.record_html(self.board, live, has_slider=self.has_slider)
 
     def _bundle(self) -> dict[str, str]:
         now = time.strftime("%H:%M:%S", time.localtime(self.time_s + self.board.place.waited_s))
@@ -235,7 +282,7 @@ class _Record:
 
 # %% ../../nbs/views/notebook.ipynb #11dc24dc
 class NotebookView:
-    """Shows a run below the cell: buttons that are removed at the end, and below them a record that stays.
+    """Shows a run below the cell: buttons, in whose place a slider of epochs stands at the end, and below them a record that stays.
 
     `live=False`: the record alone.
     """
@@ -302,7 +349,15 @@ class NotebookView:
         with self._lock:
             self._record.send()
             if self._live is not None and not self._live.is_open:
-                self._live.clear()
+                self._live.send()
+
+    def refresh_slider(self, *, withdraw: bool = False) -> None:
+        """Other epochs can be reached now; `withdraw`: a newer run has the slider."""
+        with self._lock:
+            if self._live is not None and self._live.reoffer(withdraw=withdraw):
+                self._record.has_slider = False
+                self._live.send()
+                self._record.send()
 
     def _open(self) -> None:
         if self.live:
@@ -312,12 +367,13 @@ class NotebookView:
 
     def _display(self, *, with_live: bool = True) -> None:
         self._cell = get_shell().execution_count
-        if with_live and self._live is not None and self._live.is_open:
+        if with_live and self._live is not None and (self._live.is_open or self._live.slider is not None):
             self._live.show()
         self._record.show()
 
     def _close(self) -> None:
         self._clock.stop()
+        self._record.has_slider = self._live is not None and self._live.offer()
         self._record.send()
         if self._live is not None:
             self._live.close()

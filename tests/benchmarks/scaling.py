@@ -1,8 +1,9 @@
 """Steps a second in two processes: nbtrain under torchrun against a plain DistributedDataParallel loop under torchrun.
 
 Both train in the same two processes, in turns, so that they have the same neighbours; in odd rounds nbtrain goes first. The clock is
-wall time, because waiting for the other rank is a part of such a step; so the machine must have nothing else to do. It begins after the
-first 200 steps. gloo on the CPU, one thread each.
+wall time, because waiting for the other rank is a part of such a step; so the machine should have nothing else to do. It begins after the
+first 200 steps, and the window of 100 steps at the 20th percentile counts, as in `measure`: where another process interrupts one rank, both
+wait. gloo on the CPU, one thread each.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-from workload import BATCH_SIZE, N_FEATURES, WARM_UP, Clock, adam, make_data
+from workload import BATCH_SIZE, N_FEATURES, WARM_UP, WINDOW, Clock, adam, make_data
 
 from nbtrain import MultiGPUAddon, Trainer
 
@@ -41,7 +42,9 @@ class WallClock(Clock):
 
     @property
     def steps_per_s(self) -> float:
-        return (len(self.reads_s) - 1 - WARM_UP) / (self.reads_s[-1] - self.reads_s[WARM_UP])
+        reads_s = self.reads_s[WARM_UP::WINDOW]
+        windows_s = sorted(after - before for before, after in zip(reads_s, reads_s[1:]))
+        return WINDOW / windows_s[len(windows_s) // 5]
 
 
 class Net(nn.Module):
@@ -130,7 +133,7 @@ def row(name: str, rounds: list[tuple[float, float]]) -> Row:
 
 
 def made_row(name: str, own: float, plain: float, ratio: float, lowest: float, highest: float) -> Row:
-    claim = Claim("{:.2f} ×", ratio, 0.90, at_least=True)
+    claim = Claim("{:.2f} ×", ratio, 0.97, at_least=True)
     return Row((name, f"{own:.0f}", f"{plain:.0f}", claim, f"{lowest:.2f} to {highest:.2f}"), bar=ratio)
 
 

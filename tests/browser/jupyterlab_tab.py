@@ -17,7 +17,8 @@ from typing import Any
 import nbformat
 
 _IDLE = "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
-_NO_BUTTONS = "() => ![...document.querySelectorAll('.jp-OutputArea button')].some(b => b.checkVisibility())"
+_OF_RUN = ".jp-OutputArea button:not(.nbtrain-epochs button)"  # those below a finished run stay
+_NO_BUTTONS = f"() => ![...document.querySelectorAll('{_OF_RUN}')].some(b => b.checkVisibility())"
 _SHOWS = "(p) => new RegExp(p, 'm').test([...document.querySelectorAll('.jp-OutputArea')].map(o => o.innerText).join('\\n'))"
 
 
@@ -108,7 +109,7 @@ class Lab:
         self.page.wait_for_function(_SHOWS, arg=pattern, timeout=timeout_s * 1000)
 
     def wait_no_buttons(self) -> None:
-        """The widgets close after the record's last update."""
+        """The buttons of a run close after the record's last update."""
         self.page.wait_for_function(_NO_BUTTONS, timeout=600_000)
 
 

@@ -132,7 +132,8 @@ def test_background_run_comes_back_live_after_a_reload(lab: Any, lab_root: Path)
     _wait(lab, r"‖ paused · epoch ")
     lab.press("Continue")
     _wait(lab, r"✓ completed · 14 epochs")
-    assert lab.page.locator(".jp-OutputArea button:visible").count() == 0 and _visible(lab).count("run 1") == 1
+    lab.wait_no_buttons()
+    assert _visible(lab).count("run 1") == 1
 
 
 @pytest.mark.long
@@ -235,3 +236,68 @@ def test_browser_holds_as_much_after_a_thousand_epochs_as_after_a_hundred(lab: A
     early, late = held
     assert late["JSHeapUsedSize"] < early["JSHeapUsedSize"] + 5e6 and late["Nodes"] < early["Nodes"] + 500
     lab.command("kernelmenu:shutdown", wait=True)
+
+
+_TOP_OF_SLIDER = "() => document.querySelector('.nbtrain-epochs button').getBoundingClientRect().top"
+
+
+def _place(lab: Any, n_left: int) -> None:
+    """Move the slider to the left by so many epochs."""
+    lab.page.locator(".nbtrain-epochs [role=slider]:visible").focus()
+    for _ in range(n_left):
+        lab.page.keyboard.press("ArrowLeft")
+
+
+def test_slider_of_a_finished_run_rewinds_says_so_and_gives_way_without_its_kernel(lab: Any, lab_root: Path) -> None:
+    path = _run(lab, lab_root, "slider", "trainer.run(4, loader, loader)")
+    _wait(lab, r"✓ completed · 4 epochs")
+    _wait(lab, r"the end of epoch 4 · val_loss ")
+    _place(lab, 2)
+    _wait(lab, r"the end of epoch 2 · val_loss ")
+    top = lab.page.evaluate(_TOP_OF_SLIDER)
+    for theme in ("JupyterLab Dark", "JupyterLab Light"):  # which later tests find
+        lab.command("apputils:change-theme", wait=True, theme=theme)
+        lab.page.wait_for_function("() => !document.querySelector('#jupyterlab-splash')")
+        _shoot(lab.page, f"slider-{theme[11:].lower()}")
+    lab.press("Branch here")
+    _wait(lab, r"Branched from the end of epoch 2 · trainer\.branches\[0\] is the branch")
+    lab.press("Rewind here")
+    _wait(lab, r"Rewound to the end of epoch 2, step 120 · ")
+    assert lab.page.evaluate(_TOP_OF_SLIDER) == top
+    lab.command("docmanager:save", wait=True)
+    lab.show(path)  # the kernel is there
+    _wait(lab, r"Rewound to the end of epoch 2")
+    _place(lab, 1)
+    lab.press("Rewind here")
+    _wait(lab, r"Rewound to the end of epoch 1, step 60")
+    lab.command("docmanager:save", wait=True)
+    lab.command("kernelmenu:shutdown", wait=True)
+    _wait_without_slider(lab)
+    lab.show(path)
+    _wait(lab, r"✓ completed · 4 epochs")
+    lab.page.wait_for_timeout(2000)  # in which JupyterLab would say that it has no such widget
+    _wait_without_slider(lab)
+    assert not [words for words in DEAD if words in _visible(lab)] and _visible(lab).count("run 1") == 1
+    page, _ = HTMLExporter().from_filename(str(lab_root / path))
+    assert "✓ completed" in page and not [words for words in DEAD if words in page] and "widget-view+json" not in page
+
+
+def _wait_without_slider(lab: Any) -> None:
+    gone = "() => ![...document.querySelectorAll('.nbtrain-epochs')].some(slider => slider.checkVisibility())"
+    lab.page.wait_for_function(gone, timeout=90_000)
+
+
+@pytest.mark.long
+def test_slider_is_gone_after_a_restart_and_comes_with_a_pause(lab: Any, lab_root: Path) -> None:
+    _run(lab, lab_root, "slider_paused", "handle = trainer.run(40, loader, loader, background=True)")
+    _wait(lab, r"epoch 3/40 · ")
+    button = lab.page.evaluate(_SAMPLE)["button"]
+    lab.press("Pause")
+    _wait(lab, r"the end of epoch \d+ · val_loss ")
+    assert lab.page.evaluate(_SAMPLE)["button"] == button  # stands still
+    _shoot(lab.page, "slider-paused")
+    lab.press("Rewind here")
+    _wait(lab, r"Rewound to the end of epoch ")
+    _wait(lab, r"■ stopped")
+    lab.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    _wait_without_slider(lab)

@@ -250,7 +250,71 @@ def test_show_shows_a_live_run_once_more(kernel: Kernel) -> None:
     assert [m["content"]["transient"]["display_id"] for m in shown] == ids and "epoch " in shown[1]["content"]["data"]["text/plain"]
     kernel.run("trainer.stop()")
     after = [m for m in kernel.run("trainer.show()") if m["msg_type"] == "display_data"]
-    assert len(after) == 1 and "■ stopped" in after[0]["content"]["data"]["text/plain"]
+    slider, record = (m["content"]["data"] for m in after)
+    assert "application/vnd.jupyter.widget-view+json" in slider and "■ stopped" in record["text/plain"]
+
+
+SLIDER = "trainer.view._live.slider"
+
+
+def _send(kernel: Kernel, widget: str, data: dict[str, Any]) -> None:
+    """What a page sends when a person uses a widget; returns once the kernel has attended to it."""
+    content = {"comm_id": kernel.value(f"{SLIDER}.{widget}.model_id"), "data": data}
+    message = kernel.client.session.msg("comm_msg", content)
+    kernel.client.shell_channel.send(message)
+    while True:
+        reply = kernel.client.get_iopub_msg(timeout=600)
+        is_reply = reply["parent_header"].get("msg_id") == message["header"]["msg_id"]
+        if is_reply and reply["msg_type"] == "status" and reply["content"]["execution_state"] == "idle":
+            return
+
+
+def _choose(kernel: Kernel, index: int) -> None:
+    _send(kernel, "slider", {"method": "update", "state": {"index": index}, "buffer_paths": []})
+
+
+def _click(kernel: Kernel, label: str) -> str:
+    """Click a button beside the slider. Returns what is said then."""
+    _send(kernel, f"buttons[{label!r}]", {"method": "custom", "content": {"event": "click"}})
+    return kernel.value(f"{SLIDER}.words.value").partition(">")[2].removesuffix("</div>")
+
+
+def test_slider_of_a_finished_run_rewinds_and_branches_as_the_calls_do(kernel: Kernel) -> None:
+    kernel.run("never = make(log_bar=False)\nnever.run(3, make_loader())")
+    kernel.run("trainer = make()\nresult = trainer.run(3, make_loader())")
+    assert kernel.value(f"[label for label, _ in {SLIDER}.slider.options]")[:2] == ["start", "1"]
+    _choose(kernel, 1)
+    assert _click(kernel, "Branch here") == (
+        "Branched from the end of epoch 1 · trainer.branches[0] is the branch: its run() continues from there"
+    )
+    assert _click(kernel, "Rewind here").startswith("Rewound to the end of epoch 1, step 20")
+    assert kernel.value("trainer.counts.epoch, trainer.branches[0].counts.epoch") == (1, 1)
+    kernel.run("result = trainer.run(2, trainer.ran.loader)")
+    assert kernel.value("same(trainer, never)") is True
+
+
+def test_slider_moves_to_the_newest_record_and_is_refused_while_a_run_is_on(kernel: Kernel) -> None:
+    kernel.run("trainer = make()\nresult = trainer.run(1, make_loader())\nfirst = trainer.view")
+    kernel.run("trainer.seconds = 0.02\nhandle = trainer.run(100, make_loader(), background=True)")
+    assert kernel.value("first._live.slider, trainer.view._live.slider, first._record.has_slider") == (None, None, False)
+    kernel.run("from nbtrain.trainer.reachable_epochs import travel_of\nfrom nbtrain.views.epoch_slider import EpochSlider")
+    kernel.run("slider = EpochSlider(travel_of(trainer)); slider.refresh(); slider.press('Rewind here')")
+    assert "✗ A run of this trainer is on." in kernel.value("slider.words.value")
+    kernel.run("trainer.stop(); handle.join()")
+    assert kernel.value(f"{SLIDER} is not None") is True
+
+
+def test_paused_run_has_a_slider_below_its_buttons_and_a_rewind_ends_it(kernel: Kernel) -> None:
+    kernel.run("trainer = make()\ntrainer.presses = {45}")
+    assert kernel.error("trainer.run(4, make_loader())")[0] == "RunPaused"
+    assert kernel.value(f"[child is {SLIDER}.box for child in trainer.view._live.widget.children]") == [False, True, False]
+    _choose(kernel, 1)
+    assert _click(kernel, "Rewind here").startswith("Rewound to the end of epoch 1, step 20")
+    assert kernel.value("trainer.control.state, trainer.result.status, trainer.counts.epoch") == ("idle", "stopped", 1)
+    kernel.run(
+        "trainer.presses = set()\nresult = trainer.run(3, trainer.ran.loader)\nnever = make(log_bar=False)\nnever.run(4, make_loader())"
+    )
+    assert kernel.value("same(trainer, never)") is True
 
 
 def _children(pid: int) -> list[int]:

@@ -26,12 +26,23 @@ loader = [torch.randn(8, 4) for _ in range(200)]
 """
 
 
-def test_saved_notebook_keeps_the_record_and_no_widget(tmp_path: Path, execute: Any) -> None:
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def test_saved_notebook_keeps_the_record_and_no_widget_where_no_state_can_be_reached(execute: Any) -> None:
+    notebook = execute(SETUP, "trainer.keep_states = False\nresult = trainer.run(1, loader)")
+    buttons, record = notebook.cells[1].outputs
+    assert buttons.data == {"text/html": "", "text/plain": ""} and "nbtrain-record" not in record.data["text/html"]
+
+
+def test_saved_notebook_keeps_the_record_and_shows_nothing_of_its_slider(execute: Any) -> None:
     notebook = execute(SETUP, "result = trainer.run(3, loader, loader)")
     nbformat.validate(notebook)
     assert "widgets" not in notebook.metadata
-    buttons, record = notebook.cells[1].outputs
-    assert set(record.data) == {"text/html", "text/plain"} and buttons.data == {"text/html": "", "text/plain": ""}
+    slider, record = notebook.cells[1].outputs
+    assert set(record.data) == {"text/html", "text/plain"}
+    assert set(slider.data) == {WIDGET, "text/html", "text/plain"} and slider.data["text/html"] == slider.data["text/plain"] == ""
+    assert ":has(+ .jp-OutputArea-child .nbtrain-record)" in record.data["text/html"]  # hides what stands there without a kernel
     html = record.data["text/html"]
     assert html.count('scope="row"') == 3 and "✓ completed" in html and "data:image/svg+xml" in html and len(html) < 50_000
     assert "Slow · Linear · 5 params · cpu · run 1" in record.data["text/plain"] and "★" in record.data["text/plain"]

@@ -14,7 +14,7 @@ from torch.nn.functional import smooth_l1_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbtrain.events import Event, Progress
-from nbtrain.views.advice import Advice
+from nbtrain.views.advice import Advice, Explosion
 from nbtrain.views.html import record_html
 from nbtrain.views.terminal import LogView
 from nbtrain.views.text import Board, record_text
@@ -236,3 +236,27 @@ def test_line_does_not_flicker_around_its_threshold() -> None:
         advice.update(Event("steps", Progress(phase="train", elapsed_s=now_s), data=block))
         shown.append(bool(advice.lines))
     assert sum(a != b for a, b in zip(shown, shown[1:])) == 1 and shown[-1]
+
+
+def explosion(losses: list[float]) -> str:
+    """What is said after these losses, which come in blocks of 25 as those of a run do."""
+    rule = Explosion()
+    rule.update(Event("start", Progress(), 0.0, {"keeps_states": True}))
+    for first in range(0, len(losses), 25):
+        block = losses[first : first + 25]
+        rule.update(Event("steps", Progress(phase="train", step=first + len(block)), 0.0, {"values": {"train_loss": block}}))
+    return rule.line
+
+
+@pytest.mark.parametrize("step", [51, 60, 99, 130])
+def test_loss_that_has_jumped_or_is_not_finite_has_the_call_that_explains_it(step: int) -> None:
+    usual = [1.0 + 0.1 * (i % 7) for i in range(step - 1)]
+    assert explosion([*usual, 50.0, *usual]) == (
+        f"the loss jumped to 50 at step {step}: see trainer.replay(step={step}) and trainer.blame(step={step})"
+    )
+    assert explosion([*usual, math.nan, 50.0]) == f"the loss is nan at step {step}: trainer.replay(step={step}).debug() says why"
+    assert explosion([*usual, 9.0, *usual]) == ""
+
+
+def test_loss_that_falls_or_is_young_has_not_jumped() -> None:
+    assert explosion([100.0 * 0.9**i for i in range(200)]) == "" == explosion([0.01] * 20 + [5.0] * 200)

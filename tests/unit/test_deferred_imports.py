@@ -1,0 +1,176 @@
+"""What a first step does not use is not imported before it, and what is deferred is the real module as soon as something uses it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import subprocess
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from nbtrain.deferred_imports import _Later, _LaterClass, deferring
+
+FIRST_STEP = """
+import sys
+import torch
+from nbtrain import Trainer
+
+class Net(Trainer):
+    def train_step(self, batch):
+        loaded.update(sys.modules)
+        return {"loss": self.model(batch).square().mean()}
+
+loaded = {}
+Net(torch.nn.Linear(2, 1), "cpu", optimizer=torch.optim.SGD, save_path=sys.argv[1]).run(1, [torch.zeros(4, 2)])
+print(*loaded)
+"""
+NOT_IN_A_FIRST_STEP = {"matplotlib", "scipy", "PIL.Image", "numpy.f2py", "pandas", "sklearn", "IPython", "ipywidgets", "wandb", "neptune"}
+NOT_IN_A_FIRST_STEP |= {"tensorboard", "transformers", "torchvision", "torchaudio", "jsonargparse", "optuna", "mlflow", "nbformat"}
+
+ORDERED = {
+    "nbtrain": "from nbtrain import Trainer",
+    "lightning": "import lightning",
+    "torchmetrics": "from torchmetrics import MeanMetric",
+    "audio": "import torchmetrics.audio",
+    "matplotlib": "import matplotlib.pyplot",
+    "figure": "from matplotlib.figure import Figure",
+    "signal": "from scipy.signal import welch",
+    "stats": "import scipy.stats",
+    "plot": "from torchmetrics import MeanMetric; metric = MeanMetric(); metric.update(2.0); metric.plot()",
+}
+REAL = """
+import gc, importlib, pickle, sys
+import matplotlib.axes, matplotlib.pyplot as plt, scipy.signal
+import torchmetrics
+from torchmetrics.utilities import plot
+from nbtrain import Trainer
+
+metric = torchmetrics.MeanMetric()
+metric.update(2.0)
+figure, axes = metric.plot()
+assert type(figure) is plt.Figure and type(axes) is matplotlib.axes.Axes
+assert plot.plt is plt and plot.plt.subplots is plt.subplots and torchmetrics.scipy.signal.welch is scipy.signal.welch
+assert isinstance(axes, plot._AX_TYPE) and issubclass(type(axes), plot._AX_TYPE) and not isinstance(figure, plot._AX_TYPE)
+assert plot.trim_axs(plt.subplots(1, 3)[1], 2).shape == (2,)
+try:
+    torchmetrics.MetricCollection([metric]).plot(together=True, ax=figure)
+except ValueError as error:
+    assert "Expected argument `ax`" in str(error)
+else:
+    raise AssertionError("a figure is no axes")
+assert pickle.loads(pickle.dumps(metric)).compute() == 2.0
+assert pickle.loads(pickle.dumps(plot.plot_curve)) is plot.plot_curve
+with plt.style.context("dark_background"):
+    assert metric.plot()[1].get_facecolor()[:3] == (1, 1, 1)  # torchmetrics draws in its own style
+plt.close("all")
+assert gc.isenabled() and gc.get_freeze_count() == 0
+assert not any(type(finder).__module__.startswith("nbtrain") for finder in sys.meta_path)
+kinds = {type(module).__module__ for module in sys.modules.values()} | {type(m.__loader__).__module__ for m in (torchmetrics, plot)}
+assert "nbtrain.deferred_imports" not in kinds
+importlib.reload(plot)
+assert plot._AX_TYPE is matplotlib.axes.Axes and plot.plt is plt
+"""
+
+
+def run(code: str, *arguments: str) -> str:
+    environment = os.environ | {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment)
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+def test_first_step_has_imported_only_what_it_uses(tmp_path: Any) -> None:
+    loaded = run(FIRST_STEP, str(tmp_path)).splitlines()[-1].split()
+    assert "lightning.pytorch" in loaded and NOT_IN_A_FIRST_STEP.isdisjoint(loaded)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 13))])
+def test_deferred_module_is_the_real_one_in_every_order(seed: int) -> None:
+    order = random.Random(seed).sample(list(ORDERED.values()), len(ORDERED))
+    run("\n".join([*order, REAL]))
+
+
+IN_A_THREAD = """
+import threading
+failed = []
+
+def other():
+    try:
+        exec(sys.argv[1], {})
+    except BaseException as error:
+        failed.append(error)
+
+thread = threading.Thread(target=other)
+thread.start()
+from nbtrain import Trainer
+thread.join()
+assert not failed, failed
+"""
+IN_A_FORK = """
+import os
+from nbtrain import Trainer
+pid = os.fork()
+if not pid:
+    exec(sys.argv[1], {})
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["matplotlib", "signal", "torchmetrics", "lightning", "plot"])
+def test_deferred_module_is_the_real_one_where_a_thread_imports_it_meanwhile(name: str) -> None:
+    run(f"import sys\n{IN_A_THREAD}\n{REAL}", ORDERED[name])
+
+
+@pytest.mark.long
+def test_deferred_module_is_the_real_one_in_a_forked_process() -> None:
+    run(f"import sys\n{IN_A_FORK}\n{REAL}", REAL)
+
+
+def test_stand_in_gives_its_place_to_the_module_at_its_first_use() -> None:
+    import wave
+
+    owner: dict[str, Any] = {"other": 1}
+    owner["w"] = owner["again"] = stand_in = _Later("wave", owner, Error="given")
+    assert stand_in.Error == "given" and owner["w"] is stand_in and isinstance(stand_in, ModuleType)
+    stand_in.forget()
+    assert stand_in.Error is wave.Error and owner == {"other": 1, "w": wave, "again": wave}
+    assert dir(stand_in) == dir(wave)
+    with pytest.raises(AttributeError, match="module 'wave' has no attribute 'nothing'"):
+        stand_in.nothing  # noqa: B018
+
+
+def test_stand_in_of_a_class_knows_its_instances() -> None:
+    stand_in = _LaterClass("Fraction", (), {"__module__": "fractions"})
+    unknown = _LaterClass("Fraction", (), {"__module__": "not_imported"})
+    fraction: Any = stand_in(1, 2)  # pyright: ignore[reportCallIssue]
+    assert (type(fraction).__name__, fraction.denominator) == ("Fraction", 2)
+    assert isinstance(fraction, stand_in) and not isinstance(0.5, stand_in) and not isinstance(fraction, unknown)
+    assert issubclass(type(fraction), stand_in) and not issubclass(float, stand_in) and not issubclass(float, unknown)
+
+
+def test_nothing_is_deferred_where_lightning_is_imported_already() -> None:
+    import lightning  # noqa: F401
+
+    before = list(sys.meta_path)
+    with deferring():
+        assert sys.meta_path == before and gc.isenabled()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_collector_and_finders_are_as_before_after_an_error(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "lightning.pytorch")
+    before = list(sys.meta_path)
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(ImportError, match="^no torch$"), deferring(), deferring():
+            assert not gc.isenabled() and len(sys.meta_path) == len(before) + 2
+            raise ImportError("no torch")
+        assert gc.isenabled() is enabled and sys.meta_path == before and not gc.get_freeze_count()
+    finally:
+        gc.enable()
