@@ -182,11 +182,9 @@ class Recorder:
     def progress(self) -> Progress:
         """Where the run is."""
         at, timer, state = self.pass_place, self.timer, self.trainer.train_state
-        counts = state.counts
         elapsed_s = (self.clock() if timer.paused_s is None else timer.paused_s) - timer.start_s
-        return Progress(
-            state.run, at.phase, counts.epoch, self.n_epochs, at.batch, at.n_batches, counts.step, counts.update, elapsed_s
-        )  # fmt: skip
+        here = state.run, at.phase, state.counts.epoch, self.n_epochs, at.batch, at.n_batches
+        return Progress(*here, state.counts.step, state.counts.update, elapsed_s)
 
     def emit_now(self, kind: EventKind, data: Mapping[str, Any]) -> None:
         """Emit an event with the progress of this moment."""
