@@ -309,6 +309,7 @@ class RecorderCallback(L.Callback):
             recorder.emit_now(kind, {"row": before | _metrics(pl_trainer, module) | after})
 
 
+# %% ../../nbs/engine/recorder.ipynb #metrics1
 def _validation_metrics(pl_trainer: L.Trainer, module: StepModule) -> dict[str, float]:
     """Of the validation that has just ended."""
     return {name: value for name, value in _metrics(pl_trainer, module).items() if name.startswith("val_")}
