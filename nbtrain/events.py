@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 # %% auto #0
@@ -56,6 +56,9 @@ def _encode(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _encode(item) for key, item in value.items()}
     return [_encode(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def _decode(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,8 +148,11 @@ class Event:
 
     def to_json(self) -> str:
         """One line of JSON."""
-        fields = {"kind": self.kind, "progress": asdict(self.progress), "time_s": self.time_s, "data": _encode(self.data)}
-        return json.dumps(fields, allow_nan=False, separators=(",", ":"))
+        fields = {"kind": self.kind, "progress": vars(self.progress), "time_s": self.time_s, "data": self.data}
+        try:
+            return _ENCODER.encode(fields)
+        except (ValueError, TypeError):  # a number that is not finite, or a mapping that is no dict
+            return _ENCODER.encode(fields | {"data": _encode(self.data)})
 
     @classmethod
     def from_json(cls, line: str) -> Event:

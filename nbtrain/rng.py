@@ -9,11 +9,12 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import string_at
 from hashlib import blake2b
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from lightning.fabric.utilities.seed import _set_rng_states
 
 from .errors import ConfigError
 
@@ -42,15 +43,57 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+# %% ../nbs/rng.ipynb #numpyrng
+_N_BYTES = 2500  # of the Mersenne Twister in NumPy's memory: 624 words, and the place in them
+
+
+class _NumpyRandom:
+    """The state of NumPy's global generator. It is read and restored only where numbers were drawn: each takes 50 to 100 µs."""
+
+    def __init__(self) -> None:
+        self._state: Any = None
+        self._memory: bytes | None = None  # of the generator in that state
+
+    def get(self, numpy: Any) -> Any:
+        memory = self._look(numpy)
+        if memory is None or memory != self._memory:
+            self._state = state = numpy.random.get_state()
+            has_spare = state[3] != 0  # of the normal numbers, which are made in pairs; it is elsewhere in the memory
+            self._memory = None if has_spare else memory
+        return self._state
+
+    def set(self, numpy: Any, state: Any) -> None:
+        if state is not self._state or self._memory is None or self._look(numpy) != self._memory:
+            numpy.random.set_state(state)
+
+    @staticmethod
+    def _look(numpy: Any) -> bytes | None:
+        """The generator's memory; None where it is another one than NumPy's own."""
+        find = getattr(numpy.random, "get_bit_generator", None)  # NumPy 1.24
+        generator: Any = find() if find is not None else None
+        return string_at(generator.ctypes.state_address, _N_BYTES) if type(generator) is numpy.random.MT19937 else None
+
+
+_NUMPY = _NumpyRandom()
+
+
 # %% ../nbs/rng.ipynb #94b28397
 def random_state(*, devices: bool = True) -> dict[str, Any]:
     """The state of Python's, NumPy's and torch's random numbers, on all devices or on the CPU alone."""
-    return _collect_rng_states(include_cuda=devices)
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        state["numpy"] = _NUMPY.get(numpy)
+    if devices:
+        state["torch.cuda"] = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return state
 
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Restore the state that `random_state` returned."""
-    _set_rng_states(state)
+    numpy = sys.modules.get("numpy")
+    _set_rng_states({name: part for name, part in state.items() if name != "numpy" or numpy is None})
+    if numpy is not None and "numpy" in state:
+        _NUMPY.set(numpy, state["numpy"])
 
 
 # %% ../nbs/rng.ipynb #74ccb26f

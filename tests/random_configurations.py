@@ -1,6 +1,7 @@
 """Random configurations of Lightning's Trainer, each on its own loops and on the lean ones: everything that can be seen is the same.
 
     python tests/random_configurations.py 1000            # `make compare`: half an hour; the seeds 0 to 999
+    python tests/random_configurations.py 150 --short     # many epochs of one batch
     python tests/random_configurations.py 1 --seed 417    # one of them again, with its settings and the first difference
 
 Drawn are the module (what its step takes and returns, what it logs, its hooks), the net, optimizer and schedule, loaders, callbacks, and
@@ -399,6 +400,15 @@ def _draw_trainer(rng: random.Random) -> dict[str, Any]:
     return {"max_epochs": rng.choice([1, 2, 3, 4])} | found
 
 
+def draw_short(seed: int) -> dict[str, Any]:
+    """The same case with many epochs of a batch or a few, and a validation of one batch."""
+    rng, settings = random.Random(f"short {seed}"), draw(seed)
+    trainer = settings["trainer"] | {"max_epochs": rng.choice([5, 8, 12])}
+    if trainer.get("check_val_every_n_epoch", 1) is not None:
+        trainer.pop("val_check_interval", None)
+    return settings | {"trainer": trainer, "loader": rng.choice(["one batch", "one batch", "by hand"]), "n_valid": 16}
+
+
 def draw(seed: int) -> dict[str, Any]:
     """The settings of one case: plain values that say all of it."""
     rng = random.Random(seed)
@@ -416,6 +426,7 @@ def draw(seed: int) -> dict[str, Any]:
         "module": module,
         "loader": rng.choice([*LOADERS, "shuffled", "shuffled"]),
         "valid": rng.choice([0, 1, 1, 1, 2]),
+        "n_valid": 40,
         "callbacks": {name: rng.randrange(8) for name in callbacks},
         "logger": rng.random() < 0.6,
         "trainer": trainer,
@@ -471,7 +482,7 @@ def _fit(settings: dict[str, Any], folder: Path, lean: bool, **more: Any) -> tup
     random.seed(3)
     try:
         pl_trainer, loop = _trainer(settings, trace, folder, lean, **more)
-        valid = [make_valid() for _ in range(settings["valid"])]
+        valid = [make_valid(settings["n_valid"]) for _ in range(settings["valid"])]
         pl_trainer.fit(module, LOADERS[settings["loader"]](), valid or None, ckpt_path=path)
     except Exception as failure:
         error = f"{type(failure).__name__}: {failure}"
@@ -548,6 +559,7 @@ USUAL: dict[str, Any] = {
     | {"validation_logs_steps": False, "validation_returns": False, "schedule": None},
     "loader": "shuffled",
     "valid": 1,
+    "n_valid": 40,
     "callbacks": {},
     "logger": False,
     "trainer": {"max_epochs": 2},
@@ -589,13 +601,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("n", type=int, nargs="?", default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--short", action="store_true", help="short epochs")
     args = parser.parse_args()
     import logging
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     found, asides, errors = 0, Counter[str](), Counter[str]()
     for seed in range(args.seed, args.seed + args.n):
-        settings = draw(seed)
+        settings = draw_short(seed) if args.short else draw(seed)
         text, aside, error = difference(settings)
         asides[aside] += 1
         errors[error[:90]] += 1

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,15 @@ def unknown_torch() -> str:
     return "" if ".".join(torch.__version__.split(".")[:2]) in KNOWN_TORCH else torch.__version__
 
 
+@cache
+def _is_in_torch(file: str) -> bool:
+    return _FOLDER in Path(file).parents
+
+
 def _is_torchs(function: Any) -> bool:
     """Is it what torch itself has defined? A wrapper may have its name, but not its code."""
     code = getattr(function, "__code__", None)
-    return code is not None and _FOLDER in Path(code.co_filename).parents
+    return code is not None and _is_in_torch(code.co_filename)
 
 
 # %% ../../nbs/engine/fast_step.ipynb #c25sc008

@@ -5,19 +5,26 @@
 # %% ../../nbs/engine/lean_evaluation.ipynb #110ed459
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import torch
+from torch import nn
+from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
+from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher, _PrefetchDataFetcher
+from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from .callback import Leaving
 from .control import Boundary, Control
-from .lean_pass import LeanPass, direct_fetcher, explain_full_memory, why_not_lean
+from .epoch_metrics import reset_results
+from .lean_pass import LeanPass, call_hooks, call_module_hook, direct_fetcher, explain_full_memory, takes_index, why_not_lean
 
 # %% auto #0
-__all__ = ["LeanEvaluationLoop"]
+__all__ = ["Modes", "LeanEvaluationLoop"]
 
 
 # %% ../../nbs/engine/lean_evaluation.ipynb #76d27c49
@@ -30,7 +37,7 @@ class _EvaluationPass(LeanPass):
         super().__init__(loop.trainer, loop._results, loop.batch_progress, (self.start, self.end))
         self.loop, self.fetcher, self.run_state = loop, direct_fetcher(fetcher, self.guard), loop.control.run_state
         self.step_name = f"{stage}_step"
-        self.takes_index = is_param_in_hook_signature(getattr(self.module, self.step_name), "batch_idx", min_args=2)
+        self.takes_index = takes_index(getattr(self.module, self.step_name))
         self.step = getattr(self.pl_trainer.strategy if self.is_wrapped else self.module, self.step_name)
         self.is_check = loop.trainer.sanity_checking
 
@@ -94,6 +101,20 @@ class LeanEvaluationLoop(_EvaluationLoop):
     lean = True
     control = Control()
     stood_aside: str | None = None
+    has_run = False  # once, from its beginning to its end
+
+    def run(self) -> list[Any]:
+        """Evaluate; a validation of a training in less time, where it may be one of a single batch after each epoch."""
+        if not self._is_short():
+            return super().run()
+        with torch.no_grad():
+            return _ShortRun(self).run()
+
+    def _is_short(self) -> bool:
+        """Is it a validation of a training, and not the first one, so that Lightning has set up its loader and checked its hooks?"""
+        if not self.has_run or self._trainer_fn != TrainerFn.FITTING or self.inference_mode or self.restarting or self.skip:
+            return False
+        return not (self.trainer.sanity_checking or self._should_reload_val_dl or self._objection())
 
     def setup_data(self) -> None:
         if self._data_source.is_defined():  # a BatchSizeFinder calls it without validation, too
@@ -104,6 +125,11 @@ class LeanEvaluationLoop(_EvaluationLoop):
         fetcher, self.stood_aside = self._data_fetcher, self._objection()
         if fetcher is not None and not self.stood_aside:
             self._data_fetcher = _EvaluationPass(self, fetcher)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def on_run_end(self) -> list[Any]:
+        outputs = super().on_run_end()
+        self.has_run = not self.trainer.sanity_checking
+        return outputs
 
     def _objection(self) -> str:
         if not self.lean:
@@ -125,3 +151,88 @@ class LeanEvaluationLoop(_EvaluationLoop):
         trainer: Any = self.trainer
         may_leave = trainer.testing or not any(isinstance(callback, Leaving) for callback in trainer.callbacks)
         self.control.attend(Boundary(trainer, "test" if trainer.testing else "valid", may_leave))
+
+
+# %% ../../nbs/engine/lean_evaluation.ipynb #shortrun
+Modes = list[tuple[nn.Module, bool]]  # of the modules: are they in train mode?
+
+
+class _ShortRun:
+    """A validation in the order of `_EvaluationLoop.run`, which calls the hooks that were written and computes what was logged once."""
+
+    def __init__(self, loop: LeanEvaluationLoop) -> None:
+        self.loop, self.pl_trainer = loop, loop.trainer
+        self.connector, self.results = loop.trainer._logger_connector, loop._results
+
+    def run(self) -> list[Any]:
+        loop = self.loop
+        self._reset()
+        training = [(part, part.training) for part in self.pl_trainer.lightning_module.modules()]
+        call._call_lightning_module_hook(self.pl_trainer, "on_validation_model_eval")
+        self._call("on_validation_start")
+        self._call("on_validation_epoch_start")
+        assert loop._data_fetcher is not None
+        batches, loop.stood_aside = _EvaluationPass(loop, loop._data_fetcher), ""
+        loop._data_fetcher = batches  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            next(batches, None)
+        finally:
+            loop.on_iteration_done()
+        return self._end(training)
+
+    def _reset(self) -> None:
+        """What `_EvaluationLoop.reset` does, with a fetcher for a loader alone."""
+        loop, loaders = self.loop, self.loop._combined_loader
+        assert loaders is not None
+        loop._has_run, loop._logged_outputs = False, []
+        loop.batch_progress.reset_on_run()
+        progress: Any = self.pl_trainer.fit_loop.epoch_progress.current
+        for loader in loaders.flattened:
+            _set_sampler_epoch(loader, progress.processed)
+        fetcher = _PrefetchDataFetcher()
+        loaders.limits = loop.max_batches
+        fetcher.setup(loaders)
+        iter(fetcher)
+        loop._data_fetcher = fetcher
+
+    def _call(self, name: str) -> None:
+        call_hooks(self.pl_trainer, name, self.pl_trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
+        call_module_hook(self.pl_trainer.lightning_module, name)
+
+    def _end(self, training: Modes) -> list[Any]:
+        """What `_EvaluationLoop.on_run_end` does. `training`: the modes of the modules before it."""
+        connector = self.connector
+        connector.epoch_end_reached()
+        of_steps = self._publish()
+        self.results.dataloader_idx = None
+        self._call("on_validation_epoch_end")
+        logged = self._publish()
+        connector._current_fx = None
+        if self.pl_trainer.loggers:
+            connector.log_eval_end_metrics(of_steps | logged)
+        self._call("on_validation_end")
+        reset_results(self.results)
+        connector._first_loop_iter = connector._current_fx = None
+        self._restore(training)
+        self.pl_trainer._last_val_time = time.monotonic()  # pyright: ignore[reportAttributeAccessIssue]
+        return [of_steps | logged]
+
+    def _restore(self, training: Modes) -> None:
+        if is_overridden("on_validation_model_train", self.pl_trainer.lightning_module):
+            call._call_lightning_module_hook(self.pl_trainer, "on_validation_model_train")
+            return
+        for part, was_training in training:
+            if type(part).__setattr__ is nn.Module.__setattr__:
+                vars(part)["training"] = was_training  # through nn.Module it takes 1 µs
+            else:
+                part.training = was_training
+
+    def _publish(self) -> dict[str, Any]:
+        """Let callbacks and loggers read what was logged. Returns what the loggers get."""
+        if not any(not metric.has_reset for metric in self.results.values()):
+            return {}
+        metrics, connector = self.results.metrics(on_step=False), self.connector
+        connector._progress_bar_metrics.update(metrics["pbar"])
+        connector._callback_metrics.update(metrics["callback"])
+        connector._logged_metrics.update(metrics["log"])
+        return metrics["log"]

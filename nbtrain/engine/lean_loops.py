@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import lightning as L
+from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from .control import Control
+from .lean_epochs import LeanFitLoop
 from .lean_evaluation import LeanEvaluationLoop
 from .lean_training import LeanEpochLoop
 
@@ -17,6 +19,13 @@ __all__ = ["use_lean_loops"]
 
 
 # %% ../../nbs/engine/lean_loops.ipynb #38a5296d
+def _fit_loop(stock: _FitLoop) -> LeanFitLoop:
+    """A lean loop over epochs in the state of `stock`."""
+    made = LeanFitLoop(stock.trainer, min_epochs=stock.min_epochs, max_epochs=stock.max_epochs)
+    vars(made).update(vars(stock))
+    return made
+
+
 def use_lean_loops(pl_trainer: L.Trainer, *, lean: bool = True, control: Control | None = None) -> LeanEpochLoop:
     """Replace the loops of `pl_trainer` by lean ones, which attend to `control`. Returns the epoch loop.
 
@@ -25,6 +34,7 @@ def use_lean_loops(pl_trainer: L.Trainer, *, lean: bool = True, control: Control
     stock = pl_trainer.fit_loop.epoch_loop
     loop = LeanEpochLoop(pl_trainer, min_steps=stock.min_steps, max_steps=stock.max_steps)
     loop.val_loop = LeanEvaluationLoop(pl_trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False)
+    pl_trainer.fit_loop = _fit_loop(pl_trainer.fit_loop)
     pl_trainer.fit_loop.epoch_loop = loop
     for name in ("validate_loop", "test_loop"):
         old = getattr(pl_trainer, name)

@@ -5,9 +5,10 @@
 # %% ../../nbs/engine/lean_pass.ipynb #680ca8e3
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import lightning as L
 import torch
@@ -17,6 +18,7 @@ from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, P
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle, _Sequential
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -37,6 +39,9 @@ __all__ = [
     "unknown_version",
     "why_not_lean",
     "Hook",
+    "call_hooks",
+    "call_module_hook",
+    "takes_index",
     "overridden_hook",
     "LeanPass",
     "is_on_device",
@@ -60,36 +65,54 @@ def unknown_version() -> str:
 
 def _overridden(module: L.LightningModule, hooks: tuple[str, ...]) -> str:
     """The first of `hooks` that `module` overrides; a StepModule's way to the device is known."""
-    known = (L.LightningModule, StepModule) if isinstance(module, StepModule) else (L.LightningModule,)
-    # An attribute that was made with functools.wraps counts, too: Lightning's is_overridden takes it for what it wraps
-    own = {hook: getattr(getattr(module, hook), "__func__", None) for hook in hooks}
-    return next((hook for hook, function in own.items() if all(function is not getattr(kind, hook) for kind in known)), "")
+    is_ours = isinstance(module, StepModule)
+    for hook in hooks:
+        # An attribute that was made with functools.wraps counts, too: Lightning's is_overridden takes it for what it wraps
+        function = getattr(getattr(module, hook), "__func__", None)
+        if function is not getattr(L.LightningModule, hook) and not (is_ours and function is getattr(StepModule, hook)):
+            return hook
+    return ""
 
 
 def why_not_lean(pl_trainer: L.Trainer, *, training: bool = True) -> str:
-    """What keeps this run from the lean loops; an empty text where nothing does."""
-    module, precision = pl_trainer.lightning_module, pl_trainer.precision_plugin
+    """What keeps this run from the lean loops; an empty text where nothing does. It is asked in each epoch, which may be one batch."""
+    return _why_no_pass(pl_trainer) or (_why_no_training(pl_trainer) if training else "")
+
+
+def _why_no_pass(pl_trainer: L.Trainer) -> str:
+    module, precision, strategy = pl_trainer.lightning_module, pl_trainer.precision_plugin, pl_trainer.strategy
     profiler: Any = pl_trainer.profiler  # pyright: ignore[reportAttributeAccessIssue]
-    reasons = {
-        f"Lightning {L.__version__}": bool(unknown_version()),
-        f"strategy {type(pl_trainer.strategy).__name__}": type(pl_trainer.strategy) not in (SingleDeviceStrategy, DDPStrategy),
-        "averaged models": getattr(pl_trainer.strategy, "_model_averager", None) is not None,
-        f"precision {precision.precision}": type(precision) not in (Precision, MixedPrecision, HalfPrecision, CastPrecision)
-        or getattr(precision, "scaler", None) is not None,
-        f"profiler {type(profiler).__name__}": type(profiler) is not PassThroughProfiler,
-        "a datamodule": getattr(pl_trainer, "datamodule", None) is not None,
-        "fast_dev_run": bool(pl_trainer.fast_dev_run),  # pyright: ignore[reportAttributeAccessIssue]
-        f"{_overridden(module, _TRANSFER_HOOKS)} of the module": bool(_overridden(module, _TRANSFER_HOOKS)),
-    }
-    if training:
-        reasons |= {
-            "manual optimization": not module.automatic_optimization,
-            f"{len(pl_trainer.optimizers)} optimizers": len(pl_trainer.optimizers) != 1,
-            "Lightning's gradient_clip_val": bool(pl_trainer.gradient_clip_val),
-            "validation by time": getattr(pl_trainer, "_val_check_time_interval", None) is not None,
-            f"{_overridden(module, _STEP_HOOKS)} of the module": bool(_overridden(module, _STEP_HOOKS)),
-        }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    if unknown_version():
+        return f"Lightning {L.__version__}"
+    if type(strategy) not in (SingleDeviceStrategy, DDPStrategy):
+        return f"strategy {type(strategy).__name__}"
+    if getattr(strategy, "_model_averager", None) is not None:
+        return "averaged models"
+    is_known = type(precision) in (Precision, MixedPrecision, HalfPrecision, CastPrecision)
+    if not is_known or getattr(precision, "scaler", None) is not None:
+        return f"precision {precision.precision}"
+    if type(profiler) is not PassThroughProfiler:
+        return f"profiler {type(profiler).__name__}"
+    if getattr(pl_trainer, "datamodule", None) is not None:
+        return "a datamodule"
+    if pl_trainer.fast_dev_run:  # pyright: ignore[reportAttributeAccessIssue]
+        return "fast_dev_run"
+    hook = _overridden(module, _TRANSFER_HOOKS)
+    return f"{hook} of the module" if hook else ""
+
+
+def _why_no_training(pl_trainer: L.Trainer) -> str:
+    module = pl_trainer.lightning_module
+    if not module.automatic_optimization:
+        return "manual optimization"
+    if len(pl_trainer.optimizers) != 1:
+        return f"{len(pl_trainer.optimizers)} optimizers"
+    if pl_trainer.gradient_clip_val:
+        return "Lightning's gradient_clip_val"
+    if getattr(pl_trainer, "_val_check_time_interval", None) is not None:
+        return "validation by time"
+    hook = _overridden(module, _STEP_HOOKS)
+    return f"{hook} of the module" if hook else ""
 
 
 # %% ../../nbs/engine/lean_pass.ipynb #fae6a35a
@@ -115,6 +138,39 @@ class Hook:
         for function in self.of_callbacks:
             function(self.pl_trainer, self.module, *args)
         return self.of_module(*args) if self.of_module is not None else None
+
+
+def call_hooks(pl_trainer: L.Trainer, name: str, callbacks: Iterable[L.Callback]) -> None:
+    """Call the hook `name` of those callbacks that have one, as Lightning does."""
+    module, plain = pl_trainer.lightning_module, getattr(L.Callback, name)
+    names = module.__dict__  # see `Hook`
+    before, names["_current_fx_name"] = names["_current_fx_name"], name
+    for callback in callbacks:
+        hook = getattr(callback, name)
+        if getattr(hook, "__func__", None) is not plain and callable(hook):
+            hook(pl_trainer, module)
+    names["_current_fx_name"] = before
+
+
+def call_module_hook(module: L.LightningModule, name: str) -> None:
+    """Call the hook `name` of the module, where it has one."""
+    names, hook = module.__dict__, getattr(module, name)
+    if getattr(hook, "__func__", None) is getattr(L.LightningModule, name) or not callable(hook):
+        return
+    before, names["_current_fx_name"] = names["_current_fx_name"], name
+    hook()
+    names["_current_fx_name"] = before
+
+
+_WITH_INDEX: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # functions that were asked about
+
+
+def takes_index(step: Any) -> bool:
+    """Does a step, a method, take the batch's index? Of a function it is found once: that takes 100 µs."""
+    function = getattr(step, "__func__", step)
+    if (known := _WITH_INDEX.get(function)) is None:
+        known = _WITH_INDEX[function] = is_param_in_hook_signature(step, "batch_idx", min_args=2)
+    return known
 
 
 def overridden_hook(pl_trainer: L.Trainer, hooks: tuple[str, ...]) -> str:

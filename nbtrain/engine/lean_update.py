@@ -11,12 +11,11 @@ from typing import Any
 
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.optim import Optimizer
 
 from .fast_step import find_backward, find_step, find_zero_grad
-from .lean_pass import Hook, LeanPass
+from .lean_pass import Hook, LeanPass, takes_index
 from ..errors import ConfigError
 
 # %% auto #0
@@ -69,7 +68,7 @@ class Gradients:
     def __init__(self, lean: LeanPass, zero_grad: ZeroGrad) -> None:
         self.hooks, self.names, self.context, self.zero_grad = lean.hooks, lean.names, lean.context, zero_grad
         self.backward = find_backward()
-        self.takes_index = is_param_in_hook_signature(lean.module.training_step, "batch_idx", min_args=2)
+        self.takes_index = takes_index(lean.module.training_step)
         self.step = lean.pl_trainer.strategy.training_step if lean.is_wrapped else lean.module.training_step
         self.index, self.n_accumulated = 0, 1  # of the batch in its epoch; batches of a window
         self.n_added = 0  # batches whose gradients are there since the last update

@@ -14,6 +14,7 @@ import lightning as L
 
 from .addon import AddOnBase, Phase
 from .callback import notify
+from .epoch_metrics import EpochMetrics
 from .meter import snapshot
 from .protocol import StepsProtocol
 from .train_state import Mode
@@ -85,7 +86,7 @@ class PassModule(L.LightningModule):
         self.epoch_metrics: dict[str, float] = {}  # of the newest passes: train_*, val_*, test_*
         self.metric_names: set[str] = set()  # of all passes
         self.random_before: dict[str, Any] = {}  # the RNG state before the newest validation
-        self._addons = addons
+        self._addons, self._table = addons, EpochMetrics()
         self._train_open = self._accumulates = self._sanity_check = False
         self._validation = ExitStack()  # what a validation borrowed: the RNG state and the owner's mode
 
@@ -164,7 +165,7 @@ class PassModule(L.LightningModule):
             metrics = numbers(metrics, "on_before_log_metrics left", f"epoch {self.owner.train_state.counts.epoch + 1}")
         self.epoch_metrics.update(metrics)
         self.metric_names.update(metrics)
-        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, logger=bool(self.trainer.loggers))
+        self._table.log(self, metrics, logger=bool(self.trainer.loggers))
 
     def own_metrics(self) -> dict[str, float]:
         """What the trainer's `metric_on_epoch_end` returns for the pass that ends."""

@@ -22,6 +22,7 @@ from .protocol import TrainerProtocol
 from .step_module import StepModule, in_validation_of_run
 from .train_state import Mode
 from ..events import Event, EventKind, Phase, Progress
+from ..history.event_group import deliver
 
 # %% auto #0
 __all__ = ["RunTimer", "PassPlace", "HeldNotes", "Recorder", "RecorderCallback"]
@@ -181,9 +182,9 @@ class Recorder:
     def progress(self) -> Progress:
         """Where the run is."""
         at, timer, state = self.pass_place, self.timer, self.trainer.train_state
-        here = {"run": state.run, "n_epochs": self.n_epochs, "phase": at.phase, "batch": at.batch, "n_batches": at.n_batches}
         elapsed_s = (self.clock() if timer.paused_s is None else timer.paused_s) - timer.start_s
-        return Progress(**here, **vars(state.counts), elapsed_s=elapsed_s)
+        here = state.run, at.phase, state.counts.epoch, self.n_epochs, at.batch, at.n_batches
+        return Progress(*here, state.counts.step, state.counts.update, elapsed_s)
 
     def emit_now(self, kind: EventKind, data: Mapping[str, Any]) -> None:
         """Emit an event with the progress of this moment."""
@@ -280,6 +281,9 @@ class RecorderCallback(L.Callback):
         before = {"epoch": counts.epoch, "step": counts.step}
         pl_module.after_epoch(partial(self._leave, "epoch", pl_trainer, pl_module, before, rate))
 
+    def on_save_checkpoint(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        deliver(self.recorder.trainer.sinks)
+
     def on_test_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._enter("test", sum(pl_trainer.num_test_batches))
 
@@ -305,6 +309,7 @@ class RecorderCallback(L.Callback):
             recorder.emit_now(kind, {"row": before | _metrics(pl_trainer, module) | after})
 
 
+# %% ../../nbs/engine/recorder.ipynb #metrics1
 def _validation_metrics(pl_trainer: L.Trainer, module: StepModule) -> dict[str, float]:
     """Of the validation that has just ended."""
     return {name: value for name, value in _metrics(pl_trainer, module).items() if name.startswith("val_")}
@@ -312,5 +317,15 @@ def _validation_metrics(pl_trainer: L.Trainer, module: StepModule) -> dict[str, 
 
 def _metrics(pl_trainer: L.Trainer, module: StepModule) -> dict[str, float]:
     """The epoch's metrics, and what else Lightning has logged: a user's own `self.log`."""
+    if _logs_nothing_else(pl_trainer, module.metric_names):
+        return dict(module.epoch_metrics)
     logged = pl_trainer.callback_metrics  # where an epoch without a validation finds the numbers of the one before
     return module.epoch_metrics | {name: float(value) for name, value in logged.items() if name not in module.metric_names}
+
+
+def _logs_nothing_else(pl_trainer: L.Trainer, ours: set[str]) -> bool:
+    """Has nothing but `ours` been logged? To ask `callback_metrics` takes 40 µs, and an epoch may be one batch."""
+    results, known = pl_trainer._results, pl_trainer._logger_connector._callback_metrics
+    if results is None or not known.keys() <= ours:
+        return False
+    return all(metric.has_reset or (metric.meta.name in ours and not metric.meta.on_step) for metric in results.values())

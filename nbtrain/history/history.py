@@ -112,32 +112,6 @@ class Row(dict[str, Any]):
         return {name: value for name, value in self.items() if name not in ("epoch", "step", "lr", "time_s")}
 
 
-# %% ../../nbs/history/history.ipynb #7a8322ba
-class _BestRow:
-    """The best of a growing list of rows: the earlier one on a tie, never a NaN. Another list is compared as a whole."""
-
-    def __init__(self) -> None:
-        self._best: text.Row | None = None  # of the first `_n_compared` rows, by `_by`
-        self._n_compared = 0
-        self._by: tuple[str, MonitorMode] | None = None
-        self._rows: Sequence[Row] = ()
-
-    def of(self, rows: Sequence[Row], monitor: str, mode: MonitorMode) -> Row | None:
-        """The best of `rows`; those after the ones that were compared before are new."""
-        if self._best is None or self._by != (monitor, mode) or self._rows is not rows or self._n_compared > len(rows):
-            self._best, self._n_compared, self._rows = None, 0, rows
-            self._by = monitor, mode
-        new = rows[self._n_compared :]
-        if new:
-            self._best = text.best_row([self._best, *new] if self._best is not None else new, monitor, mode)
-            self._n_compared = len(rows)
-        return self._best if isinstance(self._best, Row) else None
-
-    def replace(self, row: Row, by: Row) -> None:
-        """`by` has taken the place of `row` in the list; its metric is the same."""
-        self._best = by if self._best is row else self._best
-
-
 # %% ../../nbs/history/history.ipynb #04808017
 def write_csv(rows: list[Row], path: str | Path) -> Path:
     """Write `rows` to `path`; an empty cell where a row lacks a metric."""
@@ -183,7 +157,7 @@ class MeasuredRows:
         self.tests: list[Row] = []
         self.marks: list[tuple[Progress, str]] = []
         self.steps = {phase: StepTable() for phase in ("train", "valid", "test")}
-        self._best, self.restarts = _BestRow(), BestRestarts()
+        self._best, self.restarts = text.GrowingBest(), BestRestarts()
 
     def update(self, event: Event) -> None:
         """Add what `event` says."""
@@ -225,7 +199,7 @@ class MeasuredRows:
 
     def drop_after(self, step: int, epoch: int) -> None:
         """Drop what was measured past `step`, and the rows past `epoch`: also that of an epoch that was cut at `step`."""
-        self._best = _BestRow()
+        self._best = text.GrowingBest()
         dropped = [row for row in self.epochs if row.get("step", 0) > step or row["epoch"] > epoch]
         self.epochs = [row for row in self.epochs if row not in dropped]
         validations = [row for row in self.validations if row.get("step", 0) <= step]
@@ -245,7 +219,7 @@ class MeasuredRows:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the history that `state_dict` describes."""
-        self.monitor, self.monitor_mode, self._best = state["monitor"], state["mode"], _BestRow()
+        self.monitor, self.monitor_mode, self._best = state["monitor"], state["mode"], text.GrowingBest()
         self.epochs, self.tests = [Row(row) for row in state["epochs"]], [Row(row) for row in state["tests"]]
         same = {row["step"]: row for row in [*self.tests, *self.epochs] if "epoch" in row}
         validations = state.get("validations", [row for row in state["epochs"] if _is_validated(row)])  # the rows that an old state has
@@ -275,8 +249,8 @@ class RankedRows(MeasuredRows):
     @property
     def best(self) -> Row | None:
         """The row with the best monitored value; the earlier one on a tie, never a NaN. It may be a validation inside an epoch."""
-        rows: Any = self.candidates
-        return self._best.of(rows, self.monitor, self.monitor_mode)
+        found: Any = self._best.of(self.candidates, self.monitor, self.monitor_mode)
+        return found
 
     @property
     def last_is_best(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from io import RawIOBase
 from pathlib import Path
@@ -117,12 +117,15 @@ class RunFolder:
                 self.update(event)
 
     def update(self, event: Event) -> None:
-        self._start = event if event.kind == "start" else self._start
+        self.update_all([event])
+
+    def update_all(self, events: Sequence[Event]) -> None:
+        """Write several events at once. The history has them already."""
+        self._start = next((event for event in reversed(events) if event.kind == "start"), self._start)
         if self._file is not None and not (self.path / "events.jsonl").exists():
-            self._make_again(event)
-            if event.kind in ("steps", "valid", "epoch", "test", "mark"):  # the history has it already
-                return
-        self._add(event)
+            self._make_again(events[0])
+            events = [event for event in events if event.kind not in ("steps", "valid", "epoch", "test", "mark")]
+        self._add(events)
 
     def _make_again(self, event: Event) -> None:
         """The folder was removed while the run is on: it begins again with the history."""
@@ -135,20 +138,20 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         start = [self._start] if self._start is not None and self._start is not event else []
         note = Event("note", event.progress, event.time_s, {"text": text})
-        for earlier in [*start, *history_events(self.history, event.progress.run), note]:
-            self._add(earlier)
+        self._add([*start, *history_events(self.history, event.progress.run), note])
 
-    def _add(self, event: Event) -> None:
-        self._waiting += event.to_json().encode() + b"\n"
+    def _add(self, events: Sequence[Event]) -> None:
+        self._waiting += b"".join(event.to_json().encode() + b"\n" for event in events)
+        is_over = any(event.kind == "end" for event in events)
         try:
             self._write()
-            if event.kind == "end":
+            if is_over:
                 self._finish()
         except OSError as error:
             if not self._warned:
                 warnings.warn(f"{self.path.name} can't be written to: {error.strerror}. The run continues.", stacklevel=2)
             self._warned = True
-        if event.kind == "end" and self._file is not None:
+        if is_over and self._file is not None:
             self._file.close()
             self._file = None
 

@@ -125,9 +125,15 @@ class TrainerArguments(TrainerSteps):
         return self._mode
 
     @mode.setter
-    @checked
     def mode(self, mode: Mode) -> None:
-        if threading.current_thread() is not self.control.thread:  # its own passes switch it
+        if threading.current_thread() is self.control.thread and mode in ("train", "test"):  # its own passes switch it
+            self._mode = mode
+        else:
+            self._set_mode(mode)
+
+    @checked
+    def _set_mode(self, mode: Mode) -> None:
+        if threading.current_thread() is not self.control.thread:
             self._refuse_new_mode()
         self._mode = mode
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.control import State
 from ..errors import ConfigError, NbtrainError, first_line
+from ..history.event_group import EventGroup, deliver
 from ..history.ghost import ghost_of, run_before
 from ..history.run_folder import RunFolder
 from ..history.run_lock import RunLock
@@ -95,7 +96,7 @@ class RunSinks:
             problem = self._lock.take()
         except ConfigError:
             if self._opened:
-                trainer.sinks[:] = [sink for sink in trainer.sinks if not isinstance(sink, RunFolder)]
+                trainer.sinks[:] = [sink for sink in trainer.sinks if not isinstance(sink, EventGroup)]
                 trainer.run_dir = self._lock = None
             raise
         if problem and is_new:
@@ -122,7 +123,7 @@ class RunSinks:
         if isinstance(trainer.view, NotebookView):
             trainer.view.refresh_slider(withdraw=True)
         trainer.view = open_view(view_controls(trainer, validates=validates)) if shows else None
-        self._opened = [self._folder(trainer.run_dir)] if trainer.run_dir is not None else []
+        self._opened = [EventGroup(self._folder(trainer.run_dir).update_all)] if trainer.run_dir is not None else []
         self._opened += [trainer.view] if trainer.view is not None else []
         trainer.sinks += self._opened
 
@@ -142,6 +143,7 @@ class RunSinks:
     def close(self) -> None:
         """The run is over."""
         self._unlock()
+        deliver(self.trainer.sinks)
         self.trainer.sinks[:] = [sink for sink in self.trainer.sinks if sink not in self._opened]
 
 

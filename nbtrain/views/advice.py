@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import median
 from typing import Any, Protocol
 
@@ -190,12 +190,23 @@ class Explosion:
 _MIN_PATIENCE = 10  # epochs, and at least a fifth of all
 
 
-def _best_index(values: Sequence[float], mode: MonitorMode) -> int:
-    best = -1
-    for i, value in enumerate(values):
-        if is_better(value, values[best] if best >= 0 else None, mode):
-            best = i
-    return best
+class _Column:
+    """The values of one metric by epoch. The best one is known at any time: a run may have very many epochs."""
+
+    def __init__(self, mode: MonitorMode) -> None:
+        self.mode: MonitorMode = mode
+        self.values: list[float] = []
+        self.best, self.best_epoch = -1, 0  # its index, and its epoch
+
+    def add(self, value: float, epoch: int) -> None:
+        if is_better(value, self.values[self.best] if self.best >= 0 else None, self.mode):
+            self.best, self.best_epoch = len(self.values), epoch
+        self.values.append(value)
+
+    @property
+    def age(self) -> int:
+        """Epochs since the best one."""
+        return len(self.values) - 1 - self.best
 
 
 class Waiting:
@@ -204,28 +215,34 @@ class Waiting:
     def __init__(self) -> None:
         self.monitor, self.n_epochs = "val_loss", 0
         self.mode: MonitorMode = "min"
-        self.rows: list[Mapping[str, Any]] = []
-        self.line = ""
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was measured so far belongs to another story."""
+        self._columns: dict[str, _Column] = {}
 
     def update(self, event: Event) -> None:
         self.n_epochs = max(self.n_epochs, event.progress.n_epochs)
         if event.kind == "start":
             self.monitor = event.data.get("monitor", "val_loss")
             self.mode = "max" if event.data.get("monitor_mode") == "max" else "min"
+            self._forget()
         elif event.kind == "epoch":
-            self.rows.append(event.data["row"])
+            self._add(event.data["row"])
         elif event.kind == "mark":
-            self.rows = []
-        if event.kind in ("start", "epoch", "mark"):
-            self.line = self._find()
+            self._forget()
 
-    def _find(self) -> str:
-        name = "train_loss" if self.monitor == "val_loss" and not any("val_loss" in row for row in self.rows) else self.monitor
-        rows = [row for row in self.rows if name in row]
-        best = _best_index([row[name] for row in rows], self.mode)
-        if best < 0 or len(rows) - 1 - best < max(_MIN_PATIENCE, (best + 1) // 2, self.n_epochs // 5):
+    def _add(self, row: Mapping[str, Any]) -> None:
+        for name in {self.monitor, "train_loss"} & row.keys():
+            self._columns.setdefault(name, _Column(self.mode)).add(row[name], row["epoch"])
+
+    @property
+    def line(self) -> str:
+        name = "train_loss" if self.monitor == "val_loss" and "val_loss" not in self._columns else self.monitor
+        column = self._columns.get(name)
+        if column is None or column.best < 0 or column.age < max(_MIN_PATIENCE, (column.best + 1) // 2, self.n_epochs // 5):
             return ""
-        return f"{name} has not improved since epoch {rows[best]['epoch']} of {self.n_epochs}"
+        return f"{name} has not improved since epoch {column.best_epoch} of {self.n_epochs}"
 
 
 # %% ../../nbs/views/advice.ipynb #2aa114e7
@@ -238,33 +255,61 @@ _LATEST = 3  # epochs whose median is how it stands now
 _MIN_AGE = 5  # epochs since the best
 
 
-class Overfitting(Waiting):
-    """A metric becomes better in the training and worse in the validation."""
+class _Pair:
+    """A metric of the training, and the same one of the validation, by epoch."""
 
-    def _find(self) -> str:
-        last = self.rows[-1] if self.rows else {}
-        names = [name.removeprefix("val_") for name in last if name.startswith("val_")]
-        known: dict[str, MonitorMode | None] = {name: known_mode(name) for name in names}
-        known[self.monitor.removeprefix("val_")] = self.mode
-        ranked = sorted(known, key=lambda name: f"val_{name}" != self.monitor)
-        return next((line for name in ranked if (mode := known[name]) and (line := self._line_of(name, mode))), "")
+    def __init__(self, name: str, mode: MonitorMode) -> None:
+        self.name, self.train, self.val = name, _Column(mode), _Column(mode)
+        self.is_finite = True
 
-    def _line_of(self, name: str, mode: MonitorMode) -> str:
-        rows = [row for row in self.rows if f"train_{name}" in row and f"val_{name}" in row]
-        train, val = ([row[f"{prefix}_{name}"] for row in rows] for prefix in ("train", "val"))
-        best = _best_index(val, mode)
-        if best < 0 or len(val) - 1 - best < _MIN_AGE + _LATEST - 1 or not all(map(math.isfinite, (*train, *val))):
+    def add(self, row: Mapping[str, Any]) -> None:
+        train, val = row[f"train_{self.name}"], row[f"val_{self.name}"]
+        self.train.add(train, row["epoch"])
+        self.val.add(val, row["epoch"])
+        self.is_finite = self.is_finite and math.isfinite(train) and math.isfinite(val)
+
+    @property
+    def line(self) -> str:
+        train, val, best, mode = self.train.values, self.val.values, self.val.best, self.val.mode
+        if best < 0 or self.val.age < _MIN_AGE + _LATEST - 1 or not self.is_finite:
             return ""
         worse = -_gain(val[best], median(val[-_LATEST:]), mode)
         better = _gain(median(train[max(0, best - 1) : best + 2]), median(train[-_LATEST:]), mode)
-        noise = median(abs(a - b) for a, b in zip(val[best:], val[best + 1 :]))
         margin = 0.2 if mode == "min" else 0.02  # of the best value
         is_getting_worse = _gain(median(val[best + 1 : best + 1 + _LATEST]), median(val[-_LATEST:]), mode) <= 0
-        if worse <= max(3 * noise, margin * abs(val[best])) or better <= 0.02 * abs(train[best]) or not is_getting_worse:
+        if worse <= margin * abs(val[best]) or better <= 0.02 * abs(train[best]) or not is_getting_worse:
+            return ""
+        if worse <= 3 * median(abs(a - b) for a, b in zip(val[best:], val[best + 1 :])):  # the noise
             return ""
         way = "rising" if mode == "min" else "falling"
-        shown = f"train_{name} {train[-1]:.4g}, val_{name} {val[-1]:.4g}"
-        return f"{shown} and {way}: overfitting since epoch {rows[best]['epoch']}"
+        shown = f"train_{self.name} {train[-1]:.4g}, val_{self.name} {val[-1]:.4g}"
+        return f"{shown} and {way}: overfitting since epoch {self.val.best_epoch}"
+
+
+class Overfitting(Waiting):
+    """A metric becomes better in the training and worse in the validation."""
+
+    def _forget(self) -> None:
+        self._pairs: dict[str, _Pair] = {}
+        self._names: list[str] = []  # in the newest row
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        self._names = [name.removeprefix("val_") for name in row if name.startswith("val_")]
+        for name in self._names:
+            if f"train_{name}" in row and (pair := self._pair(name)) is not None:
+                pair.add(row)
+
+    def _pair(self, name: str) -> _Pair | None:
+        """Where the metric `name` is gathered; None where it is unknown whether less or more of it is better."""
+        mode = self.mode if name == self.monitor.removeprefix("val_") else known_mode(name)
+        if name not in self._pairs and mode is not None:
+            self._pairs[name] = _Pair(name, mode)
+        return self._pairs.get(name)
+
+    @property
+    def line(self) -> str:
+        names = dict.fromkeys([self.monitor.removeprefix("val_"), *self._names])
+        return next((line for name in names if name in self._pairs and (line := self._pairs[name].line)), "")
 
 
 # %% ../../nbs/views/advice.ipynb #e86f9daa

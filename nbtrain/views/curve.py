@@ -117,8 +117,11 @@ class LossCurve:
         if self.validation in row and "step" in row:
             self.add_validation(row["step"], row[self.validation])
         if is_epoch and "step" in row:
-            known = [place for place in self.epochs if place[0] < row["step"]]
-            self.epochs = [*(known if len(known) < self.max_points else known[::2]), (row["step"], row["epoch"])]
+            while self.epochs and self.epochs[-1][0] >= row["step"]:
+                self.epochs.pop()
+            if len(self.epochs) >= self.max_points:
+                del self.epochs[1::2]
+            self.epochs.append((row["step"], row["epoch"]))
 
     def add_block(self, last_step: int, losses: Sequence[float]) -> None:
         """Add the losses of the steps up to `last_step`."""

@@ -32,6 +32,7 @@ __all__ = [
     "adds_row",
     "with_best",
     "best_row",
+    "GrowingBest",
     "Speed",
     "RunPlace",
     "BoardData",
@@ -161,6 +162,31 @@ def best_row(rows: Iterable[Row], monitor: str, mode: MonitorMode) -> Row | None
     return best
 
 
+class GrowingBest:
+    """The best of a growing list of rows: the earlier one on a tie, never a NaN. Another list is compared as a whole."""
+
+    def __init__(self) -> None:
+        self._best: Row | None = None  # of the first `_n_compared` rows, by `_by`
+        self._n_compared = 0
+        self._by: tuple[str, MonitorMode] | None = None
+        self._rows: Sequence[Row] = ()
+
+    def of(self, rows: Sequence[Row], monitor: str, mode: MonitorMode) -> Row | None:
+        """The best of `rows`; those after the ones that were compared before are new."""
+        if self._best is None or self._by != (monitor, mode) or self._rows is not rows or self._n_compared > len(rows):
+            self._best, self._n_compared, self._rows = None, 0, rows
+            self._by = monitor, mode
+        new = rows[self._n_compared :]
+        if new:
+            self._best = best_row([self._best, *new] if self._best is not None else new, monitor, mode)
+            self._n_compared = len(rows)
+        return self._best
+
+    def replace(self, row: Row, by: Row) -> None:
+        """`by` has taken the place of `row` in the list; its metric is the same."""
+        self._best = by if self._best is row else self._best
+
+
 # %% ../../nbs/views/text.ipynb #3c67c019
 _MIN_BATCHES = 2  # before this many the time left is unknown
 
@@ -230,13 +256,13 @@ class BoardData:
     header: dict[str, Any] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     rows: list[Row] = field(default_factory=list)  # finished epochs and test passes
+    epochs: list[Row] = field(default_factory=list)  # those of them that are of a training
     validations: list[Row] = field(default_factory=list)  # also those inside an epoch
     notes: list[str] = field(default_factory=list)
     marks: list[tuple[Progress, str]] = field(default_factory=list)  # what was changed by hand
     diffs: dict[int, str] = field(default_factory=dict)  # of the source, by the index of their mark
     restarts: BestRestarts = field(default_factory=BestRestarts)
     lr: float | None = None
-    loss: float | None = None  # of the training, smoothed
     curve: LossCurve = field(default_factory=LossCurve)
     status: str = "running"
     reason: str = ""
@@ -245,6 +271,12 @@ class BoardData:
     find_ghost: Callable[[], Ghost | None] = field(default=lambda: None)  # the run to compare with, read when it is drawn
     place: RunPlace = field(default_factory=RunPlace)
     tables: dict[Any, tuple[Any, Table]] = field(default_factory=dict)  # made since the newest row
+    growing: GrowingBest = field(default_factory=GrowingBest)
+
+    @property
+    def loss(self) -> float | None:
+        """The loss of the training, smoothed; None before the first step."""
+        return self.curve.last
 
     def update(self, event: Event) -> None:
         """Show what `event` says from now on."""
@@ -283,9 +315,11 @@ class BoardData:
         if event.kind == "valid":
             self.validations.append(row)
         elif is_same_validation(row, self.validations):
+            self.growing.replace(self.validations[-1], row)
             self.validations[-1] = row
         if adds_row(event):
             self.rows.append(row)
+            self.epochs += [row] if row.get("epoch") else []
 
     def _add_block(self, event: Event) -> None:
         training = event.progress.phase == "train"
@@ -294,7 +328,6 @@ class BoardData:
             return
         self.lr = event.data.get("lr")
         self.curve.add_block(event.progress.step, event.data["values"].get("train_loss", ()))
-        self.loss = self.curve.last
 
 
 # %% ../../nbs/views/text.ipynb #fbde85b5
@@ -337,11 +370,13 @@ class Board(BoardData):
     def best(self) -> Row | None:
         """The row of the best validation or epoch, which may be one of an earlier run."""
         earlier, monitor = self.header.get("best"), self.header.get("monitor", "val_loss")
-        found = candidates([row for row in self.rows if row.get("epoch")], self.validations, monitor)
+        mode: MonitorMode = self.header.get("monitor_mode", "min")
+        found = candidates(self.epochs, self.validations, monitor)
         counted = self.restarts.validations if found is self.validations else self.restarts.epochs
-        if earlier is not None and not any(row.get("step") == earlier.get("step") for row in found):
-            found = [earlier, *found]
-        return best_row(counted(found), monitor, self.header.get("monitor_mode", "min"))
+        best = self.growing.of(counted(found), monitor, mode)
+        if earlier is None or (best is not None and best.get("step") == earlier.get("step")):
+            return best
+        return best_row([*counted([earlier]), *([best] if best is not None else [])], monitor, mode)
 
     @property
     def table(self) -> list[Row]:

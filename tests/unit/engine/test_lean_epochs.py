@@ -1,0 +1,190 @@
+"""Many short epochs: the same on Lightning's own loops and on the lean ones, and right wherever something looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
+from samples import Regress, make_data, make_loader, make_trainer, make_valid
+from torch import nn
+from traced import Memory, Trace
+
+from nbtrain.engine.epoch_metrics import EpochMetrics, reset_results
+from nbtrain.rng import random_state, set_random_state
+
+
+class LogsToo(L.Callback):
+    """Logs in the hooks in which an epoch's own metrics are logged."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        pl_module.log("by_step", float(trainer.global_step), on_step=True, on_epoch=True)
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
+        pl_module.log("val_epoch", float(trainer.current_epoch))
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch % 2:
+            pl_module.log("sometimes", float(trainer.current_epoch))
+
+
+class Plain(Regress):
+    """Returns only numbers, which a trace can compare."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        return {name: value for name, value in super().train_step(batch).items() if not isinstance(value, torch.Tensor) or not value.ndim}
+
+    test_step = train_step
+
+
+class Draws(Plain):
+    """Its validation draws random numbers of all kinds, which the training must not notice."""
+
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        numpy.random.randn()
+        torch.rand(1)
+        return super().test_step(batch)
+
+
+def run(lean: bool, *, valid: bool = True, logger: bool = False, callbacks: Any = (), kind: type = Plain, **options: Any) -> dict[str, Any]:
+    """Eight epochs of one batch. Returns all that could differ."""
+    trace = Trace()
+    lightning = {"callbacks": [trace, *(callback() for callback in callbacks)]} | ({"logger": Memory(trace)} if logger else {})
+    torch.manual_seed(3)
+    numpy.random.seed(3)
+    trainer = make_trainer(kind, lightning=lightning, **options)
+    trainer.lean_loops = lean
+    numpy.random.randn()  # one of a pair: the other one is kept for the next call
+    result = trainer.run(8, make_loader(16), make_valid(16) if valid else None)
+    rows = [{name: value for name, value in row.items() if name != "time_s"} for row in trainer.history.epochs]
+    return {
+        "trace": trace.seen,
+        "rows": rows,
+        "best": trainer.history.best["epoch"],
+        "status": (result.status, result.reason),
+        "weights": [p.tolist() for p in trainer.model.parameters()],
+        "best weights": {name: value.tolist() for name, value in trainer.best_weights.items()},
+        "random": (torch.rand(2).tolist(), float(numpy.random.randn()), float(numpy.random.rand())),
+    }
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "alone": {"valid": False},
+    "a validation": {},
+    "a logger": {"logger": True},
+    "a logger, without a validation": {"logger": True, "valid": False},
+    "callbacks that log": {"callbacks": [LogsToo], "logger": True},
+    "early stopping": {"callbacks": [lambda: EarlyStopping("val_loss", patience=1, min_delta=100.0)]},
+    "a validation that draws": {"kind": Draws},
+    "a schedule": {"scheduler": lambda optimizer, plan: torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # in the trace
+@pytest.mark.parametrize("case", CASES)
+def test_short_epochs_do_the_same_on_both_loops(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lean = run(True, **CASES[case])
+    monkeypatch.setattr(EpochMetrics, "_set", lambda *_: False)  # every epoch through Lightning's log_dict
+    stock = run(False, **CASES[case])
+    for what, value in stock.items():
+        assert lean[what] == value, what
+
+
+def test_a_short_validation_leaves_what_lightning_leaves() -> None:
+    seen: list[tuple[list[bool], float]] = []
+
+    class Looks(L.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
+            seen.append(([part.training for part in pl_module.modules()], trainer._last_val_time))
+
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    trainer = make_trainer(model=model, lightning={"callbacks": [Looks()]})
+    model[1].eval()  # frozen statistics, which stay in eval mode through all validations
+    trainer.run(4, make_loader(16), make_valid(16))
+    modes = [mode for mode, _ in seen]
+    assert modes == modes[:1] * 4 and not modes[0][[*trainer.model.modules()].index(model[1]) + 1]
+    times = [time for _, time in seen]
+    assert times == sorted(times) and len(set(times)) == 4
+
+
+def test_an_emptied_table_is_as_lightning_empties_it() -> None:
+    def table() -> _ResultCollection:
+        results = _ResultCollection(training=True)
+        for fx, name in (("on_train_epoch_end", "a"), ("training_step", "b")):
+            results.log(fx, name, torch.tensor(0.5), on_step=name == "b", on_epoch=True, batch_size=3)
+        results["on_train_epoch_end.a"].compute()
+        return results
+
+    def state(results: _ResultCollection) -> str:
+        plain = {
+            key: sorted((name, repr(value)) for name, value in vars(metric).items() if "0x" not in repr(value))
+            for key, metric in results.items()
+        }
+        return str(plain)
+
+    for hook in (None, "training_step"):
+        ours, lightnings = table(), table()
+        assert state(ours) == state(lightnings)
+        reset_results(ours, hook)
+        lightnings.reset(metrics=None if hook is None else False, fx=hook)
+        assert state(ours) == state(lightnings)
+
+
+def test_history_is_that_of_the_epoch_in_each_callback() -> None:
+    seen: list[tuple[int, int, float]] = []
+
+    class Looks(L.Callback):
+        def on_train_epoch_start(self, pl_trainer: Any, pl_module: Any) -> None:
+            history = pl_module.owner.history
+            assert len(history) == pl_trainer.current_epoch
+            if history.epochs:
+                seen.append((len(history), history.epochs[-1]["epoch"], history.epochs[-1]["val_loss"]))
+                assert float(pl_trainer.callback_metrics["val_loss"]) == pytest.approx(history.epochs[-1]["val_loss"])
+
+    trainer = make_trainer(lightning={"callbacks": [Looks()]})
+    trainer.run(20, make_loader(16), make_valid(16))
+    assert seen == [(i, i, trainer.history.epochs[i - 1]["val_loss"]) for i in range(1, 20)]
+
+
+def test_numpys_numbers_are_restored_also_where_one_of_a_pair_is_left() -> None:
+    numpy.random.seed(0)
+    for n_before in (0, 1, 2, 3):
+        for _ in range(n_before):
+            numpy.random.randn()
+        for n_inside in (0, 1, 2):
+            state = random_state()
+            expected = numpy.random.RandomState()
+            expected.set_state(numpy.random.get_state())
+            for _ in range(n_inside):
+                numpy.random.randn()
+            set_random_state(state)
+            ours, theirs = numpy.random.get_state(), expected.get_state()
+            assert all(numpy.array_equal(a, b) for a, b in zip(ours, theirs)), (n_before, n_inside)
+
+
+def test_a_state_restored_after_another_run_of_numbers_is_the_old_one() -> None:
+    numpy.random.seed(1)
+    early = random_state()
+    numpy.random.rand()
+    random_state()
+    set_random_state(early)
+    assert numpy.random.rand() == numpy.random.RandomState(1).rand()
+
+
+def test_short_epochs_of_an_ordinary_loader_reshuffle_as_a_loop_does(tmp_path: Path) -> None:
+    seen: list[list[float]] = []
+
+    class Sees(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            seen.append(batch[1].flatten().tolist())
+            return super().train_step(batch)
+
+    loader = torch.utils.data.DataLoader(make_data(16), 16, shuffle=True, generator=torch.Generator().manual_seed(1))
+    make_trainer(Sees, save_path=tmp_path).run(5, loader)
+    again = torch.utils.data.DataLoader(make_data(16), 16, shuffle=True, generator=torch.Generator().manual_seed(1))
+    assert seen == [batch[1].flatten().tolist() for _ in range(5) for batch in again]
