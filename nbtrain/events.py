@@ -151,7 +151,7 @@ class Event:
         fields = {"kind": self.kind, "progress": vars(self.progress), "time_s": self.time_s, "data": self.data}
         try:
             return _ENCODER.encode(fields)
-        except (ValueError, TypeError):  # a number that is not finite, or a mapping that is no dict
+        except (ValueError, TypeError):  # a number that is not finite, or a mapping other than a dict
             return _ENCODER.encode(fields | {"data": _encode(self.data)})
 
     @classmethod

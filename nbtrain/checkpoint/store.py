@@ -154,7 +154,7 @@ def find_checkpoint(save_path: str | Path, resume: str | Path, note: Callable[[s
     links = [run / FOLDER / name for run in run_folders(save_path) for name in (resume, f"{resume}.ckpt")]
     link = next((link for link in links if link.exists()), None)
     if link is None:
-        return _without_link(save_path, resume, note)
+        return _without_link(save_path, str(resume), note)
     if resume == "best":
         _note_other_best(link, note)
     return link.resolve()

@@ -75,7 +75,7 @@ def _overridden(module: L.LightningModule, hooks: tuple[str, ...]) -> str:
 
 
 def why_not_lean(pl_trainer: L.Trainer, *, training: bool = True) -> str:
-    """What keeps this run from the lean loops; an empty text where nothing does. It is asked in each epoch, which may be one batch."""
+    """What keeps this run from the lean loops; an empty text where nothing does. It is called in each epoch, which may be one batch."""
     return _why_no_pass(pl_trainer) or (_why_no_training(pl_trainer) if training else "")
 
 
@@ -162,7 +162,7 @@ def call_module_hook(module: L.LightningModule, name: str) -> None:
     names["_current_fx_name"] = before
 
 
-_WITH_INDEX: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # functions that were asked about
+_WITH_INDEX: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # functions that were looked at
 
 
 def takes_index(step: Any) -> bool:

@@ -324,7 +324,7 @@ def _metrics(pl_trainer: L.Trainer, module: StepModule) -> dict[str, float]:
 
 
 def _logs_nothing_else(pl_trainer: L.Trainer, ours: set[str]) -> bool:
-    """Has nothing but `ours` been logged? To ask `callback_metrics` takes 40 µs, and an epoch may be one batch."""
+    """Has nothing but `ours` been logged? Reading `callback_metrics` takes 40 µs, and an epoch may be one batch."""
     results, known = pl_trainer._results, pl_trainer._logger_connector._callback_metrics
     if results is None or not known.keys() <= ours:
         return False
