@@ -517,18 +517,21 @@ class _StatefulIterator:
 
 
 class Stateful:
-    """As torchdata's StatefulDataLoader: its state is that of the newest iterator, which is made for it where there is none."""
+    """As torchdata's StatefulDataLoader: its state is that of the newest iterator, which is made for it where there is none.
+
+    `next_iter_state` is torchdata's name for a state that was loaded and not yet used.
+    """
 
     def __init__(self) -> None:
         self._iterator: _StatefulIterator | None = None
-        self._loaded: dict[str, Any] | None = None
+        self.next_iter_state: dict[str, Any] | None = None
         self._made_for_state = False
 
     def __len__(self) -> int:
         return -(-N // BATCH_SIZE)
 
     def _make(self) -> _StatefulIterator:
-        state, self._loaded = self._loaded, None
+        state, self.next_iter_state = self.next_iter_state, None
         return _StatefulIterator(state)
 
     def __iter__(self) -> _StatefulIterator:
@@ -545,7 +548,7 @@ class Stateful:
         return {"seed": self._iterator.seed, "position": self._iterator.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._loaded, self._iterator = dict(state), None
+        self.next_iter_state, self._iterator = dict(state), None
 
 
 class StatefulUnsized(Stateful):

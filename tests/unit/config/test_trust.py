@@ -241,7 +241,7 @@ def test_policy_of_ones_own_is_asked(folder: Path) -> None:
     ("name", "message"),
     [
         ("mine.odd", "mine.odd returned 3"),
-        ("os.system", "without your trust"),
+        ("os.system", "is not called without --trust"),
         ("mine.nowhere", "has no 'nowhere'"),
         ("dq", "unknown here"),
     ],

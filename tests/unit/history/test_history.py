@@ -325,7 +325,7 @@ class Gone(Callback):
 def test_a_run_folder_that_is_removed_in_mid_run_is_said_and_made_again(kind: type[Trainer], tmp_path: Path) -> None:
     root = tmp_path / "runs"
     trainer = make_trainer(kind, save_path=root, keep_source=False, lightning={"callbacks": [Gone(root)]})
-    with pytest.warns(UserWarning, match="The run folder was removed while the run was on. It was made again"):
+    with pytest.warns(UserWarning, match="The run folder was removed while the run was on. It was created again"):
         trainer.run(4, make_loader(), make_valid())
     read = load_run(trainer.run_dir)
     assert without_times(read.epochs) == without_times(trainer.history.epochs) and len(read) == 4

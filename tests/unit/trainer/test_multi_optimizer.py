@@ -220,7 +220,7 @@ def test_what_several_optimizers_can_not_do_is_refused_by_name() -> None:
             make(**options)
     with pytest.raises(ConfigError, match="can't train with accumulate_grad_batches=2"):
         make(lightning={"accumulate_grad_batches": 2}).run(1, BATCHES)
-    with pytest.raises(ConfigError, match="lr_find looks for one learning rate"):
+    with pytest.raises(ConfigError, match="lr_find finds one learning rate"):
         make().lr_find(BATCHES)
 
 
