@@ -176,7 +176,7 @@ class _Live:
 
     def offer(self) -> bool:
         """Let the slider be there, with the epochs that can be reached now; returns False where there is none."""
-        if self.slider is None and self.travel is not None:
+        if self.slider is None and self.travel is not None and self.travel.places():
             self.slider = EpochSlider(self.travel)
         if self.slider is not None and not self.slider.refresh():
             self.withdraw()

@@ -93,7 +93,7 @@ def test_a_run_at_1_ms_a_step_sends_six_messages_a_second_at_most() -> None:
     sent: list[str] = []
     try:
         client.execute_interactive(SETUP + SPINNING, timeout=600)
-        client.execute_interactive("trainer.keep_states = False", timeout=600)  # else a slider is shown at the end
+        client.execute_interactive("spinning.keep_states = False", timeout=600)  # else a slider is shown at the end
         client.execute_interactive(RUN, timeout=600, output_hook=lambda message: sent.append(message["msg_type"]))
         reply = client.execute_interactive("", user_expressions={"seconds": "seconds"}, timeout=600)
     finally:
