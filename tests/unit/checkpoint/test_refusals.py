@@ -225,3 +225,23 @@ def test_what_fits_is_not_named(tmp_path: Path) -> None:
     trainer = Run().make(tmp_path)
     trainer.run(2, make_loader(), resume="auto")
     assert notes(trainer) == []
+
+
+ROWS = {  # of the table in docs/resume.md, with what shows them here
+    "names or shapes of the weights": ["another model", "another width of the model"],
+    "class of the optimizer, its groups, the order of its parameters": [*ALWAYS][2:],
+    "training loader: class, batch size, samples, sampler, `drop_last`, seed": [*WITHIN][:11],
+    "class of the schedule, or when it steps": ["a schedule", "another schedule", "a schedule by batch"],
+    "accumulation, gradient clipping, precision": [*WITHIN][14:],
+}
+
+
+def test_page_on_resuming_has_what_is_refused_here() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "resume.md").read_text(encoding="utf-8")
+    lines = text.split("## What is refused")[1].split("\n\n")[2].splitlines()[2:]
+    rows = {name: cells for name, *cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)}
+    assert [*rows] == [*ROWS, "number of processes"]  # which tests/distributed shows
+    assert [name for names in ROWS.values() for name in names] == [*ALWAYS, *WITHIN]
+    for row, names in ROWS.items():
+        later = "refused" if names[0] in ALWAYS else "said in the record"
+        assert rows[row][0] == "refused" and rows[row][1].startswith(later)
