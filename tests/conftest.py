@@ -66,7 +66,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail where a test has left a file in the repository: somebody would commit it."""
+    """Fail where a test has left a file in the repository, which could be committed by mistake."""
     left = sorted(_untracked() - session.config.stash[BEFORE])
     if left and not hasattr(session.config, "workerinput"):  # a worker ends before the others do
         session.config.stash[LEFT] = left
