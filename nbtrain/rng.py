@@ -24,13 +24,13 @@ __all__ = ["check_seed", "seed_process", "seed_all", "random_state", "set_random
 
 # %% ../nbs/rng.ipynb #7487cc2d
 def check_seed(seed: int | None) -> None:
-    """Raise ConfigError for a seed that torch's generators can't take."""
+    """Raise ConfigError for a seed outside [-2**63, 2**64), which torch's generators can't take."""
     if seed is not None and not -(2**63) <= seed < 2**64:
         raise ConfigError(f"seed={seed} has more than 64 bits.", remedy="Give a smaller number, such as 0.")
 
 
 def seed_process(seed: int) -> None:
-    """Seed Python, torch on the CPU, and NumPy where it is loaded. The generators of the devices stay as they are."""
+    """Seed Python, torch on the CPU, and NumPy if it is imported. The generators of the devices are not changed."""
     random.seed(seed)
     torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the devices too
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -38,17 +38,17 @@ def seed_process(seed: int) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python, torch on all devices, and NumPy where it is loaded."""
+    """Seed Python, torch on all devices, and NumPy if it is imported."""
     seed_process(seed)
     torch.manual_seed(seed)
 
 
 # %% ../nbs/rng.ipynb #numpyrng
-_N_BYTES = 2500  # of the Mersenne Twister in NumPy's memory: 624 words, and the place in them
+_N_BYTES = 2500  # size of the Mersenne Twister in NumPy's memory: 624 words and the position
 
 
 class _NumpyRandom:
-    """The state of NumPy's global generator. It is read and restored only where numbers were drawn: each takes 50 to 100 µs."""
+    """The state of NumPy's global generator. It is read and restored only if numbers were drawn, as each takes 50 to 100 µs."""
 
     def __init__(self) -> None:
         self._state: Any = None
@@ -58,7 +58,7 @@ class _NumpyRandom:
         memory = self._look(numpy)
         if memory is None or memory != self._memory:
             self._state = state = numpy.random.get_state()
-            has_spare = state[3] != 0  # of the normal numbers, which are made in pairs; it is elsewhere in the memory
+            has_spare = state[3] != 0  # normal numbers are made in pairs; the spare one is not in this memory
             self._memory = None if has_spare else memory
         return self._state
 
@@ -68,7 +68,7 @@ class _NumpyRandom:
 
     @staticmethod
     def _look(numpy: Any) -> bytes | None:
-        """The generator's memory; None where it is another one than NumPy's own."""
+        """The generator's memory; None if it is not NumPy's default MT19937."""
         find = getattr(numpy.random, "get_bit_generator", None)  # NumPy 1.24
         generator: Any = find() if find is not None else None
         return string_at(generator.ctypes.state_address, _N_BYTES) if type(generator) is numpy.random.MT19937 else None
@@ -79,7 +79,7 @@ _NUMPY = _NumpyRandom()
 
 # %% ../nbs/rng.ipynb #94b28397
 def random_state(*, devices: bool = True) -> dict[str, Any]:
-    """The state of Python's, NumPy's and torch's random numbers, on all devices or on the CPU alone."""
+    """The state of Python's, NumPy's and torch's global generators, on all CUDA devices or on the CPU only."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if (numpy := sys.modules.get("numpy")) is not None:
         state["numpy"] = _NUMPY.get(numpy)
@@ -89,7 +89,7 @@ def random_state(*, devices: bool = True) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restore the state that `random_state` returned."""
+    """Restore a state that `random_state` returned."""
     numpy = sys.modules.get("numpy")
     _set_rng_states({name: part for name, part in state.items() if name != "numpy" or numpy is None})
     if numpy is not None and "numpy" in state:
@@ -99,7 +99,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 # %% ../nbs/rng.ipynb #74ccb26f
 @contextmanager
 def keep_random(*, devices: bool = True) -> Iterator[None]:
-    """Restore the random numbers at the end of the block, after an error too: of all devices, or of the CPU alone."""
+    """Restore the random state at the end of the block, also after an error: on all CUDA devices, or on the CPU only."""
     state = random_state(devices=devices)
     try:
         yield
@@ -109,5 +109,5 @@ def keep_random(*, devices: bool = True) -> Iterator[None]:
 
 # %% ../nbs/rng.ipynb #64fc290b
 def derive_seed(*numbers: int) -> int:
-    """A 64-bit seed that is a function of `numbers`, the same in every process and on every machine: their BLAKE2b hash (RFC 7693)."""
+    """Derive a 64-bit seed from `numbers`, the same in every process and on every machine: their BLAKE2b hash (RFC 7693)."""
     return int.from_bytes(blake2b(" ".join(map(str, numbers)).encode(), digest_size=8).digest(), "big")

@@ -29,7 +29,7 @@ __all__ = [
 
 # %% ../../nbs/data/loader.ipynb #aaccfbd5
 class BatchList:
-    """A list of batches as a loader. Around a loader, it hides everything from Lightning but the batches."""
+    """A list of batches as a loader. Around a loader, it hides everything except the batches from Lightning."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self.batches = batches
@@ -42,7 +42,7 @@ class BatchList:
 
 
 def as_loader(loader: Iterable[Any]) -> Iterable[Any]:
-    """`loader` as Lightning understands it: lists and tuples of batches become a `BatchList`, unless they hold DataLoaders."""
+    """Make `loader` a loader for Lightning: a list or tuple of batches becomes a `BatchList`, unless it holds DataLoaders."""
     if isinstance(loader, (list, tuple)) and not any(isinstance(item, DataLoader) for item in loader):
         return BatchList(loader)
     return loader
@@ -69,9 +69,9 @@ def _options(loader: DataLoader[Any]) -> dict[str, Any]:
 
 # %% ../../nbs/data/loader.ipynb #923574f6
 class LoaderWrapper:
-    """Base of loaders around another `loader`: its length and its samplers. A subclass defines which batches it yields."""
+    """Base class for a loader around another `loader`. It passes on the length and the samplers; a subclass defines `__iter__`."""
 
-    continues = False  # does a pass continue where the one before was cut?
+    continues = False  # whether a pass continues where the previous one was cut
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
@@ -81,17 +81,17 @@ class LoaderWrapper:
 
     @property
     def sampler(self) -> Any:
-        """The loader's, for Lightning, which calls its `set_epoch`."""
+        """The loader's sampler. Lightning calls its `set_epoch`."""
         return getattr(self.loader, "sampler", None)
 
     @property
     def batch_sampler(self) -> Any:
-        """The loader's, for Lightning, which calls `set_epoch` of its sampler, too."""
+        """The loader's batch sampler. Lightning calls `set_epoch` on its sampler, too."""
         return getattr(self.loader, "batch_sampler", None)
 
 
 def innermost(loader: Any) -> Any:
-    """The loader itself, without what nbtrain has put around it."""
+    """The loader itself, without nbtrain's wrappers."""
     while isinstance(loader, LoaderWrapper):
         loader = loader.loader
     return loader
@@ -100,7 +100,7 @@ def innermost(loader: Any) -> Any:
 # %% ../../nbs/data/loader.ipynb #8d599706
 @runtime_checkable
 class StatefulLoader(Protocol):
-    """A loader that can continue at the batch where its state was taken. A state is a dict of plain values and tensors."""
+    """A loader that resumes at the batch where its state was saved. The state is a dict of plain values and tensors."""
 
     def __iter__(self) -> Iterator[Any]: ...
     def state_dict(self) -> dict[str, Any]: ...
@@ -110,7 +110,7 @@ class StatefulLoader(Protocol):
 # %% ../../nbs/data/loader.ipynb #e3c39495
 @dataclass(frozen=True)
 class Batching:
-    """How ordered samples are split into batches. Raises ConfigError for an invalid `batch_size`."""
+    """How ordered samples are split into batches. Raises ConfigError if `batch_size` is not positive."""
 
     n_samples: int
     batch_size: int
@@ -127,14 +127,14 @@ class Batching:
         return self.n_samples // self.batch_size if self.drop_last else -(-self.n_samples // self.batch_size)
 
     def spans(self, first: int = 0) -> Iterator[tuple[int, int]]:
-        """Where each batch begins and ends, from batch `first` on."""
+        """The start and stop index of each batch, starting with batch `first`."""
         for start in range(first * self.batch_size, len(self) * self.batch_size, self.batch_size):
             yield start, min(start + self.batch_size, self.n_samples)
 
 
 # %% ../../nbs/data/loader.ipynb #5dbb051a
 def check_same(loader: object, own: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if `saved`, the state of a loader, has other settings than `own`."""
+    """Raise CheckpointError if the loader state `saved` has other settings than `own`."""
     changed = [f"{name} was {saved.get(name)} and is {value}" for name, value in own.items() if saved.get(name) != value]
     if changed:
         raise CheckpointError(

@@ -292,7 +292,7 @@ def test_scheduler_that_is_none(scheduler: Any, text: str) -> None:
 
 def test_scheduler_of_another_optimizer() -> None:
     optimizers = [torch.optim.SGD(make_model().parameters(), lr=0.1) for _ in range(2)]
-    with pytest.raises(ConfigError, match="StepLR drives another optimizer"):
+    with pytest.raises(ConfigError, match="StepLR belongs to another optimizer"):
         resolve_schedule(torch.optim.lr_scheduler.StepLR(optimizers[0], 1), optimizers[1], None)  # type: ignore[arg-type]
 
 
