@@ -178,18 +178,15 @@ class MultiOptimizerTrainer(Trainer):
     """Train with several optimizers, as in a GAN: write a `train_step_<name>` for each of them, and `test_step`.
 
     On each batch the steps run one after the other, in the order of `optimizers`. Each step returns a dict with "loss", and its optimizer
-    updates its parameters. Meanwhile the parameters of the other optimizers get no gradient, so you need not detach anything. The
-    scalars of each step are recorded as `train_<key>_<name>`, and the sum of the losses as `train_loss`. Gradients are clipped in each
-    turn.
+    updates its parameters; the parameters of the other optimizers get no gradient, so you need not detach anything. The scalars are
+    recorded as `train_<key>_<name>`, and the sum of the losses as `train_loss`. Gradients are clipped in each step.
 
     Args:
         model: The model with all parts, such as `nn.ModuleDict({"generator": ..., "discriminator": ...})`.
         optimizers: A dict of optimizers, or of factories `parameters -> optimizer` for the part of the model that has the same name.
-        schedulers: A dict with the same names of torch schedulers, which step per epoch, or of factories `(optimizer, plan)`, whose
-            schedulers step per update.
+        schedulers: A dict with the same names: torch schedulers (step per epoch) or factories `(optimizer, plan)` (step per update).
 
-    The other arguments are those of Trainer. Accumulation, fp16 with loss scaling, several processes and `lr_find` are not supported,
-    and raise ConfigError.
+    The other arguments are those of Trainer. Accumulation, loss-scaled fp16, several processes and `lr_find` raise ConfigError.
     """
 
     @checked
