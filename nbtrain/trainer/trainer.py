@@ -335,10 +335,8 @@ class Trainer(
         advice: Show tips about the run, at most three lines: `tip: val_loss has not improved since epoch 17 of 205`.
         count_samples: A function that returns the number of samples in a batch, which weights the means of an epoch. Needed only if it
             can't be inferred: `lambda batch: len(batch.ids)`. A step may also return the number, as "n_samples".
-        compare_with: A run folder, whose loss curve is drawn behind that of the run. None: the newest other run of the same class in
-            `save_path`.
-        keep_states: Keep the states of a training run in memory for `rewind`, `replay`, `branch` and `blame`, in about a tenth of
-            the free memory. "auto": only in a notebook.
+        compare_with: A run folder to compare with in the plot. None: the newest other run of the same class in `save_path`.
+        keep_states: Keep states in memory for `rewind`, `replay`, `branch` and `blame`, in a tenth of what is free. "auto": in notebooks.
         lightning: Other arguments for `lightning.Trainer`, such as `callbacks` and `logger`.
 
     Raises ConfigError for an invalid argument, and OptionError (a TypeError) for an unknown one.
