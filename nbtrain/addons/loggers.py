@@ -24,6 +24,7 @@ from ..engine.protocol import EventSink, TrainerProtocol
 from ..errors import AddOnError, ConfigError, OptionError, nearest
 from ..history.provenance import describe, record
 from ..loggers.background import Connect, Delivery
+from ..loggers.hosted import HOSTED
 from ..loggers.local import LOCAL
 from ..loggers.neptune import check_neptune, connect_neptune
 from ..loggers.step_points import StepPoints
@@ -193,9 +194,10 @@ class WebLoggerAddon(AddOnBase):
         return vars(self) | {"_delivery": None}
 
 
-def _check_installed(package: str, user: str) -> None:
+def _check_installed(package: str, user: str, extra: str | None = None) -> None:
+    """Raise AddOnError, with the line that installs `extra`, which is the package's name if it is None."""
     if importlib.util.find_spec(package) is None:
-        raise AddOnError(f"{user} {package}, which is not installed.", remedy=f"pip install 'nbtrain[{package}]'")
+        raise AddOnError(f"{user} {package}, which is not installed.", remedy=f"pip install 'nbtrain[{extra or package}]'")
 
 
 # %% ../../nbs/addons/loggers.ipynb #940cab8b
@@ -237,12 +239,16 @@ class NeptuneLoggerAddon(WebLoggerAddon):
 
 
 # %% ../../nbs/addons/loggers.ipynb #44bd9c5e
+_PACKAGES = {name: package for name, (package, _) in (LOCAL | HOSTED).items()}
+
+
 class LoggersAddon(AddOnBase):
     """Log runs to local trackers by name, and to any Lightning loggers.
 
     Args:
-        loggers: "csv" (`training_log.csv`), "tensorboard", "mlflow" (a sqlite file beside the run folders), "trackio", or instances of
-            Lightning's loggers. Trackers by name write to the run folder, so they need `save_path`; they get the hyper-parameters too.
+        loggers: "csv" (`training_log.csv`), "tensorboard", "mlflow" (a sqlite file beside the run folders), "trackio", "comet" and
+            "clearml" (online if their client has a key, else offline), or instances of Lightning's loggers. Trackers by name write to
+            the run folder, so they need `save_path`; they get the hyper-parameters too.
 
     Raises ConfigError for an unknown name or a value of another type, and AddOnError if the package of a tracker is not installed.
     """
@@ -253,10 +259,10 @@ class LoggersAddon(AddOnBase):
         if isinstance(self.loggers, (str, Logger)):
             self.loggers = [self.loggers]
         for given in self.loggers:
-            if isinstance(given, str) and given not in LOCAL:
-                raise ConfigError(f"loggers=[{given!r}] is unknown.", remedy=nearest(given, LOCAL))
-            if isinstance(given, str) and (package := LOCAL[given][0]) is not None:
-                _check_installed(package, f"loggers=[{given!r}] needs")
+            if isinstance(given, str) and given not in _PACKAGES:
+                raise ConfigError(f"loggers=[{given!r}] is unknown.", remedy=nearest(given, _PACKAGES))
+            if isinstance(given, str) and (package := _PACKAGES[given]) is not None:
+                _check_installed(package, f"loggers=[{given!r}] needs", given)
         self._deliveries: list[Delivery] = []
 
     def lightning_loggers(self, trainer: TrainerProtocol) -> list[Logger]:
@@ -287,6 +293,10 @@ class LoggersAddon(AddOnBase):
 
 def _begin(trainer: TrainerProtocol, name: str, note: Callable[[str], None]) -> Logger:
     """The tracker called `name`, in the run folder."""
-    logger = LOCAL[name][1](trainer.open_run_dir(), trainer.title, trainer.train_state.counts.update)
+    folder = trainer.open_run_dir()
+    if name in HOSTED:
+        logger = HOSTED[name][1](folder, trainer.title, note)
+    else:
+        logger = LOCAL[name][1](folder, trainer.title, trainer.train_state.counts.update)
     logger.log_hyperparams(hyper_parameters(trainer))
     return logger
