@@ -189,7 +189,7 @@ class StateManagerAddon(AddOnBase):
         return trainer.control.do(lambda at: _save_now(self, trainer, at), whole=True)
 
     def load_state(self, trainer: Restorable, path: str | Path | None = None) -> Path:
-        """Restore the checkpoint at `path`, by default the newest complete one in the newest run folder. The next `run` continues from it.
+        """Restore the checkpoint at `path`, by default the newest complete one of the newest run; the next `run` continues from it.
 
         Raises CheckpointError if there is none, or if it belongs to another model or optimizer, and ConfigError during a run.
         """

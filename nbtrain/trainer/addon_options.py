@@ -345,7 +345,7 @@ class AddonCommands:
 
     @command_of("StateManagerAddon")
     def load_state(self, path: str | Path | None = None) -> Path:
-        """Restore the checkpoint at `path`, by default the newest complete one in the newest run folder. The next `run` continues from it."""
+        """Restore the checkpoint at `path`, by default the newest complete one of the newest run; the next `run` continues from it."""
         ...
 
 
