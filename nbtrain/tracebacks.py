@@ -316,8 +316,7 @@ def _keeper(function: Callable[..., Any], args: Sequence[Any]) -> TracebackKeepe
 
 
 def shorten(error: Exception, function: Callable[..., Any], args: Sequence[Any], shell: Any = None) -> None:
-    """Make `error`, which leaves the public `function`, show only the user's frames. Call it in `except`, where
-    `function` is called.
+    """Make `error`, which leaves the public `function`, show only the user's frames. Call it in `except`, where `function` is called.
 
     Outside IPython the traceback is not changed; if `args` begin with a trainer, its text is kept for `trainer.traceback()`.
     If `error` wraps the error of a loader's worker process, raises the original one.

@@ -74,8 +74,7 @@ def _read(loader: Any) -> list[Any]:
 
 
 def first_batch(loader: Any) -> list[Any]:
-    """Read one batch of `loader` without changing the loader; returns a list of one batch, or an empty list if only a
-    pass could give one.
+    """Read one batch of `loader` without changing the loader; returns a list of one batch, or an empty list if only a pass could give one.
 
     The batch is read in this process. Errors of the dataset are raised as they are.
     """

@@ -37,8 +37,7 @@ def _mixed_labels(y: Tensor, partner: Tensor, share: float, n_classes: int | Non
 
 @boundary
 def mixup(batch: tuple[Tensor, Tensor], alpha: float = 0.2, *, n_classes: int | None = None) -> tuple[Tensor, Tensor]:
-    """MixUp: mix each sample of `batch` with another one. `batch` is inputs (B, ...) and labels (B, ...). Zhang et
-    al. 2018.
+    """MixUp: mix each sample of `batch` with another one. `batch` is inputs (B, ...) and labels (B, ...). Zhang et al. 2018.
 
     Integer labels (B,) become probabilities of `n_classes` classes, (B, n_classes); float labels are mixed as they are. One ratio is drawn
     from Beta(alpha, alpha) for all samples. Raises StepError for integer labels without `n_classes`, and if `alpha` is not positive.
@@ -52,8 +51,7 @@ def mixup(batch: tuple[Tensor, Tensor], alpha: float = 0.2, *, n_classes: int | 
 # %% ../../nbs/data/mixup.ipynb #5fc16fb1
 @boundary
 def cutmix(batch: tuple[Tensor, Tensor], alpha: float = 1.0, *, n_classes: int | None = None) -> tuple[Tensor, Tensor]:
-    """CutMix: paste a box of another image into each image of `batch`. Inputs have shape (B, C, H, W). Yun et al.
-    2019.
+    """CutMix: paste a box of another image into each image of `batch`. Inputs have shape (B, C, H, W). Yun et al. 2019.
 
     Labels are mixed as in `mixup`, in proportion to the box's area. Raises StepError as `mixup` does.
     """

@@ -109,8 +109,7 @@ class Prefetcher(LoaderWrapper):
 
 # %% ../../nbs/data/prefetch.ipynb #c658f818
 def prefetch(loader: Iterable[Any], device: str | torch.device) -> Iterable[Any]:
-    """Copy the next batch of `loader` to a CUDA `device` while the current one is used; on other devices returns
-    `loader` itself.
+    """Copy the next batch of `loader` to a CUDA `device` while the current one is used; on other devices returns `loader` itself.
 
     The loader is read one batch ahead, so it also draws from the CPU's global random state one batch earlier.
     """

@@ -287,8 +287,7 @@ class ValidLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The place for the next validation."""
-        # Some loaders draw a random number to make a state before they are read; a stream's state is a place in the
-        # pass that has ended
+        # Some loaders draw a random number to make a state before they are read; a stream's state is a place in the pass that has ended
         asks = self.is_read and not self.is_cut and not self.state.is_of_stream
         place = self.state.take(changed=self.changed_only, with_own=asks)
         return place | ({} if asks else {"own": self._own}) | {"whole": not self.is_cut}

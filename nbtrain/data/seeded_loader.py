@@ -75,8 +75,7 @@ class SeededLoader:
 
     It can begin at any batch without reading those before it, gives the same batches with any `num_workers`, and leaves the caller's
     random state untouched. For each sample and each call of `collate_fn` it seeds Python, torch on the CPU, and NumPy if it is
-    imported. `dataset` must be a map-style dataset with a length. `options` are a DataLoader's worker options, such as
-    `prefetch_factor` and `worker_init_fn`.
+    imported. `dataset` must be map-style, with a length. `options` are a DataLoader's worker options.
 
     Passes are numbered by epoch, from 0; `set_epoch` sets the number of the next one, and Lightning calls it. Raises ConfigError for a
     dataset without a length and for persistent workers, OptionError for an unknown option, and CheckpointError for the state of a

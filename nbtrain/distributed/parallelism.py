@@ -120,8 +120,7 @@ def local(value: Any) -> Any:
 
 # %% ../../nbs/distributed/parallelism.ipynb #a1fdc33e
 def rebind(optimizer: Optimizer, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
-    """Make `optimizer` update the parameters `after` instead of `before`, matched by name, and shard its states
-    likewise.
+    """Make `optimizer` update the parameters `after` instead of `before`, matched by name, and shard its states likewise.
 
     All ranks must have the same states. There is no communication.
     """
@@ -318,8 +317,7 @@ def resolve_parallelism(
     tensor_plan: Mapping[str, str | ParallelStyle] | None = None,
     parallelize: Parallelize | None = None,
 ) -> Parallelism:
-    """Resolve `strategy` to a `Parallelism` on `n_devices` of a type such as "cuda". Raises ConfigError for options
-    that can't work.
+    """Resolve `strategy` to a `Parallelism` on `n_devices` of a type such as "cuda". Raises ConfigError for options that can't work.
 
     `strategy`: "ddp", "ddp_find_unused_parameters_true", "fsdp2", "tp", "fsdp", "deepspeed", "auto" (chosen when the model is known),
     another of Lightning's names, a Lightning strategy, or a function that creates one.

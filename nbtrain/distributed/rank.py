@@ -28,8 +28,7 @@ _MEET = timedelta(seconds=5)  # how long a rank that has failed waits for the ot
 
 
 class RankCallback(L.Callback):
-    """Makes a run rank `number` of `n_ranks`: it gets its share of the data, and its shard of the model if
-    `parallelism` splits it.
+    """Makes a run rank `number` of `n_ranks`: it gets its share of the data, and its shard of the model if `parallelism` splits it.
 
     `trainer` is the trainer of this rank. Consecutive ranks that compute on batches together read the same ones.
     """

@@ -184,8 +184,7 @@ _PACE_S, _MOST_CALLS = 0.05, 32  # between two reductions
 
 
 class LateReduce:
-    """Reduces a number over all ranks with `op`; the next call returns the result. Call it equally often on all
-    ranks.
+    """Reduces a number over all ranks with `op`; the next call returns the result. Call it equally often on all ranks.
 
     Fast calls are reduced only every 50 ms: with each number the ranks agree on the number of calls until the next,
     at most 32. A separate process group (gloo, on the CPU) separates its messages from those of the gradients.

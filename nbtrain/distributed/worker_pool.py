@@ -219,8 +219,7 @@ class Pool:
 
 
 def _environment(n: int) -> dict[str, str]:
-    """The environment for each of `n` workers: this process's without variables of the notebook, and with a share of
-    the CPU cores.
+    """The environment for each of `n` workers: this process's without variables of the notebook, and with a share of the CPU cores.
 
     Gloo would listen at the address of the host name; it is set to the loopback interface, because all workers are on
     this machine.
@@ -320,8 +319,7 @@ def _held_interrupts() -> Iterator[threading.Event]:
 
 # %% ../../nbs/distributed/worker_pool.ipynb #88c28328
 class _Meeting:
-    """The meeting point of the ranks of a launch: a file that only this user can read, or a store at a given
-    `address`.
+    """The meeting point of the ranks of a launch: a file that only this user can read, or a store at a given `address`.
 
     It is new for each launch, because an old one has the ranks of an earlier run. By default a store would listen on
     all interfaces.
@@ -399,8 +397,7 @@ class Launch:
             worker.send("command", command)
 
     def wait(self, on_message: OnMessage = lambda rank, message: None) -> list[Any]:
-        """Wait for the end, and call `on_message(rank, message)` for each message. Returns the results of the
-        payload, by rank.
+        """Wait for the end, and call `on_message(rank, message)` for each message. Returns the results of the payload, by rank.
 
         The output of rank 0 goes to `sys.stdout`. After a KeyboardInterrupt the launch continues, and you may call `wait` again. Raises the
         exception of a rank, and WorkerError for a rank that was killed.

@@ -121,8 +121,7 @@ def _forks(runs: Mapping[str, TreeRun]) -> dict[str, Fork]:
 
 @checked
 def compare(*paths: str | Path | Trained) -> Comparison:
-    """Compare the runs in these run folders; of a folder of runs, the newest. Shows how each differs from the first
-    one.
+    """Compare the runs in these run folders; of a folder of runs, the newest. Shows how each differs from the first one.
 
     You can give trainers instead of folders, such as a trainer and its branch; they are shown as one tree. Raises ConfigError if no run is
     found, and for a mixture of both. Damaged lines of a record are left out, with a note.

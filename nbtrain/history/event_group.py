@@ -18,8 +18,7 @@ __all__ = ["EventGroup", "deliver"]
 
 # %% ../../nbs/history/event_group.ipynb #ac22b876
 class EventGroup:
-    """Passes events on to `update_all`. While epochs take less than `every_s` seconds of `clock`, in groups, once in
-    that time.
+    """Passes events on to `update_all`. While epochs take less than `every_s` seconds of `clock`, in groups, once in that time.
 
     A note, a pause and the end are passed on at once, after the events that were held back. An error that `update_all` raises in the
     timer's thread is raised at the next event.

@@ -41,8 +41,7 @@ def _event(line: bytes, number: int, before: Progress) -> Event:
 
 
 def follow(path: str | Path, view: View, *, every_s: float = 0.2, wait: Callable[[float], None] = time.sleep) -> None:
-    """Pass the events of the run folder `path`, or of the newest one in a folder of them, to `view`: existing ones,
-    then new ones.
+    """Pass the events of the run folder `path`, or of the newest one in a folder of them, to `view`: existing ones, then new ones.
 
     Returns when the run has ended; blocks until then. Reads the file every `every_s` seconds. For a damaged line `view` gets a note.
     Raises ConfigError if no run was recorded, or the file can't be read.

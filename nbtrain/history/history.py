@@ -307,8 +307,7 @@ class History(RankedRows):
 
 # %% ../../nbs/history/history.ipynb #778cbb30
 class ResultMetrics(dict[str, Any]):
-    """The last row's metrics by name, and metrics of the whole run by OmniGenBench's four keys, such as
-    `["best_valid"]["eval_loss"]`.
+    """The last row's metrics by name, and metrics of the whole run by OmniGenBench's four keys, such as `["best_valid"]["eval_loss"]`.
 
     It prints as a table of the epochs, with a star at the best one.
     """

@@ -176,8 +176,7 @@ def _git_text(folder: Path, *arguments: str) -> str | None:
 
 
 def git_state(folder: Path) -> tuple[dict[str, Any], str] | None:
-    """The commit, the branch, whether tracked files were changed, and the diff; None without git or outside a
-    repository.
+    """The commit, the branch, whether tracked files were changed, and the diff; None without git or outside a repository.
 
     The diff contains no secrets, and no files that git ignores or that have the name of a secret.
     """
@@ -304,8 +303,7 @@ def record(
     device: str,
     names_only: bool = False,
 ) -> None:
-    """Write the record of a run into `folder`: `provenance.json`, `source/`, and `git.diff` if tracked files were
-    changed.
+    """Write the record of a run into `folder`: `provenance.json`, `source/`, and `git.diff` if tracked files were changed.
 
     `roots` are the functions, classes and objects whose code to record, `arguments` those of the trainer, `run` those of this run. With
     `names_only`, hashes replace the source, the values and the diff. A second run in the same folder adds its arguments, and its source if
@@ -445,8 +443,7 @@ def _steps(folder: Path, source: str) -> str:
 
 
 def show(path: str | Path) -> str:
-    """Show a run folder as text: the course of the run, its origin, arguments and source. For a folder of runs, the
-    newest one.
+    """Show a run folder as text: the course of the run, its origin, arguments and source. For a folder of runs, the newest one.
 
     Raises ConfigError if there is no run.
     """
@@ -504,8 +501,7 @@ def _run_arguments(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def diff(a: str | Path, b: str | Path) -> str:
-    """Show the differences of two run folders in arguments, versions, git and source, and their best and last epochs
-    side by side.
+    """Show the differences of two run folders in arguments, versions, git and source, and their best and last epochs side by side.
 
     Raises ConfigError if one of them has no run.
     """

@@ -215,8 +215,7 @@ def read_file(folder: Path, name: str) -> bytes:
 
 
 def read_events(folder: Path, note: Callable[[str], None] = lambda text: None) -> Iterator[Event]:
-    """Read the events of a run folder, as far as they were written. Damaged lines are left out, and `note` gets one
-    line about them.
+    """Read the events of a run folder, as far as they were written. Damaged lines are left out, and `note` gets one line about them.
 
     Raises ConfigError if the file can't be read.
     """

@@ -53,8 +53,7 @@ _MAX_ATTEMPTS = 3
 
 
 class RetryQueue:
-    """A queue of calls that one thread makes in order. A call that raises is retried after `retry_s`, then twice
-    that, up to a minute.
+    """A queue of calls that one thread makes in order. A call that raises is retried after `retry_s`, then twice that, up to a minute.
 
     `error` is the newest exception, `n_lost` the number of dropped calls. `on_first_error` is called once, with the
     first exception.
@@ -200,8 +199,7 @@ def _trains(modules: list[ModuleType]) -> bool:
 
 
 def draw_apart(*clients: Any) -> None:
-    """Make the packages of these objects, and known clients, use a separate `random`, so that they don't change the
-    training's.
+    """Make the packages of these objects, and known clients, use a separate `random`, so that they don't change the training's.
 
     Clients draw random waiting times before they retry, in their own threads, so restoring a random state would not help. A package that
     also trains is not changed: torch has a logger, but also seeds the workers of loaders. What clients draw from NumPy or torch, or with

@@ -37,8 +37,7 @@ _SOURCES = {  # a column has the value of the first name that is logged
 
 
 class TrainingLog(Logger):
-    """A Lightning logger that writes `COLUMNS` to the CSV file `path`. It first removes the file's rows after `step`
-    finished updates.
+    """A Lightning logger that writes `COLUMNS` to the CSV file `path`. It first removes the file's rows after `step` finished updates.
 
     `epoch` and `step` count from 1; `time` is in seconds since 1970, from `wall`. A cell is empty if its value is
     unknown.
@@ -197,8 +196,7 @@ def _mlflow(folder: Path, title: str, step: int) -> Logger:
     return logger
 
 
-# By name: the package that it needs, if any, and a function of the run folder, the trainer's title, and the number of
-# finished updates
+# By name: the package that it needs, if any, and a function of the run folder, the trainer's title, and the number of finished updates
 LOCAL: dict[str, tuple[str | None, Callable[[Path, str, int], Logger]]] = {
     "csv": (None, lambda folder, title, step: TrainingLog(folder / "training_log.csv", step)),
     "tensorboard": ("tensorboard", _tensorboard),

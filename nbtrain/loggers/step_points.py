@@ -129,8 +129,7 @@ def _mean(values: list[float], *, strict: bool) -> float | None:
 
 # %% ../../nbs/loggers/step_points.ipynb #2d968f34
 class StepPoints(L.Callback):
-    """Logs the points of a run to `loggers`, with the step that Lightning uses: the index of the newest update, from
-    0.
+    """Logs the points of a run to `loggers`, with the step that Lightning uses: the index of the newest update, from 0.
 
     A point holds `train_<name>_step`, the means over its batches (for all metrics but the loss, NaN values are left out); `epoch`,
     Lightning's, from 0; `lr`, the rate of the newest update; `samples_per_s` and, for token ids, `tokens_per_s`; and on a CUDA device

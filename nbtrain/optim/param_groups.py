@@ -43,8 +43,7 @@ def param_groups(
     lr_factors: Mapping[str, float] | None = None,
     no_decay: Iterable[str] = (),
 ) -> list[dict[str, Any]]:
-    """Group the model's parameters for an optimizer: `AdamW(param_groups(net, lr=1e-3, lr_factors={"backbone":
-    0.1}))`.
+    """Group the model's parameters for an optimizer: `AdamW(param_groups(net, lr=1e-3, lr_factors={"backbone": 0.1}))`.
 
     Parameters with fewer than two dimensions, and those that match `no_decay`, get no weight decay. The learning rate is `lr` times the
     factor of the first pattern in `lr_factors` that matches. Frozen parameters are included. Raises ConfigError for a pattern that

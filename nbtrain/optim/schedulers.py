@@ -318,8 +318,7 @@ class WarmUpScheduler(SchedulerBase):
 
 
 class CosineAnnealingScheduler(SchedulerBase):
-    """Decrease the rate along half a cosine from the optimizer's rate to `eta_min`, which it reaches after
-    `total_iters` steps.
+    """Decrease the rate along half a cosine from the optimizer's rate to `eta_min`, which it reaches after `total_iters` steps.
 
     Loshchilov & Hutter 2017, eq. 5, one cycle.
     """
@@ -366,8 +365,7 @@ class SchedulerChain(SchedulerBase):
 # %% ../../nbs/optim/schedulers.ipynb #bb9cd7c0
 @checked
 def warmup_cosine(optimizer: Optimizer, plan: Plan, *, warmup: float = 0.1, eta_min: float = 0.0) -> SchedulerBase:
-    """A scheduler factory: warm up linearly from `eta_min` for the fraction `warmup` of the run, then decay to
-    `eta_min` along a cosine.
+    """A scheduler factory: warm up linearly from `eta_min` for the fraction `warmup` of the run, then decay to `eta_min` along a cosine.
 
     Steps per update. Raises ConfigError if the length of the run is unknown, or `warmup` is not in [0, 1).
     """
@@ -440,8 +438,7 @@ def get_lr_scheduler(
 # %% ../../nbs/optim/schedulers.ipynb #bda32fcc
 @checked
 def get_multi_step_lr_scheduler(max_lr: float, warmup_steps: int, max_steps: int, milestones: Mapping[float, float]) -> LearningRate:
-    """Make a function `step -> lr`: warm-up as in `get_lr_scheduler`, then `max_lr` times the factor of the last
-    milestone passed.
+    """Make a function `step -> lr`: warm-up as in `get_lr_scheduler`, then `max_lr` times the factor of the last milestone passed.
 
     `milestones`: the factor by fraction of `max_steps`; `{0.8: 0.316, 0.9: 0.1}` are those of DeepSeek LLM (2024). Raises ConfigError for a
     fraction that is not between 0 and 1.
@@ -487,8 +484,7 @@ def get_combined_lr_scheduler(schedules: Mapping[tuple[int, int], LearningRate])
 
 # %% ../../nbs/optim/schedulers.ipynb #c3cb6385
 def learning_rates(schedule: Scheduler, n_steps: int, lr: float = 1.0) -> list[float]:
-    """The learning rates of `n_steps` updates under a function `step -> lr` or a factory; `lr` is the optimizer's
-    rate.
+    """The learning rates of `n_steps` updates under a function `step -> lr` or a factory; `lr` is the optimizer's rate.
 
     Raises ConfigError for a scheduler instance, which this would use up.
     """

@@ -394,8 +394,7 @@ def curve_svg(
     width: int = 640,
     height: int = 180,
 ) -> str:
-    """Draw the loss by step as an SVG: the training loss, smoothed and raw, and the validations. Empty if there is
-    nothing to draw.
+    """Draw the loss by step as an SVG: the training loss, smoothed and raw, and the validations. Empty if there is nothing to draw.
 
     `end_step` is the planned end, after `epochs` epochs; `ghost` is another run's label and its (step, loss) pairs; `marks` are
     numbered at the top, and the part trained with redefined steps is shaded.

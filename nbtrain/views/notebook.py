@@ -283,11 +283,9 @@ class _Record:
 
 # %% ../../nbs/views/notebook.ipynb #11dc24dc
 class NotebookView:
-    """Shows a run below the cell: buttons, which an epoch slider replaces at the end, and below them a record that
-    stays.
+    """Shows a run below the cell: buttons, which an epoch slider replaces at the end, and below them a record that stays.
 
-    `live=False`: only the record. `every_s`: at most one update in so many seconds. `saved_every_s`: the same for the saved output, after a
-    reload has moved the record into a widget.
+    `live=False`: only the record. `every_s`: the least time between two updates.
     """
 
     def __init__(self, controls: Controls | None = None, every_s: float = 0.2, saved_every_s: float = 2.0, *, live: bool = True) -> None:

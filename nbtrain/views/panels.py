@@ -147,8 +147,7 @@ def _panel(epochs: _Epochs, place: Box, quantity: str, names: Sequence[str], mon
 def panels_svg(
     rows: Sequence[Row], best: Row | None = None, marks: Sequence[Mark] = (), monitor: str = "val_loss", width: int = 640, height: int = 150
 ) -> str:
-    """Draw the metrics by epoch as an SVG, with a panel for each quantity: at most six, that of `monitor` first.
-    Empty without an epoch.
+    """Draw the metrics by epoch as an SVG, with a panel for each quantity: at most six, that of `monitor` first. Empty without an epoch.
 
     `height` is that of a panel. A ring marks the best value; `marks` are numbered at the top.
     """

@@ -633,8 +633,7 @@ def fixed_lr(board: Board) -> float | None:
 
 
 def record_table(board: Board, max_width: int, title: int = 99) -> Table:
-    """The table of a record, made once for each new row, so that a run of many epochs is drawn as fast as one of a
-    few.
+    """The table of a record, made once for each new row, so that a run of many epochs is drawn as fast as one of a few.
 
     A learning rate that never changed has no column.
     """
