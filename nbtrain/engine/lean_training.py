@@ -86,6 +86,19 @@ def _objection(loop: LeanEpochLoop, data_fetcher: _DataFetcher) -> str:
     return why_not_lean(loop.trainer)
 
 
+_HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+_HOOKS += ("on_train_batch_end",)
+
+
+def _sources(loop: LeanEpochLoop, fetcher: _DataFetcher) -> tuple[Any, ...]:
+    """What a pass is made from, as far as it may differ from one epoch to the next."""
+    pl_trainer = loop.trainer
+    module, optimizer = pl_trainer.lightning_module, pl_trainer.optimizers[0]
+    step = module.training_step
+    of_trainer = pl_trainer.strategy.model, pl_trainer.precision_plugin, getattr(module, "guard", None)
+    return fetcher, loop.whole_step, module, getattr(step, "__func__", step), *of_trainer, optimizer, *replaceable(optimizer)
+
+
 # %% ../../nbs/engine/lean_training.ipynb #5de3a17c
 class LeanEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop; a lean one where `why_not_lean` has no objection.
@@ -188,20 +201,6 @@ class LeanEpochLoop(_TrainingEpochLoop):
             pl_trainer._logger_connector._first_loop_iter = first_loop_iter
 
 
-# %% ../../nbs/engine/lean_training.ipynb #fd0dbfb9
-_HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-_HOOKS += ("on_train_batch_end",)
-
-
-def _sources(loop: LeanEpochLoop, fetcher: _DataFetcher) -> tuple[Any, ...]:
-    """What a pass is made from, as far as it may differ from one epoch to the next."""
-    pl_trainer = loop.trainer
-    module, optimizer = pl_trainer.lightning_module, pl_trainer.optimizers[0]
-    step = module.training_step
-    of_trainer = pl_trainer.strategy.model, pl_trainer.precision_plugin, getattr(module, "guard", None)
-    return fetcher, loop.whole_step, module, getattr(step, "__func__", step), *of_trainer, optimizer, *replaceable(optimizer)
-
-
 # %% ../../nbs/engine/lean_training.ipynb #trainpass1
 class _TrainingPass(LeanPass):
     """A training epoch of a `LeanEpochLoop`."""
@@ -220,8 +219,7 @@ class _TrainingPass(LeanPass):
         self.look_up_hooks()
         self.batches = direct_fetcher(self.fetcher, self.guard)
         self.has_schedulers = bool(self.pl_trainer.lr_scheduler_configs)
-        self.is_open = False  # is the window of accumulated gradients open after this batch?
-        self.gradients.n_added = 0
+        self.is_open, self.gradients.n_added = False, 0  # is the window of accumulated gradients open after this batch?
         self.between.begin()
 
     def run(self) -> None:
@@ -311,13 +309,11 @@ class _BetweenBatches:
         self.updates: Any = loop.automatic_optimization.optim_progress.optimizer.step.total
 
     def begin(self) -> None:
-        """An epoch begins."""
-        loop = self.loop
-        self.run_state = loop.control.run_state
+        self.run_state = self.loop.control.run_state
         self.n_batches = self.pl_trainer.num_training_batches
         self.has_plateau = any(config.reduce_on_plateau for config in self.pl_trainer.lr_scheduler_configs)
         self.has_loggers = bool(self.pl_trainer.loggers)
-        self.validates = loop.validate_epochs is not None or loop._should_check_val_epoch()
+        self.validates = self.loop.validate_epochs is not None or self.loop._should_check_val_epoch()
         self.log_every: int = self.pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
 
     def is_over(self) -> bool:
