@@ -76,7 +76,7 @@ def close_pass(
 
 
 def is_sanity_check(pl_trainer: L.Trainer) -> bool:
-    """Is this validation Lightning's check of some batches before a run? Its `sanity_checking` takes 1 µs, and every hook asks."""
+    """Is this validation Lightning's check of some batches before a run? Its `sanity_checking` takes 1 µs, and every hook reads it."""
     return pl_trainer.state.stage is RunningStage.SANITY_CHECKING
 
 
