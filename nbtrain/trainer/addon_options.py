@@ -340,12 +340,12 @@ class AddonCommands:
 
     @command_of("StateManagerAddon")
     def save_state(self) -> Path | None:
-        """Save the state now, or while a run is on between two of its batches. Returns the path of the checkpoint, once it is written."""
+        """Save a checkpoint now, or, during a run, between two batches. Returns its path after it is written."""
         ...
 
     @command_of("StateManagerAddon")
     def load_state(self, path: str | Path | None = None) -> Path:
-        """Restore the checkpoint at `path`, or the newest whole one of the newest run folder; the next `run` continues there."""
+        """Restore the checkpoint at `path`, by default the newest complete one of the newest run; the next `run` continues from it."""
         ...
 
 
