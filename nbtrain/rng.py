@@ -25,13 +25,13 @@ __all__ = ["check_seed", "seed_process", "seed_all", "random_state", "set_random
 
 # %% ../nbs/rng.ipynb #7487cc2d
 def check_seed(seed: int | None) -> None:
-    """Raise ConfigError for a seed that torch's generators can't take."""
+    """Raise ConfigError for a seed outside [-2**63, 2**64), which torch's generators can't take."""
     if seed is not None and not -(2**63) <= seed < 2**64:
         raise ConfigError(f"seed={seed} has more than 64 bits.", remedy="Give a smaller number, such as 0.")
 
 
 def seed_process(seed: int) -> None:
-    """Seed Python, torch on the CPU, and NumPy where it is loaded. The generators of the devices stay as they are."""
+    """Seed Python, torch on the CPU, and NumPy if it is imported. The generators of the devices are not changed."""
     random.seed(seed)
     torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the devices too
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -39,7 +39,7 @@ def seed_process(seed: int) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python, torch on all devices, and NumPy where it is loaded."""
+    """Seed Python, torch on all devices, and NumPy if it is imported."""
     seed_process(seed)
     torch.manual_seed(seed)
 
@@ -133,7 +133,7 @@ _NUMPY, _PYTHON = _NumpyRandom(), _PythonRandom()
 
 # %% ../nbs/rng.ipynb #94b28397
 def random_state(*, devices: bool = True) -> dict[str, Any]:
-    """The state of Python's, NumPy's and torch's random numbers, on all devices or on the CPU alone."""
+    """The state of Python's, NumPy's and torch's global generators, on all CUDA devices or on the CPU only."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": _PYTHON.get()}
     if "numpy" in sys.modules:
         state["numpy"] = _NUMPY.get()
@@ -143,7 +143,7 @@ def random_state(*, devices: bool = True) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restore the state that `random_state` returned."""
+    """Restore a state that `random_state` returned."""
     torch.set_rng_state(state["torch"])
     _PYTHON.set(state["python"])
     if "numpy" in state:
@@ -157,7 +157,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 # %% ../nbs/rng.ipynb #74ccb26f
 @contextmanager
 def keep_random(*, devices: bool = True) -> Iterator[None]:
-    """Restore the random numbers at the end of the block, after an error too: of all devices, or of the CPU alone."""
+    """Restore the random state at the end of the block, also after an error: on all CUDA devices, or on the CPU only."""
     state = random_state(devices=devices)
     try:
         yield
@@ -167,5 +167,5 @@ def keep_random(*, devices: bool = True) -> Iterator[None]:
 
 # %% ../nbs/rng.ipynb #64fc290b
 def derive_seed(*numbers: int) -> int:
-    """A 64-bit seed that is a function of `numbers`, the same in every process and on every machine: their BLAKE2b hash (RFC 7693)."""
+    """Derive a 64-bit seed from `numbers`, the same in every process and on every machine: their BLAKE2b hash (RFC 7693)."""
     return int.from_bytes(blake2b(" ".join(map(str, numbers)).encode(), digest_size=8).digest(), "big")
