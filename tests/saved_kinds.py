@@ -1,7 +1,8 @@
 """Small runs whose saved states are kept in `fixtures/saved_before`, one of each kind that a run can save.
 
 All numbers are small multiples of powers of two, so that they are exact on any machine: an L1 loss, whose gradient is a sign, SGD with a
-momentum of 1/2, and masks that are drawn as integers. Kinds with Adam, a moving average or a metric that rounds are compared with a tolerance.
+momentum of 1/2, and masks that are drawn as integers. Kinds with Adam or a moving average are compared with a
+tolerance, as are two that another processor rounded otherwise in the last bit.
 """
 
 from __future__ import annotations
