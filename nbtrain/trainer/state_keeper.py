@@ -24,6 +24,7 @@ from ..checkpoint.snapshot import snapshot
 from ..checkpoint.weights import Weights
 from ..data.resumable_loader import ResumableLoader, ValidLoader
 from ..data.several_loaders import SeveralLoaders, is_several
+from ..engine.callback import Leaving
 from ..engine.control import Boundary
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..errors import first_line
@@ -181,16 +182,17 @@ def _shared_best(trainer: TrainerBase) -> Weights | None:
 # %% ../../nbs/trainer/state_keeper.ipynb #4fd64327
 _SHARE = 200  # seconds of a run for one of keeping states: with what a loader's place costs in each step it stays below a hundredth
 _WITHIN_EPOCH_S = 30.0
+_N_LAST, _QUICK_S = 3, 0.02  # the last epochs of a run are kept beyond that share, where a state takes no longer
 
 
-class StateTaker(Checkpoint):
+class StateTaker(Leaving, Checkpoint):
     """Keeps the states of a run in memory. Lightning calls a Checkpoint after all other callbacks."""
 
     idle_in_predictions = True
 
     def __init__(self, trainer: TrainerBase) -> None:
         self.trainer, self.clock = trainer, time.perf_counter
-        self.spent_s = 0.0  # on the states of this run
+        self.spent_s = self.newest_s = 0.0  # on the states of this run, and on the newest one
         self.begun_s = self.taken_s = self.clock()  # the run, and its newest state
         self._pl_trainer: Any = None
         self._failed = False
@@ -228,14 +230,23 @@ class StateTaker(Checkpoint):
             self.trainer.state_holder.open_valid.is_read = True
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._pl_trainer is not None and self._is_due():
+        if self._pl_trainer is not None and (self._is_due() or self._is_last(pl_trainer)):
             self._take(None)
 
+    def on_leave(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if pl_trainer is self._pl_trainer:
+            self._take(n_finished(pl_trainer))
+
     def update(self, event: Event) -> None:
-        """Of the events of the run: a change by hand, and steps in a long epoch."""
+        """Of the events of the run: a change and a pause by hand, and steps in a long epoch."""
+        is_by_hand = event.kind == "mark" or (event.kind == "state" and event.data["state"] == "pausing")
         is_late = event.kind == "steps" and event.progress.phase == "train" and self.clock() - self.taken_s > _WITHIN_EPOCH_S
-        if (event.kind == "mark" or (is_late and self._is_due())) and self.trainer.control.state != "idle":
-            self.trainer.control.leave(self._take_between, whole=True)
+        if (is_by_hand or (is_late and self._is_due())) and self.trainer.control.state != "idle":
+            self.trainer.control.leave(self._take_between if is_by_hand else self._take_late, whole=True)
+
+    def _take_late(self, at: Boundary | None) -> None:
+        if self._is_due():  # the epoch may have ended meanwhile, with a state
+            self._take_between(at)
 
     def _take_between(self, at: Boundary | None) -> None:
         if at is not None and at.pl_trainer is self._pl_trainer:
@@ -243,6 +254,11 @@ class StateTaker(Checkpoint):
 
     def _is_due(self) -> bool:
         return self.clock() - self.begun_s >= _SHARE * self.spent_s
+
+    def _is_last(self, pl_trainer: L.Trainer) -> bool:
+        """Is this one of the run's last epochs, and a state quickly taken?"""
+        is_near = self.trainer.train_state.counts.epoch > self.trainer.recorder.n_epochs - _N_LAST
+        return self.newest_s <= _QUICK_S and (is_near or pl_trainer.should_stop)
 
     def _take(self, finished: int | None, *, is_start: bool = False, restored: Mapping[str, Any] | None = None) -> None:
         begun_s, history = self.clock(), self.trainer.train_state.history
@@ -257,7 +273,8 @@ class StateTaker(Checkpoint):
         else:
             self.trainer.kept_states.add(state, history.best["step"] if history.best is not None else None)
         self.taken_s = self.clock()
-        self.spent_s += self.taken_s - begun_s
+        self.newest_s = self.taken_s - begun_s
+        self.spent_s += self.newest_s
 
     def _is_too_large(self) -> bool:
         """Does a state take more than states may take together? It would be dropped, once it has filled the memory."""
