@@ -70,6 +70,7 @@ def test_a_state_is_taken_after_each_two_hundred_times_what_states_took(monkeypa
 
 def test_the_epoch_that_a_callback_ends_a_run_with_is_held(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     take_s(monkeypatch, clock, 0.001)
+
     class Enough(L.Callback):
         def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
             pl_trainer.should_stop = pl_module.owner.counts.epoch >= 5
