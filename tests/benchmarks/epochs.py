@@ -1,8 +1,9 @@
 """What an epoch of one batch costs, as in full-batch training on a small table: beside a plain loop, with and without a validation.
 
-All tools train in turns in one process, each with a model of its own: some hundred epochs, less a short training, so that what a call sets
-up is left out. CPU time of the process, all threads included; medians over the rounds. Peers train without their bars and files, as a
-person would who has ten thousand such epochs. Then one training of 5,000 epochs with a run folder: does an epoch cost more at its end?
+nbtrain and the plain loop train in turns, then each peer and the plain loop, all in one process: some hundred epochs, less a short
+training, so that what a call sets up is left out. CPU time of the process, all threads included; medians over the rounds. Peers train
+without their bars and files, as a person would who has ten thousand such epochs. Before that comes one training of 5,000 epochs with a run
+folder: does an epoch cost more at its end?
 """
 
 from __future__ import annotations
@@ -131,6 +132,7 @@ def keras(n_epochs: int, valid: bool) -> None:
 
 
 PEERS: dict[str, Training] = {"Lightning": lightning, "skorch": skorch, "fastai": fastai, "keras": keras}
+PLAIN = "plain loop"
 PACKAGES = {"Lightning": "lightning"}  # where it has another name
 
 
@@ -164,22 +166,25 @@ def growth(n_epochs: int = N_GROWTH, fifth: int = FIFTH) -> tuple[list[float], l
     return [(after - before) / fifth * 1e3 for before, after in zip([begin_s, *spent_s], spent_s)], after_mb
 
 
-def rows_of(valid: bool, tools: dict[str, Training], n_rounds: int) -> tuple[list[Row], float]:
-    """The lines of one kind of epoch, and what nbtrain adds to the plain loop's, in ms."""
+def measured(tools: dict[str, Training], n: int, valid: bool, n_rounds: int) -> list[dict[str, float]]:
+    """Milliseconds of an epoch by tool, by round."""
     for train in tools.values():
         train(1, valid)  # imports
-    rounds = [{name: epoch_ms(train, N_LONG if name in ("plain loop", "nbtrain") else N_SLOW, valid) for name, train in tools.items()}]
-    for _ in range(n_rounds - 1):
-        rounds.append({name: epoch_ms(train, N_LONG, valid) for name, train in tools.items() if name in ("plain loop", "nbtrain")})
-    rows, ours_over = list[Row](), 0.0
-    for name in tools:
-        found = [taken for taken in rounds if name in taken]
-        ms, over = median(taken[name] for taken in found), median(taken[name] - taken["plain loop"] for taken in found)
-        ours_over = over if name == "nbtrain" else ours_over
-        shown = Claim("{:+.2f} ms", over, BOUNDS_MS[valid]) if name == "nbtrain" else f"{over:+.2f} ms"
-        more = ("", "") if name == "plain loop" else (f"{ms / median(taken['plain loop'] for taken in found):.1f} ×", shown)
-        rows.append(Row((f"{'with' if valid else 'without'} a validation: {name}", f"{ms:.2f} ms", *more), bar=ms))
-    return rows, ours_over
+    return [{name: epoch_ms(train, n, valid) for name, train in tools.items()} for _ in range(n_rounds)]
+
+
+def row(name: str, rounds: list[dict[str, float]], valid: bool) -> Row:
+    """A line of the table: medians of the rounds; nbtrain's has its bound."""
+    ms, over = median(taken[name] for taken in rounds), over_plain(name, rounds)
+    shown = Claim("{:+.2f} ms", over, BOUNDS_MS[valid]) if name == "nbtrain" else f"{over:+.2f} ms"
+    ratio = f"{median(taken[name] / taken[PLAIN] for taken in rounds):.1f} ×"
+    return Row(
+        (f"{'with' if valid else 'without'} a validation: {name}", f"{ms:.2f} ms", *(("", "") if name == PLAIN else (ratio, shown))), bar=ms
+    )
+
+
+def over_plain(name: str, rounds: list[dict[str, float]]) -> float:
+    return median(taken[name] - taken[PLAIN] for taken in rounds)
 
 
 def growth_row(epoch_ms: list[float], after_mb: list[float]) -> Row:
@@ -196,15 +201,18 @@ def table(n_rounds: int, only: set[str]) -> Table:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     peers = [name for name in PEERS if find_spec(PACKAGES.get(name, name)) is not None and (not only or name in only)]
-    tools: dict[str, Training] = {"plain loop": plain, "nbtrain": ours} | {name: PEERS[name] for name in peers}
+    first: dict[str, Training] = {PLAIN: plain, "nbtrain": ours}
     with open(os.devnull, "w") as dropped, contextlib.redirect_stdout(dropped):
         grown = growth()
-        (alone, over), (validated, over_validated) = (rows_of(valid, tools, n_rounds) for valid in (False, True))
-    says = (
-        f"What nbtrain adds to an epoch of one batch of 32, for an MLP 32→64→2: {over:.2f} ms, with a validation {over_validated:.2f} ms."
-    )
+        found = {valid: measured(first, N_LONG, valid, n_rounds) for valid in (False, True)}  # before the peers fill the memory
+        other = {(valid, name): measured({PLAIN: plain, name: PEERS[name]}, N_SLOW, valid, 3) for valid in (False, True) for name in peers}
+    rows = list[Row]()
+    for valid, rounds in found.items():
+        rows += [row(name, rounds, valid) for name in first] + [row(name, other[valid, name], valid) for name in peers]
+    alone, validated = (over_plain("nbtrain", rounds) for rounds in found.values())
+    says = f"What nbtrain adds to an epoch of one batch of 32, for an MLP 32→64→2: {alone:.2f} ms, with a validation {validated:.2f} ms."
     columns = ("epoch", "CPU time", "of the plain loop", "over it")
-    return Table("Short epochs", columns, (*alone, *validated, growth_row(*grown)), "One CPU thread.", says)
+    return Table("Short epochs", columns, (*rows, growth_row(*grown)), "One CPU thread.", says)
 
 
 if __name__ == "__main__":

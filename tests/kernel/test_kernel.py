@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import pytest
 from jupyter_client.manager import start_new_kernel
 from nbconvert import HTMLExporter
 
