@@ -84,12 +84,12 @@ class GradientStatsAddon(AddOnBase):
     """Record gradients, weights and activations of each layer, every `stats_every_n_steps` updates.
 
     Args:
-        stats_every_n_steps: Optimizer updates between two measurements; the first update is measured.
-        stats_depth: The depth of the layers in the model's names: 1 for its children.
+        stats_every_n_steps: Measure every n optimizer updates, beginning with the first.
+        stats_depth: The depth of the layers in the module tree: 1 for the children of the model.
 
     `train_grad_norm.<layer>` and `train_weight_norm.<layer>` are L2 norms. `train_act_mean.<layer>`, `train_act_std.<layer>` and
-    `train_act_zeros.<layer>` are the mean, the standard deviation and the share of zeros, in [0, 1], of the layer's output for the last
-    batch before the update. Their means are in each epoch's row. Raises ConfigError for an option that is not a positive integer.
+    `train_act_zeros.<layer>` are the mean, the standard deviation and the fraction of zeros, in [0, 1], of the layer's output for the last
+    batch before the update. The row of each epoch has their means. Raises ConfigError for an option that is not a positive integer.
     """
 
     stats_every_n_steps: int = 50

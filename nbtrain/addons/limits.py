@@ -35,14 +35,14 @@ class _ValidateFirst(L.Callback):
             or self.trainer.train_state.history.validations  # a resumed run has it already
         ):
             return
-        pl_module.isolate_validation()  # so that the run gives the same numbers as one without this validation
+        pl_module.isolate_validation()  # so that the rest of the run does not depend on it
         pl_trainer.validating = True
         pl_trainer.fit_loop.epoch_loop.val_loop.run()
         pl_trainer.training = True
 
 
 class ValidateEpochs(L.Callback):
-    """Validates at the end of every `n_epochs`-th epoch, beside the validations by steps. Lightning has one interval only."""
+    """Validates at the end of every `n_epochs`-th epoch, in addition to validations by steps. Lightning has only one interval."""
 
     def __init__(self, n_epochs: int) -> None:
         self.n_epochs = n_epochs
@@ -62,15 +62,15 @@ class LimitsAddon(AddOnBase):
     """Limit a run and its epochs, and choose when it validates.
 
     Args:
-        max_steps: The run ends after this number of optimizer updates, those of earlier runs of the trainer included.
-        max_time: The run ends at the next batch after this time: a timedelta, or a text "days:hours:minutes:seconds".
-        steps_per_epoch: Batches per epoch. Each epoch starts the loader again; a stream without a length continues where the epoch before
-            has ended.
+        max_steps: End the run after this number of optimizer updates, including those of earlier runs of the trainer.
+        max_time: End the run at the next batch after this time: a timedelta, or a string "days:hours:minutes:seconds".
+        steps_per_epoch: Batches per epoch. Each epoch starts the loader again; a stream without a length continues where the previous
+            epoch ended.
         max_val_steps: Batches per validation.
-        val_every_n_steps: Training batches between two validations, counted over the epochs, instead of one after each epoch.
-        val_every_n_epochs: Epochs between two validations; with `val_every_n_steps` there are those after steps too.
-        val_first: Validate before the first training step too. The result is epoch 0 in `history.validations`, and may be the
-            best; `history.tests` has it too.
+        val_every_n_steps: Validate every n training batches, counted across epochs, instead of after each epoch.
+        val_every_n_epochs: Validate every n epochs; together with `val_every_n_steps`, the run validates at both intervals.
+        val_first: Also validate before the first training step. The result is epoch 0 in `history.validations`, may be the best, and is
+            in `history.tests` too.
 
     Raises ConfigError for a limit that is not a positive integer.
     """
@@ -83,7 +83,7 @@ class LimitsAddon(AddOnBase):
     val_every_n_epochs: int | None = None
     val_first: bool = False
 
-    after = (HooksAddon,)  # hooks for the start of the training are called before those of its first validation
+    after = (HooksAddon,)  # hooks for the start of training are called before those of its first validation
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "steps_per_epoch", "max_val_steps", "val_every_n_steps", "val_every_n_epochs"):
@@ -107,5 +107,5 @@ class LimitsAddon(AddOnBase):
             "check_val_every_n_epoch": self.val_every_n_epochs,
         }
         given = {name: value for name, value in limits.items() if value is not None}
-        # Lightning refuses an interval longer than an epoch, unless it counts over the epochs
+        # Lightning raises for an interval longer than an epoch, unless it counts across epochs
         return given | ({"check_val_every_n_epoch": None} if self.val_every_n_steps is not None else {})

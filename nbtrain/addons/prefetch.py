@@ -21,13 +21,14 @@ __all__ = ["PrefetchAddon"]
 
 # %% ../../nbs/addons/prefetch.ipynb #8993cbc7
 class PrefetchAddon(AddOnBase):
-    """Copy the next batch to a CUDA device on a side stream, during the step on the current one. On other devices nothing changes.
+    """Copy the next batch to a CUDA device during the step on the current one. It has no effect on other devices.
 
-    One more batch is on the device. `prefetch=False` turns it off. Several loaders at once (a list or a dict of them) are not prefetched.
-    A run resumed in mid-epoch is exact, unless both the loader in this process and the steps draw from the CPU's global random numbers.
+    This needs the memory of one more batch on the device. `prefetch=False` turns it off. Several loaders at once (a list or a dict) are
+    not prefetched. A run resumed in mid-epoch is exact, unless both the loader in this process and the steps use the global random number
+    generators of the CPU.
     """
 
-    after = (StateManagerAddon,)  # which must wrap the loader itself: a resumed pass begins after the finished batches
+    after = (StateManagerAddon,)  # which must wrap the loader directly: a resumed pass begins after the finished batches
     prefetch: bool = True
 
     def loader(self, trainer: TrainerProtocol, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:

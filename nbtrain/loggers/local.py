@@ -23,7 +23,7 @@ from lightning.pytorch.loggers.logger import Logger
 from .background import hushed
 
 # %% auto #0
-__all__ = ["COLUMNS", "LOCAL", "TrainingLog", "TrackioTracker", "TensorBoardTracker", "MLflowTracker"]
+__all__ = ["COLUMNS", "LOCAL", "TrainingLog", "without_prints", "TrackioTracker", "TensorBoardTracker", "MLflowTracker"]
 
 # %% ../../nbs/loggers/local.ipynb #d0128f1c
 COLUMNS = ("epoch", "step", "time", "train_loss", "learning_rate", "grad_norm", "val_loss", "tokens_per_sec")
@@ -102,7 +102,7 @@ _PRINTS = threading.Lock()  # all runs of the process share the client's modules
 
 
 @contextmanager
-def _without_prints(client: str) -> Iterator[None]:
+def without_prints(client: str) -> Iterator[None]:
     """Inside, the client's modules print nothing. sys.stdout is not replaced: this is a thread, and others print."""
     with _PRINTS:
         modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == client]
@@ -122,7 +122,7 @@ class TrackioTracker(Logger):
         trackio = importlib.import_module("trackio")
         super().__init__()
         self._project, self._run_name = project, run_name
-        with _without_prints("trackio"):
+        with without_prints("trackio"):
             self.run: Any = trackio.init(project, name=run_name, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False)
 
     @property
@@ -145,7 +145,7 @@ class TrackioTracker(Logger):
         self.run.config.update(params)
 
     def finalize(self, status: str) -> None:
-        with _without_prints("trackio"):
+        with without_prints("trackio"):
             self.run.finish()
 
 

@@ -110,7 +110,7 @@ def test_a_stream_is_a_dataset_too() -> None:
 
 
 def test_options_of_loading_that_can_not_work_are_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match="prefetch_factor needs workers"):
+    with pytest.raises(ConfigError, match="prefetch_factor needs num_workers"):
         make(train_dataset=named(), prefetch_factor=2)
     with pytest.raises(ConfigError, match="batch_size must be a positive integer, got 0"):
         make(train_dataset=named(), batch_size=0)
