@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import random
+import struct
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import string_at
@@ -14,7 +16,6 @@ from hashlib import blake2b
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.seed import _set_rng_states
 
 from .errors import ConfigError
 
@@ -44,45 +45,98 @@ def seed_all(seed: int) -> None:
 
 
 # %% ../nbs/rng.ipynb #numpyrng
-_N_BYTES = 2500  # of the Mersenne Twister in NumPy's memory: 624 words, and the place in them
+_N_BYTES = 2500  # of a Mersenne Twister in memory: 624 words, and the place in them
 
 
-class _NumpyRandom:
-    """The state of NumPy's global generator. It is read and restored only where numbers were drawn: each takes 50 to 100 µs."""
+class _GlobalGenerator(ABC):
+    """The state of a global generator. It is read and restored only where numbers were drawn: that takes 20 to 100 µs."""
 
     def __init__(self) -> None:
         self._state: Any = None
         self._memory: bytes | None = None  # of the generator in that state
 
-    def get(self, numpy: Any) -> Any:
-        memory = self._look(numpy)
+    def get(self) -> Any:
+        memory = self.look()
         if memory is None or memory != self._memory:
-            self._state = state = numpy.random.get_state()
-            has_spare = state[3] != 0  # of the normal numbers, which are made in pairs; it is elsewhere in the memory
-            self._memory = None if has_spare else memory
+            self._state = self.read()
+            self._memory = None if self.has_spare(self._state) else memory
         return self._state
 
-    def set(self, numpy: Any, state: Any) -> None:
-        if state is not self._state or self._memory is None or self._look(numpy) != self._memory:
-            numpy.random.set_state(state)
+    def set(self, state: Any) -> None:
+        if state is not self._state or self._memory is None or self.look() != self._memory:
+            self.write(state)
+
+    @abstractmethod
+    def look(self) -> bytes | None:
+        """The generator's memory; None where it can't be read."""
+
+    @abstractmethod
+    def read(self) -> Any: ...
+
+    @abstractmethod
+    def write(self, state: Any) -> None: ...
 
     @staticmethod
-    def _look(numpy: Any) -> bytes | None:
-        """The generator's memory; None where it is another one than NumPy's own."""
-        find = getattr(numpy.random, "get_bit_generator", None)  # NumPy 1.24
+    @abstractmethod
+    def has_spare(state: Any) -> bool:
+        """Is one of a pair of normal numbers kept for the next call? It is elsewhere in the memory."""
+
+
+class _NumpyRandom(_GlobalGenerator):
+    """NumPy's."""
+
+    def look(self) -> bytes | None:
+        find = getattr(sys.modules["numpy"].random, "get_bit_generator", None)  # NumPy 1.24
         generator: Any = find() if find is not None else None
-        return string_at(generator.ctypes.state_address, _N_BYTES) if type(generator) is numpy.random.MT19937 else None
+        is_known = type(generator) is sys.modules["numpy"].random.MT19937
+        return string_at(generator.ctypes.state_address, _N_BYTES) if is_known else None
+
+    def read(self) -> Any:
+        return sys.modules["numpy"].random.get_state()
+
+    def write(self, state: Any) -> None:
+        sys.modules["numpy"].random.set_state(state)
+
+    @staticmethod
+    def has_spare(state: Any) -> bool:
+        return state[3] != 0
 
 
-_NUMPY = _NumpyRandom()
+class _PythonRandom(_GlobalGenerator):
+    """Python's. CPython has it right behind the head of the object; `getstate` makes 625 numbers of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator, (_, words, _) = random.getstate.__self__, random.getstate()  # pyright: ignore[reportFunctionMemberAccess]
+        self._address = id(generator) + object.__basicsize__
+        in_memory = struct.pack("=i624I", words[-1], *words[:-1])
+        may_look = sys.implementation.name == "cpython" and sys.getsizeof(generator) >= object.__basicsize__ + _N_BYTES
+        self._is_known = may_look and string_at(self._address, _N_BYTES) == in_memory
+
+    def look(self) -> bytes | None:
+        return string_at(self._address, _N_BYTES) if self._is_known else None
+
+    def read(self) -> Any:
+        return random.getstate()
+
+    def write(self, state: Any) -> None:
+        version, words, spare = state
+        random.setstate((version, tuple(words), spare))  # a file has lists
+
+    @staticmethod
+    def has_spare(state: Any) -> bool:
+        return state[2] is not None
+
+
+_NUMPY, _PYTHON = _NumpyRandom(), _PythonRandom()
 
 
 # %% ../nbs/rng.ipynb #94b28397
 def random_state(*, devices: bool = True) -> dict[str, Any]:
     """The state of Python's, NumPy's and torch's random numbers, on all devices or on the CPU alone."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if (numpy := sys.modules.get("numpy")) is not None:
-        state["numpy"] = _NUMPY.get(numpy)
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": _PYTHON.get()}
+    if "numpy" in sys.modules:
+        state["numpy"] = _NUMPY.get()
     if devices:
         state["torch.cuda"] = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return state
@@ -90,10 +144,14 @@ def random_state(*, devices: bool = True) -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Restore the state that `random_state` returned."""
-    numpy = sys.modules.get("numpy")
-    _set_rng_states({name: part for name, part in state.items() if name != "numpy" or numpy is None})
-    if numpy is not None and "numpy" in state:
-        _NUMPY.set(numpy, state["numpy"])
+    torch.set_rng_state(state["torch"])
+    _PYTHON.set(state["python"])
+    if "numpy" in state:
+        import numpy  # noqa: F401  a step that imports it later draws what it would have drawn
+
+        _NUMPY.set(state["numpy"])
+    if state.get("torch.cuda"):
+        torch.cuda.set_rng_state_all(state["torch.cuda"])
 
 
 # %% ../nbs/rng.ipynb #74ccb26f

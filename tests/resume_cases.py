@@ -292,7 +292,7 @@ SCHEDULES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "a plateau": lambda optimizer: {"scheduler": ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)},
     "a factory": lambda optimizer: {"scheduler": lambda optimizer, plan: LambdaLR(optimizer, lambda i: 1 / (1 + i / plan.total_steps))},
     "one cycle": lambda optimizer: {
-        "scheduler": lambda optimizer, plan: OneCycleLR(optimizer, 0.02, total_steps=plan.total_steps + 1, cycle_momentum=False)
+        "scheduler": lambda optimizer, plan: OneCycleLR(optimizer, 0.02, total_steps=plan.total_steps, cycle_momentum=False)
     },
     "a function": lambda optimizer: {"scheduler": lambda step: 0.02 * 0.95**step},
 }

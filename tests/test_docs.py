@@ -59,6 +59,9 @@ QUERIES = {
     "save model": "nbs/howto/save_and_load_weights",
     "ModelCheckpoint": "nbs/howto/save_checkpoints",
     "onnx": "nbs/howto/export_onnx",
+    "torch.export": "nbs/howto/torch_export",
+    "hugging face hub": "nbs/howto/hugging_face_hub",
+    "push_to_hub": "nbs/howto/hugging_face_hub",
     "random seed": "nbs/howto/reproducibility",
     # trouble
     "nan loss": "nbs/howto/debug_nan",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,7 +10,6 @@ from typing import Any
 from unittest.mock import patch
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -37,7 +35,6 @@ from nbtrain.engine.lean_training import LeanEpochLoop
 from nbtrain.engine.meter import snapshot
 from nbtrain.engine.step_module import _KnownMetrics
 from nbtrain.loggers.background import Delivery
-from nbtrain.rng import random_state, set_random_state
 from nbtrain.trainer.lightning_run import _bring_back
 
 
@@ -263,19 +260,7 @@ def test_averaged_models_keep_lightnings_loop() -> None:
     assert loop.stood_aside == "averaged models"
 
 
-# -- random numbers, optimizers, tensors, loaders
-def _draw() -> list[float]:
-    return [random.random(), float(np.random.rand()), float(torch.rand(()))]
-
-
-def test_random_numbers_are_put_back() -> None:
-    state = random_state()
-    drawn = _draw()
-    assert drawn != _draw()
-    set_random_state(state)
-    assert drawn == _draw() and {"python", "numpy", "torch"} <= state.keys()
-
-
+# -- optimizers, tensors, loaders
 @pytest.mark.parametrize("move", [lambda owner: _bring_back(owner), lambda owner: multi_gpu._move(owner, owner.device)])
 def test_the_state_of_an_optimizer_follows_its_model(move: Callable[[Any], None]) -> None:
     model = torch.nn.Linear(2, 1)

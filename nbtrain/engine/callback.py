@@ -147,9 +147,8 @@ def active_callbacks(trainer: TrainerProtocol, kind: type[CallbackType]) -> list
 def listeners(pl_trainer: L.Trainer, name: str) -> dict[str, Callable[..., Any]]:
     """The methods of callbacks that listen to the hook `name`, which Lightning lacks, in their order."""
     found: dict[str, Callable[..., Any]] = {}
-    for i, callback in enumerate(callbacks_of(pl_trainer, L.Callback)):
-        method = getattr(callback, name) if isinstance(callback, Callback) else None
-        if method is not None and getattr(method, "__func__", None) is not getattr(Callback, name):
+    for i, callback in enumerate(pl_trainer.callbacks):  # pyright: ignore[reportAttributeAccessIssue]
+        if isinstance(callback, Callback) and getattr(method := getattr(callback, name), "__func__", None) is not getattr(Callback, name):
             key = f"{type(callback).__name__}.{name}"
             found[key if key not in found else f"{key} ({i})"] = method
     return found

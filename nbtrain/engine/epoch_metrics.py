@@ -11,9 +11,10 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
+from lightning.pytorch.trainer.states import TrainerFn
 
 # %% auto #0
-__all__ = ["reset_results", "EpochMetrics"]
+__all__ = ["reset_results", "publish", "EpochMetrics"]
 
 
 # %% ../../nbs/engine/epoch_metrics.ipynb #09901c9f
@@ -36,6 +37,20 @@ def _reset(metric: _ResultMetric) -> None:
         return
     state.update({name: default.clone() for name, default in metric._defaults.items()})  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
     state.update(_update_count=0, _forward_cache=None, _computed=None, _cache=None, _is_synced=False, has_reset=True)
+
+
+def publish(pl_trainer: L.Trainer, results: _ResultCollection, *, on_step: bool = False) -> dict[str, Any]:
+    """Let callbacks, the bar and loggers read what was logged. Returns what the loggers get.
+
+    Lightning's connector does the same, but it looks up the running loop five times, which takes 25 µs.
+    """
+    if not any(not metric.has_reset for metric in results.values()):
+        return {}
+    metrics, connector = results.metrics(on_step), pl_trainer._logger_connector
+    connector._progress_bar_metrics.update(metrics["pbar"])
+    connector._callback_metrics.update(metrics["callback"])
+    connector._logged_metrics.update(metrics["log"])
+    return metrics["log"]
 
 
 # %% ../../nbs/engine/epoch_metrics.ipynb #9d7d2f59
@@ -63,7 +78,7 @@ class EpochMetrics:
         """Set the metrics, if they are known and nothing was added to them yet; else return False."""
         name, pl_trainer = module._current_fx_name, module.trainer
         results, known_logger, made = self._known.get(name or "", (None, False, {}))
-        if name is None or results is None or known_logger is not logger or results is not pl_trainer._results:
+        if name is None or results is None or known_logger is not logger or not _is_table_of(pl_trainer, results):
             return False
         connector, dtype = pl_trainer._logger_connector, torch.get_default_dtype()
         if connector.should_reset_tensors(name):
@@ -76,12 +91,19 @@ class EpochMetrics:
         if not all(value.device == module.device and value.dtype is dtype for value in places):
             return False
         for key, metric in made.items():
-            value = torch.tensor(metrics[key], dtype=dtype, device=module.device)
+            value = torch.scalar_tensor(metrics[key], dtype=dtype, device=module.device)
             n = torch.ones_like(metric.cumulated_batch_size)
             vars(metric).update(value=value, cumulated_batch_size=n, _computed=value, has_reset=False)
             vars(metric)["_update_count"] += 1
         connector._current_fx = name
         return True
+
+
+def _is_table_of(pl_trainer: L.Trainer, results: _ResultCollection) -> bool:
+    """Is it a table of this use of the trainer? In a training Lightning takes 5 µs to find out which of the two."""
+    loop = pl_trainer.fit_loop.epoch_loop
+    in_training = pl_trainer.state.fn is TrainerFn.FITTING and (results is loop._results or results is loop.val_loop._results)
+    return in_training or results is pl_trainer._results
 
 
 def _is_usual(metric: _ResultMetric) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "backward",
     "steps_alone",
     "find_step",
+    "replaceable",
     "find_zero_grad",
 ]
 
@@ -125,6 +126,12 @@ def find_step(optimizer: Optimizer) -> Callable[[Closure], None]:
         inner(optimizer)
 
     return step
+
+
+def replaceable(optimizer: Optimizer) -> tuple[Any, ...]:
+    """The functions that decide what `find_backward`, `find_step` and `find_zero_grad` find: where one was replaced, look again."""
+    own = vars(optimizer)
+    return own.get("step"), own.get("zero_grad"), type(optimizer).step, type(optimizer).zero_grad, Tensor.backward, torch.autograd.backward
 
 
 def find_zero_grad(optimizer: Optimizer) -> Callable[[], Any]:

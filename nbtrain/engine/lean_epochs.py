@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from .epoch_metrics import reset_results
+from .epoch_metrics import publish, reset_results
 from .lean_pass import call_hooks, call_module_hook, why_not_lean
 from .lean_training import LeanEpochLoop
 
@@ -44,14 +44,16 @@ class LeanFitLoop(_FitLoop):
         progress.increment_started()
 
     def on_advance_end(self) -> None:
-        if not self._is_lean():
+        loop = self.epoch_loop
+        if not isinstance(loop, LeanEpochLoop) or loop.stood_aside or self.restarting:
             super().on_advance_end()
             return
-        pl_trainer, connector, loop = self.trainer, self.trainer._logger_connector, self.epoch_loop
-        connector.epoch_end_reached()
+        pl_trainer, connector = self.trainer, self.trainer._logger_connector
+        connector._first_loop_iter = None
         self.epoch_progress.increment_processed()
         self._call_epoch_end()
-        connector.on_epoch_end()
+        publish(pl_trainer, loop._results)
+        connector._current_fx = None
         if pl_trainer.lr_scheduler_configs and loop._num_ready_batches_reached():
             loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
         if pl_trainer.loggers:

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
+import lightning as L
 import torch
 from torch import nn
 from lightning.fabric.utilities.data import _set_sampler_epoch
@@ -20,26 +22,47 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from .callback import Leaving
 from .control import Boundary, Control
-from .epoch_metrics import reset_results
-from .lean_pass import LeanPass, call_hooks, call_module_hook, direct_fetcher, explain_full_memory, takes_index, why_not_lean
+from .epoch_metrics import publish, reset_results
+from .lean_pass import LeanPass, call_hooks, call_module_hook, direct_fetcher
+from .lean_pass import explain_full_memory, find_pass, takes_index, why_not_lean
+from .pass_module import is_sanity_check
 
 # %% auto #0
 __all__ = ["Modes", "LeanEvaluationLoop"]
 
 
 # %% ../../nbs/engine/lean_evaluation.ipynb #76d27c49
-class _EvaluationPass(LeanPass):
-    """One evaluation of a `LeanEvaluationLoop`."""
+def _stage(pl_trainer: L.Trainer) -> str:
+    return "test" if pl_trainer.testing else "validation"
 
-    def __init__(self, loop: LeanEvaluationLoop, fetcher: _DataFetcher) -> None:
-        stage = "test" if loop.trainer.testing else "validation"
+
+def _sources(loop: LeanEvaluationLoop) -> tuple[Any, ...]:
+    """What a pass is made from, as far as it may differ from one evaluation to the next."""
+    pl_trainer, module = loop.trainer, loop.trainer.lightning_module
+    step = getattr(module, f"{_stage(pl_trainer)}_step")
+    of_trainer = pl_trainer.strategy.model, pl_trainer.precision_plugin, getattr(module, "guard", None)
+    return pl_trainer.testing, module, getattr(step, "__func__", step), *of_trainer
+
+
+class _EvaluationPass(LeanPass):
+    """An evaluation of a `LeanEvaluationLoop`."""
+
+    fetcher: Any = None  # of this evaluation
+
+    def __init__(self, loop: LeanEvaluationLoop) -> None:
+        stage = _stage(loop.trainer)
         self.start, self.end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
         super().__init__(loop.trainer, loop._results, loop.batch_progress, (self.start, self.end))
-        self.loop, self.fetcher, self.run_state = loop, direct_fetcher(fetcher, self.guard), loop.control.run_state
+        self.loop = loop
         self.step_name = f"{stage}_step"
         self.takes_index = takes_index(getattr(self.module, self.step_name))
         self.step = getattr(self.pl_trainer.strategy if self.is_wrapped else self.module, self.step_name)
-        self.is_check = loop.trainer.sanity_checking
+
+    def begin(self, fetcher: _DataFetcher) -> None:
+        self.look_up_hooks()
+        self.fetcher = direct_fetcher(fetcher, self.guard)
+        self.run_state = self.loop.control.run_state
+        self.is_check = is_sanity_check(self.pl_trainer)
 
     def __next__(self) -> Any:
         """For Lightning's loop, which reads a batch from its fetcher: all of them are run here, and none is left for it.
@@ -54,7 +77,9 @@ class _EvaluationPass(LeanPass):
         raise StopIteration
 
     def teardown(self) -> None:
-        self.fetcher.teardown()
+        if self.fetcher is not None:
+            self.fetcher.teardown()
+            self.fetcher = None
 
     def advance(self, batch: Any, index: int) -> None:
         """One batch, in the order of `_EvaluationLoop._evaluation_step`."""
@@ -102,6 +127,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
     control = Control()
     stood_aside: str | None = None
     has_run = False  # once, from its beginning to its end
+    _pass: _EvaluationPass | None = None
 
     def run(self) -> list[Any]:
         """Evaluate; a validation of a training in less time, where it may be one of a single batch after each epoch."""
@@ -114,7 +140,15 @@ class LeanEvaluationLoop(_EvaluationLoop):
         """Is it a validation of a training, and not the first one, so that Lightning has set up its loader and checked its hooks?"""
         if not self.has_run or self._trainer_fn != TrainerFn.FITTING or self.inference_mode or self.restarting or self.skip:
             return False
-        return not (self.trainer.sanity_checking or self._should_reload_val_dl or self._objection())
+        if is_sanity_check(self.trainer) or self._should_reload_val_dl:
+            return False
+        trains_leanly = getattr(self.trainer.fit_loop.epoch_loop, "stood_aside", None) == ""  # found before this very epoch
+        return not self._objection(knows_trainer=trains_leanly)
+
+    def pass_over(self, fetcher: _DataFetcher) -> _EvaluationPass:
+        self._pass = find_pass(self._pass, _sources(self), partial(_EvaluationPass, self))
+        self._pass.begin(fetcher)
+        return self._pass
 
     def setup_data(self) -> None:
         if self._data_source.is_defined():  # a BatchSizeFinder calls it without validation, too
@@ -124,21 +158,21 @@ class LeanEvaluationLoop(_EvaluationLoop):
         super().on_run_start()
         fetcher, self.stood_aside = self._data_fetcher, self._objection()
         if fetcher is not None and not self.stood_aside:
-            self._data_fetcher = _EvaluationPass(self, fetcher)  # pyright: ignore[reportAttributeAccessIssue]
+            self._data_fetcher = self.pass_over(fetcher)  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_run_end(self) -> list[Any]:
         outputs = super().on_run_end()
         self.has_run = not self.trainer.sanity_checking
         return outputs
 
-    def _objection(self) -> str:
+    def _objection(self, *, knows_trainer: bool = False) -> str:
         if not self.lean:
             return "turned off"
         if self.num_dataloaders > 1:
             return "several loaders"
         if isinstance(self._data_fetcher, _DataLoaderIterDataFetcher):
             return "a step that takes dataloader_iter"
-        return why_not_lean(self.trainer, training=False)
+        return "" if knows_trainer else why_not_lean(self.trainer, training=False)
 
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
         with explain_full_memory(self):
@@ -172,7 +206,7 @@ class _ShortRun:
         self._call("on_validation_start")
         self._call("on_validation_epoch_start")
         assert loop._data_fetcher is not None
-        batches, loop.stood_aside = _EvaluationPass(loop, loop._data_fetcher), ""
+        batches, loop.stood_aside = loop.pass_over(loop._data_fetcher), ""
         loop._data_fetcher = batches  # pyright: ignore[reportAttributeAccessIssue]
         try:
             next(batches, None)
@@ -203,10 +237,10 @@ class _ShortRun:
         """What `_EvaluationLoop.on_run_end` does. `training`: the modes of the modules before it."""
         connector = self.connector
         connector.epoch_end_reached()
-        of_steps = self._publish()
+        of_steps = publish(self.pl_trainer, self.results)
         self.results.dataloader_idx = None
         self._call("on_validation_epoch_end")
-        logged = self._publish()
+        logged = publish(self.pl_trainer, self.results)
         connector._current_fx = None
         if self.pl_trainer.loggers:
             connector.log_eval_end_metrics(of_steps | logged)
@@ -226,13 +260,3 @@ class _ShortRun:
                 vars(part)["training"] = was_training  # through nn.Module it takes 1 µs
             else:
                 part.training = was_training
-
-    def _publish(self) -> dict[str, Any]:
-        """Let callbacks and loggers read what was logged. Returns what the loggers get."""
-        if not any(not metric.has_reset for metric in self.results.values()):
-            return {}
-        metrics, connector = self.results.metrics(on_step=False), self.connector
-        connector._progress_bar_metrics.update(metrics["pbar"])
-        connector._callback_metrics.update(metrics["callback"])
-        connector._logged_metrics.update(metrics["log"])
-        return metrics["log"]

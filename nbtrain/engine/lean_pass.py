@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from operator import is_
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import lightning as L
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 # %% auto #0
 __all__ = [
     "KNOWN_VERSIONS",
+    "PassType",
     "unknown_version",
     "why_not_lean",
     "Hook",
@@ -44,6 +46,7 @@ __all__ = [
     "takes_index",
     "overridden_hook",
     "LeanPass",
+    "find_pass",
     "is_on_device",
     "only_iterator",
     "direct_fetcher",
@@ -127,9 +130,9 @@ class Hook:
         plain, plain_of_module = getattr(L.Callback, name), getattr(L.LightningModule, name)
         bound = [getattr(callback, name) for callback in pl_trainer.callbacks]  # pyright: ignore[reportAttributeAccessIssue]
         # A hook may be set on the instance, as LambdaCallback does
-        self.of_callbacks = [hook for hook in bound if callable(hook) and getattr(hook, "__func__", None) is not plain]
+        self.of_callbacks = [hook for hook in bound if getattr(hook, "__func__", None) is not plain and callable(hook)]
         hook = getattr(self.module, name, None)
-        self.of_module = hook if callable(hook) and getattr(hook, "__func__", None) is not plain_of_module else None
+        self.of_module = hook if getattr(hook, "__func__", None) is not plain_of_module and callable(hook) else None
         self.used = bool(self.of_callbacks) or self.of_module is not None
 
     def fire(self, *args: Any) -> Any:
@@ -180,7 +183,12 @@ def overridden_hook(pl_trainer: L.Trainer, hooks: tuple[str, ...]) -> str:
 
 # %% ../../nbs/engine/lean_pass.ipynb #bafd725b
 class LeanPass:
-    """What the batches of one pass share, looked up once. `hooks`: the names of those that the pass calls."""
+    """What the batches of a pass share, looked up once. `hooks`: the names of those that the pass calls.
+
+    The next pass of the loop takes it again where it would be made from the same `sources`: an epoch may be one batch.
+    """
+
+    sources: tuple[Any, ...]
 
     def __init__(self, pl_trainer: L.Trainer, results: Any, progress: Any, hooks: tuple[str, ...]) -> None:
         self.pl_trainer, self.module = pl_trainer, pl_trainer.lightning_module
@@ -196,11 +204,10 @@ class LeanPass:
         # DistributedDataParallel must be called itself, which the strategy does, in the precision's context
         self.is_wrapped = pl_trainer.strategy.model is not self.module
         self.context = None if self.is_wrapped else self.precision
-        self.hooks: dict[str, Hook | None] = dict.fromkeys(hooks)  # None where a hook has no listener
-        self.look_up_hooks()
+        self.hooks: dict[str, Hook | None] = dict.fromkeys(hooks)  # None where a hook has no listener; see `look_up_hooks`
 
     def look_up_hooks(self) -> None:
-        """Find the listeners; again where a callback was added in the middle of the pass."""
+        """Find the listeners: at the beginning of a pass, and again where a callback was added in the middle of it."""
         self.callbacks = list(self.pl_trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
         for name in self.hooks:
             hook = Hook(name, self.pl_trainer)
@@ -229,6 +236,18 @@ class LeanPass:
 
     def logs_anything(self) -> bool:
         return any(not metric.has_reset for metric in self.results.values())
+
+
+PassType = TypeVar("PassType", bound=LeanPass)
+
+
+def find_pass(known: PassType | None, sources: tuple[Any, ...], make: Callable[[], PassType]) -> PassType:
+    """The pass before, `known`, where it was made from the same objects; else what `make` returns."""
+    if known is not None and all(map(is_, sources, known.sources)):
+        return known
+    made = make()
+    made.sources = sources
+    return made
 
 
 def is_on_device(batch: Any, device: torch.device | None) -> bool:

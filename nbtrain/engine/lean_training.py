@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -16,7 +17,9 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from torch.optim import Optimizer
 
 from .control import Boundary, Control, LeaveAfterError
-from .lean_pass import LeanPass, direct_fetcher, exhaust, explain_full_memory, why_not_lean
+from .epoch_metrics import publish
+from .fast_step import replaceable
+from .lean_pass import LeanPass, direct_fetcher, exhaust, explain_full_memory, find_pass, why_not_lean
 from .lean_update import LeanUpdate, WholeStep
 from .step_module import StepModule
 from ..events import Phase
@@ -83,6 +86,19 @@ def _objection(loop: LeanEpochLoop, data_fetcher: _DataFetcher) -> str:
     return why_not_lean(loop.trainer)
 
 
+_HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+_HOOKS += ("on_train_batch_end",)
+
+
+def _sources(loop: LeanEpochLoop, fetcher: _DataFetcher) -> tuple[Any, ...]:
+    """What a pass is made from, as far as it may differ from one epoch to the next."""
+    pl_trainer = loop.trainer
+    module, optimizer = pl_trainer.lightning_module, pl_trainer.optimizers[0]
+    step = module.training_step
+    of_trainer = pl_trainer.strategy.model, pl_trainer.precision_plugin, getattr(module, "guard", None)
+    return fetcher, loop.whole_step, module, getattr(step, "__func__", step), *of_trainer, optimizer, *replaceable(optimizer)
+
+
 # %% ../../nbs/engine/lean_training.ipynb #5de3a17c
 class LeanEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop; a lean one where `why_not_lean` has no objection.
@@ -100,6 +116,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
     validate_epochs: int | None = None
     stood_aside: str | None = None
     whole_step: WholeStep | None = None
+    _pass: _TrainingPass | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -127,9 +144,11 @@ class LeanEpochLoop(_TrainingEpochLoop):
     def _run_lean(self, data_fetcher: _DataFetcher) -> None:
         self.reset()
         self.on_run_start(data_fetcher)
-        self.val_loop.restarting = False  # as in Lightning's `advance`: else the next validation would be the rest of an old one
+        if self.val_loop.restarting:
+            self.val_loop.restarting = False  # as in Lightning's `advance`: else the next validation would be the rest of an old one
+        self._pass = find_pass(self._pass, _sources(self, data_fetcher), partial(_TrainingPass, self, data_fetcher))
         try:
-            _TrainingPass(self, data_fetcher).run()
+            self._pass.run()
         finally:
             self.on_iteration_done()
 
@@ -182,25 +201,29 @@ class LeanEpochLoop(_TrainingEpochLoop):
             pl_trainer._logger_connector._first_loop_iter = first_loop_iter
 
 
-# %% ../../nbs/engine/lean_training.ipynb #fd0dbfb9
-_HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-_HOOKS += ("on_train_batch_end",)
-
-
+# %% ../../nbs/engine/lean_training.ipynb #trainpass1
 class _TrainingPass(LeanPass):
-    """One training epoch of a `LeanEpochLoop`."""
+    """A training epoch of a `LeanEpochLoop`."""
+
+    batches: Any = None  # of this epoch
 
     def __init__(self, loop: LeanEpochLoop, fetcher: _DataFetcher) -> None:
         super().__init__(loop.trainer, loop._results, loop.batch_progress, _HOOKS)
-        self.loop, self.fetcher, self.batches = loop, fetcher, direct_fetcher(fetcher, self.guard)
+        self.loop, self.fetcher = loop, fetcher
         progress = loop.automatic_optimization.optim_progress.optimizer
         self.update = LeanUpdate(self, self.pl_trainer.optimizers[0], progress, loop.whole_step)
         self.gradients = self.update.gradients
         self.between = _BetweenBatches(self, loop, fetcher)
+
+    def _begin(self) -> None:
+        self.look_up_hooks()
+        self.batches = direct_fetcher(self.fetcher, self.guard)
         self.has_schedulers = bool(self.pl_trainer.lr_scheduler_configs)
-        self.is_open = False  # is the window of accumulated gradients open after this batch?
+        self.is_open, self.gradients.n_added = False, 0  # is the window of accumulated gradients open after this batch?
+        self.between.begin()
 
     def run(self) -> None:
+        self._begin()
         gradients, between = self.gradients, self.between
         try:
             is_over = between.is_over()
@@ -216,6 +239,7 @@ class _TrainingPass(LeanPass):
                 raise
         finally:
             gradients.release()
+            self.batches = None  # the workers of a loader live as long as its iterator
 
     def next_batch(self) -> Any:
         """The next batch of the loader, which nothing but the step may hold; the time that it takes is counted."""
@@ -283,11 +307,13 @@ class _BetweenBatches:
         self.lean, self.loop, self.fetcher, self.pl_trainer = lean, loop, fetcher, loop.trainer
         self.progress, self.total, self.current, self.signals = lean.progress, lean.total, lean.current, lean.signals
         self.updates: Any = loop.automatic_optimization.optim_progress.optimizer.step.total
-        self.run_state = loop.control.run_state
+
+    def begin(self) -> None:
+        self.run_state = self.loop.control.run_state
         self.n_batches = self.pl_trainer.num_training_batches
         self.has_plateau = any(config.reduce_on_plateau for config in self.pl_trainer.lr_scheduler_configs)
         self.has_loggers = bool(self.pl_trainer.loggers)
-        self.validates = loop._should_check_val_epoch()
+        self.validates = self.loop.validate_epochs is not None or self.loop._should_check_val_epoch()
         self.log_every: int = self.pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
 
     def is_over(self) -> bool:
@@ -303,13 +329,15 @@ class _BetweenBatches:
     def settle(self, *, is_open: bool) -> bool:
         """Log, validate, attend to requests. `is_open`: the window of accumulated gradients is. Returns whether the epoch is over."""
         loop, pl_trainer = self.loop, self.pl_trainer
-        validates = loop.validate_next
-        if self.validates:
+        is_last = self.is_last()
+        needs_lightning = loop.validate_next or self.has_plateau or pl_trainer.should_stop or self.signals.received_sigterm
+        if self.validates and not needs_lightning:
             n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
-            validates = validates or n % (pl_trainer.val_check_batch or 1) == 0
-        if validates or self.has_plateau or self.is_last() or pl_trainer.should_stop or self.signals.received_sigterm:
-            if self.lean.logs_anything():
-                self.lean.connector.on_batch_end()
+            needs_lightning = is_last or n % (pl_trainer.val_check_batch or 1) == 0
+        if needs_lightning or is_last:
+            publish(pl_trainer, self.lean.results, on_step=True)
+        if needs_lightning:
+            if self.has_loggers:
                 self.lean.connector.update_train_step_metrics()
             loop.on_advance_end(self.fetcher)
             return self.is_over()
@@ -320,7 +348,7 @@ class _BetweenBatches:
         if self.run_state.requested:
             loop.attend()
             return self.is_over()
-        return False
+        return is_last
 
     def _log(self) -> None:
         if self.lean.logs_anything():

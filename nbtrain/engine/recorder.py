@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from .lean_training import DataWait, LeanEpochLoop
 from .meter import Meter
+from .pass_module import is_sanity_check
 from .protocol import TrainerProtocol
 from .step_module import StepModule, in_validation_of_run
 from .train_state import Mode
@@ -251,7 +252,7 @@ class RecorderCallback(L.Callback):
         self._count()
 
     def on_validation_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not pl_trainer.sanity_checking:
+        if not is_sanity_check(pl_trainer):
             self.recorder.flush()
             interrupted = self.recorder.pass_place
             self.recorder.pass_place = PassPlace.at_start("valid", sum(pl_trainer.num_val_batches), interrupted)
@@ -261,7 +262,7 @@ class RecorderCallback(L.Callback):
             self._count()
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if pl_trainer.sanity_checking:
+        if is_sanity_check(pl_trainer):
             return
         recorder = self.recorder
         recorder.flush()

@@ -16,6 +16,7 @@ from weakref import ReferenceType, ref
 import lightning as L
 import torch
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -26,7 +27,7 @@ from ..data.task_loader import Task
 from ..data.batch import batch_size, describe, to_device, why_guessed
 from .addon import AddOnBase, Phase, TrainStep
 from .meter import N_SAMPLES, Scalar
-from .pass_module import PassModule
+from .pass_module import PassModule, is_sanity_check
 from .protocol import EventSink, StepsProtocol, TrainerProtocol, Turn
 from .train_state import Mode
 from ..errors import NbtrainError, StepError, add_note
@@ -336,7 +337,7 @@ class RecordingModule(CountingModule):
 
     def on_train_epoch_start(self) -> None:
         super().on_train_epoch_start()
-        self._batches, self._recorded = self.trainer.fit_loop.epoch_loop.batch_progress.total, None
+        vars(self).update(_batches=self.trainer.fit_loop.epoch_loop.batch_progress.total, _recorded=None)
         set_dataset_epoch(self.trainer.train_dataloader, self.owner.train_state.counts.epoch)
 
     on_train_epoch_end = PassModule.end_train_pass
@@ -517,4 +518,4 @@ def is_whole_epoch(module: L.LightningModule) -> bool:
 
 def in_validation_of_run(pl_trainer: L.Trainer, module: L.LightningModule) -> bool:
     """Is this validation one of a run, and neither Lightning's check of some batches before it nor one on its own?"""
-    return pl_trainer.state.fn == "fit" and not pl_trainer.sanity_checking and is_whole_epoch(module)
+    return pl_trainer.state.fn is TrainerFn.FITTING and not is_sanity_check(pl_trainer) and is_whole_epoch(module)

@@ -81,9 +81,18 @@ class CountingModule(StepModule):
         assert isinstance(self.model, L.LightningModule)
         return self.model
 
-    def count(self, mode: Mode, step: Callable[..., Any], batch: Any, *args: Any, **options: Any) -> Any:
+    def guarded(self, mode: Mode, name: str, batch: Any, *args: Any, **options: Any) -> Any:
+        """`count`, where an error of the module's lets the run wait; None for a batch that is left out."""
+        call = partial(self.count, mode, name, batch, *args, **options)
+        if self.guard is None or not self.inner.automatic_optimization:  # a step by hand has changed weights when it raises
+            return call()
+        loop: Any = self.trainer.fit_loop.epoch_loop if mode == "train" else self.trainer._evaluation_loop
+        return self.guard.step(name, batch, loop._results, call)
+
+    def count(self, mode: Mode, name: str, batch: Any, *args: Any, **options: Any) -> Any:
         """Call a step of the inner module, and count what it returns and logs. Returns what it has returned."""
         self._by_step = {}
+        step = getattr(self.inner, name)  # its class may be redefined while the run waits
         if mode == "test" and self.loader_names:
             self.enter_loader(args[1] if len(args) > 1 else options.get("dataloader_idx", 0))
             self.names_loaders = not (self.loader_name or "").isdigit()  # of a list Lightning logs the index
@@ -92,6 +101,8 @@ class CountingModule(StepModule):
             return output
         loss = output.get("loss") if isinstance(output, Mapping) else output
         row = ({"loss": loss} if isinstance(loss, Tensor) and loss.numel() == 1 else {}) | self._by_step
+        if self.guard is not None and mode == "train" and "loss" in row:
+            self.guard.check_loss(row)
         if mode == "test" and self.loader_name is not None:
             row |= named(row, f"/{self.loader_name}")
         meter = self.owner.train_state.meters[mode]
@@ -168,14 +179,21 @@ class ForwardingModule(CountingModule):
     def __init__(self, trainer: WrapsModule, *, whole_epoch: bool = True) -> None:
         super().__init__(trainer, whole_epoch=whole_epoch)
         inner, own = self.inner, vars(self)
-        own |= {name: getattr(inner, name) for name in _PASSED_ON if overrides(inner, name)}
         own |= {name: value for name, value in vars(inner).items() if name.startswith(("_hparams", "_log_hyperparams"))}
+        self.pass_on()
+        own["_is_made"] = True
+
+    def pass_on(self) -> None:
+        """Pass the hooks and steps on that the inner module's class has now."""
+        inner, own = self.inner, vars(self)
+        for name in _PASSED_ON:
+            own.pop(name, None)
+        own |= {name: getattr(inner, name) for name in _PASSED_ON if overrides(inner, name)}
         steps: dict[str, Mode] = {"training_step": "train", "validation_step": "test", "test_step": "test"}
         for name, mode in steps.items():
-            step = getattr(inner, name)
             plain = MethodType(getattr(L.LightningModule, name), self)  # by which Lightning sees that there is none
-            own[name] = wraps(step)(partial(self.count, mode, step)) if overrides(inner, name) else plain
-        own |= {"predict_step": inner.predict_step, "_is_made": True}
+            own[name] = wraps(getattr(inner, name))(partial(self.guarded, mode, name)) if overrides(inner, name) else plain
+        own["predict_step"] = inner.predict_step
 
     @property
     def __class__(self) -> type:

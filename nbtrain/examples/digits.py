@@ -70,7 +70,7 @@ class Digits(Trainer):
 def one_cycle(optimizer: Optimizer, plan: Plan) -> OneCycleLR:
     """Rise to 3e-3 and fall to zero within the run (Smith & Topin 2018)."""
     assert plan.total_steps is not None
-    return OneCycleLR(optimizer, max_lr=3e-3, total_steps=plan.total_steps + 1)
+    return OneCycleLR(optimizer, max_lr=3e-3, total_steps=plan.total_steps)
 
 
 def make_trainer(save_path: str | Path | None = None, seed: int = 0) -> Digits:

@@ -63,8 +63,9 @@ class BestWeights(L.Callback):
         """Raise ConfigError for a `monitor` that is not among the metrics, after the first epoch instead of at the end of the run."""
         history = self.trainer.train_state.history
         monitor, row = history.monitor, history.last or Row()
-        to_come = monitor.startswith("val_") and pl_trainer.enable_validation and not any(name.startswith("val_") for name in row)
-        if monitor != "val_loss" and monitor not in row and not to_come:
+        if monitor == "val_loss" or monitor in row:
+            return
+        if not monitor.startswith("val_") or not pl_trainer.enable_validation or any(name.startswith("val_") for name in row):
             raise ConfigError(
                 f"monitor={monitor!r} is not among this run's metrics: {', '.join(row.metrics)}.",
                 remedy="Give monitor= one of these names.",

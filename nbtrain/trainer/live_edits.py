@@ -11,6 +11,7 @@ import threading
 from types import NoneType
 from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -163,12 +164,14 @@ class TrainerPauses(TrainerBase):
 
     @checked
     def resume(
-        self, steps: type[TrainerBase] | None = None, *, skip: bool = False, background: bool = False
+        self, steps: type[TrainerBase] | type[L.LightningModule] | None = None, *, skip: bool = False, background: bool = False
     ) -> RunResult | RunHandle | None:
         """Continue a paused run at its next batch, as if it had never been paused, and wait for it unless `background`.
 
         `steps` is a redefined class, such as `Digits` after you edited and ran its cell: its steps are used from the next batch on. If they
         fail on that batch, the old ones are restored and the run stays paused.
+
+        Where `from_lightning` made the trainer, `steps` is your LightningModule's class.
 
         If an error paused the run, the failed batch is tried again with everything that you redefined in the notebook since, including
         callbacks, datasets and models. `skip=True` skips the batch, without an update. If there is no run, the next one uses `steps`.
@@ -193,7 +196,7 @@ class TrainerPauses(TrainerBase):
             return handle.wait()
 
     @checked
-    def use(self, steps: type[TrainerBase]) -> None:
+    def use(self, steps: type[TrainerBase] | type[L.LightningModule]) -> None:
         """Use the steps of a redefined class, such as `Digits` after you edited and ran its cell: at once, or after the current batch."""
         self.control.do(lambda at: adopt_redefined(self, steps))
 

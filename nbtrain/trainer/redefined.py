@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
 from typing import Any
 
+import lightning as L
 from torch.utils.data import DataLoader, Dataset
 
 from ..data.loader import LoaderWrapper
@@ -96,9 +97,10 @@ class Redefinitions:
             if isinstance(item, FunctionType):
                 self._adopt_code(item)
             elif (kind := newest(type(item))) is not None:
-                self._adopt_class(item, kind)
+                self.switch(item, kind)
 
-    def _adopt_class(self, item: Any, kind: type) -> None:
+    def switch(self, item: Any, kind: type) -> None:
+        """Let `item` be of the class `kind`, unless its layout is another."""
         before = type(item)
         try:
             item.__class__ = kind
@@ -156,11 +158,28 @@ def _objects(trainer: TrainerBase) -> Iterator[Any]:
             yield from _parts(loader)
 
 
-def adopt_redefined(trainer: TrainerBase, steps: type[TrainerBase] | None = None) -> None:
+def _adopt(trainer: TrainerBase, steps: type[Any] | None, found: Redefinitions) -> type[TrainerBase] | None:
+    """Use everything that was redefined. Returns the class for the steps, if there is a new one: a LightningModule's is used already."""
+    if not trainer.configures_optimizers:
+        found.adopt(_objects(trainer))
+        return steps or newest(written_class(type(trainer)))
+    if steps is not None and not (isinstance(steps, type) and issubclass(steps, L.LightningModule)):
+        raise ConfigError(f"{steps!r} is not a LightningModule.", remedy="Give the class of your module: resume(LitDigits).")
+    module: Any = trainer.module
+    if module is not None:
+        found.also(module.pass_on)  # the last to be undone
+    found.adopt(_objects(trainer))
+    if steps is not None:
+        found.switch(trainer.model, steps)
+    if module is not None:
+        module.pass_on()
+    return None
+
+
+def adopt_redefined(trainer: TrainerBase, steps: type[Any] | None = None) -> None:
     """Use everything that was redefined, and the class `steps` for the steps. If the next batch fails with them, undo it all."""
     before, found, best_weights, restarts = type(trainer), Redefinitions(), trainer.train_state.best_weights, False
-    found.adopt(_objects(trainer))
-    steps = steps or newest(written_class(before))
+    steps = _adopt(trainer, steps, found)
     if steps is not None:
         change_class(trainer, steps)
         restarts = mark_steps(trainer, before, steps)

@@ -154,6 +154,7 @@ class StrangeLoss:
 
 # %% ../../nbs/views/advice.ipynb #f5d6663d
 _N_USUAL, _JUMP = 50, 10  # losses before; how far above their median a loss has jumped
+_SMALL = 0.1  # of the first loss: below that a jump is one hard sample, late in the training
 
 
 class Explosion:
@@ -163,6 +164,7 @@ class Explosion:
         self.is_on = False
         self.usual: deque[float] = deque(maxlen=_N_USUAL)
         self.limit, self.n = math.inf, 0  # a loss up to here has not jumped, by an earlier look; losses so far
+        self.first = math.nan
         self.line = ""
 
     def update(self, event: Event) -> None:
@@ -179,8 +181,10 @@ class Explosion:
                 self.line = f"the loss is {loss:g} at step {step}: trainer.replay(step={step}).debug() says why"
             return
         if self.n % 10 == 0 or loss > self.limit:  # a median in each step would cost as much as the rest of a view
-            self.limit = _JUMP * max(median(self.usual), 1e-12) if len(self.usual) == _N_USUAL else math.inf
+            is_known = len(self.usual) == _N_USUAL
+            self.limit = max(_JUMP * median(self.usual), _SMALL * abs(self.first), 1e-11) if is_known else math.inf
         self.n += 1
+        self.first = loss if self.n == 1 else self.first
         if loss > self.limit and "debug" not in self.line:
             self.line = f"the loss jumped to {loss:.3g} at step {step}: see trainer.replay(step={step}) and trainer.blame(step={step})"
         self.usual.append(loss)

@@ -92,7 +92,7 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulation, and validation within a window": {"valid": True, "lightning": {"accumulate_grad_batches": 2, "val_check_interval": 3}},
     "a schedule by epoch": {"scheduler": lambda optimizer: StepLR(optimizer, 1, 0.5)},
     "a schedule by batch": {"scheduler": lambda optimizer: StepLR(optimizer, 2, 0.9), "scheduler_step_on_batch": True},
-    "a factory": {"scheduler": lambda _: lambda optimizer, plan: OneCycleLR(optimizer, 0.1, total_steps=plan.total_steps + 1)},
+    "a factory": {"scheduler": lambda _: lambda optimizer, plan: OneCycleLR(optimizer, 0.1, total_steps=plan.total_steps)},
     "a factory with a function": {"scheduler": lambda _: lambda optimizer, plan: LambdaLR(optimizer, lambda i: 1 - i / plan.total_steps)},
     "a function of the step": {"scheduler": lambda _: lambda step: 0.01 / (1 + step)},
     "clipping": {"gradient_clip": 0.1},

@@ -277,8 +277,9 @@ REFUSED = {
         "optimizer is made by the LightningModule.\n  Write it into its configure_optimizers.",
     ),
     "pause": (
-        lambda: make_lit(Lit(), on_error="pause"),
-        'on_error="pause": an error in a LightningModule can\'t pause the run.\n  Leave it out.',
+        lambda: make_lit(ByHand(), on_error="pause"),
+        'on_error="pause": ByHand optimizes by hand, and an error in its step can\'t be taken back.\n'
+        '  Use automatic optimization, or resume from a checkpoint: StateManagerAddon, resume="auto".',
     ),
     "launcher": (
         lambda: make_lit(Lit(), Trainer.add_on(MultiGPUAddon)),

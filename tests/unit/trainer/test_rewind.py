@@ -149,7 +149,7 @@ def test_set_after_a_rewind_scales_the_schedule_of_the_run_that_continues() -> N
 
 def test_a_shorter_run_after_a_rewind_keeps_the_plan_of_the_first() -> None:
     def factory(optimizer: Any, plan: Any) -> Any:
-        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=plan.total_steps + 1)
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=plan.total_steps)
 
     whole, rewound = keeping(scheduler=factory, seed=1), keeping(scheduler=factory, seed=1)
     loaders = make_loader(own_generator=True), make_loader(own_generator=True)

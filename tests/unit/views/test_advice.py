@@ -260,3 +260,8 @@ def test_loss_that_has_jumped_or_is_not_finite_has_the_call_that_explains_it(ste
 
 def test_loss_that_falls_or_is_young_has_not_jumped() -> None:
     assert explosion([100.0 * 0.9**i for i in range(200)]) == "" == explosion([0.01] * 20 + [5.0] * 200)
+
+
+def test_loss_that_jumps_far_below_the_first_one_has_not_jumped() -> None:
+    assert explosion([2.4, *[0.0005] * 100, 0.08, *[0.0005] * 50]) == ""
+    assert explosion([2.4, *[0.0005] * 100, 0.3, *[0.0005] * 50]).startswith("the loss jumped to 0.3 at step 102")

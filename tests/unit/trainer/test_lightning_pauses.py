@@ -1,0 +1,195 @@
+"""An error in a LightningModule's step pauses the run of `from_lightning`; repaired, it equals Lightning's own run, bit for bit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning_modules import Lit, by_lightning
+from samples import make_loader, make_valid
+
+from nbtrain import Trainer
+from nbtrain.errors import ConfigError
+
+
+class Whole(Lit):
+    """Logs, counts and evaluates; `fault` is called in its steps."""
+
+    fault: Callable[[str], None] = staticmethod(lambda place: None)  # pyright: ignore[reportAssignmentType]
+
+    def __init__(self, seed: int = 0, lr: float = 1e-2) -> None:
+        super().__init__(seed, lr)
+        self.n_seen = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.fault("before")
+        self.n_seen += len(batch[0])
+        loss = self.loss(batch) * torch.rand(())
+        self.log("train_loss", loss)
+        self.log("scale", loss * 2, on_step=False, on_epoch=True)
+        self.mse(self(batch[0]), batch[1])
+        self.log("mse", self.mse, on_step=False, on_epoch=True)
+        self.fault("after")
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.fault("valid")
+        loss = self.loss(batch)
+        self.log("val_loss", loss)
+        self.fault("after valid")
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
+class Raises:
+    """Raises at call number `at` of `place`, once."""
+
+    def __init__(self, place: str, at: int) -> None:
+        self.place, self.left = place, at
+
+    def __call__(self, place: str) -> None:
+        if place == self.place:
+            self.left -= 1
+            if self.left == -1:
+                raise ZeroDivisionError(place)
+
+
+def make(module: Any, callbacks: Any = (), **options: Any) -> Any:
+    lightning = {"callbacks": list(callbacks), "num_sanity_val_steps": 0}
+    return Trainer.from_lightning(module, device="cpu", log_bar=False, lightning=lightning, **{"on_error": "pause"} | options)
+
+
+def state(module: Any) -> dict[str, Any]:
+    return {name: value.tolist() for name, value in module.state_dict().items()} | {"n_seen": module.n_seen}
+
+
+def rows(trainer: Any) -> list[dict[str, float]]:
+    return [{name: value for name, value in row.items() if name != "time_s"} for row in trainer.history.epochs]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_runs() -> Iterator[None]:
+    yield
+    Whole.fault = staticmethod(lambda place: None)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(("place", "at"), [("before", 0), ("after", 0), ("after", 7), ("before", 12), ("valid", 1), ("after valid", 4)])
+def test_repaired_run_equals_lightnings_own(place: str, at: int) -> None:
+    plain = by_lightning(Whole(), 3, make_loader(own_generator=True), make_valid())
+    unbroken = make(Whole(), on_error="raise")
+    torch.manual_seed(7)
+    unbroken.run(3, make_loader(own_generator=True), make_valid())
+    module = Whole()
+    module.fault = Raises(place, at)  # pyright: ignore[reportAttributeAccessIssue]
+    trainer = make(module)
+    torch.manual_seed(7)
+    with pytest.raises(ZeroDivisionError):
+        trainer.run(3, make_loader(own_generator=True), make_valid())
+    assert trainer.control.state == "paused" and trainer.failure.what in ("training_step", "validation_step")
+    assert trainer.resume().status == "completed"
+    assert state(plain) == state(unbroken.model) == state(trainer.model)
+    assert rows(trainer) == rows(unbroken)
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")  # Lightning's, for a batch that is left out
+def test_skipped_batch_leaves_the_weights_as_they_were() -> None:
+    whole = list(make_loader(own_generator=True, shuffle=False))
+
+    class Bad(Whole):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if float(batch[0].sum()) == float(whole[1][0].sum()):
+                raise ValueError("a bad batch")
+            loss = self.loss(batch)
+            self.log("train_loss", loss)
+            return loss
+
+    trainer = make(Bad())
+    with pytest.raises(ValueError, match="a bad batch"):
+        trainer.run(1, whole)
+    before = state(trainer.model)
+    seen = []
+
+    class Looks(L.Callback):
+        def on_train_batch_end(self, pl_trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 1:
+                seen.append(state(trainer.model))
+
+    trainer.module.trainer.callbacks.append(Looks())
+    assert trainer.resume(skip=True).status == "completed"
+    assert seen == [before] and state(trainer.model) != before
+
+
+REDEFINED = """
+class Fixed(Whole):
+    def training_step(self, batch, batch_idx):
+        {line}
+        loss = self.loss(batch)
+        self.log("train_loss", loss)
+        return loss
+
+    def on_train_epoch_end(self):
+        self.n_ends = {n}
+"""
+
+
+def define(line: str, n: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    space: dict[str, Any] = {"Whole": Whole, "__name__": __name__}
+    exec(REDEFINED.format(line=line, n=n), space)
+    monkeypatch.setattr(sys.modules[__name__], "Fixed", space["Fixed"], raising=False)
+    return space["Fixed"]
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_module_that_is_defined_again_is_used_with_its_steps_and_hooks(by_name: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = define("raise ValueError('wrong')", 1, monkeypatch)()
+    trainer = make(module)
+    with pytest.raises(ValueError, match="wrong"):
+        trainer.run(2, make_loader(own_generator=True))
+    fixed = define("pass", 2, monkeypatch)
+    assert trainer.resume(*([fixed] if by_name else [])).status == "completed"
+    assert type(module) is fixed and module.n_ends == 2 and len(trainer.history.epochs) == 2
+
+
+def test_a_new_definition_that_fails_is_undone_and_the_run_stays_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = define("raise ValueError('wrong')", 1, monkeypatch)
+    module = first()
+    trainer = make(module)
+    with pytest.raises(ValueError, match="wrong"):
+        trainer.run(1, make_loader())
+    with pytest.raises(KeyError):
+        trainer.resume(define("raise KeyError('also wrong')", 2, monkeypatch))
+    assert type(module) is first and trainer.control.state == "paused"
+    assert trainer.resume(define("pass", 3, monkeypatch)).status == "completed" and module.n_ends == 3
+
+
+def test_a_loss_that_is_not_finite_pauses_before_its_update() -> None:
+    class Diverges(Whole):
+        factor = float("nan")
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.loss(batch) * (self.factor if self.global_step == 2 else 1.0)
+
+    trainer = make(Diverges())
+    with pytest.raises(Exception, match="The training loss is nan"):
+        trainer.run(1, make_loader())
+    assert trainer.control.state == "paused" and trainer.model.global_step == 2
+    trainer.model.factor = 1.0
+    assert trainer.resume().status == "completed"
+
+
+def test_a_class_of_another_kind_is_refused_and_the_run_stays_paused() -> None:
+    module = Whole()
+    module.fault = Raises("before", 1)  # pyright: ignore[reportAttributeAccessIssue]
+    trainer = make(module)
+    with pytest.raises(ZeroDivisionError):
+        trainer.run(1, make_loader())
+    with pytest.raises(ConfigError, match="is not a LightningModule.\n  Give the class of your module"):
+        trainer.resume(Trainer)
+    assert trainer.control.state == "paused" and trainer.resume().status == "completed"
