@@ -76,9 +76,12 @@ def prose(source: str) -> Iterator[str]:
 
 
 def in_file(path: Path) -> list[tuple[str, str, str]]:
-    """The place, the words and the advice for each finding in a page or a notebook."""
+    """The place, the words and the advice for each finding in a page, a module or a notebook."""
     if path.suffix == ".md":
         return [(f"{line}", words, instead) for line, words, instead in findings(path.read_text(encoding="utf-8"))]
+    if path.suffix == ".py":
+        source = path.read_text(encoding="utf-8")
+        return [("text", words, instead) for text in prose(source) for _, words, instead in findings(text)]
     found = []
     for n, cell in enumerate(nbformat.read(path, as_version=4).cells):
         for text in prose(cell.source) if cell.cell_type == "code" else [cell.source]:

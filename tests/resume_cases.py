@@ -345,12 +345,12 @@ class Steps(Trainer):
     def train_step(self, batch: Any) -> dict[str, Any]:
         x, y = batch
         output = self.model(x).float()
-        return {"loss": mse_loss(output, y), "output": output, "label": y}
+        return {"loss": mse_loss(output, y.float()), "output": output, "label": y}
 
     def test_step(self, batch: Any) -> dict[str, Any]:
         x, y = batch
         output = self.model(x).float()
-        return {"loss": mse_loss(output, y), "output": output, "label": y}
+        return {"loss": mse_loss(output, y.float()), "output": output, "label": y}
 
 
 class Counted(Steps):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from .device_copy import DeviceCopies
 from .value_kinds import as_plain, from_plain
 from ..errors import CheckpointError
 
@@ -73,7 +74,7 @@ class Snapshot:
 
     `views`: the kinds of values that are stored as another type: numpy arrays, numpy scalars and bytes as tensors, kinds of `value_kinds`
     as lists. `buffers`: all tensors, each once; the next snapshot reuses their memory. `boxes`: the places of tensors that are shards of
-    larger ones. `left_out`: descriptions of what can't be stored.
+    larger ones. `left_out`: descriptions of what can't be stored. `copies`: copies from a GPU that may not be finished.
     """
 
     state: State
@@ -81,6 +82,13 @@ class Snapshot:
     buffers: dict[Where, Tensor] = field(default_factory=dict)
     boxes: dict[Where, Box] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    copies: DeviceCopies | None = None
+
+    def ready(self) -> Snapshot:
+        """Wait for copies that are still under way: before its tensors are read."""
+        if self.copies is not None:
+            self.copies.wait()
+        return self
 
 
 def _is_plain_key(key: Any) -> bool:
@@ -113,13 +121,13 @@ def _needed(error: _Unstorable) -> CheckpointError:
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #5d2ea199
 class _TensorCopier:
-    """Copies each tensor once to the CPU, into the `old` memory at the same path if it fits. `wait` waits for copies from a GPU."""
+    """Copies each tensor once to the CPU, into the `old` memory at the same path if it fits. Copies from a GPU are only begun."""
 
     def __init__(self, old: Mapping[Where, Tensor]) -> None:
         self.buffers: dict[Where, Tensor] = {}
         self._old = old
         self._copies: dict[Any, Tensor] = {}
-        self._devices: set[torch.device] = set()
+        self.from_devices = DeviceCopies()
 
     def copy(self, tensor: Tensor, where: Where) -> Tensor:
         bits = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg())
@@ -131,30 +139,30 @@ class _TensorCopier:
         if copy is None or copy.dtype != tensor.dtype or copy.shape != tensor.shape:
             # page-locked memory, because copies from a GPU to other memory are synchronous
             copy = torch.empty_like(tensor, device="cpu", memory_format=layout, pin_memory=tensor.is_cuda, requires_grad=False)
-        copy.copy_(tensor, non_blocking=tensor.is_cuda).requires_grad_(tensor.requires_grad)
         if tensor.is_cuda:
-            self._devices.add(tensor.device)
+            self.from_devices.copy(tensor, copy)
+        else:
+            copy.copy_(tensor)
+        copy.requires_grad_(tensor.requires_grad)
         self._copies[same] = self.buffers[where] = copy
         return copy
 
-    def wait(self) -> None:
-        for device in self._devices:
-            torch.cuda.synchronize(device)
-
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #7ff6cebd
-def snapshot(state: Mapping[str, Any], into: Snapshot | None = None) -> Snapshot:
+def snapshot(state: Mapping[str, Any], into: Snapshot | None = None, *, waits: bool = True) -> Snapshot:
     """Copy a Lightning checkpoint dict off the devices; hyper-parameters become plain data.
 
-    `into`: an older snapshot, no longer needed, whose memory is used again for tensors that fit. A value that can't be stored is left out
-    with its key in the nearest dict. Raises CheckpointError for a tensor of the model or the optimizer that can't be stored.
+    `into`: an older snapshot, no longer needed, whose memory is used again for tensors that fit. `waits=False`: copies from a GPU may be
+    unfinished until `Snapshot.ready` is called. A value that can't be stored is left out with its key in the nearest dict. Raises
+    CheckpointError for a tensor of the model or the optimizer that can't be stored.
     """
     tensors = _TensorCopier(into.buffers if into is not None else {})
     copier = _Copier(tensors)
     with torch.no_grad():
         copied = copier.copy_items({key: plain(value) if key in _HYPER_PARAMETERS else value for key, value in state.items()}, ())
-    tensors.wait()
-    return Snapshot(copied, copier.views, tensors.buffers, copier.boxes, tuple(copier.left_out))
+    tensors.from_devices.finish()
+    taken = Snapshot(copied, copier.views, tensors.buffers, copier.boxes, tuple(copier.left_out), tensors.from_devices)
+    return taken.ready() if waits else taken
 
 
 class _Copier:

@@ -26,8 +26,8 @@ class RunLock:
     """The lock of the run folder `folder`, which one run of one process has at a time."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._file = folder, folder / ".lock"
-        self._mine = ""  # what the file says when this object has the lock
+        self.folder, self._file, self._writer = folder, folder / ".lock", folder / ".writer"
+        self._mine = ""  # what `.writer` says when this object has the lock
         self._lock = FileLock(self._file, timeout=0, thread_local=False)  # a run may end in another thread
 
     def take(self) -> str:
@@ -63,13 +63,16 @@ class RunLock:
                     raise self._refusal("is being written to by") from error
 
     def _sign(self) -> None:
-        """Write into the file who has the lock, unless another run has done so meanwhile."""
+        """Write who has the lock, unless another run has done so meanwhile.
+
+        It is in a second file: some releases of filelock empty the one that they lock.
+        """
         since = datetime.now().astimezone().isoformat(" ", "seconds")
         with suppress(OSError):  # the disk is full
-            if self._mine and self._file.read_text(encoding="utf-8") != self._mine:
+            if self._mine and self._writer.read_text(encoding="utf-8") != self._mine:
                 raise self._refusal("was continued by")
             self._mine = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, "key": secrets.token_hex(4)})
-            self._file.write_text(self._mine, encoding="utf-8")
+            self._writer.write_text(self._mine, encoding="utf-8")
 
     def release(self) -> None:
         """Let another run take the lock. The file stays, because a lock on a file that is removed guards nothing."""
@@ -77,7 +80,7 @@ class RunLock:
 
     def _refusal(self, what: str) -> ConfigError:
         try:
-            holder = json.loads(self._file.read_text(encoding="utf-8"))
+            holder = json.loads(self._writer.read_text(encoding="utf-8"))
             mine = (holder["pid"], holder["host"]) == (os.getpid(), socket.gethostname())
             who = "this process" if mine else f"process {holder['pid']} on {holder['host']}"
             who = f"{who}, since {holder['since']}"

@@ -26,6 +26,7 @@ from ..distributed.launcher import Launcher
 from ..distributed.replica import launcher_of, world_of
 from ..distributed.world import World
 from ..engine.control import Control
+from ..engine.optimizer_modes import OptimizerModes, has_modes
 from ..engine.protocol import EventSink, Ran, Turn
 from ..engine.recorder import Recorder, RecorderCallback
 from ..engine.step_module import StepModule
@@ -255,7 +256,8 @@ class TrainerBase(TrainerState):
         """The callbacks of a run. The recorder comes first, because schedules change what it reads."""
         own = [callback for addon in self.active_addons for callback in addon.callbacks(self)]
         keeper = [StateTaker(self)] if self.keeps_states else []
-        return [RecorderCallback(self.recorder), *own, BestWeights(self), *keeper]
+        modes = [OptimizerModes(self)] if has_modes(self.optimizer) and not self.configures_optimizers else []
+        return [RecorderCallback(self.recorder), *modes, *own, BestWeights(self), *keeper]
 
     def as_lightning_module(self) -> StepModule:
         """Return the steps as a LightningModule, for your own `lightning.Trainer`. It includes the callbacks of the addons."""

@@ -110,7 +110,7 @@ def _collect(trainer: TrainerBase, loader: Any, call: Callable[[Any], Any]) -> l
 
 
 def _predict(trainer: TrainerBase, module: StepModule, loader: Any) -> Any:
-    module.cpu = lambda: module  # Lightning would move the model of a running run to the CPU
+    module.cpu = lambda: module  # Lightning would move the model to the CPU during a run
     with driving(trainer, module), keep_random():
         if isinstance(loader, L.LightningDataModule):
             with read_source(trainer, module, loader) as given:

@@ -28,7 +28,7 @@ __all__ = ["restore_kept"]
 # %% ../../nbs/trainer/restored_state.ipynb #bf72fd48
 def _as_state(kept: KeptState) -> dict[str, Any]:
     """A copy of the kept state, because training changes it."""
-    state = restore_views(deepcopy(kept.taken.state), kept.taken.views)
+    state = restore_views(deepcopy(kept.taken.ready().state), kept.taken.views)
     for callback in state.get("callbacks", {}).values():
         if isinstance(callback, dict) and isinstance(begin := callback.get("begin"), dict):
             begin["goal"] = kept.goal  # of a schedule

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from ..checkpoint.snapshot import snapshot
 from ..checkpoint.weights import Weights
 from ..data.resumable_loader import ResumableLoader, ValidLoader
 from ..data.several_loaders import SeveralLoaders, is_several
+from ..engine.callback import Leaving
 from ..engine.control import Boundary
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..errors import first_line
@@ -34,7 +35,17 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["KeptLoader", "KeptValidLoader", "StateHolder", "scale_restored", "manager_of", "take_state", "n_state_bytes", "StateTaker"]
+__all__ = [
+    "KeptLoader",
+    "KeptValidLoader",
+    "StateHolder",
+    "scale_restored",
+    "manager_of",
+    "take_state",
+    "n_state_bytes",
+    "CopyTimes",
+    "StateTaker",
+]
 
 
 # %% ../../nbs/trainer/state_keeper.ipynb #b9174dee
@@ -152,7 +163,7 @@ def take_state(
         holder.setup = setup_of(trainer, holder.open_loader)
     state = pl_trainer._checkpoint_connector.dump_checkpoint(weights_only=False) | {"nbtrain": own | {"setup": holder.setup}}
     keep_weights(state, kept_weights(trainer))
-    taken, counts = snapshot(state), trainer.train_state.counts
+    taken, counts = snapshot(state, waits=False), trainer.train_state.counts
     return KeptState(
         trainer.train_state.run, counts.epoch, counts.step, finished, trainer.recorder.n_epochs, is_start, taken, holder.loaders,
         frozenset(trainer_places(trainer)), _shared_best(trainer), size_of(taken.state),
@@ -179,20 +190,48 @@ def _shared_best(trainer: TrainerBase) -> Weights | None:
     return before[1]
 
 
-# %% ../../nbs/trainer/state_keeper.ipynb #4fd64327
+# %% ../../nbs/trainer/state_keeper.ipynb #copytimes1
 _SHARE = 200  # seconds of training per second of copying; with the cost of the loader's place in each step it stays below 1%
 _WITHIN_EPOCH_S = 30.0
+_N_LAST, _QUICK_S = 3, 0.02  # the last epochs of a run are kept beyond that share if a copy takes no longer
 
 
-class StateTaker(Checkpoint):
+class CopyTimes:
+    """The time that the copies of a run take, and whether there is time for another one."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.spent_s = self.newest_s = 0.0  # copying states in this run, and copying the newest one
+        self.begun_s = self.taken_s = clock()  # start of the run, and time of its newest state
+
+    def add(self, begun_s: float) -> None:
+        """A copy that began at `begun_s` is finished."""
+        self.taken_s = self.clock()
+        self.newest_s = self.taken_s - begun_s
+        self.spent_s += self.newest_s
+
+    @property
+    def is_due(self) -> bool:
+        return self.clock() - self.begun_s >= _SHARE * self.spent_s
+
+    @property
+    def is_quick(self) -> bool:
+        return self.newest_s <= _QUICK_S
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the newest state."""
+        return self.clock() - self.taken_s
+
+
+# %% ../../nbs/trainer/state_keeper.ipynb #4fd64327
+class StateTaker(Leaving, Checkpoint):
     """Keeps the states of a run in memory. It is a Checkpoint because Lightning calls those after all other callbacks."""
 
     idle_in_predictions = True
 
     def __init__(self, trainer: TrainerBase) -> None:
-        self.trainer, self.clock = trainer, time.perf_counter
-        self.spent_s = 0.0  # copying states in this run
-        self.begun_s = self.taken_s = self.clock()  # start of the run, and time of its newest state
+        self.trainer, self.times = trainer, CopyTimes(time.perf_counter)
         self._pl_trainer: Any = None
         self._failed = False
 
@@ -229,24 +268,35 @@ class StateTaker(Checkpoint):
             self.trainer.state_holder.open_valid.is_read = True
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._pl_trainer is not None and self._is_due():
+        if self._pl_trainer is not None and (self.times.is_due or self._is_last(pl_trainer)):
             self._take(None)
 
+    def on_leave(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if pl_trainer is self._pl_trainer:
+            self._take(n_finished(pl_trainer))
+
     def update(self, event: Event) -> None:
-        """Take a state after a change by hand, and within a long epoch."""
-        is_late = event.kind == "steps" and event.progress.phase == "train" and self.clock() - self.taken_s > _WITHIN_EPOCH_S
-        if (event.kind == "mark" or (is_late and self._is_due())) and self.trainer.control.state != "idle":
-            self.trainer.control.leave(self._take_between, whole=True)
+        """Take a state after a change by hand, before a pause by hand, and within a long epoch."""
+        is_by_hand = event.kind == "mark" or (event.kind == "state" and event.data["state"] == "pausing")
+        is_late = event.kind == "steps" and event.progress.phase == "train" and self.times.age_s > _WITHIN_EPOCH_S
+        if (is_by_hand or (is_late and self.times.is_due)) and self.trainer.control.state != "idle":
+            self.trainer.control.leave(self._take_between if is_by_hand else self._take_late, whole=True)
+
+    def _take_late(self, at: Boundary | None) -> None:
+        if self.times.is_due:  # the epoch may have ended with a state in the meantime
+            self._take_between(at)
 
     def _take_between(self, at: Boundary | None) -> None:
         if at is not None and at.pl_trainer is self._pl_trainer:
             self._take(n_finished(at.pl_trainer))
 
-    def _is_due(self) -> bool:
-        return self.clock() - self.begun_s >= _SHARE * self.spent_s
+    def _is_last(self, pl_trainer: L.Trainer) -> bool:
+        """Whether this is one of the last epochs of the run, and a state is copied quickly."""
+        is_near = self.trainer.train_state.counts.epoch > self.trainer.recorder.n_epochs - _N_LAST
+        return self.times.is_quick and (is_near or pl_trainer.should_stop)
 
     def _take(self, finished: int | None, *, is_start: bool = False, restored: Mapping[str, Any] | None = None) -> None:
-        begun_s, history = self.clock(), self.trainer.train_state.history
+        begun_s, history = self.times.clock(), self.trainer.train_state.history
         if self._is_too_large():
             return
         try:
@@ -257,8 +307,7 @@ class StateTaker(Checkpoint):
             self._failed = True
         else:
             self.trainer.kept_states.add(state, history.best["step"] if history.best is not None else None)
-        self.taken_s = self.clock()
-        self.spent_s += self.taken_s - begun_s
+        self.times.add(begun_s)
 
     def _is_too_large(self) -> bool:
         """Whether one state is larger than the memory for all states. It would be dropped at once."""

@@ -5,6 +5,7 @@ All are called in turns in one process, a thousand times or less; CPU time of th
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -87,6 +88,7 @@ def skorch() -> dict[str, Call]:
 
 
 def fastai() -> dict[str, Call]:
+    import fastai.callback.progress  # noqa: F401  no_bar
     from fastai.data.core import DataLoaders
     from fastai.learner import Learner
 
@@ -103,6 +105,7 @@ def fastai() -> dict[str, Call]:
 
 
 def keras() -> dict[str, Call]:
+    os.environ.setdefault("KERAS_BACKEND", "torch")
     import keras
 
     x, y = make_batch()

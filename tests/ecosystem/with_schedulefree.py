@@ -6,7 +6,7 @@ import torch
 from schedulefree import AdamWScheduleFree
 from torch.utils.data import DataLoader, TensorDataset
 
-from nbtrain import Callback, StateManagerAddon, Trainer
+from nbtrain import StateManagerAddon, Trainer
 
 torch.manual_seed(0)
 x = torch.randn(160, 4)
@@ -26,25 +26,10 @@ class Regress(Trainer):
         return {"loss": (self.model(inputs) - target).square().mean()}
 
 
-class Modes(Callback):
-    """The averaged weights in validations, and for the best epoch; those that are trained in training."""
-
-    def on_train_start(self, pl_trainer, pl_module):
-        pl_trainer.optimizers[0].train()
-
-    def on_validation_start(self, pl_trainer, pl_module):
-        pl_trainer.optimizers[0].eval()
-
-    def on_train_epoch_start(self, pl_trainer, pl_module):
-        pl_trainer.optimizers[0].train()
-
-
 def make_trainer(folder):
     torch.manual_seed(0)
     adam = lambda params: AdamWScheduleFree(params, lr=0.2, warmup_steps=5)  # noqa: E731
-    return Regress.add_on(StateManagerAddon)(
-        torch.nn.Linear(4, 1), "cpu", optimizer=adam, save_path=folder, seed=0, lightning={"callbacks": [Modes()]}
-    )
+    return Regress.add_on(StateManagerAddon)(torch.nn.Linear(4, 1), "cpu", optimizer=adam, save_path=folder, seed=0)
 
 
 def train(trainer, n_epoch):

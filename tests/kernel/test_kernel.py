@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import pytest
 from jupyter_client.manager import start_new_kernel
 from nbconvert import HTMLExporter
 
@@ -88,13 +89,14 @@ seconds = perf_counter() - start
 """
 
 
-def test_a_run_at_1_ms_a_step_sends_six_messages_a_second_at_most() -> None:
+@pytest.mark.parametrize("run", [RUN, RUN.replace("4, [torch.randn(8, 4)] * 500", "1500, [torch.randn(8, 4)]")], ids=["steps", "epochs"])
+def test_a_run_at_1_ms_a_step_or_an_epoch_sends_six_messages_a_second_at_most(run: str) -> None:
     manager, client = start_new_kernel()
     sent: list[str] = []
     try:
         client.execute_interactive(SETUP + SPINNING, timeout=600)
         client.execute_interactive("spinning.keep_states = False", timeout=600)  # else a slider is shown at the end
-        client.execute_interactive(RUN, timeout=600, output_hook=lambda message: sent.append(message["msg_type"]))
+        client.execute_interactive(run, timeout=600, output_hook=lambda message: sent.append(message["msg_type"]))
         reply = client.execute_interactive("", user_expressions={"seconds": "seconds"}, timeout=600)
     finally:
         client.stop_channels()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import contenders
+import epochs
 import features
 import loggers
 import pytest
@@ -150,3 +151,20 @@ def test_sentence_names_ours_the_nearest_tool_and_lightning() -> None:
     assert text.splitlines()[2].endswith("in a plain PyTorch loop: nbtrain 1.10 ×, Fabric 1.20 ×, Lightning 4.75 ×.")
     names = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
     assert names[2:] == ["| nbtrain", "| Fabric", "| Lightning", "| skorch"]
+
+
+@pytest.mark.parametrize("valid", [False, True])
+def test_short_epochs_have_the_losses_of_the_plain_loop(valid: bool) -> None:
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert epochs.ours(4, valid) == pytest.approx(epochs.plain(4, valid), rel=1e-12)
+        epochs.lightning(2, valid)
+
+
+def test_a_long_training_is_judged_by_its_last_part() -> None:
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        epoch_ms, after_mb = epochs.growth(20, 5)
+    assert len(epoch_ms) == len(after_mb) == 4
+    assert all(claim.met for claim in epochs.growth_row([2.0, 1.0, 1.0, 1.0, 1.05], [300.0, 301, 302, 303, 304]).all_claims)
+    assert [claim.met for claim in epochs.growth_row([1.0, 1.0, 1.1, 1.2, 1.3], [300.0, 310, 320, 330, 340]).all_claims] == [False, False]

@@ -615,7 +615,7 @@ def refused(path: Path) -> str:
     assert not RAN.exists()
     what, where, remedy = str(error.value).split("\n  ")
     assert (where, remedy) == (str(path), REMEDY)
-    return what
+    return what.replace("(builtins.", "(")  # torch 2.6 names the module too
 
 
 @pytest.mark.parametrize(("damage", "text"), FILES.values(), ids=FILES)

@@ -234,7 +234,7 @@ def test_steps_are_those_of_torch(name: str, scheduled: bool) -> None:
         nn.init.constant_(model.bias, -0.1)
         optimizer = OPTIMIZERS[name](model.parameters())
         schedule = ExponentialLR(optimizer, 0.5) if scheduled else None
-        assert steps_alone(optimizer)
+        assert steps_alone(optimizer) or unknown_torch()
         step, zero_grad = (find_step(optimizer), find_zero_grad(optimizer)) if short else (optimizer.step, optimizer.zero_grad)
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # such as that of a scheduler which missed the optimizer's step

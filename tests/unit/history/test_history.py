@@ -203,7 +203,7 @@ def test_run_folder_holds_the_run(tmp_path: Path) -> None:
     assert result.run_dir == folder
     names = {p.name for p in folder.iterdir()} - {"git.diff"}  # there is one where the working folder is a changed repository
     kept = {"best.safetensors", "curves.png", "events.jsonl", "history.csv", "last.safetensors"}
-    assert names == kept | {".lock", "provenance.json", "source"}
+    assert names == kept | {".lock", ".writer", "provenance.json", "source"}
     last = load_file(folder / "last.safetensors")
     assert all(torch.equal(last[name], value) for name, value in model.state_dict().items())
     best = load_file(result.best.path)

@@ -385,6 +385,7 @@ def test_keep_source_false_keeps_nothing(tmp_path: Path) -> None:
     make_trainer(save_path=tmp_path, keep_source=False).run(1, make_loader())
     assert sorted(file.name for file in (tmp_path / "run-001").iterdir()) == [
         ".lock",
+        ".writer",
         "best.safetensors",
         "curves.png",
         "events.jsonl",

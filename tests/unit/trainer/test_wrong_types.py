@@ -63,7 +63,8 @@ class Wrong:
 
 
 def _functions(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
-    for name, item in inspect.getmembers_static(kind):
+    for name in dir(kind):
+        item = inspect.getattr_static(kind, name)
         function = item.__func__ if isinstance(item, (classmethod, staticmethod)) else item
         is_own = inspect.isfunction(function) and function.__module__.startswith("nbtrain.")
         if is_own and (name == "__init__" or not name.startswith("_")):
