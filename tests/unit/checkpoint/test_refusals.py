@@ -243,5 +243,5 @@ def test_page_on_resuming_has_what_is_refused_here() -> None:
     assert [*rows] == [*ROWS, "number of processes"]  # which tests/distributed shows
     assert [name for names in ROWS.values() for name in names] == [*ALWAYS, *WITHIN]
     for row, names in ROWS.items():
-        later = "refused" if names[0] in ALWAYS else "said in the record"
+        later = "refused" if names[0] in ALWAYS else "noted in the record"
         assert rows[row][0] == "refused" and rows[row][1].startswith(later)
