@@ -176,9 +176,12 @@ class _Live:
 
     def offer(self) -> bool:
         """Let the slider be there, with the epochs that can be reached now; returns False where there is none."""
-        if self.slider is None and self.travel is not None and self.travel.places():
+        places = self.travel.places() if self.travel is not None else ()
+        if places and self.slider is None and self.travel is not None:
             self.slider = EpochSlider(self.travel)
-        if self.slider is not None and not self.slider.refresh():
+        if self.slider is not None and places:
+            self.slider.show(places)
+        else:
             self.withdraw()
         self._arrange()
         return self.slider is not None
