@@ -401,14 +401,14 @@ def restore_end(trainer: Restorable, state: Mapping[str, Any], checkpoint: str |
 
 
 def best_weights_of(
-    model: nn.Module, state: Mapping[str, Any], checkpoint: str | Path, note: Callable[[str], None]
+    model: nn.Module, state: Mapping[str, Any], checkpoint: str | Path, note: Callable[[str], None], *, is_named: bool = True
 ) -> tuple[Weights | None, Path | None]:
     """Read the weights of the best epoch from `state`, or from the file next to `checkpoint` that it names. Returns them and the file.
 
-    Calls `note` if the file can't be read.
+    Calls `note` if the file can't be read. `is_named=False`: the history names no best epoch, so no file is read.
     """
     weights, best = state["nbtrain"].get("best_weights"), state["nbtrain"]["best"]
-    if best is None:
+    if best is None or not is_named:
         return (with_frozen(weights, model) if weights is not None else None), None
     name, url = Path(best).name, url_of(checkpoint)
     file = Path(checkpoint).with_name(name)
@@ -423,7 +423,7 @@ def best_weights_of(
 
 def _restore_best(trainer: TrainerProtocol, state: Mapping[str, Any], checkpoint: str | Path) -> None:
     row = trainer.train_state.history.best
-    named = state if row is not None else {**state, "nbtrain": {**state["nbtrain"], "best": None}}  # without a best epoch, no file is read
-    trainer.train_state.best_weights, file = best_weights_of(trainer.model, named, checkpoint, trainer.recorder.note)
+    found = best_weights_of(trainer.model, state, checkpoint, trainer.recorder.note, is_named=row is not None)
+    trainer.train_state.best_weights, file = found
     if row is not None and file is not None:
         row.path = file

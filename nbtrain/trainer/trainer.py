@@ -10,7 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-# Not deeper in the stack: Python 3.11 allocates memory for frames in pieces, and SciPy's import then takes 0.3 s longer at the end of one
+# Not deeper in the stack: Python 3.11 allocates memory for frames in pieces, and SciPy's import then takes 0.3 s longer at the end of one.
+# That holds where a script imports this module itself; through a lazy `from nbtrain import Trainer` the stack is deeper already
 import lightning as L
 from torch import nn
 from torch.optim import Optimizer
@@ -116,7 +117,8 @@ class TrainerInspection(TrainerBase):
 
         Returns the loss at each rate, with a `suggestion` and a `plot()`. Precision, accumulation and gradient clipping apply as in a run;
         the schedule, other addons, and the callbacks and loggers of `lightning=` do not. The rate is set on the first parameter group;
-        the other groups keep their ratio to it. Raises ConfigError for invalid arguments.
+        the other groups keep their ratio to it. What the steps append to a list meanwhile is removed, also from a list that they reach
+        by a closure or a global name. Raises ConfigError for invalid arguments.
         """
         arguments = device_args(self.device) | update_args(self.precision, self.lightning)
         clips = [addon for addon in self.active_addons if isinstance(addon, GradientClipAddon)]

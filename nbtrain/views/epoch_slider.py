@@ -88,8 +88,12 @@ class EpochSlider:
 
     def refresh(self, epoch: int | None = None) -> bool:
         """Find the epochs again and select `epoch`, or the last one. Returns False if none can be restored."""
-        self._places = self.travel.places()
-        at = next((i for i, place in enumerate(self._places) if place.epoch == epoch), max(len(self._places) - 1, 0))
+        return self.show(self.travel.places(), epoch)
+
+    def show(self, places: Sequence[Place], epoch: int | None = None) -> bool:
+        """Offer these `places`, as `refresh` does."""
+        self._places = places
+        at = next((i for i, place in enumerate(places) if place.epoch == epoch), max(len(places) - 1, 0))
         labels = [place.label for place in self._places]
         labels += [""] * (2 - len(labels))  # a slider of one value is an error in the browser
         with self.slider.hold_sync():

@@ -177,9 +177,12 @@ class _Live:
 
     def offer(self) -> bool:
         """Show the slider with the epochs that can be restored now; returns False if there are none."""
-        if self.slider is None and self.travel is not None and self.travel.places():
+        places = self.travel.places() if self.travel is not None else ()
+        if places and self.slider is None and self.travel is not None:
             self.slider = EpochSlider(self.travel)
-        if self.slider is not None and not self.slider.refresh():
+        if self.slider is not None and places:
+            self.slider.show(places)
+        else:
             self.withdraw()
         self._arrange()
         return self.slider is not None

@@ -9,6 +9,7 @@ import pytest
 
 from nbtrain.errors import CheckpointError
 from nbtrain.views.epoch_slider import EpochSlider, Place, Travel
+from nbtrain.views.notebook import Controls, _Live
 
 PLACES = [Place(0), Place(1, "val_loss 0.7"), Place(3, "val_loss 0.4", is_best=True)]
 
@@ -106,3 +107,19 @@ def test_closed_slider_leaves_no_widget() -> None:
     slider.close()
     left = [_instances[name] for name in set(_instances) - before]
     assert {type(widget).__name__ for widget in left} <= {"LayoutModel", "Layout", "ButtonStyle", "SliderStyle", "HTMLStyle"}
+
+
+def test_epochs_are_found_once_for_each_offer() -> None:
+    asked: list[int] = []
+    places: list[Place] = []
+
+    def find() -> list[Place]:
+        asked.append(len(places))
+        return places
+
+    live = _Live(lambda: "the record", "name", Controls({}, travel=Travel(find, {})))
+    assert not live.offer() and live.slider is None and asked == [0]
+    places += PLACES
+    assert live.offer() and live.slider is not None and live.slider.chosen == PLACES[-1] and asked == [0, 3]
+    places.clear()
+    assert not live.offer() and live.slider is None and asked == [0, 3, 0]
