@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import lightning as L
 import numpy
@@ -188,3 +189,57 @@ def test_short_epochs_of_an_ordinary_loader_reshuffle_as_a_loop_does(tmp_path: P
     make_trainer(Sees, save_path=tmp_path).run(5, loader)
     again = torch.utils.data.DataLoader(make_data(16), 16, shuffle=True, generator=torch.Generator().manual_seed(1))
     assert seen == [batch[1].flatten().tolist() for _ in range(5) for batch in again]
+
+
+class Late(L.Callback):
+    """Gets a hook when the third epoch begins, and the module another training_step."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch != 2:
+            return
+        own = pl_module.training_step
+
+        def halved(batch: Any, batch_idx: int) -> Any:
+            output = own(batch, batch_idx)
+            return {**output, "loss": output["loss"] / 2}
+
+        pl_module.training_step = halved
+        self.on_before_backward = lambda trainer, pl_module, loss: self.seen.append(trainer.current_epoch)
+
+
+@pytest.mark.parametrize("valid", [False, True])
+def test_what_is_replaced_between_two_epochs_counts_from_the_next_one(valid: bool) -> None:
+    lates: list[Late] = []
+
+    def late() -> Late:
+        lates.append(Late())
+        return lates[-1]
+
+    lean, own = (run(lean, valid=valid, callbacks=(late,)) for lean in (True, False))
+    assert lean == own and lean["weights"] != run(True, valid=valid)["weights"]
+    assert [late.seen for late in lates] == [[2, 3, 4, 5, 6, 7]] * 2
+
+
+def test_iterator_of_the_loader_is_released_with_its_epoch() -> None:
+    alive: list[int] = []
+
+    class Batches:
+        """Its iterators say how many of them are there."""
+
+        def __init__(self) -> None:
+            self.iterators: WeakSet[Any] = WeakSet()
+
+        def __len__(self) -> int:
+            return 1
+
+        def __iter__(self) -> Any:
+            alive.append(len(self.iterators))
+            iterator = (batch for batch in make_loader(16))
+            self.iterators.add(iterator)
+            return iterator
+
+    make_trainer(Plain).run(4, Batches())
+    assert max(alive[-2:]) <= 1
