@@ -181,7 +181,7 @@ class ForwardingModule(CountingModule):
         inner, own = self.inner, vars(self)
         own |= {name: value for name, value in vars(inner).items() if name.startswith(("_hparams", "_log_hyperparams"))}
         self.pass_on()
-        own["_is_made"] = True
+        own |= {"_is_made": True}
 
     def pass_on(self) -> None:
         """Pass the hooks and steps on that the inner module's class has now."""
