@@ -58,6 +58,7 @@ CODES = {
     "first step: nbtrain": script("ours"),
 }
 OVER = {"import nbtrain": "python", "first step: Lightning": PLAIN, "first step: nbtrain": PLAIN}
+NOTE = "If transformers is installed, torchmetrics imports it with Lightning, which takes 0.6 s more."
 BOUNDS_S = {"import nbtrain": 0.15, "nbtrain --help": 0.3, "first step: nbtrain": 0.6}
 
 
@@ -82,7 +83,7 @@ def shown(seconds: dict[str, float], over_s: dict[str, float]) -> Table:
         rows.append(Row((*cells, OVER.get(name, "")), bar=own))
     firsts = ", ".join(f"{name.removeprefix('first step: ')} {own:.2f} s" for name, own in seconds.items() if name.startswith("first step"))
     says = f"How long one waits from the start of Python to the end of the first step, in CPU seconds: {firsts}."
-    return Table("Start-up", ("what", "in all", "more", "than"), tuple(rows), says=says)
+    return Table("Start-up", ("what", "in all", "more", "than"), tuple(rows), NOTE, says)
 
 
 if __name__ == "__main__":
