@@ -11,7 +11,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import nn
 from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher, _PrefetchDataFetcher
@@ -24,24 +23,16 @@ from .callback import Leaving
 from .control import Boundary, Control
 from .epoch_metrics import publish, reset_results
 from .lean_pass import LeanPass, call_hooks, call_module_hook, direct_fetcher
-from .lean_pass import explain_full_memory, find_pass, takes_index, why_not_lean
-from .pass_module import is_sanity_check
+from .lean_pass import explain_full_memory, find_pass, pass_sources, takes_index, why_not_lean
+from .pass_module import TrainingModes, is_sanity_check
 
 # %% auto #0
-__all__ = ["Modes", "LeanEvaluationLoop"]
+__all__ = ["LeanEvaluationLoop"]
 
 
 # %% ../../nbs/engine/lean_evaluation.ipynb #76d27c49
 def _stage(pl_trainer: L.Trainer) -> str:
     return "test" if pl_trainer.testing else "validation"
-
-
-def _sources(loop: LeanEvaluationLoop) -> tuple[Any, ...]:
-    """What a pass is made from, as far as it may differ from one evaluation to the next."""
-    pl_trainer, module = loop.trainer, loop.trainer.lightning_module
-    step = getattr(module, f"{_stage(pl_trainer)}_step")
-    of_trainer = pl_trainer.strategy.model, pl_trainer.precision_plugin, getattr(module, "guard", None)
-    return pl_trainer.testing, module, getattr(step, "__func__", step), *of_trainer
 
 
 class _EvaluationPass(LeanPass):
@@ -146,7 +137,9 @@ class LeanEvaluationLoop(_EvaluationLoop):
         return not self._objection(knows_trainer=trains_leanly)
 
     def pass_over(self, fetcher: _DataFetcher) -> _EvaluationPass:
-        self._pass = find_pass(self._pass, _sources(self), partial(_EvaluationPass, self))
+        pl_trainer = self.trainer
+        sources = pl_trainer.testing, *pass_sources(pl_trainer, f"{_stage(pl_trainer)}_step")
+        self._pass = find_pass(self._pass, sources, partial(_EvaluationPass, self))
         self._pass.begin(fetcher)
         return self._pass
 
@@ -188,9 +181,6 @@ class LeanEvaluationLoop(_EvaluationLoop):
 
 
 # %% ../../nbs/engine/lean_evaluation.ipynb #shortrun
-Modes = list[tuple[nn.Module, bool]]  # of the modules: are they in train mode?
-
-
 class _ShortRun:
     """A validation in the order of `_EvaluationLoop.run`, which calls the hooks that were written and computes what was logged once."""
 
@@ -201,7 +191,7 @@ class _ShortRun:
     def run(self) -> list[Any]:
         loop = self.loop
         self._reset()
-        training = [(part, part.training) for part in self.pl_trainer.lightning_module.modules()]
+        training = TrainingModes(self.pl_trainer.lightning_module)
         call._call_lightning_module_hook(self.pl_trainer, "on_validation_model_eval")
         self._call("on_validation_start")
         self._call("on_validation_epoch_start")
@@ -233,7 +223,7 @@ class _ShortRun:
         call_hooks(self.pl_trainer, name, self.pl_trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
         call_module_hook(self.pl_trainer.lightning_module, name)
 
-    def _end(self, training: Modes) -> list[Any]:
+    def _end(self, training: TrainingModes) -> list[Any]:
         """What `_EvaluationLoop.on_run_end` does. `training`: the modes of the modules before it."""
         connector = self.connector
         connector.epoch_end_reached()
@@ -247,16 +237,9 @@ class _ShortRun:
         self._call("on_validation_end")
         reset_results(self.results)
         connector._first_loop_iter = connector._current_fx = None
-        self._restore(training)
-        self.pl_trainer._last_val_time = time.monotonic()  # pyright: ignore[reportAttributeAccessIssue]
-        return [of_steps | logged]
-
-    def _restore(self, training: Modes) -> None:
         if is_overridden("on_validation_model_train", self.pl_trainer.lightning_module):
             call._call_lightning_module_hook(self.pl_trainer, "on_validation_model_train")
-            return
-        for part, was_training in training:
-            if type(part).__setattr__ is nn.Module.__setattr__:
-                vars(part)["training"] = was_training  # through nn.Module it takes 1 µs
-            else:
-                part.training = was_training
+        else:
+            training.restore()
+        self.pl_trainer._last_val_time = time.monotonic()  # pyright: ignore[reportAttributeAccessIssue]
+        return [of_steps | logged]

@@ -46,6 +46,7 @@ __all__ = [
     "takes_index",
     "overridden_hook",
     "LeanPass",
+    "pass_sources",
     "find_pass",
     "is_on_device",
     "only_iterator",
@@ -236,6 +237,13 @@ class LeanPass:
 
     def logs_anything(self) -> bool:
         return any(not metric.has_reset for metric in self.results.values())
+
+
+def pass_sources(pl_trainer: L.Trainer, step_name: str) -> tuple[Any, ...]:
+    """What any pass is made from, as far as it may differ from one pass to the next."""
+    module, strategy = pl_trainer.lightning_module, pl_trainer.strategy
+    step = getattr(module, step_name)
+    return module, getattr(step, "__func__", step), strategy.model, pl_trainer.precision_plugin, getattr(module, "guard", None)
 
 
 PassType = TypeVar("PassType", bound=LeanPass)

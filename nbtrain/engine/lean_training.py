@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from .control import Boundary, Control, LeaveAfterError
 from .epoch_metrics import publish
 from .fast_step import replaceable
-from .lean_pass import LeanPass, direct_fetcher, exhaust, explain_full_memory, find_pass, why_not_lean
+from .lean_pass import LeanPass, direct_fetcher, exhaust, explain_full_memory, find_pass, pass_sources, why_not_lean
 from .lean_update import LeanUpdate, WholeStep
 from .step_module import StepModule
 from ..events import Phase
@@ -92,11 +92,8 @@ _HOOKS += ("on_train_batch_end",)
 
 def _sources(loop: LeanEpochLoop, fetcher: _DataFetcher) -> tuple[Any, ...]:
     """What a pass is made from, as far as it may differ from one epoch to the next."""
-    pl_trainer = loop.trainer
-    module, optimizer = pl_trainer.lightning_module, pl_trainer.optimizers[0]
-    step = module.training_step
-    of_trainer = pl_trainer.strategy.model, pl_trainer.precision_plugin, getattr(module, "guard", None)
-    return fetcher, loop.whole_step, module, getattr(step, "__func__", step), *of_trainer, optimizer, *replaceable(optimizer)
+    optimizer = loop.trainer.optimizers[0]
+    return fetcher, loop.whole_step, optimizer, *replaceable(optimizer), *pass_sources(loop.trainer, "training_step")
 
 
 # %% ../../nbs/engine/lean_training.ipynb #5de3a17c

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 from lightning.pytorch.trainer.states import RunningStage
+from torch import nn
 
 from .addon import AddOnBase, Phase
 from .callback import notify
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from nbtrain.engine.error_guard import ErrorGuard
 
 # %% auto #0
-__all__ = ["trainer_metrics", "numbers", "close_pass", "is_sanity_check", "PassModule"]
+__all__ = ["trainer_metrics", "numbers", "close_pass", "TrainingModes", "is_sanity_check", "PassModule"]
 
 
 # %% ../../nbs/engine/pass_module.ipynb #a4e00dec
@@ -73,6 +74,20 @@ def close_pass(
         own |= addon.pass_metrics(trainer, phase)
     state.metrics[mode] = own
     return {f"{_PREFIX[phase]}_{name}": value for name, value in {**meter.means(), **own}.items()}
+
+
+class TrainingModes:
+    """Which modules of `model` are in training mode now, to be restored later."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modes = [(part, part.training) for part in model.modules()]
+
+    def restore(self) -> None:
+        for part, was_training in self._modes:
+            if type(part).__setattr__ is nn.Module.__setattr__:
+                vars(part)["training"] = was_training  # through nn.Module it takes 1 µs
+            else:
+                part.training = was_training
 
 
 def is_sanity_check(pl_trainer: L.Trainer) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..data.batch import to_device
 from ..distributed.devices import device_args
 from ..engine.addon import AddOnBase
+from ..engine.pass_module import TrainingModes
 from ..engine.precision import precision_args, precision_plugin
 from ..rng import keep_random
 from .lightning_trainer import ENTRY_POINTS
@@ -83,13 +84,12 @@ _PRECISIONS = (Precision, MixedPrecision)  # others change the model or replace 
 
 @contextmanager
 def _in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    training = [(part, part.training) for part in model.modules()]
+    training = TrainingModes(model)
     try:
         model.train(False)
         yield
     finally:
-        for part, was_training in training:
-            part.training = was_training
+        training.restore()
 
 
 def predict_directly(trainer: TrainerBase, x: Tensor) -> tuple[Any] | None:

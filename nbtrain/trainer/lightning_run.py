@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
 
+from ..engine.pass_module import TrainingModes
 from ..engine.step_module import StepModule
 from ..engine.train_state import Counts
 
@@ -111,7 +112,7 @@ def _interruptible() -> Iterator[None]:
 @contextmanager
 def driving(trainer: TrainerBase, module: StepModule) -> Iterator[StepModule]:
     """A context around each use of Lightning, which restores what Lightning changes, even after an error."""
-    outer, mode, training = trainer.module, trainer.mode, [(part, part.training) for part in trainer.model.modules()]
+    outer, mode, training = trainer.module, trainer.mode, TrainingModes(trainer.model)
     try:
         with quiet(), _interruptible():
             yield module
@@ -119,8 +120,7 @@ def driving(trainer: TrainerBase, module: StepModule) -> Iterator[StepModule]:
         module.close()
         _forget(module)
         trainer.module, trainer.mode = outer, mode
-        for part, was_training in training:  # an error in validation leaves the model in eval mode
-            part.training = was_training
+        training.restore()  # an error in validation leaves the model in eval mode
         _bring_back(trainer)
 
 

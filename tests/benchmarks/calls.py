@@ -57,7 +57,8 @@ def plain() -> dict[str, Call]:
     return {"predict(x)": predict, "run_batch(batch)": step, "evaluate([batch])": evaluate, "run(1, [batch])": step}
 
 
-def ours() -> dict[str, Call]:
+def make_ours(**options: Any) -> Any:
+    """nbtrain's trainer for the model, without a display."""
     from nbtrain import Trainer
 
     class Classify(Trainer):
@@ -67,8 +68,12 @@ def ours() -> dict[str, Call]:
 
         test_step = train_step
 
-    model, batch = make_model(), make_batch()
-    trainer = Classify(model, device="cpu", optimizer=torch.optim.Adam(model.parameters()), log_bar=False)
+    model = make_model()
+    return Classify(model, device="cpu", optimizer=torch.optim.Adam(model.parameters()), log_bar=False, **options)
+
+
+def ours() -> dict[str, Call]:
+    trainer, batch = make_ours(), make_batch()
     return {
         "predict(x)": lambda: trainer.predict(batch[0]),
         "run_batch(batch)": lambda: trainer.run_batch(batch),

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 import torch
-from calls import make_batch, make_model
+from calls import make_batch, make_model, make_ours
 from tables import Claim, Row, Table, main
 from torch.nn.functional import cross_entropy
 
@@ -51,20 +51,6 @@ def plain(n_epochs: int, valid: bool) -> list[float]:
             with torch.no_grad():
                 losses.append(cross_entropy(model(x), y).item())
     return losses
-
-
-def make_ours(**options: Any) -> Any:
-    from nbtrain import Trainer
-
-    class Classify(Trainer):
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            x, y = batch
-            return {"loss": cross_entropy(self.model(x), y)}
-
-        test_step = train_step
-
-    model = make_model()
-    return Classify(model, device="cpu", optimizer=torch.optim.Adam(model.parameters()), log_bar=False, **options)
 
 
 def ours(n_epochs: int, valid: bool, **options: Any) -> list[float]:
