@@ -184,7 +184,8 @@ class _Live:
             self.slider.show(places)
         else:
             self.withdraw()
-        self._arrange()
+        if self.is_open:
+            self._arrange()
         return self.slider is not None
 
     def reoffer(self, *, withdraw: bool) -> bool:
@@ -220,11 +221,20 @@ class _Live:
         box = self.widget if self.is_open else self.slider.box if self.slider is not None else None
         return ({} if box is None else box._repr_mimebundle_()) | {"text/html": "", "text/plain": ""}
 
-    def close(self) -> None:
-        """Keep only the slider in the output. The page keeps the last record, for tabs that request it when the kernel is free."""
-        self.is_open, last = False, self.draw()
-        self.draw = lambda: last  # keep no reference to the run, or its memory would stay
+    def end(self) -> bool:
+        """Replace the buttons by the slider; returns False if there is none.
+
+        The slider is sent once, in its final place: a second drawing would take the focus from a person who has it already.
+        """
+        self.is_open = False
+        self.offer()
         self.send()
+        return self.slider is not None
+
+    def close(self) -> None:
+        """Close the buttons. The page keeps the last record, for tabs that request it when the kernel is free."""
+        last = self.draw()
+        self.draw = lambda: last  # keep no reference to the run, or its memory would stay
         buttons, self.buttons = self.buttons, None
         self._arrange()
         if buttons is not None:
@@ -349,11 +359,9 @@ class NotebookView:
                 self._display()
 
     def refresh(self) -> None:
-        """Send the outputs again from the current cell, for programs that execute notebooks: they see only messages of the current cell."""
+        """Send the record again from the current cell, for programs that execute notebooks: they see only messages of the current cell."""
         with self._lock:
             self._record.send()
-            if self._live is not None and not self._live.is_open:
-                self._live.send()
 
     def refresh_slider(self, *, withdraw: bool = False) -> None:
         """Update the slider after the epochs that can be restored have changed; `withdraw`: remove it, because a newer run has it."""
@@ -377,7 +385,7 @@ class NotebookView:
 
     def _close(self) -> None:
         self._clock.stop()
-        self._record.has_slider = self._live is not None and self._live.offer()
+        self._record.has_slider = self._live is not None and self._live.end()
         self._record.send()
         if self._live is not None:
             self._live.close()
