@@ -421,7 +421,7 @@ def _go_through(trainer: TrainerBase, loader: Iterable[Any], look: Callable[[Any
 def samples_of(
     trainer: TrainerBase, batch: Any, output: Mapping[str, Any], n_before: int, losses: Sequence[float] | None = None
 ) -> list[Sample]:
-    """The samples of a batch, on the CPU; without an "output", they have none. Raises StepError if the step's output has a different number of rows."""
+    """The samples of a batch, on the CPU. Without an "output" they have none; raises StepError if it has another number of rows."""
     batch, output = to_device(batch, _CPU), to_device(dict(output), _CPU)
     n = batch_size(batch)
     for name in ("output", "label"):
