@@ -103,7 +103,7 @@ class _Buttons:
             button.widget.layout.display = "none" if hidden else None
             button.widget.disabled = state == "stopping" or (state == "pausing" and name != "stop")
         late = self.controls.cell_waits() and not all(button.is_early for button in self.buttons.values())
-        self.hint.value = "<span>■ pauses; these buttons may answer only then</span>" if late and state == "running" else ""
+        self.hint.value = "<span>■ pauses the run; these buttons may respond only then</span>" if late and state == "running" else ""
 
     def close(self) -> None:
         for button in self.buttons.values():
@@ -223,7 +223,7 @@ class _Live:
 
     def end(self) -> bool:
         """Replace the buttons by the slider; returns False if there is none."""
-        self.is_open = False  # the slider is drawn once: a second drawing would take the focus from a person who has it already
+        self.is_open = False  # the slider is drawn once: a second drawing would take the focus from an element that you have selected
         self.offer()
         self.send()
         return self.slider is not None
