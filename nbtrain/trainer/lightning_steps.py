@@ -44,7 +44,7 @@ def check_module(module: Any, options: Mapping[str, Any], addons: Iterable[type[
         raise ConfigError(f"{name} is made by the LightningModule.", remedy=f"Write it into its {_OF_MODULE[name]}.")
     if launchers := [addon.__name__ for addon in addons if addon.decides_where_runs_execute]:
         what = f"A LightningModule can't train with {launchers[0]}: its optimizers are made where it runs."
-        raise ConfigError(what, remedy='Start the script with torchrun, and give lightning={"strategy": "ddp"} to a plain Trainer.')
+        raise ConfigError(what, remedy='Train it as it is, with lightning.Trainer(devices=..., strategy="ddp").')
     if options.get("on_error") == "pause" and not module.automatic_optimization:
         what = f'on_error="pause": {type(module).__name__} optimizes by hand, and an error in its step can\'t be taken back.'
         raise ConfigError(what, remedy='Use automatic optimization, or resume from a checkpoint: StateManagerAddon, resume="auto".')

@@ -86,8 +86,18 @@ def correct_model(trainer: TrainerBase) -> None:
         trainer.model.to(trainer.device)
 
 
+def _note_other_ranks(trainer: TrainerBase) -> None:
+    """Add a note if torchrun has started several processes, and each of them would train by itself."""
+    rank, n_ranks = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "1")
+    is_shared = trainer.world.size > 1 or trainer.launcher is not None or "strategy" in trainer.lightning
+    if rank is not None and n_ranks != "1" and not is_shared:
+        together = 'lightning.Trainer(strategy="ddp")' if trainer.configures_optimizers else "MultiGPUAddon"
+        trainer.recorder.note(f"This process is rank {rank} of {n_ranks}, and trains alone, on all data. Use {together} to train together.")
+
+
 def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:
-    """Add notes about what would make the runs faster."""
+    """Add notes about processes that do not train together, and about what would make the runs faster."""
+    _note_other_ranks(trainer)
     if version := unknown_version():
         trainer.recorder.note(
             f"nbtrain's lean loops are not tested with Lightning {version}; Lightning's own loops run instead, about 1 ms a batch slower."

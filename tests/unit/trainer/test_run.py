@@ -564,6 +564,15 @@ def test_a_torch_without_tests_is_noted_in_the_first_run_only(monkeypatch: pytes
     assert notes == ["nbtrain is not tested with torch 9.9; steps use torch's public API instead, about 50 µs slower."]
 
 
+def test_process_that_trains_alone_among_several_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    trainer, notes = make_trainer(), list[str]()
+    trainer.sinks.append(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.run(1, make_loader())
+    assert notes == ["This process is rank 1 of 2, and trains alone, on all data. Use MultiGPUAddon to train together."]
+
+
 def test_two_runs_that_overlap_leave_the_messages_of_lightning_as_they_were() -> None:
     logger = logging.getLogger("lightning.pytorch")
     first, second = quiet(), quiet()
