@@ -9,9 +9,9 @@ import random
 import struct
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from ctypes import string_at
+from ctypes import c_char
 from hashlib import blake2b
 from typing import Any
 
@@ -20,7 +20,17 @@ import torch
 from .errors import ConfigError
 
 # %% auto #0
-__all__ = ["check_seed", "seed_process", "seed_all", "random_state", "set_random_state", "keep_random", "derive_seed"]
+__all__ = [
+    "check_seed",
+    "seed_process",
+    "seed_all",
+    "host_states",
+    "set_host_states",
+    "random_state",
+    "set_random_state",
+    "keep_random",
+    "derive_seed",
+]
 
 
 # %% ../nbs/rng.ipynb #7487cc2d
@@ -46,24 +56,25 @@ def seed_all(seed: int) -> None:
 
 # %% ../nbs/rng.ipynb #numpyrng
 _N_BYTES = 2500  # of a Mersenne Twister in memory: 624 words, and the place in them
+_Words = c_char * _N_BYTES
 
 
 class _GlobalGenerator(ABC):
     """The state of a global generator. It is read and restored only where numbers were drawn: that takes 20 to 100 µs."""
 
     def __init__(self) -> None:
-        self._state: Any = None
-        self._memory: bytes | None = None  # of the generator in that state
+        self._known: tuple[bytes | None, Any] = None, None  # the generator's memory in a state, and that state
 
     def get(self) -> Any:
-        memory = self.look()
-        if memory is None or memory != self._memory:
-            self._state = self.read()
-            self._memory = None if self.has_spare(self._state) else memory
-        return self._state
+        memory, (known, state) = self.look(), self._known
+        if memory is None or memory != known:
+            state = self.read()
+            self._known = None if self.has_spare(state) else memory, state
+        return state
 
     def set(self, state: Any) -> None:
-        if state is not self._state or self._memory is None or self.look() != self._memory:
+        memory, known = self._known
+        if state is not known or memory is None or self.look() != memory:
             self.write(state)
 
     @abstractmethod
@@ -85,11 +96,19 @@ class _GlobalGenerator(ABC):
 class _NumpyRandom(_GlobalGenerator):
     """NumPy's."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._generator: Any = None  # where `_words` are
+        self._words: Any = None
+
     def look(self) -> bytes | None:
         find = getattr(sys.modules["numpy"].random, "get_bit_generator", None)  # NumPy 1.24
         generator: Any = find() if find is not None else None
-        is_known = type(generator) is sys.modules["numpy"].random.MT19937
-        return string_at(generator.ctypes.state_address, _N_BYTES) if is_known else None
+        if generator is not self._generator:
+            is_known = type(generator) is sys.modules["numpy"].random.MT19937
+            self._words = _Words.from_address(generator.ctypes.state_address) if is_known else None
+            self._generator = generator
+        return None if self._words is None else self._words.raw
 
     def read(self) -> Any:
         return sys.modules["numpy"].random.get_state()
@@ -108,13 +127,13 @@ class _PythonRandom(_GlobalGenerator):
     def __init__(self) -> None:
         super().__init__()
         generator, (_, words, _) = random.getstate.__self__, random.getstate()  # pyright: ignore[reportFunctionMemberAccess]
-        self._address = id(generator) + object.__basicsize__
+        words_in_memory = _Words.from_address(id(generator) + object.__basicsize__)
         in_memory = struct.pack("=i624I", words[-1], *words[:-1])
         may_look = sys.implementation.name == "cpython" and sys.getsizeof(generator) >= object.__basicsize__ + _N_BYTES
-        self._is_known = may_look and string_at(self._address, _N_BYTES) == in_memory
+        self._words = words_in_memory if may_look and words_in_memory.raw == in_memory else None
 
     def look(self) -> bytes | None:
-        return string_at(self._address, _N_BYTES) if self._is_known else None
+        return None if self._words is None else self._words.raw
 
     def read(self) -> Any:
         return random.getstate()
@@ -132,11 +151,23 @@ _NUMPY, _PYTHON = _NumpyRandom(), _PythonRandom()
 
 
 # %% ../nbs/rng.ipynb #94b28397
+def host_states() -> dict[str, Any]:
+    """The states of Python's global generator, and of NumPy's if it is imported."""
+    return {"python": _PYTHON.get(), "numpy": _NUMPY.get()} if "numpy" in sys.modules else {"python": _PYTHON.get()}
+
+
+def set_host_states(states: Mapping[str, Any]) -> None:
+    """Restore what `host_states` returned."""
+    _PYTHON.set(states["python"])
+    if "numpy" in states:
+        import numpy  # noqa: F401  a step that imports it later draws what it would have drawn
+
+        _NUMPY.set(states["numpy"])
+
+
 def random_state(*, devices: bool = True) -> dict[str, Any]:
     """The state of Python's, NumPy's and torch's global generators, on all CUDA devices or on the CPU only."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": _PYTHON.get()}
-    if "numpy" in sys.modules:
-        state["numpy"] = _NUMPY.get()
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), **host_states()}
     if devices:
         state["torch.cuda"] = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return state
@@ -145,11 +176,7 @@ def random_state(*, devices: bool = True) -> dict[str, Any]:
 def set_random_state(state: dict[str, Any]) -> None:
     """Restore a state that `random_state` returned."""
     torch.set_rng_state(state["torch"])
-    _PYTHON.set(state["python"])
-    if "numpy" in state:
-        import numpy  # noqa: F401  a step that imports it later draws what it would have drawn
-
-        _NUMPY.set(state["numpy"])
+    set_host_states(state)
     if state.get("torch.cuda"):
         torch.cuda.set_rng_state_all(state["torch.cuda"])
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "nbs"
 PACKAGE = Path(__file__).resolve().parent.parent / "nbtrain"
 # What each package may import beside itself and the BASE. Every package is allowed only what stands above it.
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -112,6 +115,20 @@ def test_nothing_is_allowed_that_is_not_used() -> None:
     used = graph()
     spare = {package: set(others) - used[package] for package, others in ALLOWED.items() if len(others) < len(ALLOWED["trainer"])}
     assert not {package: names for package, names in spare.items() if names}
+
+
+def test_contents_list_the_packages_in_this_order() -> None:
+    listed = re.findall(
+        r"^\d+\. \[(\w+)\]", "\n".join(cell["source"] for cell in nbformat.read(NOTEBOOKS / "contents.ipynb", 4).cells), re.M
+    )
+    assert listed == list(ALLOWED)
+
+
+@pytest.mark.parametrize("package", [package for package in ALLOWED if (NOTEBOOKS / package / "index.ipynb").exists()])
+def test_what_the_page_of_a_package_says_that_it_imports_is_what_it_may(package: str) -> None:
+    text = "".join(cell["source"] for cell in nbformat.read(NOTEBOOKS / package / "index.ipynb", 4).cells)
+    named = re.search(r"imports?\s(?:only\s)?((?:`\w+`(?: \([^)]*\))?(?:,| and)?\s?)+)", text)
+    assert named is None or set(re.findall(r"`([a-z]\w*)`", named[1])) - BASE == set(ALLOWED[package])
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

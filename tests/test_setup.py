@@ -155,6 +155,22 @@ def test_every_extra_is_pinned_and_all_has_those_for_users() -> None:
     assert extras["all"] == [f"nbtrain[{','.join(sorted(extras.keys() - {'all', 'dev', 'docs'}))}]"]
 
 
+def test_workflow_has_commands_that_exist_and_the_versions_that_are_promised() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]
+    lines = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
+    targets = {target for line in lines for target in re.findall(r"^make (.+)$", line)}
+    assert targets == {"test", "docs check"}
+    for found in targets:
+        _run("make", "--dry-run", *found.split(), cwd=ROOT)
+    pyproject, table = (ROOT / "pyproject.toml").read_text(), (ROOT / "docs" / "versions.md").read_text()
+    versions = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', pyproject)
+    assert jobs["python"]["strategy"]["matrix"]["python"] == versions == ["3.10", "3.11", "3.12", "3.13"]
+    assert not [version for version in versions if f"| {version}." not in table]
+    (lowest,) = [line for line in lines if "torch==" in line]
+    pins = dict(re.findall(r'"([a-z]+)==([\d.]+?)(?:\.\*)?"', lowest))
+    assert pins == dict(re.findall(rf'^    "({"|".join(pins)})>=([\d.]+)', pyproject, re.M)) and {"torch", "lightning"} <= pins.keys()
+
+
 def test_citation_and_hooks_are_of_this_version_and_these_commands() -> None:
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == nbtrain.__version__
     (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import Tensor
@@ -41,8 +42,18 @@ def _places(trainer: TrainerProtocol) -> Iterator[tuple[Place, str, Any]]:
 
 def _own_attributes(trainer: TrainerProtocol) -> dict[str, Any]:
     own: dict[str, Any] = vars(trainer)
-    shared = {n: v for kind in reversed(type(trainer).__mro__) if is_user(kind) for n, v in vars(kind).items() if _is_shared_state(n, v)}
+    kinds = (kind for kind in reversed(type(trainer).__mro__) if _is_of_user(kind))
+    shared = {name: value for kind in kinds for name, value in vars(kind).items() if _is_shared_state(name, value)}
     return {**shared, **{n: v for n, v in own.items() if n not in own["own_names"]}}
+
+
+_OF_USER: WeakKeyDictionary[type, bool] = WeakKeyDictionary()  # a state in memory asks twice for each class of a trainer
+
+
+def _is_of_user(kind: type) -> bool:
+    if (known := _OF_USER.get(kind)) is None:
+        known = _OF_USER[kind] = is_user(kind)
+    return known
 
 
 def trainer_attributes(trainer: TrainerProtocol) -> list[Any]:

@@ -17,6 +17,7 @@ from functools import cache, partial
 from pathlib import PurePath
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -90,9 +91,52 @@ _KNOWN = sys.stdlib_module_names | {"torch", "numpy", "nbtrain"}
 _PASSING = ("_iterator",)  # of a DataLoader, for one pass
 
 
-def _is_closed(item: Any) -> bool:
-    """Whether `item` holds far more than a loader does, such as a trainer or a process."""
-    return any(kind.__module__.startswith(_CLOSED) for kind in type(item).__mro__)
+@dataclass(frozen=True)
+class _Kind:
+    """What the search needs to know about a class. `is_closed`: its objects hold far more than a loader does, such as a trainer.
+
+    `is_known`: the class and its bases are of known libraries.
+    """
+
+    is_plain: bool
+    is_generator: bool
+    is_list: bool
+    is_iterator: bool
+    is_enum: bool
+    is_leaf: bool
+    is_closed: bool
+    is_known: bool
+    is_container: bool
+    is_mapping: bool
+    slots: tuple[str, ...]
+
+    @classmethod
+    def of(cls, kind: type) -> _Kind:
+        modules = [found.__module__ for found in kind.__mro__]
+        slots = (name for found in kind.__mro__ for name in _as_names(vars(found).get("__slots__", ())))
+        return cls(
+            issubclass(kind, _PLAIN),
+            issubclass(kind, _KINDS),
+            issubclass(kind, (list, deque, np.ndarray, Tensor)),
+            issubclass(kind, Iterator) and not issubclass(kind, io.IOBase),
+            issubclass(kind, (Enum, EnumMeta)),
+            issubclass(kind, _LEAVES),
+            any(name.startswith(_CLOSED) for name in modules),
+            all(name.partition(".")[0] in _KNOWN for name in modules),
+            issubclass(kind, (list, tuple, deque, set, frozenset)),
+            issubclass(kind, dict) or (issubclass(kind, Mapping) and kind.__module__ == "collections"),
+            tuple(name for name in slots if name not in ("__dict__", "__weakref__")),
+        )
+
+
+_SEEN_KINDS: WeakKeyDictionary[type, _Kind] = WeakKeyDictionary()  # a search is made in each pass, and a pass may be one batch
+
+
+def _kind(item: Any) -> _Kind:
+    kind = type(item)
+    if (known := _SEEN_KINDS.get(kind)) is None:
+        known = _SEEN_KINDS[kind] = _Kind.of(kind)
+    return known
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -140,10 +184,11 @@ def _of_class(item: Any) -> Iterator[tuple[str, Any]]:
 
 def _attributes(item: Any) -> dict[str, Any]:
     """The attributes of an instance, in its `__dict__` and in slots."""
-    names = [name for kind in type(item).__mro__ for name in _as_names(vars(kind).get("__slots__", ()))]
-    found = {name: getattr(item, name) for name in names if hasattr(item, name) and name not in ("__dict__", "__weakref__")}
+    found = {name: getattr(item, name) for name in _kind(item).slots if hasattr(item, name)}
     found |= getattr(item, "__dict__", {})
-    return {name: value for name, value in found.items() if name not in _PASSING}
+    for name in _PASSING:
+        found.pop(name, None)
+    return found
 
 
 def _as_names(slots: Any) -> Iterable[str]:
@@ -152,9 +197,10 @@ def _as_names(slots: Any) -> Iterable[str]:
 
 def _items(item: Any) -> Mapping[Any, Any] | None:
     """What a container or an instance holds, by key, index or name; None for anything else."""
-    if isinstance(item, Mapping):
-        return item if type(item).__module__ == "collections" or isinstance(item, dict) else _attributes(item)
-    if isinstance(item, (list, tuple, deque, set, frozenset)):
+    kind = _kind(item)
+    if kind.is_mapping:
+        return item
+    if kind.is_container:
         return dict(enumerate(item)) if len(item) <= _MOST_ITEMS else {}
     if isinstance(item, type):
         return {name: value for name, value in vars(item).items() if not name.startswith("__")}
@@ -169,11 +215,12 @@ def _children(item: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(item, partial):
         yield from ((".func", item.func), (".args", item.args), (".keywords", item.keywords))
     else:
-        is_instance = not isinstance(item, (dict, list, tuple, deque, set, frozenset))
+        kind = _kind(item)
+        is_instance = not (kind.is_container or isinstance(item, dict))
         items = _items(item) or {}
         for key, value in items.items() if len(items) <= _MOST_ITEMS else ():
             yield (f".{key}" if is_instance else f"[{key!r}]"), value
-        if is_instance:
+        if is_instance and not kind.is_known:
             yield from _of_class(item)
 
 
@@ -193,20 +240,21 @@ class LoaderParts:
 
     def add(self, path: str, item: Any) -> bool:
         """Add `item`. Returns whether to search inside it."""
-        if isinstance(item, _KINDS):
+        kind = _kind(item)
+        if kind.is_generator:
             self.generators[path] = item
             return False
-        if isinstance(item, (list, deque, np.ndarray, Tensor)):
+        if kind.is_list:
             self.lists[path] = item
-        if isinstance(item, Iterator) and not hasattr(item, "__dict__") and not isinstance(item, io.IOBase):
+        if kind.is_iterator and not hasattr(item, "__dict__"):
             self.iterators[path] = item
             return False
-        if isinstance(item, (Enum, EnumMeta)):
+        if kind.is_enum:
             return False
         if isinstance(item, type) and item.__module__.partition(".")[0] not in _KNOWN:
             self.holders[path] = item
             return False
-        if isinstance(item, _LEAVES) or _is_closed(item):
+        if kind.is_leaf or kind.is_closed:
             self.ends += [] if isinstance(item, (Tensor, np.ndarray)) else [item]
             return False
         if isinstance(item, DataLoader):
@@ -224,7 +272,7 @@ def find_parts(loader: Any) -> LoaderParts:
     kept = []  # keep the objects alive, or an id could be reused
     while queue:
         path, item = queue.popleft()
-        if isinstance(item, _PLAIN) or id(item) in seen or (isinstance(item, tuple) and all(isinstance(part, _PLAIN) for part in item)):
+        if _kind(item).is_plain or id(item) in seen or (isinstance(item, tuple) and all(isinstance(part, _PLAIN) for part in item)):
             continue
         if len(seen) >= _MOST_OBJECTS:
             found.is_whole = False
@@ -252,12 +300,10 @@ def outside_names(function: Any) -> list[str]:
 
 
 def _is_small(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.numel() <= MOST_NUMBERS and value.layout is torch.strided
-    if isinstance(value, np.ndarray):
-        return value.size <= MOST_NUMBERS and value.dtype.kind in "biuf"
-    if not isinstance(value, _PLAIN):
-        return False
+    if not _kind(value).is_plain:
+        if isinstance(value, Tensor):
+            return value.numel() <= MOST_NUMBERS and value.layout is torch.strided
+        return isinstance(value, np.ndarray) and value.size <= MOST_NUMBERS and value.dtype.kind in "biuf"
     return (type(value) is not int or value.bit_length() < 2000) and (not isinstance(value, str) or len(value) < 1000)
 
 

@@ -115,7 +115,8 @@ class ErrorGuard:
         if self.snapshot is None:
             self.begin_pass()
         assert self.snapshot is not None
-        self.snapshot.take(results, self.module.trainer._logger_connector)
+        pl_trainer: Any = self.module._trainer
+        self.snapshot.take(results, pl_trainer._logger_connector)
         while True:
             try:
                 output = call()

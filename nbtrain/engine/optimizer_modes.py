@@ -22,7 +22,7 @@ class _HasModes(Protocol):
 
 
 def has_modes(optimizer: Any) -> bool:
-    """Has the optimizer the methods `train` and `eval`, as those of `schedulefree` have?"""
+    """Whether the optimizer has the methods `train` and `eval`, as those of `schedulefree` do."""
     return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
 
 

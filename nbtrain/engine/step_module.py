@@ -396,7 +396,8 @@ class SteppingModule(RecordingModule):
         """None for a batch that is left out after an error."""
         if self.guard is None:
             return self._train(batch, batch_idx)
-        results = self.trainer.fit_loop.epoch_loop._results
+        assert self._trainer is not None  # and the property would cost 1 µs
+        results = self._trainer.fit_loop.epoch_loop._results
         return self.guard.step("train_step", batch, results, partial(self._train, batch, batch_idx))
 
     def _train(self, batch: Any, batch_idx: int) -> Mapping[str, Any]:

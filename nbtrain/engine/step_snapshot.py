@@ -5,9 +5,6 @@
 # %% ../../nbs/engine/step_snapshot.ipynb #3dfd6a4a
 from __future__ import annotations
 
-import ctypes
-import random
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -19,58 +16,17 @@ from torchmetrics import Metric
 
 from .addon import AddOnBase
 from .protocol import TrainerProtocol
+from ..rng import host_states, set_host_states
 
 # %% auto #0
 __all__ = ["RandomSnapshot", "restore_attributes", "CallSnapshot", "StepSnapshot"]
 
 
 # %% ../../nbs/engine/step_snapshot.ipynb #0ba8799a
-class _Watched:
-    """The state of a generator, which is read again only if its memory has changed."""
-
-    def __init__(self, read: Callable[[], Any], memory: Callable[[], Any]) -> None:
-        self.read, self.memory = read, memory
-        self.state, self.seen = read(), memory()
-
-    def take(self) -> Any:
-        seen = self.memory()
-        if seen != self.seen or seen is None:
-            self.state, self.seen = self.read(), seen
-        return self.state
-
-
-def _python_memory() -> tuple[bytes, Any]:
-    """What Python's generator holds: its C part, which lies behind the head of the object, and the second of two normal numbers."""
-    generator: Any = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
-    start, size = object.__basicsize__, random.Random.__mro__[1].__basicsize__
-    return ctypes.string_at(id(generator) + start, size - start), generator.gauss_next
-
-
-def _watch_numpy() -> _Watched | None:
-    """NumPy's global generator, if NumPy is imported."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return None
-    read = numpy.random.get_state
-    bits = numpy.random.mtrand._rand._bit_generator
-    if type(bits).__name__ != "MT19937":  # your code has set another one
-        return _Watched(read, lambda: None)
-    address = bits.ctypes.state_address  # of 624 words and the place among them
-
-    def memory() -> bytes | None:
-        return None if watched.state[3] else ctypes.string_at(address, 2500)  # the second of two normal numbers is kept elsewhere
-
-    watched = _Watched.__new__(_Watched)
-    watched.read, watched.memory, watched.state = read, memory, read()
-    watched.seen = memory()
-    return watched
-
-
 class RandomSnapshot:
     """The state of all global random generators, cheap enough to be taken before each batch."""
 
     def __init__(self, device: torch.device) -> None:
-        self.python, self.numpy = _Watched(random.getstate, _python_memory), _watch_numpy()
         self.cpu = torch.default_generator
         self.cuda = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else None
         self.take()
@@ -78,16 +34,13 @@ class RandomSnapshot:
     def take(self) -> None:
         self.of_cpu = self.cpu.get_state()
         self.of_cuda = self.cuda.get_state() if self.cuda is not None else None
-        self.of_python = self.python.take()
-        self.of_numpy = self.numpy.take() if self.numpy is not None else None
+        self.of_host = host_states()
 
     def restore(self) -> None:
         self.cpu.set_state(self.of_cpu)
         if self.cuda is not None and self.of_cuda is not None:
             self.cuda.set_state(self.of_cuda)
-        random.setstate(self.of_python)
-        if self.numpy is not None:
-            sys.modules["numpy"].random.set_state(self.of_numpy)
+        set_host_states(self.of_host)
 
 
 # %% ../../nbs/engine/step_snapshot.ipynb #134d8b90

@@ -87,7 +87,8 @@ class Comparison:
         return "\n".join([*([self.tree(), ""] if self.forks else []), self.table(), *map(note_line, self.notes)])
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(repr(self))}</pre>{image_html(plots.png(self.plot()), 'curves')}"
+        style = "margin:0;padding:0;font-size:13px;line-height:20px;white-space:pre;overflow-x:auto"  # rows of a table are not wrapped
+        return f'<pre style="{style}">{escape(repr(self))}</pre>{image_html(plots.png(self.plot()), "curves")}'
 
 
 # %% ../../nbs/history/compare.ipynb #c38086d7

@@ -34,7 +34,9 @@ def _open_client(name: str) -> None:
     with _LOCK:
         if name in _OPEN:
             remedy = "Start this run when the other has ended, or in a separate process."
-            raise AddOnError(f"loggers=[{name!r}]: another run of this process logs to it, and its client can have one.", remedy=remedy)
+            raise AddOnError(
+                f"loggers=[{name!r}]: another run of this process logs to it, and its client can have only one.", remedy=remedy
+            )
         _OPEN.add(name)
 
 

@@ -513,7 +513,7 @@ def plot_schedules(schedules: Mapping[str, Scheduler], n_steps: int, lr: float =
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     if len(schedules) > 1:
-        axes.legend(fontsize=8, frameon=False)
+        axes.legend(fontsize=8, frameon=False, loc="upper right")
     return figure
 
 

@@ -44,7 +44,7 @@ from .lightning_args import lightning_args
 from .progress import ProgressChecker
 from .run_handle import RunHandle
 from .state_keeper import StateHolder, StateTaker
-from ..views.notebook import in_shell
+from ..views.notebook import NotebookView, in_shell
 from ..views.terminal import View
 
 # %% auto #0
@@ -183,6 +183,7 @@ class TrainerState(TrainerArguments, TracebackKeeper):
         self.finished_phase = 0  # the newest phase that this trainer finished, or found finished
         self.handle: RunHandle | None = None  # of the newest run in a thread
         self.view: View | None = None  # of the newest run
+        self.slider_view: NotebookView | None = None  # of the newest training: an evaluation leaves its slider
         self.probed: Any = None  # the step of the last dry run, and its monitor
         self.fork: Fork | None = None  # where this trainer branched from another
         self.branches: list[Any] = []  # made with the slider below a run
@@ -206,6 +207,7 @@ class TrainerState(TrainerArguments, TracebackKeeper):
             "stream": None,
             "handle": None,
             "view": None,
+            "slider_view": None,
             "probed": None,
             "sinks": [self.train_state.history],
             "kept_states": KeptStates(0),

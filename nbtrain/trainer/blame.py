@@ -40,6 +40,10 @@ class BlamedSample(Sample):
         """The title of the sample, with the gradient."""
         return f"{super().words} · gradient {format_value(self.gradient)}"
 
+    @property
+    def row(self) -> dict[str, Any]:
+        return super().row | {"gradient": self.gradient}
+
 
 def _rank(sample: BlamedSample) -> tuple[bool, float, int]:
     """A sort key that puts gradients that are not finite first, then the largest."""
@@ -77,7 +81,6 @@ def blame(trainer: TrainerBase, step: int, n: int, draw: Draw | None, classes: S
 
 def _sample(trainer: TrainerBase, batch: Any, index: int, step: int, classes: Sequence[str] | None) -> BlamedSample:
     output, loss, gradient = _alone(trainer, batch, step)
-    output = {"output": output["loss"].detach().reshape(1)} | dict(output)  # a training step need not have an output
     found = samples_of(trainer, batch, output, index)[0]
     return BlamedSample(found.index, found.input, found.output, found.label, loss, found.batch, classes, gradient)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["has_say", "predict_directly"]
+__all__ = ["needs_lightning", "predict_directly"]
 
 # %% ../../nbs/trainer/direct_prediction.ipynb #f7bd7371
 _HOOKS = (*(name for name in dir(L.Callback) if name.startswith("on_predict_")), "setup", "teardown", "on_exception")
@@ -61,7 +61,7 @@ def _are_plain(arguments: dict[str, Any], trainer: TrainerBase) -> bool:
     return all(name in _ELSEWHERE or (name in own and value == own[name]) for name, value in arguments.items())
 
 
-def has_say(trainer: TrainerBase) -> bool:
+def needs_lightning(trainer: TrainerBase) -> bool:
     """Whether anything other than the model, its device and its precision affects a prediction of `trainer`."""
     if (
         trainer.launcher is not None
@@ -95,7 +95,7 @@ def _in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
 def predict_directly(trainer: TrainerBase, x: Tensor) -> tuple[Any] | None:
     """Return the model's output for `x`, on the CPU, in a tuple; None if the prediction needs Lightning."""
     plugin = precision_plugin(trainer.precision, trainer.device)
-    if plugin is None or type(plugin) not in _PRECISIONS or has_say(trainer):
+    if plugin is None or type(plugin) not in _PRECISIONS or needs_lightning(trainer):
         return None
     if any(tensor.device != trainer.device for tensor in trainer.model.parameters()):
         return None

@@ -59,10 +59,10 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample on the CPU: `input` is its row of the batch's first tensor, `output` its row of `test_step`'s "output".
+    """A sample on the CPU: `input` is its row of the batch's first tensor, `output` its row of the step's "output".
 
-    `label` is None if there is none, `loss` is None if it was not computed. `index` counts the samples of the pass, from 0. `batch` is
-    the sample with everything that the loader returned for it, as a batch of one. `classes` are the class names, by number.
+    `output` and `label` are None if there are none, `loss` is None if it was not computed. `index` counts the samples of the pass, from 0.
+    `batch` is the sample with everything that the loader returned for it, as a batch of one. `classes` are the class names, by number.
     """
 
     index: int
@@ -94,7 +94,9 @@ class Sample:
     def words(self) -> str:
         """Prediction, label and loss in one line: `predicted 8, is 4 · loss 5.95`; a correct class gets a ✓."""
         prediction, label = self.prediction, _plain(self.label)
-        if is_mask(label) and is_mask(prediction) and prediction.shape == label.shape[-2:]:
+        if self.output is None:
+            text = "" if self.label is None else f"is {self._name(label)}"
+        elif is_mask(label) and is_mask(prediction) and prediction.shape == label.shape[-2:]:
             text = f"{_share_right(self):.0%} of the pixels right"
         elif self.label is None:
             text = f"predicted {self._name(prediction)}"
@@ -102,7 +104,13 @@ class Sample:
             text = f"predicted {self._name(prediction)} ✓"
         else:
             text = f"predicted {self._name(prediction)}, is {self._name(label)}"
-        return text if self.loss is None else f"{text} · loss {format_value(self.loss)}"
+        return " · ".join(filter(None, [text, "" if self.loss is None else f"loss {format_value(self.loss)}"]))
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The values as a row of a table."""
+        prediction = {} if self.output is None else {"prediction": _words(self.prediction)}
+        return {"sample": self.index, **prediction, "label": _words(_plain(self.label)), "loss": self.loss}
 
     def _name(self, value: Any) -> str:
         """The name of a class in `classes`; other values as text."""
@@ -275,10 +283,7 @@ class Gallery:
         return figure
 
     def __repr__(self) -> str:
-        rows = [
-            {"sample": s.index, "prediction": _words(s.prediction), "label": _words(_plain(s.label)), "loss": s.loss} for s in self.samples
-        ]
-        return f"{self.title}\n{table_text(rows)}"
+        return f"{self.title}\n{table_text([sample.row for sample in self.samples])}"
 
     def _repr_html_(self) -> str:
         alt = "; ".join(sample.words for sample in self.samples)
@@ -416,7 +421,7 @@ def _go_through(trainer: TrainerBase, loader: Iterable[Any], look: Callable[[Any
 def samples_of(
     trainer: TrainerBase, batch: Any, output: Mapping[str, Any], n_before: int, losses: Sequence[float] | None = None
 ) -> list[Sample]:
-    """The samples of a batch, on the CPU. Raises StepError if the step's output has a different number of rows."""
+    """The samples of a batch, on the CPU. Without an "output" they have none; raises StepError if it has another number of rows."""
     batch, output = to_device(batch, _CPU), to_device(dict(output), _CPU)
     n = batch_size(batch)
     for name in ("output", "label"):
@@ -430,7 +435,7 @@ def samples_of(
     label = output.get("label", second[0] if second else None)
     first = next(tensors(batch), batch)
     return [
-        Sample(n_before + i, _row(first, i), _row(output["output"], i), _row(label, i), losses[i] if losses else None, single(batch, i))
+        Sample(n_before + i, _row(first, i), _row(output.get("output"), i), _row(label, i), losses[i] if losses else None, single(batch, i))
         for i in range(n)
     ]
 

@@ -112,7 +112,7 @@ def _plot(test: RangeTest) -> Figure:
     axes.set_xlabel("learning rate", fontsize=9)
     axes.set_ylabel("loss", fontsize=9)
     axes.tick_params(labelsize=8)
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(fontsize=8, frameon=False, loc="lower left")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

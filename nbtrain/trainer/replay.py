@@ -104,7 +104,8 @@ class Replay:
         return f"{self._head}\n{table_text([layer.row for layer in self.layers])}"
 
     def _repr_html_(self) -> str:
-        return f"<div><code>{escape(self._head)}</code></div>{table_html([layer.row for layer in self.layers])}"
+        caption = "Outputs, gradients and updates by layer"
+        return f"<div>{escape(self._head)}</div>{table_html([layer.row for layer in self.layers], caption=caption)}"
 
 
 # %% ../../nbs/trainer/replay.ipynb #b114ab4b

@@ -120,9 +120,10 @@ class RunSinks:
         if not trainer.world.is_first:
             return
         shows = trainer.log_bar and not asks_for_bar(trainer)
-        if isinstance(trainer.view, NotebookView):
-            trainer.view.refresh_slider(withdraw=True)
         trainer.view = open_view(view_controls(trainer, validates=validates)) if shows else None
+        if trainer.mode == "train":
+            refresh_slider(trainer, withdraw=True)
+            trainer.slider_view = trainer.view if isinstance(trainer.view, NotebookView) else None
         self._opened = [EventGroup(self._folder(trainer.run_dir).update_all)] if trainer.run_dir is not None else []
         self._opened += [trainer.view] if trainer.view is not None else []
         trainer.sinks += self._opened
@@ -147,10 +148,10 @@ class RunSinks:
         self.trainer.sinks[:] = [sink for sink in self.trainer.sinks if sink not in self._opened]
 
 
-def refresh_slider(trainer: TrainerBase) -> None:
-    """Update the slider after the reachable epochs have changed."""
-    if isinstance(trainer.view, NotebookView):
-        trainer.view.refresh_slider()
+def refresh_slider(trainer: TrainerBase, *, withdraw: bool = False) -> None:
+    """Update the slider after the reachable epochs have changed; `withdraw`: remove it."""
+    if trainer.slider_view is not None:
+        trainer.slider_view.refresh_slider(withdraw=withdraw)
 
 
 def refresh_view(trainer: TrainerBase) -> None:

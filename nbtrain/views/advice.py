@@ -178,7 +178,7 @@ class Explosion:
     def _look(self, step: int, loss: float) -> None:
         if not math.isfinite(loss):
             if "debug" not in self.line:  # the first such loss is the cause
-                self.line = f"the loss is {loss:g} at step {step}: trainer.replay(step={step}).debug() says why"
+                self.line = f"the loss is {loss:g} at step {step}: trainer.replay(step={step}).debug() shows why"
             return
         if self.n % 10 == 0 or loss > self.limit:  # a median for each step would cost as much as the rest of a view
             is_known = len(self.usual) == _N_USUAL

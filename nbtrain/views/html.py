@@ -190,7 +190,8 @@ def record_html(board: Board, live: LiveRecord | None = None, *, has_slider: boo
     rules = live.rules_html if live is not None else ""
     parts = [rules, f"<div><strong>{escape(title_line(board))}</strong></div>", age]
     parts += _live_parts(board) if board.is_on else [f"<div>{escape(summary_line(board))}</div>", record_picture(board)]
-    parts.append(_table_html(record_table(board, _WIDTH, _TITLE), "Metrics by epoch") if board.rows else "")
+    caption = "Metrics of the test" if board.is_evaluation else "Metrics by epoch"
+    parts.append(_table_html(record_table(board, _WIDTH, _TITLE), caption) if board.rows else "")
     parts += [f'<div style="{_QUIET}">{escape(tip)}</div>' for tip in tip_lines(board)]
     parts += [_mark_html(board, i, number) for i, number in enumerate(mark_numbers(board.marks))]
     parts += [f'<div style="white-space:pre-line">{escape(note_line(note))}</div>' for note in board.notes]

@@ -103,7 +103,7 @@ class _Buttons:
             button.widget.layout.display = "none" if hidden else None
             button.widget.disabled = state == "stopping" or (state == "pausing" and name != "stop")
         late = self.controls.cell_waits() and not all(button.is_early for button in self.buttons.values())
-        self.hint.value = "<span>■ pauses; these buttons may answer only then</span>" if late and state == "running" else ""
+        self.hint.value = "<span>■ pauses the run; these buttons may respond only then</span>" if late and state == "running" else ""
 
     def close(self) -> None:
         for button in self.buttons.values():
@@ -132,6 +132,13 @@ def _make_page(draw: Callable[[], str], asked: Callable[[], None]) -> Any:
     return page
 
 
+def _display(bundle: dict[str, Any], display_id: str, *, update: bool = False) -> None:
+    """Show an output in the current cell, or `update` it wherever it is shown."""
+    from IPython.display import display, update_display
+
+    (update_display if update else display)(bundle, raw=True, display_id=display_id)
+
+
 # %% ../../nbs/views/notebook.ipynb #livecell
 class _Live:
     """The buttons, slider and page of a run, in an output above the record, made of ipywidgets."""
@@ -141,7 +148,7 @@ class _Live:
 
         self.draw, self.name = draw, name
         self.is_open, self.has_moved = True, False  # has_moved: the record is in the page
-        self.page = _make_page(self._draw, self._move)
+        self.page = _make_page(self._draw, lambda: setattr(self, "has_moved", True))
         self.buttons = _Buttons(controls) if controls is not None else None
         self.travel = controls.travel if controls is not None else None
         self.slider: EpochSlider | None = None
@@ -150,9 +157,6 @@ class _Live:
         self.page.value = self._draw()
         self.display_id = f"{name}-live"
         self.show()
-
-    def _move(self) -> None:
-        self.has_moved = True
 
     def _arrange(self) -> None:
         parts = [part.box for part in (self.buttons, self.slider) if part is not None]
@@ -207,26 +211,19 @@ class _Live:
 
     def show(self) -> None:
         """Show the widgets in the current cell. Without a kernel or widget support, nothing is visible."""
-        from IPython.display import display
-
-        display(self._bundle(), raw=True, display_id=self.display_id)
+        _display(self._bundle(), self.display_id)
 
     def send(self) -> None:
         """Update the output wherever it is shown: after the run, with the slider or nothing."""
-        from IPython.display import update_display
-
-        update_display(self._bundle(), raw=True, display_id=self.display_id)
+        _display(self._bundle(), self.display_id, update=True)
 
     def _bundle(self) -> dict[str, Any]:
         box = self.widget if self.is_open else self.slider.box if self.slider is not None else None
         return ({} if box is None else box._repr_mimebundle_()) | {"text/html": "", "text/plain": ""}
 
     def end(self) -> bool:
-        """Replace the buttons by the slider; returns False if there is none.
-
-        The slider is sent once, in its final place: a second drawing would take the focus from a person who has it already.
-        """
-        self.is_open = False
+        """Replace the buttons by the slider; returns False if there is none."""
+        self.is_open = False  # the slider is drawn once: a second drawing would take the focus from an element that you have selected
         self.offer()
         self.send()
         return self.slider is not None
@@ -283,15 +280,11 @@ class _Record:
 
     def show(self) -> None:
         """Show it in the current cell."""
-        from IPython.display import display
-
-        display(self._bundle(), raw=True, display_id=self.name)
+        _display(self._bundle(), self.name)
 
     def send(self) -> None:
         """Update it wherever it is shown."""
-        from IPython.display import update_display
-
-        update_display(self._bundle(), raw=True, display_id=self.name)
+        _display(self._bundle(), self.name, update=True)
 
 
 # %% ../../nbs/views/notebook.ipynb #11dc24dc

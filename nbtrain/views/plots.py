@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .axes import axis_of, is_drawn
 from .curve import FEW_EPOCHS, LossCurve, Mark, epoch_of, is_redefinition, shown_values
@@ -85,6 +85,15 @@ def _line(axes: Axes, points: Sequence[tuple[float, float]], **style: Any) -> No
             axes.plot([x], [y], "x", color="#c62828", markersize=5, zorder=3)
 
 
+def _free_corner(axes: Axes) -> Literal["lower right", "upper right"]:
+    """The corner on the right that the ends of the curves leave free. On a busy machine, matplotlib warns that its "best" is slow."""
+    drawn: list[Any] = [line.get_xydata() for line in axes.lines]
+    ends = axes.transData.transform([points[-1] for points in drawn if len(points)])[:, 1]  # in pixels; NaN where a metric is not finite
+    low, high = axes.transData.transform([(0, value) for value in axes.get_ylim()])[:, 1]
+    known = [end for end in ends if math.isfinite(end)]
+    return "lower right" if known and sum(known) / len(known) > (low + high) / 2 else "upper right"
+
+
 def _dress(axes: Axes, title: str, values: Iterable[Any], unit: str = "epoch") -> None:
     axes.set_title(_plain(title), fontsize=10, loc="left")
     axes.set_xlabel(unit, fontsize=9)
@@ -97,13 +106,13 @@ def _dress(axes: Axes, title: str, values: Iterable[Any], unit: str = "epoch") -
         axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", fontsize=9, color="#c62828")
         axes.set_yticks([])
         return
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, frameon=False)
     if axis.is_log:
         axes.set_yscale("log")
     axes.minorticks_off()
     axes.set_yticks(axis.ticks, axis.labels)
     axes.set_ylim(*((10**axis.low, 10**axis.high) if axis.is_log else (axis.low, axis.high)))
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, frameon=False, loc=_free_corner(axes))
 
 
 def _number(axes: Axes, xs: Sequence[float | None]) -> None:

@@ -367,6 +367,11 @@ class Board(BoardData):
         return self.is_on and self.status != "paused"
 
     @property
+    def is_evaluation(self) -> bool:
+        """Whether the run has only tested."""
+        return bool(self.rows) and not any("epoch" in row for row in self.rows)
+
+    @property
     def best(self) -> Row | None:
         """The row of the best validation or epoch, which may be from an earlier run."""
         earlier, monitor = self.header.get("best"), self.header.get("monitor", "val_loss")
@@ -485,12 +490,15 @@ def epochs_words(n: int, n_all: int) -> str:
 
 
 def summary_line(board: Board) -> str:
-    """How the run ended, and its best epoch: `✓ completed · 5 epochs · 00:12 · best val_loss 0.1 at epoch 4`."""
-    p, best = board.progress, board.best
+    """How the run ended, and its best epoch: `✓ completed · 5 epochs · 00:12 · best val_loss 0.1 at epoch 4`.
+
+    An evaluation has neither epochs nor a best one: `✓ completed · 00:12`.
+    """
+    p, best = board.progress, None if board.is_evaluation else board.best
     parts = [state_words(board.status)]
     if board.reason:
         parts.append(visible(board.reason))
-    if p.epoch:
+    if p.epoch and not board.is_evaluation:
         parts.append(epochs_words(p.epoch - board.place.first_epoch, p.epoch))
     parts.append(format_time(p.elapsed_s))
     if best is not None and "epoch" in best:

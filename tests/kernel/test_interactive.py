@@ -305,6 +305,19 @@ def test_slider_moves_to_the_newest_record_and_is_refused_while_a_run_is_on(kern
     assert kernel.value(f"{SLIDER} is not None") is True
 
 
+def test_end_of_a_run_draws_the_slider_once(kernel: Kernel) -> None:
+    messages = kernel.run("trainer = make()\nresult = trainer.run(2, make_loader())")
+    drawn = [m for m in messages if "application/vnd.jupyter.widget-view+json" in m["content"].get("data", {})]
+    assert [m["msg_type"] for m in drawn] == ["display_data", "update_display_data"]  # the buttons at the start, the slider at the end
+
+
+def test_slider_stays_below_its_training_when_something_is_evaluated(kernel: Kernel) -> None:
+    kernel.run("trainer = make()\nresult = trainer.run(2, make_loader())\nfirst = trainer.view\nmetrics = trainer.evaluate(make_loader())")
+    assert kernel.value("first._live.slider is not None, trainer.view is first, trainer.view._live.slider") == (True, False, None)
+    kernel.run("found = trainer.rewind(epoch=1)")
+    assert kernel.value("first._live.slider.chosen.epoch, len(first._live.slider._places)") == (1, 2)
+
+
 def test_paused_run_has_a_slider_below_its_buttons_and_a_rewind_ends_it(kernel: Kernel) -> None:
     kernel.run("trainer = make()\ntrainer.presses = {45}")
     assert kernel.error("trainer.run(4, make_loader())")[0] == "RunPaused"

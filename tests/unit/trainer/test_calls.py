@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nbtrain import CompileAddon, EMAAddon, StateManagerAddon
 from nbtrain.engine.step_module import StepModule
 from nbtrain.trainer import evaluate, execution, lightning_trainer, lr_finder
-from nbtrain.trainer.direct_prediction import has_say, predict_directly
+from nbtrain.trainer.direct_prediction import needs_lightning, predict_directly
 from nbtrain.trainer.lightning_trainer import ENTRY_POINTS, EntryPoints, make_pl_trainer
 
 FACTORIES = "lightning.pytorch.callbacks_factory"
@@ -242,7 +242,7 @@ SAYING: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("what", SAYING)
 def test_lightning_predicts_where_something_has_a_say(what: str) -> None:
     trainer = SAYING[what]()
-    assert has_say(trainer) and predict_directly(trainer, BATCHES[0][0]) is None
+    assert needs_lightning(trainer) and predict_directly(trainer, BATCHES[0][0]) is None
     assert trainer.predict(BATCHES[0][0]).shape == (48, 1)
 
 
@@ -253,16 +253,16 @@ def test_a_precision_that_changes_the_model_is_lightnings(precision: Any) -> Non
 
 def test_nothing_of_nbtrain_alone_has_a_say(tmp_path: Path) -> None:
     for trainer in (make_trainer(), make_trainer(keep_states=True), make_trainer(Regress.add_on(StateManagerAddon), save_path=tmp_path)):
-        assert not has_say(trainer)
+        assert not needs_lightning(trainer)
         trainer.lightning["callbacks"] = [_callback("on_train_start")]
-        assert not has_say(trainer)
+        assert not needs_lightning(trainer)
 
 
 def test_a_variable_of_the_environment_reaches_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PL_TRAINER_LIMIT_TRAIN_BATCHES", "1")
     trainer = make_trainer()
     trainer.run(1, BATCHES)
-    assert trainer.counts.step == 1 and has_say(trainer)
+    assert trainer.counts.step == 1 and needs_lightning(trainer)
 
 
 # -- what is found once
@@ -289,10 +289,10 @@ def test_a_callback_of_a_package_that_was_installed_meanwhile_comes_to_each_call
     trainer.run_batch(BATCHES[0])
     trainer.run(1, BATCHES)
     made = sys.modules["counts_batches"].made
-    assert [callback.n for callback in made] == [1, 3] and has_say(trainer)  # one for each use
+    assert [callback.n for callback in made] == [1, 3] and needs_lightning(trainer)  # one for each use
     monkeypatch.undo()
     trainer.run_batch(BATCHES[0])
-    assert len(made) == 2 and not has_say(trainer)
+    assert len(made) == 2 and not needs_lightning(trainer)
 
 
 def test_packages_are_searched_once_and_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,26 @@ def test_a_replay_leaves_the_trainer_and_the_random_numbers_as_they_are() -> Non
     assert same_weights(a.model, b.model)
 
 
+def test_blame_shows_a_label_and_a_gradient_and_no_prediction_that_the_step_did_not_return() -> None:
+    class Silent(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            return {"loss": super().train_step(batch)["loss"]}
+
+    trainer = keeping(kind=Silent)
+    trainer.run(1, make_loader())
+    gallery = trainer.blame(2, n=2)
+    sample = gallery.samples[0]
+    assert sample.output is None and sample.words.startswith("is ") and "predicted" not in sample.words
+    assert repr(gallery).splitlines()[1].split() == ["sample", "label", "loss", "gradient"]
+
+
+def test_replay_names_its_table() -> None:
+    trainer = keeping()
+    trainer.run(1, make_loader())
+    shown = trainer.replay(2)._repr_html_()
+    assert ">Outputs, gradients and updates by layer</caption>" in shown and "Metrics by epoch" not in shown
+
+
 def test_rewind_to_the_best_epoch_drops_what_came_after() -> None:
     trainer = keeping()
     trainer.run(3, make_loader())

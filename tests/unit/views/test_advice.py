@@ -254,7 +254,7 @@ def test_loss_that_has_jumped_or_is_not_finite_has_the_call_that_explains_it(ste
     assert explosion([*usual, 50.0, *usual]) == (
         f"the loss jumped to 50 at step {step}: see trainer.replay(step={step}) and trainer.blame(step={step})"
     )
-    assert explosion([*usual, math.nan, 50.0]) == f"the loss is nan at step {step}: trainer.replay(step={step}).debug() says why"
+    assert explosion([*usual, math.nan, 50.0]) == f"the loss is nan at step {step}: trainer.replay(step={step}).debug() shows why"
     assert explosion([*usual, 9.0, *usual]) == ""
 
 

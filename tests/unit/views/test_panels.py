@@ -172,6 +172,14 @@ def test_compared_runs_have_the_panels_of_one() -> None:
     assert len(figure.axes) == 6 and [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["a", "b"]
 
 
+def test_legend_is_in_the_corner_that_the_ends_of_the_curves_leave_free() -> None:
+    falling, rising, unknown = [4.0, 2.0, 1.0], [0.5, 0.8, 0.9], [0.5, 0.8, math.nan]
+    rows = [{"epoch": i + 1, "train_loss": falling[i], "train_acc": rising[i], "train_f1": unknown[i]} for i in range(3)]
+    corners = {axes.get_title(loc="left"): axes.get_legend()._loc for axes in plots.compared({"a": rows, "b": rows}).axes}
+    upper_right, lower_right = 1, 4  # codes of matplotlib
+    assert corners == {"loss": upper_right, "acc": lower_right, "f1": lower_right}
+
+
 def test_figure_is_shown_at_half_its_dots() -> None:
     figure = plots.curves(rows_of(9, "val_loss"))
     data, metadata = DisplayFormatter().format(figure, include={"image/png"})

@@ -159,6 +159,15 @@ def test_summary_says_what_this_run_did() -> None:
     assert text.summary_line(board_after(events)) == "✓ completed · 1 epoch, 3 in all · 00:04 · best val_loss 0.4 at epoch 2"
 
 
+def test_evaluation_has_neither_epochs_nor_a_best_one() -> None:
+    progress = Progress(n_epochs=3, epoch=3, elapsed_s=4.0)
+    tested = Event("test", progress, 4.0, {"row": {"step": 9, "test_loss": 0.5, "time_s": 4.0}})
+    header = HEADER | {"best": {"epoch": 2, "step": 6, "val_loss": 0.4}}
+    board = board_after([Event("start", progress, 0.0, header), tested, Event("end", progress, 4.0, {"status": "completed", "reason": ""})])
+    assert text.summary_line(board) == "✓ completed · 00:04"
+    assert ">Metrics of the test</caption>" in html.record_html(board)
+
+
 def test_loader_without_a_length_has_the_time_so_far_and_a_rate() -> None:
     events = run_events()
     events[0] = Event("start", events[0].progress, 0.0, HEADER | {"n_train_batches": None})
