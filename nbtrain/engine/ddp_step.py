@@ -12,7 +12,6 @@ import lightning as L
 import torch
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies.ddp import _DDPForwardRedirection
-from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from .fast_step import is_defined_in, is_profiling, unknown_torch
@@ -37,13 +36,16 @@ class DDPStep:
     """
 
     def __init__(self, strategy: Any, name: str) -> None:
+        from torch.nn.modules.module import _has_any_global_hook  # another version of torch may lack it
+
+        self.has_global_hook: Callable[[], Any] = _has_any_global_hook
         self.wrapper, self.module = strategy.model, strategy.lightning_module
         self.step, self.redirected = getattr(self.module, name), getattr(strategy, name)
         precision = strategy.precision_plugin
         self.context = None if type(precision) is Precision else getattr(precision, _CONTEXTS[name])
 
     def __call__(self, *args: Any) -> Any:
-        if is_profiling() or _has_any_global_hook() or _has_hooks(self.wrapper) or _has_hooks(self.module):
+        if is_profiling() or self.has_global_hook() or _has_hooks(self.wrapper) or _has_hooks(self.module):
             return self.redirected(*args)
         if self.context is None:
             return self.run(*args)
@@ -82,5 +84,5 @@ def find_ddp_step(strategy: Any, name: str) -> Callable[..., Any]:
     is_own = own_step is not None or own_forward is not None or not is_defined_in(L, redirected)
     if not is_known or is_own or not all(is_defined_in(torch, function) for function in functions):
         return getattr(strategy, name)
-    is_other = model._use_python_reducer or model._delay_all_reduce_all_params  # then its `forward` does something else
-    return getattr(strategy, name) if is_other else DDPStep(strategy, name)
+    does_otherwise = model._use_python_reducer or model._delay_all_reduce_all_params or model.module is not strategy.lightning_module
+    return getattr(strategy, name) if does_otherwise else DDPStep(strategy, name)
