@@ -86,7 +86,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # options of DDP an
     "unused parameters": ({"find_unused_parameters": True}, {}),
     "unused parameters in windows": ({"find_unused_parameters": True}, {"accumulate_grad_batches": 2}),
     "a static graph": ({"static_graph": True}, {}),
-    "a static graph in windows": ({"static_graph": True}, {"accumulate_grad_batches": 2}),
     "views of buckets": ({"gradient_as_bucket_view": True}, {}),
     "local buffers": ({"broadcast_buffers": False}, {}),
     "bf16": ({}, {"precision": "bf16-mixed"}),
