@@ -27,7 +27,8 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one
 @pytest.fixture
 def one_rank() -> Iterator[None]:
     with patch.dict("os.environ"):  # which also removes what Lightning sets
-        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         yield
         torch.distributed.destroy_process_group()
 
@@ -73,8 +74,8 @@ class Module(L.LightningModule):
 
 
 def fit(module: L.LightningModule, strategy: Any = "ddp", *, lean: bool = True, **options: Any) -> Any:
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    trainer = L.Trainer(accelerator="cpu", devices=1, num_sanity_val_steps=0, strategy=strategy, **(quiet | {"max_epochs": 2} | options))
+    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    trainer = L.Trainer(accelerator="cpu", devices=1, num_sanity_val_steps=0, strategy=strategy, max_epochs=2, **quiet, **options)
     loop = use_lean_loops(trainer) if lean else trainer.fit_loop.epoch_loop
     trainer.fit(module, make_loader(), make_valid())
     return loop
