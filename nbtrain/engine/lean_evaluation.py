@@ -17,13 +17,12 @@ from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFe
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from .callback import Leaving
 from .control import Boundary, Control
 from .epoch_metrics import publish, reset_results
 from .lean_pass import LeanPass, call_hooks, call_module_hook, direct_fetcher
-from .lean_pass import explain_full_memory, find_pass, pass_sources, takes_index, why_not_lean
+from .lean_pass import explain_full_memory, find_pass, overridden, pass_sources, takes_index, why_not_lean
 from .pass_module import TrainingModes, is_sanity_check
 
 # %% auto #0
@@ -191,8 +190,11 @@ class _ShortRun:
     def run(self) -> list[Any]:
         loop = self.loop
         self._reset()
-        training = TrainingModes(self.pl_trainer.lightning_module)
-        call._call_lightning_module_hook(self.pl_trainer, "on_validation_model_eval")
+        module = self.pl_trainer.lightning_module
+        training = TrainingModes(module)
+        is_usual = self.pl_trainer.model is module and not overridden(module, ("on_validation_model_eval",))
+        if not (is_usual and training.evaluate()):
+            call._call_lightning_module_hook(self.pl_trainer, "on_validation_model_eval")
         self._call("on_validation_start")
         self._call("on_validation_epoch_start")
         assert loop._data_fetcher is not None
@@ -237,7 +239,7 @@ class _ShortRun:
         self._call("on_validation_end")
         reset_results(self.results)
         connector._first_loop_iter = connector._current_fx = None
-        if is_overridden("on_validation_model_train", self.pl_trainer.lightning_module):
+        if overridden(self.pl_trainer.lightning_module, ("on_validation_model_train",)):
             call._call_lightning_module_hook(self.pl_trainer, "on_validation_model_train")
         else:
             training.restore()

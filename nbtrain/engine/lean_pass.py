@@ -40,6 +40,7 @@ __all__ = [
     "KNOWN_VERSIONS",
     "PassType",
     "unknown_version",
+    "overridden",
     "why_not_lean",
     "Hook",
     "call_hooks",
@@ -68,7 +69,7 @@ def unknown_version() -> str:
     return "" if L.__version__.rpartition(".")[0] in KNOWN_VERSIONS else L.__version__
 
 
-def _overridden(module: L.LightningModule, hooks: tuple[str, ...]) -> str:
+def overridden(module: L.LightningModule, hooks: tuple[str, ...]) -> str:
     """The first of `hooks` that `module` overrides; a StepModule's way to the device is known."""
     is_ours = isinstance(module, StepModule)
     for hook in hooks:
@@ -102,7 +103,7 @@ def _why_no_pass(pl_trainer: L.Trainer) -> str:
         return "a datamodule"
     if pl_trainer.fast_dev_run:  # pyright: ignore[reportAttributeAccessIssue]
         return "fast_dev_run"
-    hook = _overridden(module, _TRANSFER_HOOKS)
+    hook = overridden(module, _TRANSFER_HOOKS)
     return f"{hook} of the module" if hook else ""
 
 
@@ -116,7 +117,7 @@ def _why_no_training(pl_trainer: L.Trainer) -> str:
         return "Lightning's gradient_clip_val"
     if getattr(pl_trainer, "_val_check_time_interval", None) is not None:
         return "validation by time"
-    hook = _overridden(module, _STEP_HOOKS)
+    hook = overridden(module, _STEP_HOOKS)
     return f"{hook} of the module" if hook else ""
 
 

@@ -27,27 +27,34 @@ def has_modes(optimizer: Any) -> bool:
 
 
 class OptimizerModes(L.Callback):
-    """Switches the optimizer of a trainer between its modes."""
+    """Switches the optimizers of a trainer between their modes; those of a LightningModule are known once it has made them."""
 
     def __init__(self, trainer: TrainerProtocol) -> None:
         self.trainer = trainer
 
-    @property
-    def _optimizer(self) -> _HasModes:
-        optimizer: Any = self.trainer.optimizer
-        return optimizer
+    def _optimizers(self, pl_trainer: L.Trainer) -> list[_HasModes]:
+        found: list[Any] = [*pl_trainer.optimizers] or [self.trainer.optimizer]  # a test alone has none
+        return [optimizer for optimizer in found if has_modes(optimizer)]
+
+    def _train(self, pl_trainer: L.Trainer) -> None:
+        for optimizer in self._optimizers(pl_trainer):
+            optimizer.train()
+
+    def _evaluate(self, pl_trainer: L.Trainer) -> None:
+        for optimizer in self._optimizers(pl_trainer):
+            optimizer.eval()
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        self._optimizer.train()
+        self._train(pl_trainer)
 
     def on_validation_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._optimizer.eval()
+        self._evaluate(pl_trainer)
 
     def on_test_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._optimizer.eval()
+        self._evaluate(pl_trainer)
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._optimizer.eval()
+        self._evaluate(pl_trainer)
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._optimizer.eval()  # also where the run was stopped within an epoch
+        self._evaluate(pl_trainer)  # also where the run was stopped within an epoch

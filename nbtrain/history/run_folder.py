@@ -187,6 +187,8 @@ def find_run(path: str | Path) -> Path:
         run = next((run for run in (Path(path), *run_folders(path)) if (run / "events.jsonl").is_file()), None)
     except OSError as error:
         raise ConfigError(f"{str(path)!r} can't be read: {error.strerror}.") from error
+    except ValueError as error:  # of Python 3.13, for a path with a zero byte
+        raise ConfigError(f"{str(path)!r} can't be read: {error}.") from error
     if run is None:
         raise ConfigError(f"No run was recorded in {str(path)!r}.", remedy="Give a run folder: it holds events.jsonl.")
     return run

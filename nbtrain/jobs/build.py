@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,14 @@ def _model_and_optimizer(settings: Settings, maker: Maker) -> tuple[Any, Any]:
     return model, maker.call(optimizer, settings.optimizer.args, ("optimizer", "args"), model.parameters())
 
 
+def _parameters_of(function: Callable[..., Any]) -> Collection[str]:
+    """The names of its parameters; none if they are unknown, as for `print` before Python 3.11."""
+    try:
+        return inspect.signature(function).parameters.keys()
+    except ValueError:
+        return ()
+
+
 def _scheduler(settings: Settings, maker: Maker, optimizer: Any) -> Any:
     """An instance if it steps per epoch; a factory if it steps per update, called when the length of the run is known."""
     section = settings.lr_scheduler
@@ -114,7 +122,7 @@ def _scheduler(settings: Settings, maker: Maker, optimizer: Any) -> Any:
     at = ("lr_scheduler", "args")
     if section.interval == "epoch":
         return maker.call(target, section.args, at, optimizer)
-    with_plan = "plan" in inspect.signature(target).parameters
+    with_plan = "plan" in _parameters_of(target)
     return lambda optimizer, plan: maker.call(target, section.args, at, optimizer, **({"plan": plan} if with_plan else {}))
 
 

@@ -258,7 +258,7 @@ class TrainerBase(TrainerState):
         """The callbacks of a run. The recorder comes first, because schedules change what it reads."""
         own = [callback for addon in self.active_addons for callback in addon.callbacks(self)]
         keeper = [StateTaker(self)] if self.keeps_states else []
-        modes = [OptimizerModes(self)] if has_modes(self.optimizer) and not self.configures_optimizers else []
+        modes = [OptimizerModes(self)] if self.configures_optimizers or has_modes(self.optimizer) else []
         return [RecorderCallback(self.recorder), *modes, *own, BestWeights(self), *keeper]
 
     def as_lightning_module(self) -> StepModule:

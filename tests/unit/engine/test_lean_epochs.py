@@ -113,6 +113,29 @@ def test_a_short_validation_leaves_what_lightning_leaves() -> None:
     assert times == sorted(times) and len(set(times)) == 4
 
 
+class _Counting(nn.Linear):
+    """Counts the changes of its mode, and never leaves eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 1)
+        self.changes: list[bool] = []
+
+    def train(self, mode: bool = True) -> Any:
+        self.changes.append(mode)
+        return super().train(False)
+
+
+def test_a_model_with_its_own_modes_is_asked_for_them_before_each_short_validation() -> None:
+    def changes(lean: bool) -> list[bool]:
+        model = _Counting()
+        trainer = make_trainer(Plain, model=model)
+        trainer.lean_loops = lean
+        trainer.run(4, make_loader(16), make_valid(16))
+        return model.changes
+
+    assert changes(lean=True).count(False) == changes(lean=False).count(False) >= 4
+
+
 def test_an_emptied_table_is_as_lightning_empties_it() -> None:
     def table() -> _ResultCollection:
         results = _ResultCollection(training=True)

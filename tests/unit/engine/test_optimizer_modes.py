@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
 
-from nbtrain import StateManagerAddon
+from nbtrain import StateManagerAddon, Trainer
 from nbtrain.engine.optimizer_modes import OptimizerModes
 
 
@@ -125,6 +125,31 @@ def test_a_run_that_was_cut_within_an_epoch_resumes_exactly(lean: bool, tmp_path
     again.run(3, make_loader(), make_valid(), resume="auto")
     assert same_weights(whole.model, again.model)
     assert [row["val_loss"] for row in again.history.epochs] == [row["val_loss"] for row in whole.history.epochs]
+
+
+class Fits(L.LightningModule):
+    """Knows nothing of modes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, self.modes = make_model(0), list[bool]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return torch.nn.functional.mse_loss(self.model(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.modes.append(self.optimizers().param_groups[0]["train_mode"])  # pyright: ignore[reportAttributeAccessIssue]
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self) -> Any:
+        return Averaged(self.parameters())
+
+
+def test_optimizer_that_a_lightning_module_makes_has_its_modes_too() -> None:
+    trainer = Trainer.from_lightning(Fits(), device="cpu", log_bar=False)
+    trainer.run(2, make_loader(), make_valid())  # in training mode, or `step` raises
+    assert trainer.lightning_module.modes and not any(trainer.lightning_module.modes)
+    assert trainer.optimizer.param_groups[0]["train_mode"] is False
 
 
 def test_an_optimizer_without_modes_has_no_callback_for_them() -> None:
