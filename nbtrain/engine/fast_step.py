@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ __all__ = [
     "is_profiling",
     "Closure",
     "unknown_torch",
+    "is_defined_in",
     "find_backward",
     "backward",
     "steps_alone",
@@ -32,7 +34,6 @@ __all__ = [
 
 # %% ../../nbs/engine/fast_step.ipynb #c25sc006
 KNOWN_TORCH = ("2.13",)
-_FOLDER = Path(torch.__file__).parent
 # If torch no longer has it, assume that a profiler is active, and use the public API
 is_profiling: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", lambda: True)
 
@@ -43,20 +44,20 @@ def unknown_torch() -> str:
 
 
 @cache
-def _is_in_torch(file: str) -> bool:
-    return _FOLDER in Path(file).parents
+def _is_in_folder(folder: str, file: str) -> bool:
+    return Path(folder) in Path(file).parents
 
 
-def _is_torchs(function: Any) -> bool:
-    """Whether `function` is defined in torch. A wrapper may have its name, but not its code."""
+def is_defined_in(package: ModuleType, function: Any) -> bool:
+    """Whether the code of `function` is in `package`. A wrapper may have its name, but not its code."""
     code = getattr(function, "__code__", None)
-    return code is not None and _is_in_torch(code.co_filename)
+    return code is not None and _is_in_folder(package.__path__[0], code.co_filename)
 
 
 # %% ../../nbs/engine/fast_step.ipynb #c25sc008
 def find_backward() -> Callable[[Tensor], Any]:
     """The function that computes gradients: the fast one if torch is known and its functions were not replaced, else `Tensor.backward`."""
-    is_known = not unknown_torch() and _is_torchs(Tensor.backward) and _is_torchs(torch.autograd.backward)
+    is_known = not unknown_torch() and is_defined_in(torch, Tensor.backward) and is_defined_in(torch, torch.autograd.backward)
     return backward if is_known else Tensor.backward
 
 
@@ -108,7 +109,7 @@ def find_step(optimizer: Optimizer) -> Callable[[Closure], None]:
     registered later, or the step is replaced, the closure is passed to the optimizer from then on.
     """
     own, labelled = vars(optimizer).get("step"), type(optimizer).step
-    if not (steps_alone(optimizer) and _is_torchs(labelled) and hasattr(labelled, "hooked")):
+    if not (steps_alone(optimizer) and is_defined_in(torch, labelled) and hasattr(labelled, "hooked")):
         return partial(_step_around, optimizer)
     inner = labelled.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
     before_all, after_all = _hooks_of_all()
@@ -136,7 +137,7 @@ def replaceable(optimizer: Optimizer) -> tuple[Any, ...]:
 
 def find_zero_grad(optimizer: Optimizer) -> Callable[[], Any]:
     """The function that sets an optimizer's gradients to None: its `zero_grad`, without the profiler label if no profiler runs."""
-    is_own = getattr(optimizer.zero_grad, "__func__", None) is Optimizer.zero_grad and _is_torchs(Optimizer.zero_grad)
+    is_own = getattr(optimizer.zero_grad, "__func__", None) is Optimizer.zero_grad and is_defined_in(torch, Optimizer.zero_grad)
     if unknown_torch() or not is_own:
         return optimizer.zero_grad
 

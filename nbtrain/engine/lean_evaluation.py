@@ -46,7 +46,7 @@ class _EvaluationPass(LeanPass):
         self.loop = loop
         self.step_name = f"{stage}_step"
         self.takes_index = takes_index(getattr(self.module, self.step_name))
-        self.step = getattr(self.pl_trainer.strategy if self.is_wrapped else self.module, self.step_name)
+        self.step = self.find_step(self.step_name)
 
     def begin(self, fetcher: _DataFetcher) -> None:
         self.look_up_hooks()

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ..data.batch import is_out_of_memory, out_of_memory
 from ..data.loader import LoaderWrapper, innermost
 from ..data.resumable_loader import RereadableLoader
+from .ddp_step import ddp_functions, find_ddp_step
 from .precision import CastPrecision
 from .step_module import StepModule
 from ..remote_errors import raise_own
@@ -203,9 +204,8 @@ class LeanPass:
         self.signals = pl_trainer._signal_connector
         precision = pl_trainer.precision_plugin
         self.precision = None if type(precision) is Precision else precision
-        # DistributedDataParallel must be called itself, which the strategy does, in the precision's context
         self.is_wrapped = pl_trainer.strategy.model is not self.module
-        self.context = None if self.is_wrapped else self.precision
+        self.context = None if self.is_wrapped else self.precision  # a step through DistributedDataParallel enters it itself
         self.hooks: dict[str, Hook | None] = dict.fromkeys(hooks)  # None where a hook has no listener; see `look_up_hooks`
 
     def look_up_hooks(self) -> None:
@@ -214,6 +214,10 @@ class LeanPass:
         for name in self.hooks:
             hook = Hook(name, self.pl_trainer)
             self.hooks[name] = hook if hook.used else None
+
+    def find_step(self, name: str) -> Callable[..., Any]:
+        """The module's step `name`, through DistributedDataParallel where that is around the module."""
+        return find_ddp_step(self.pl_trainer.strategy, name) if self.is_wrapped else getattr(self.module, name)
 
     def begin_batch(self, batch: Any) -> Any:
         """The batch on the device, as Lightning's `log` knows it."""
@@ -243,8 +247,9 @@ class LeanPass:
 def pass_sources(pl_trainer: L.Trainer, step_name: str) -> tuple[Any, ...]:
     """What any pass is made from, as far as it may differ from one pass to the next."""
     module, strategy = pl_trainer.lightning_module, pl_trainer.strategy
-    step = getattr(module, step_name)
-    return module, getattr(step, "__func__", step), strategy.model, pl_trainer.precision_plugin, getattr(module, "guard", None)
+    step, guard = getattr(module, step_name), getattr(module, "guard", None)
+    of_ddp = ddp_functions(strategy, step_name)
+    return module, getattr(step, "__func__", step), strategy.model, pl_trainer.precision_plugin, guard, *of_ddp
 
 
 PassType = TypeVar("PassType", bound=LeanPass)

@@ -69,7 +69,7 @@ class Gradients:
         self.hooks, self.names, self.context, self.zero_grad = lean.hooks, lean.names, lean.context, zero_grad
         self.backward = find_backward()
         self.takes_index = takes_index(lean.module.training_step)
-        self.step = lean.pl_trainer.strategy.training_step if lean.is_wrapped else lean.module.training_step
+        self.step = lean.find_step("training_step")
         self.index, self.n_accumulated = 0, 1  # of the batch in its epoch; batches of a window
         self.n_added = 0  # batches whose gradients are there since the last update
         self.n_calls = 0  # of `compute` for this batch
