@@ -47,7 +47,7 @@ def _own_attributes(trainer: TrainerProtocol) -> dict[str, Any]:
     return {**shared, **{n: v for n, v in own.items() if n not in own["own_names"]}}
 
 
-_OF_USER: WeakKeyDictionary[type, bool] = WeakKeyDictionary()  # a state in memory asks twice for each class of a trainer
+_OF_USER: WeakKeyDictionary[type, bool] = WeakKeyDictionary()  # each state in memory needs it twice for each class of a trainer
 
 
 def _is_of_user(kind: type) -> bool:

@@ -91,6 +91,10 @@ _KNOWN = sys.stdlib_module_names | {"torch", "numpy", "nbtrain"}
 _PASSING = ("_iterator",)  # of a DataLoader, for one pass
 
 
+def _as_names(slots: Any) -> Iterable[str]:
+    return (slots,) if isinstance(slots, str) else slots
+
+
 @dataclass(frozen=True)
 class _Kind:
     """What the search needs to know about a class. `is_closed`: its objects hold far more than a loader does, such as a trainer.
@@ -139,6 +143,7 @@ def _kind(item: Any) -> _Kind:
     return known
 
 
+# %% ../../nbs/data/loader_state.ipynb #loaderkinds
 def _names_in(code: CodeType) -> Iterator[str]:
     yield from code.co_names
     for constant in code.co_consts:
@@ -189,10 +194,6 @@ def _attributes(item: Any) -> dict[str, Any]:
     for name in _PASSING:
         found.pop(name, None)
     return found
-
-
-def _as_names(slots: Any) -> Iterable[str]:
-    return (slots,) if isinstance(slots, str) else slots
 
 
 def _items(item: Any) -> Mapping[Any, Any] | None:

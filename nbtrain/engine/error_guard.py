@@ -115,8 +115,7 @@ class ErrorGuard:
         if self.snapshot is None:
             self.begin_pass()
         assert self.snapshot is not None
-        pl_trainer: Any = self.module._trainer
-        self.snapshot.take(results, pl_trainer._logger_connector)
+        self.snapshot.take(results, self.module._trainer._logger_connector)  # pyright: ignore[reportOptionalMemberAccess]
         while True:
             try:
                 output = call()

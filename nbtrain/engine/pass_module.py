@@ -107,6 +107,14 @@ def _has_usual_modes(part: nn.Module) -> bool:
     return kind.train is nn.Module.train and kind.eval is nn.Module.eval and not vars(part).keys() & {"train", "eval"}
 
 
+def _clear_gradients(module: nn.Module) -> None:
+    """Do what `module.zero_grad()` does, which takes three times as long to find the parameters."""
+    for part in module.modules():
+        for parameter in part._parameters.values():
+            if parameter is not None:
+                parameter.grad = None
+
+
 def is_sanity_check(pl_trainer: L.Trainer) -> bool:
     """Is this validation Lightning's check of some batches before a run? Its `sanity_checking` takes 1 µs, and every hook reads it."""
     return pl_trainer.state.stage is RunningStage.SANITY_CHECKING
@@ -158,10 +166,7 @@ class PassModule(L.LightningModule):
 
     # -- validation and test
     def on_validation_model_zero_grad(self) -> None:
-        for part in self.modules():  # as `zero_grad` does, which takes three times as long to find the parameters
-            for parameter in part._parameters.values():
-                if parameter is not None:
-                    parameter.grad = None
+        _clear_gradients(self)
         # Lightning draws the loader's seed before on_validation_start, so that hook would be too late
         self.isolate_validation()
 
