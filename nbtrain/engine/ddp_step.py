@@ -56,7 +56,7 @@ class DDPStep:
         """What `DistributedDataParallel.forward` does."""
         inputs, options = self.wrapper._pre_forward(*args)
         before, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, self.wrapper
-        try:  # a model that is compiled in the step asks for the active module
+        try:  # a model that is compiled in the step reads the active module
             output = self.step(*inputs, **options)
         finally:
             DistributedDataParallel._active_ddp_module = before
