@@ -119,17 +119,17 @@ class _Kind:
         modules = [found.__module__ for found in kind.__mro__]
         slots = (name for found in kind.__mro__ for name in _as_names(vars(found).get("__slots__", ())))
         return cls(
-            issubclass(kind, _PLAIN),
-            issubclass(kind, _KINDS),
-            issubclass(kind, (list, deque, np.ndarray, Tensor)),
-            issubclass(kind, Iterator) and not issubclass(kind, io.IOBase),
-            issubclass(kind, (Enum, EnumMeta)),
-            issubclass(kind, _LEAVES),
-            any(name.startswith(_CLOSED) for name in modules),
-            all(name.partition(".")[0] in _KNOWN for name in modules),
-            issubclass(kind, (list, tuple, deque, set, frozenset)),
-            issubclass(kind, dict) or (issubclass(kind, Mapping) and kind.__module__ == "collections"),
-            tuple(name for name in slots if name not in ("__dict__", "__weakref__")),
+            is_plain=issubclass(kind, _PLAIN),
+            is_generator=issubclass(kind, _KINDS),
+            is_list=issubclass(kind, (list, deque, np.ndarray, Tensor)),
+            is_iterator=issubclass(kind, Iterator) and not issubclass(kind, io.IOBase),
+            is_enum=issubclass(kind, (Enum, EnumMeta)),
+            is_leaf=issubclass(kind, _LEAVES),
+            is_closed=any(name.startswith(_CLOSED) for name in modules),
+            is_known=all(name.partition(".")[0] in _KNOWN for name in modules),
+            is_container=issubclass(kind, (list, tuple, deque, set, frozenset)),
+            is_mapping=issubclass(kind, dict) or (issubclass(kind, Mapping) and kind.__module__ == "collections"),
+            slots=tuple(name for name in slots if name not in ("__dict__", "__weakref__")),
         )
 
 
