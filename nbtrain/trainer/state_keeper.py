@@ -285,12 +285,9 @@ class StateTaker(Leaving, Checkpoint):
             self.trainer.state_holder.open_valid.is_read = True
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._pl_trainer is None:
-            return
-        if self.times.is_due:
-            self._take(None)
-        elif self._is_needed(pl_trainer):
-            self._take(None, needed=True)
+        is_due = self.times.is_due
+        if self._pl_trainer is not None and (is_due or self._is_needed(pl_trainer)):
+            self._take(None, needed=not is_due)
 
     def on_leave(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if pl_trainer is self._pl_trainer:
@@ -318,9 +315,7 @@ class StateTaker(Leaving, Checkpoint):
             return times.is_quick or times.has_room(1)
         return times.has_room(1 + _N_LAST) and best is not None and best["step"] == counts.step
 
-    def _take(
-        self, finished: int | None, *, is_start: bool = False, needed: bool = False, restored: Mapping[str, Any] | None = None
-    ) -> None:
+    def _take(self, finished: int | None, *, is_start: bool = False, needed: bool = False, restored: dict[str, Any] | None = None) -> None:
         begun_s, history = self.times.clock(), self.trainer.train_state.history
         if reason := _too_large(self.trainer):
             self._note(reason)
