@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..addons.scheduler import scale_schedules
+from ..addons.scheduler import scale_schedules, set_next_lr
 from ..annotations import checked
 from ..tracebacks import boundary
 from ..engine.callback import notify
@@ -116,6 +116,9 @@ def _set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
 
 
 def _set_lr(trainer: TrainerProtocol, before: float, lr: float) -> None:
+    if trainer.module is None and not trainer.continues_run:
+        set_next_lr(trainer, lr)
+        return
     if before == 0:
         raise ConfigError("The learning rate is 0 here, so its schedule can't be scaled.", remedy="Set it some batches later.")
     assert trainer.optimizer is not None
