@@ -18,6 +18,7 @@ from nbtrain import SeededLoader, StateManagerAddon
 from nbtrain.addons.limits import LimitsAddon
 from nbtrain.data.batch_skip import why_read_again
 from nbtrain.data.continued_loader import ContinuedLoader
+from nbtrain.data.loader import LoaderWrapper
 from nbtrain.data.stream import keeps_epoch
 
 N, BATCH_SIZE = 64, 4
@@ -372,7 +373,7 @@ def test_a_dataset_with_set_epoch_gets_the_epoch() -> None:
 def test_persistent_workers_miss_set_epoch(workers: int, persistent: bool, expected: bool) -> None:
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": persistent}
     assert keeps_epoch(DataLoader(Stream(), BATCH_SIZE, **options)) is expected
-    assert keeps_epoch(BatchSkip(DataLoader(Stream(), BATCH_SIZE, **options))) is expected
+    assert keeps_epoch(LoaderWrapper(DataLoader(Stream(), BATCH_SIZE, **options))) is expected
     assert not keeps_epoch(DataLoader(TensorDataset(torch.zeros(4)), **options)) and not keeps_epoch([1])
 
 
