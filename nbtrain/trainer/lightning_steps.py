@@ -36,6 +36,9 @@ _OF_MODULE = {
 
 def check_module(module: Any, options: Mapping[str, Any], addons: Iterable[type[AddOnBase]] = ()) -> None:
     """Raise ConfigError if this is not a LightningModule that can train, and for options that belong in the module."""
+    if isinstance(module, type) and issubclass(module, L.LightningModule):
+        what = f"from_lightning needs a LightningModule, got the class {module.__name__}."
+        raise ConfigError(what, remedy=f"Make an instance: {module.__name__}(...).")
     if not isinstance(module, L.LightningModule):
         raise ConfigError(
             f"from_lightning needs a LightningModule, got {type(module).__name__}.",
@@ -46,6 +49,9 @@ def check_module(module: Any, options: Mapping[str, Any], addons: Iterable[type[
     if launchers := [addon.__name__ for addon in addons if addon.decides_where_runs_execute]:
         what = f"A LightningModule can't train with {launchers[0]}: its optimizers are made where it runs."
         raise ConfigError(what, remedy='Train it as it is, with lightning.Trainer(devices=..., strategy="ddp").')
+    if options.get("gradient_clip") and not module.automatic_optimization:
+        what = f"gradient_clip: {type(module).__name__} optimizes by hand, so it also clips by hand."
+        raise ConfigError(what, remedy="Call self.clip_gradients(optimizer, gradient_clip_val=...) in its training_step.")
     if options.get("on_error") == "pause" and not module.automatic_optimization:
         what = f'on_error="pause": {type(module).__name__} optimizes by hand, and an error in its step can\'t be taken back.'
         raise ConfigError(what, remedy='Use automatic optimization, or resume from a checkpoint: StateManagerAddon, resume="auto".')
