@@ -295,6 +295,6 @@ def out_of_memory(error: BaseException, batch: Any, device: torch.device, place:
     return OutOfMemory(
         f"The memory of {device} is full: {first_line(error)}",
         where=f"{place}: the batch is {describe(batch)}",
-        remedy="Make the batches smaller, or let auto_micro_batch=True of MicroBatchAddon do it; take precision='bf16'; "
-        "look at what else uses the device (nvidia-smi), and call trainer.free() before the next run.",
+        remedy="Use smaller batches, MicroBatchAddon with auto_micro_batch=True, or precision='bf16'. "
+        "Check what else uses the device (nvidia-smi), and call trainer.free() before the next run.",
     )
