@@ -64,6 +64,15 @@ def test_every_notebook_is_in_the_one_index_of_its_folder() -> None:
     assert not [listed for index, listed in places if index.parent not in (listed.parent, listed.parent.parent)]
 
 
+def test_titles_of_chapters_differ() -> None:
+    titles = [
+        nbformat.read(path, as_version=4).cells[0].source.partition("\n")[0]
+        for path in {*CHAPTERS, *INDEXES}
+        if path.parent.name not in DOORS
+    ]
+    assert sorted(titles) == sorted(set(titles))
+
+
 @pytest.mark.parametrize("path", INDEXES, ids=_name)
 def test_index_has_a_title_a_promise_and_one_picture(path: Path) -> None:
     cells = nbformat.read(path, as_version=4).cells
