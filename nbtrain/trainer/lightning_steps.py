@@ -5,8 +5,8 @@
 # %% ../../nbs/trainer/lightning_steps.ipynb #9fc9af8f
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import lightning as L
 from torch.optim import Optimizer
@@ -15,15 +15,15 @@ from torch.utils.data import Dataset
 from ..addons.state_manager import StateManagerAddon
 from ..annotations import checked
 from ..data.named_loaders import Loaders
-from ..engine.addon import AddOnBase
 from ..engine.step_module import StepModule
 from ..engine.wrapped_module import WrappedModule, overrides
 from ..errors import ConfigError, StepError
 from ..optim.optimizer_state import load_optimizer
+from .compose import compose, given_addons, written_class
 from .evaluate import TrainerEvaluation, validate
 
 # %% auto #0
-__all__ = ["check_module", "LightningSteps"]
+__all__ = ["check_module", "Configured", "LightningSteps", "lightning_trainer"]
 
 # %% ../../nbs/trainer/lightning_steps.ipynb #ae8ee619
 _OF_MODULE = {
@@ -33,7 +33,7 @@ _OF_MODULE = {
 }
 
 
-def check_module(module: Any, options: Mapping[str, Any], addons: Iterable[type[AddOnBase]] = ()) -> None:
+def check_module(module: Any, options: Mapping[str, Any]) -> None:
     """Raise ConfigError if this is not a LightningModule that can train, and for options that belong in the module."""
     if not isinstance(module, L.LightningModule):
         raise ConfigError(
@@ -42,12 +42,50 @@ def check_module(module: Any, options: Mapping[str, Any], addons: Iterable[type[
         )
     for name in _OF_MODULE.keys() & options.keys():
         raise ConfigError(f"{name} is made by the LightningModule.", remedy=f"Write it into its {_OF_MODULE[name]}.")
-    if launchers := [addon.__name__ for addon in addons if addon.decides_where_runs_execute]:
-        what = f"A LightningModule can't train with {launchers[0]}: its optimizers are made where it runs."
-        raise ConfigError(what, remedy='Train it as it is, with lightning.Trainer(devices=..., strategy="ddp").')
     if options.get("on_error") == "pause" and not module.automatic_optimization:
         what = f'on_error="pause": {type(module).__name__} optimizes by hand, and an error in its step can\'t be taken back.'
         raise ConfigError(what, remedy='Use automatic optimization, or resume from a checkpoint: StateManagerAddon, resume="auto".')
+
+
+# %% ../../nbs/trainer/lightning_steps.ipynb #lightconf
+class Configured:
+    """The optimizers and schedulers that a LightningModule configures in the first run, or their state in another process."""
+
+    def __init__(self) -> None:
+        self._made: Any = None  # what configure_optimizers returned
+        self._optimizers: list[Optimizer] = []
+        self._schedulers: list[Any] = []
+        self._state: Mapping[str, Any] | None = None  # for those that the next run makes
+
+    def get(self, make: Callable[[], Any]) -> Any:
+        """What `make` has returned in the first run in this process."""
+        if self._made is None:
+            self._made = make()
+        return self._made
+
+    def adopt(self, pl_trainer: L.Trainer, restored: Mapping[str, Any] | None) -> Optimizer | None:
+        """Take the objects that Lightning got from the module, and give them the state of `restored`. Returns the first optimizer."""
+        self._optimizers = pl_trainer.strategy.optimizers
+        self._schedulers = [config.scheduler for config in pl_trainer.lr_scheduler_configs]
+        state, self._state = restored if restored is not None else self._state, None
+        if state is not None:
+            for optimizer, saved in zip(self._optimizers, state["optimizer_states"]):
+                load_optimizer(optimizer, saved)
+            for scheduler, saved in zip(self._schedulers, state["lr_schedulers"]):
+                scheduler.load_state_dict(saved)
+        return self._optimizers[0] if self._optimizers else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Their states, as in a checkpoint."""
+        if self._state is not None:
+            return dict(self._state)
+        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
+        return {"optimizer_states": optimizers, "lr_schedulers": [scheduler.state_dict() for scheduler in self._schedulers]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give the `state` of another process to the objects that the next run makes."""
+        self.__init__()
+        self._state = state
 
 
 # %% ../../nbs/trainer/lightning_steps.ipynb #67e2ff95
@@ -56,13 +94,22 @@ class LightningSteps(TrainerEvaluation):
 
     lean_loops = False  # a module may use anything of Lightning
     configures_optimizers = True
-    _configured: Any = None  # what configure_optimizers returned
+    _made_from: ClassVar[type[Any]]  # the class that from_lightning was called on
 
     @property
     def lightning_module(self) -> L.LightningModule:
         """The module that is trained."""
         assert isinstance(self.model, L.LightningModule)
         return self.model
+
+    def _begin_state(self) -> None:
+        super()._begin_state()
+        self.configured = Configured()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        base = written_class(self._made_from)
+        addons = () if base is self._made_from else given_addons(self._made_from)
+        return _unpickled, (base, addons, type(self.model)), super().__reduce__()[2]
 
     def step_module(self, *, whole_epoch: bool = True) -> StepModule:
         return WrappedModule(self, whole_epoch=whole_epoch)
@@ -78,21 +125,11 @@ class LightningSteps(TrainerEvaluation):
     # -- optimizers
     def configure(self, make: Callable[[], Any]) -> Any:
         """Return the optimizers and schedulers of the previous run, or, in the first run, those that `make` makes."""
-        if self._configured is None:
-            self._configured = make()
-        return self._configured
+        return self.configured.get(make)
 
     def adopt(self, pl_trainer: L.Trainer) -> None:
         """Take the optimizers that Lightning got from the module; restore them and the schedulers from a checkpoint, if there is one."""
-        optimizers: list[Optimizer] = pl_trainer.strategy.optimizers
-        self.optimizer = optimizers[0] if optimizers else None
-        state = self.restored()
-        if state is None:
-            return
-        for optimizer, saved in zip(optimizers, state["optimizer_states"]):
-            load_optimizer(optimizer, saved)
-        for config, saved in zip(pl_trainer.lr_scheduler_configs, state["lr_schedulers"]):
-            config.scheduler.load_state_dict(saved)
+        self.optimizer = self.configured.adopt(pl_trainer, self.restored())
 
     def restored(self) -> Mapping[str, Any] | None:
         """The state that the next run continues from, or None."""
@@ -101,12 +138,7 @@ class LightningSteps(TrainerEvaluation):
 
     def optimizer_states(self) -> list[dict[str, Any]]:
         """The states of all optimizers, for a checkpoint that is saved between two runs."""
-        made = self._configured
-        if isinstance(made, (list, tuple)) and made and isinstance(made[0], (list, tuple)):
-            made = made[0]  # ([optimizers], [schedulers])
-        parts = made if isinstance(made, (list, tuple)) else [made]
-        optimizers = [part.get("optimizer") if isinstance(part, Mapping) else part for part in parts]
-        return [optimizer.state_dict() for optimizer in optimizers if isinstance(optimizer, Optimizer)]
+        return self.configured.state_dict()["optimizer_states"]
 
     # -- beside a run
     @checked
@@ -131,3 +163,14 @@ class LightningSteps(TrainerEvaluation):
 
 
 _NO_METRICS = ("epoch", "step", "time_s")
+
+
+# %% ../../nbs/trainer/lightning_steps.ipynb #lightkind1
+def lightning_trainer(base: type[Any], kind: type[Any]) -> type[Any]:
+    """Return a class of trainers for LightningModules of class `kind`, with the addons of `base`."""
+    return type(kind.__name__, (LightningSteps, base), {"__module__": kind.__module__, "_made_from": base})
+
+
+def _unpickled(base: type[Any], addons: tuple[Any, ...], kind: type[Any]) -> Any:
+    found: Any = lightning_trainer(compose(base, addons) if addons else base, kind)
+    return found.__new__(found)
