@@ -12,6 +12,7 @@ import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from .accumulation import AccumulationAddon
 from .hooks import HooksAddon
@@ -20,10 +21,13 @@ from ..engine.callback import active_callbacks
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..events import Plan
-from ..optim.schedulers import FunctionSchedule, Schedule, Scheduler, resolve_schedule, scale_lr, set_group_lr
+from ..errors import ConfigError
+from nbtrain.optim.schedulers import (
+    FunctionSchedule, Schedule, Scheduler, initial_lrs, is_factory, resolve_schedule, scale_lr, set_group_lr, set_initial_lrs, set_lr,
+)  # fmt: skip
 
 # %% auto #0
-__all__ = ["scale_schedules", "SchedulerAddon"]
+__all__ = ["scale_schedules", "set_next_lr", "SchedulerAddon"]
 
 
 # %% ../../nbs/addons/scheduler.ipynb #6473bfa9
@@ -35,17 +39,21 @@ class _Step(L.Callback):
         self._is_replaced = False
         self._saved: dict[str, Any] | None = None  # the scheduler's state from a checkpoint
         self._saved_class: str | None = None  # the class of that scheduler
-        self._begin: dict[str, int] = {}  # the first update of the run, and the window at that time
+        self._begin: dict[str, int] = {}  # the first update of the run, the window at that time, and the planned updates
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._update = pl_trainer.global_step
-        plan = self._plan(pl_trainer)
+        planned = self._begin.get("total") if self.trainer.continues_run else None
+        plan, self._begin = _plan(self.trainer, pl_trainer, self._begin)
         optimizer = self.trainer.optimizer
         assert optimizer is not None
         groups = [{name: _copied(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+        rates = initial_lrs(optimizer)
         self._schedule = resolve_schedule(self.scheduler, optimizer, plan, on_batch=self.on_batch, update=self._update)
         kind = type(self._schedule.scheduler).__qualname__
-        if self._saved is not None and self._saved_class not in (None, kind):
+        if planned not in (None, plan.total_steps) and self._is_of_run():
+            self._follow(plan, planned, pl_trainer.current_epoch)
+        elif self._saved is not None and self._saved_class not in (None, kind):
             self.trainer.recorder.note(
                 f"The schedule is a {kind}, and was a {self._saved_class} when the state was saved: it begins again."
             )
@@ -54,7 +62,24 @@ class _Step(L.Callback):
             for group, values in zip(optimizer.param_groups, groups):  # the constructor of a scheduler sets its first learning rate
                 set_group_lr(group, values.pop("lr"))
                 group.update(values)
+        elif self.addon.is_base_set and initial_lrs(optimizer) != rates:
+            self.trainer.recorder.note("The scheduler factory sets its own learning rates, so the one that was set by hand is not used.")
+        self.addon.is_base_set = False
         self._take_factor(optimizer)
+
+    def _is_of_run(self) -> bool:
+        """Whether a factory made the schedule for this run, and its rates do not follow from metrics."""
+        assert self._schedule is not None
+        return is_factory(self.scheduler) and not isinstance(self._schedule.scheduler, ReduceLROnPlateau)
+
+    def _follow(self, plan: Plan, planned: int | None, epoch: int) -> None:
+        """Continue a run that has become longer or shorter on the schedule of its new length."""
+        assert self._schedule is not None and self.trainer.optimizer is not None
+        self._schedule.skip(self._update - self._begin["update"], epoch - self.trainer.train_state.first_epoch)
+        scale_lr(self.trainer.optimizer, self.addon.factor)
+        self.trainer.recorder.note(
+            f"The schedule was planned for {planned} updates, and the run now has {plan.total_steps}: it follows the new plan from here on."
+        )
 
     def _take_factor(self, optimizer: Optimizer) -> None:
         """Keep a factor set by hand if the schedule continues from run to run; reset it for a schedule of this run only."""
@@ -70,25 +95,6 @@ class _Step(L.Callback):
         assert self._schedule is not None
         self.addon.factor *= factor
         self._schedule.factor = self.addon.factor
-
-    def _plan(self, pl_trainer: L.Trainer) -> Plan:
-        """The length of the run, for a resumed run the whole length, so that its schedule is that of an uninterrupted run."""
-        n_batches, first_epoch, begin = pl_trainer.num_training_batches, pl_trainer.current_epoch, self._begin
-        now = {"update": pl_trainer.global_step, "accumulate": pl_trainer.accumulate_grad_batches}
-        if self.trainer.continues_run:
-            first_epoch = self.trainer.train_state.first_epoch
-            in_a_row = first_epoch * math.ceil(n_batches / now["accumulate"]) if n_batches != math.inf else 0
-            now = begin or now | {"update": in_a_row}  # missing in older checkpoints
-        self._begin = now
-        goal = max(pl_trainer.max_epochs or 0, now.get("goal", 0))  # a run that was rewound keeps its plan
-        epochs = range(first_epoch, goal)
-        return Plan(
-            n_epochs=goal - first_epoch,
-            batches_per_epoch=int(n_batches) if n_batches != math.inf else None,
-            accumulate=now["accumulate"],
-            max_steps=max(pl_trainer.max_steps - now["update"], 0) if pl_trainer.max_steps >= 0 else None,
-            n_updates=_n_updates(self.trainer, pl_trainer, epochs, now["update"]) if n_batches != math.inf else None,
-        )
 
     def state_dict(self) -> dict[str, Any]:
         scheduler = self._schedule.scheduler if self._schedule is not None else None
@@ -130,6 +136,25 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
+def _plan(trainer: TrainerProtocol, pl_trainer: L.Trainer, begin: dict[str, int]) -> tuple[Plan, dict[str, int]]:
+    """The length of the run, for a resumed run the whole length, so that its schedule is that of an uninterrupted run; and how it began."""
+    n_batches, first_epoch = pl_trainer.num_training_batches, pl_trainer.current_epoch
+    now = {"update": pl_trainer.global_step, "accumulate": pl_trainer.accumulate_grad_batches}
+    if trainer.continues_run:
+        first_epoch = trainer.train_state.first_epoch
+        in_a_row = first_epoch * math.ceil(n_batches / now["accumulate"]) if n_batches != math.inf else 0
+        now = begin or now | {"update": in_a_row}  # missing in older checkpoints
+    goal = max(pl_trainer.max_epochs or 0, now.get("goal", 0))  # a run that was rewound keeps its plan
+    plan = Plan(
+        n_epochs=goal - first_epoch,
+        batches_per_epoch=int(n_batches) if n_batches != math.inf else None,
+        accumulate=now["accumulate"],
+        max_steps=max(pl_trainer.max_steps - now["update"], 0) if pl_trainer.max_steps >= 0 else None,
+        n_updates=_n_updates(trainer, pl_trainer, range(first_epoch, goal), now["update"]) if n_batches != math.inf else None,
+    )
+    return plan, now if plan.total_steps is None else now | {"total": plan.total_steps}
+
+
 def _n_updates(trainer: TrainerProtocol, pl_trainer: L.Trainer, epochs: range, first: int) -> int | None:
     """The number of updates in `epochs`, of which the first is `first`, if windows change in length; else None."""
     windows = next((addon.window_at for addon in trainer.active_addons if isinstance(addon, AccumulationAddon)), None)
@@ -161,6 +186,34 @@ def scale_schedules(trainer: TrainerProtocol, factor: float) -> None:
         callback.scale(factor)
 
 
+def set_next_lr(trainer: TrainerProtocol, lr: float) -> None:
+    """Set the learning rate that the next run begins with, for the first parameter group; the others keep their ratio to it.
+
+    Raises ConfigError if a schedule that continues is at 0, which can't be scaled.
+    """
+    optimizer = trainer.optimizer
+    assert optimizer is not None
+    addon = next((addon for addon in trainer.active_addons if isinstance(addon, SchedulerAddon) and addon.scheduler is not None), None)
+    if addon is not None and is_factory(addon.scheduler):
+        rates = initial_lrs(optimizer)
+        set_initial_lrs(optimizer, [lr * (rate / rates[0]) if rates[0] else lr for rate in rates])
+        addon.is_base_set = True
+        return
+    function = addon.scheduler if addon is not None and callable(addon.scheduler) else None
+    before = function(trainer.train_state.counts.update) if function is not None else float(optimizer.param_groups[0]["lr"])
+    if before == 0:
+        raise ConfigError(
+            "The learning rate is 0 here, so its schedule can't be scaled.",
+            remedy="Give a factory, scheduler=lambda optimizer, plan: ..., which makes a new schedule in each run.",
+        )
+    if addon is not None:
+        addon.factor = lr / before if function is not None else addon.factor * lr / before
+    if function is not None:
+        set_lr(optimizer, lr)
+    else:
+        scale_lr(optimizer, lr / before)
+
+
 class SchedulerAddon(AddOnBase):
     """Step a learning-rate schedule during a run.
 
@@ -169,7 +222,8 @@ class SchedulerAddon(AddOnBase):
             which both step after each optimizer update.
         scheduler_step_on_batch: Step an instance after each batch instead.
 
-    The state of an instance is saved in checkpoints and continues from run to run.
+    The state of an instance is saved in checkpoints and continues from run to run. The schedule of a factory begins from the optimizer's
+    initial learning rates in each run. If a run continues with another length, a note says so, and its schedule is that of the new length.
     """
 
     scheduler: Scheduler | None = None
@@ -180,6 +234,7 @@ class SchedulerAddon(AddOnBase):
 
     def __post_init__(self) -> None:
         self.factor = 1.0  # of all learning rates, set by hand
+        self.is_base_set = False  # since the last run, the rate that a factory's next schedule begins with was set by hand
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [] if self.scheduler is None else [_Step(trainer, self, self.scheduler, self.scheduler_step_on_batch)]

@@ -20,11 +20,11 @@ _SHARE = 4  # the clones take at most one part of the free memory of a GPU
 class DeviceCopies:
     """Copies tensors from GPUs while the GPUs continue to compute. `wait` returns when all copies are complete.
 
-    `gpu`: torch.cuda, or an object with its streams and events.
+    `gpu`: torch.cuda, or an object with its streams and events. `delays_training`: whether a tensor was copied on the training's stream.
     """
 
     def __init__(self, gpu: Any = torch.cuda) -> None:
-        self.gpu = gpu
+        self.gpu, self.delays_training = gpu, False
         self._streams: dict[torch.device, Any] = {}  # of copies
         self._room: dict[torch.device, int] = {}  # bytes that clones may still take
         self._events: list[Any] = []  # after the last copy of each stream
@@ -36,6 +36,7 @@ class DeviceCopies:
             self._streams[device], self._room[device] = self.gpu.Stream(device), self.gpu.mem_get_info(device)[0] // _SHARE
         if source.nbytes > self._room[device]:
             into.copy_(source, non_blocking=True)  # the training's stream keeps the order
+            self.delays_training = True
             return
         self._room[device] -= source.nbytes
         clone, stream = source.detach().clone(), self._streams[device]

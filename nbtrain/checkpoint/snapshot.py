@@ -153,7 +153,7 @@ def snapshot(state: Mapping[str, Any], into: Snapshot | None = None, *, waits: b
     """Copy a Lightning checkpoint dict off the devices; hyper-parameters become plain data.
 
     `into`: an older snapshot, no longer needed, whose memory is used again for tensors that fit. `waits=False`: copies from a GPU may be
-    unfinished until `Snapshot.ready` is called. A value that can't be stored is left out with its key in the nearest dict. Raises
+    unfinished until `Snapshot.ready` is called, unless training is delayed by them. A value that can't be stored is left out with its key in the nearest dict. Raises
     CheckpointError for a tensor of the model or the optimizer that can't be stored.
     """
     tensors = _TensorCopier(into.buffers if into is not None else {})
@@ -162,7 +162,7 @@ def snapshot(state: Mapping[str, Any], into: Snapshot | None = None, *, waits: b
         copied = copier.copy_items({key: plain(value) if key in _HYPER_PARAMETERS else value for key, value in state.items()}, ())
     tensors.from_devices.finish()
     taken = Snapshot(copied, copier.views, tensors.buffers, copier.boxes, tuple(copier.left_out), tensors.from_devices)
-    return taken.ready() if waits else taken
+    return taken.ready() if waits or tensors.from_devices.delays_training else taken
 
 
 class _Copier:

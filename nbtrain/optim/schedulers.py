@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -36,10 +37,14 @@ __all__ = [
     "set_lr",
     "set_group_lr",
     "scale_lr",
+    "scale_rates",
+    "initial_lrs",
+    "set_initial_lrs",
     "FunctionSchedule",
     "CountedScheduler",
     "Schedule",
     "n_required",
+    "is_factory",
     "resolve_schedule",
     "SchedulerBase",
     "WarmUpScheduler",
@@ -119,6 +124,29 @@ def scale_lr(optimizer: Optimizer, factor: float) -> None:
     """Multiply the learning rate of each parameter group by `factor`."""
     for group in optimizer.param_groups:
         group["lr"] *= factor  # in place: a tensor stays the same object
+
+
+def scale_rates(scheduler: dict[str, Any], groups: Iterable[dict[str, Any]], factor: float) -> None:
+    """Multiply all later rates of a torch scheduler, given by its attributes or its state, and the rates in the groups of its optimizer."""
+    for part in scheduler.get("_schedulers", ()):
+        scale_rates(part if isinstance(part, dict) else vars(part), (), factor)
+    scheduler["base_lrs"] = [lr * factor for lr in scheduler.get("base_lrs", ())]
+    for group in groups:
+        for name in {"initial_lr", "max_lr", "min_lr"} & group.keys():  # OneCycleLR and CyclicLR compute the rate from these
+            group[name] *= factor
+
+
+def initial_lrs(optimizer: Optimizer) -> list[float]:
+    """The learning rates that a new schedule begins from, one for each parameter group: torch's schedulers keep them as `initial_lr`."""
+    return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+
+
+def set_initial_lrs(optimizer: Optimizer, rates: Iterable[float]) -> None:
+    """Let a new schedule begin from these learning rates."""
+    for group, lr in zip(optimizer.param_groups, rates):
+        set_group_lr(group, lr)
+        if "initial_lr" in group:
+            group["initial_lr"] = group["lr"].clone() if isinstance(group["lr"], Tensor) else lr
 
 
 # %% ../../nbs/optim/schedulers.ipynb #bc49e080
@@ -202,6 +230,15 @@ class Schedule:
         elif self.interval == "epoch":
             self.step(monitored)
 
+    def skip(self, n_updates: int, n_epochs: int) -> None:
+        """Step a new schedule to its place after `n_updates` updates and `n_epochs` epochs. A `ReduceLROnPlateau` stays at its start."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch's, about a step before the optimizer's first one
+            for _ in range(n_updates):
+                self.step()
+            for _ in range(n_epochs):
+                self.end_epoch()
+
     def _step(self, monitored: float | None) -> None:
         if isinstance(self.scheduler, ReduceLROnPlateau):
             if monitored is not None:
@@ -221,10 +258,16 @@ def n_required(function: Callable[..., Any]) -> int:
     return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
 
 
+def is_factory(scheduler: Any) -> bool:
+    """Whether `scheduler` is a factory `(optimizer, plan)`, which makes a new schedule for each run."""
+    return callable(scheduler) and n_required(scheduler) == 2
+
+
 def resolve_schedule(scheduler: Scheduler, optimizer: Optimizer, plan: Plan, *, on_batch: bool = False, update: int = 0) -> Schedule:
     """Turn what you gave as `scheduler` into a `Schedule` that is ready to step.
 
-    `on_batch`: an instance steps per batch instead of per epoch. `update`: the absolute update at which a function begins.
+    `on_batch`: an instance steps per batch instead of per epoch. `update`: the absolute update at which a function begins. The schedule of
+    a factory begins from the optimizer's initial learning rates.
     Raises ConfigError for anything that is not a schedule, for a scheduler of another optimizer, and for a per-batch schedule that is
     shorter than the run.
     """
@@ -237,13 +280,14 @@ def resolve_schedule(scheduler: Scheduler, optimizer: Optimizer, plan: Plan, *, 
         if on_batch:
             _check_length(scheduler, plan)
         return Schedule(scheduler, "batch" if on_batch else "epoch")
-    if isinstance(scheduler, type) or (n_given := n_required(scheduler)) not in (1, 2):
+    if isinstance(scheduler, type) or n_required(scheduler) not in (1, 2):
         raise ConfigError(
             f"scheduler={scheduler!r} is not a schedule.",
             remedy="Give a torch scheduler, a factory (optimizer, plan), or a function step -> lr.",
         )
     check_has_lr(optimizer)
-    if n_given == 2:
+    if is_factory(scheduler):
+        set_initial_lrs(optimizer, initial_lrs(optimizer))  # some schedulers begin from the current rate, the end of the last schedule
         return Schedule(_made(scheduler(optimizer, plan), optimizer), "update")
     return Schedule(FunctionSchedule(optimizer, scheduler, update), "update")
 

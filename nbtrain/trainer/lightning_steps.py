@@ -19,6 +19,7 @@ from ..engine.step_module import StepModule
 from ..engine.wrapped_module import WrappedModule, overrides
 from ..errors import ConfigError, StepError
 from ..optim.optimizer_state import load_optimizer
+from ..optim.schedulers import scale_rates
 from .compose import compose, given_addons, written_class
 from .evaluate import TrainerEvaluation, validate
 
@@ -53,8 +54,8 @@ class Configured:
 
     def __init__(self) -> None:
         self._made: Any = None  # what configure_optimizers returned
-        self._optimizers: list[Optimizer] = []
-        self._schedulers: list[Any] = []
+        self.optimizers: list[Optimizer] = []
+        self.schedulers: list[Any] = []
         self._state: Mapping[str, Any] | None = None  # for those that the next run makes
 
     def get(self, make: Callable[[], Any]) -> Any:
@@ -63,24 +64,28 @@ class Configured:
             self._made = make()
         return self._made
 
-    def adopt(self, pl_trainer: L.Trainer, restored: Mapping[str, Any] | None) -> Optimizer | None:
-        """Take the objects that Lightning got from the module, and give them the state of `restored`. Returns the first optimizer."""
-        self._optimizers = pl_trainer.strategy.optimizers
-        self._schedulers = [config.scheduler for config in pl_trainer.lr_scheduler_configs]
+    def adopt(self, pl_trainer: L.Trainer, restored: Mapping[str, Any] | None, before: Optimizer | None = None) -> Optimizer | None:
+        """Take the objects that Lightning got from the module, and give them the state of `restored`. Returns the first optimizer.
+
+        `before`: the optimizer that has been restored, and may have been changed by hand since.
+        """
+        self.optimizers = pl_trainer.strategy.optimizers
+        self.schedulers = [config.scheduler for config in pl_trainer.lr_scheduler_configs]
         state, self._state = restored if restored is not None else self._state, None
         if state is not None:
-            for optimizer, saved in zip(self._optimizers, state["optimizer_states"]):
-                load_optimizer(optimizer, saved)
-            for scheduler, saved in zip(self._schedulers, state["lr_schedulers"]):
+            for optimizer, saved in zip(self.optimizers, state["optimizer_states"]):
+                if optimizer is not before:
+                    load_optimizer(optimizer, saved)
+            for scheduler, saved in zip(self.schedulers, state["lr_schedulers"]):
                 scheduler.load_state_dict(saved)
-        return self._optimizers[0] if self._optimizers else None
+        return self.optimizers[0] if self.optimizers else None
 
     def state_dict(self) -> dict[str, Any]:
         """Their states, as in a checkpoint."""
         if self._state is not None:
             return dict(self._state)
-        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
-        return {"optimizer_states": optimizers, "lr_schedulers": [scheduler.state_dict() for scheduler in self._schedulers]}
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
+        return {"optimizer_states": optimizers, "lr_schedulers": [scheduler.state_dict() for scheduler in self.schedulers]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give the `state` of another process to the objects that the next run makes."""
@@ -114,6 +119,14 @@ class LightningSteps(TrainerEvaluation):
     def step_module(self, *, whole_epoch: bool = True) -> StepModule:
         return WrappedModule(self, whole_epoch=whole_epoch)
 
+    @property
+    def step_method(self) -> tuple[Any, str]:
+        return self.model, "training_step"
+
+    def step_alone(self, batch: Any, pl_trainer: L.Trainer) -> dict[str, Any]:
+        """Call `training_step` after a run, without logging. Raises ConfigError for a module that optimizes by hand."""
+        return _step_alone(self.lightning_module, batch, pl_trainer)
+
     def train_step(self, batch: Any) -> dict[str, Any]:
         what = f"The training_step of {type(self.model).__name__} can only be called in a run."
         raise StepError(what, remedy="Call run(n_epoch, loader), or run_batch(batch).")
@@ -129,12 +142,26 @@ class LightningSteps(TrainerEvaluation):
 
     def adopt(self, pl_trainer: L.Trainer) -> None:
         """Take the optimizers that Lightning got from the module; restore them and the schedulers from a checkpoint, if there is one."""
-        self.optimizer = self.configured.adopt(pl_trainer, self.restored())
+        self.optimizer = self.configured.adopt(pl_trainer, self.restored(), self.optimizer)
+
+    @property
+    def all_optimizers(self) -> list[Any]:
+        return list(self.configured.optimizers)
+
+    def scale_schedules(self, factor: float) -> None:
+        """Multiply all later rates of the first optimizer, after its learning rate was set by hand."""
+        assert self.optimizer is not None
+        saved = (self.restored() or {}).get("lr_schedulers", [])
+        for i, scheduler in enumerate(self.configured.schedulers):
+            if scheduler.optimizer is self.optimizer:
+                scale_rates(vars(scheduler), self.optimizer.param_groups, factor)
+                for state in saved[i : i + 1]:
+                    scale_rates(state, (), factor)
 
     def restored(self) -> Mapping[str, Any] | None:
         """The state that the next run continues from, or None."""
         found = [addon.restored for addon in self.active_addons if isinstance(addon, StateManagerAddon)]
-        return found[0] if found else None
+        return found[0] if found else self.state_holder.restored
 
     def optimizer_states(self) -> list[dict[str, Any]]:
         """The states of all optimizers, for a checkpoint that is saved between two runs."""
@@ -174,3 +201,17 @@ def lightning_trainer(base: type[Any], kind: type[Any]) -> type[Any]:
 def _unpickled(base: type[Any], addons: tuple[Any, ...], kind: type[Any]) -> Any:
     found: Any = lightning_trainer(compose(base, addons) if addons else base, kind)
     return found.__new__(found)
+
+
+def _step_alone(module: L.LightningModule, batch: Any, pl_trainer: L.Trainer) -> dict[str, Any]:
+    if not module.automatic_optimization:
+        what = f"{type(module).__name__} optimizes by hand, so its loss of one sample can't be computed."
+        raise ConfigError(what, remedy="Use replay(step=...) instead.")
+    own, before = vars(module), dict(vars(module))
+    own |= {"_trainer": pl_trainer, **dict.fromkeys(("log", "log_dict"), lambda *args, **options: None)}
+    try:
+        output = module.training_step(batch, 0)
+    finally:
+        own.clear()
+        own |= before
+    return dict(output) if isinstance(output, Mapping) else {} if output is None else {"loss": output}

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from html import escape
 from typing import Any
 
@@ -39,8 +40,9 @@ __all__ = ["Layer", "Replay", "layers_of", "StepWatcher", "watched_step", "repla
 class Layer:
     """What one layer did in a step. Missing values are NaN: the gradient of a layer without parameters, the output of one not called.
 
-    `mean`, `std` and `zeros` (a fraction in [0, 1]) describe its last output; `n_bad` counts the values in it that are not finite.
-    `gradient` and `update` are L2 norms; `share` is `update` divided by the norm of the weights before the step.
+    `mean`, `std` and `zeros` (a fraction in [0, 1]) describe its last output; `n_bad` counts the values in it that are not finite, and
+    `n_bad_gradients` those in its gradient. `gradient` and `update` are L2 norms; `share` is `update` divided by the norm of the weights
+    before the step. `has_weights`: whether it holds parameters.
     """
 
     name: str
@@ -52,13 +54,16 @@ class Layer:
     gradient: float = math.nan
     update: float = math.nan
     share: float = math.nan
+    n_bad_gradients: int = 0
+    has_weights: bool = False
 
     @property
     def row(self) -> dict[str, Any]:
         """The values as a row of a table."""
-        measured = {name: getattr(self, name) for name in ("mean", "std", "zeros", "gradient", "update", "share")}
-        known = {name: "–" if math.isnan(value) and math.isnan(self.update) else value for name, value in measured.items()}
-        return {"layer": self.name or "(model)", "type": self.kind, **known}
+        is_called, has_gradient = not math.isnan(self.zeros), self.n_bad_gradients > 0 or not math.isnan(self.gradient)
+        known = dict.fromkeys(("mean", "std", "zeros"), is_called) | {"gradient": has_gradient}
+        known |= dict.fromkeys(("update", "share"), self.has_weights)
+        return {"layer": self.name or "(model)", "type": self.kind} | {name: getattr(self, name) if known[name] else "–" for name in known}
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,12 +90,12 @@ class Replay:
     @property
     def gradients(self) -> dict[str, float]:
         """The norm of the gradient by layer, right after the backward pass."""
-        return {layer.name: layer.gradient for layer in self.layers if not math.isnan(layer.update)}
+        return {layer.name: layer.gradient for layer in self.layers if layer.has_weights}
 
     @property
     def updates(self) -> dict[str, float]:
         """The norm of the weight update by layer; zeros within a window of accumulated gradients."""
-        return {layer.name: layer.update for layer in self.layers if not math.isnan(layer.update)}
+        return {layer.name: layer.update for layer in self.layers if layer.has_weights}
 
     def debug(self) -> Diagnosis:
         """Repeat the step under torch's anomaly detection, and name the first module whose output is not finite."""
@@ -126,30 +131,38 @@ def _n_bad(value: Any) -> int:
 
 @dataclass
 class _Called:
-    """The outputs of the layers in a step. `first_bad`: the first layer whose output is not finite, its output and its input."""
+    """The outputs of the layers in a step. `first_bad`: the first module whose output is not finite, its output and its input."""
 
     stats: dict[str, dict[str, Any]] = field(default_factory=dict)
     first_bad: tuple[str, Any, Any] | None = None
 
-    def hook(self, name: str) -> Any:
-        def hook(layer: nn.Module, inputs: Any, output: Any) -> None:
-            n_bad = _n_bad(output)
-            if n_bad and self.first_bad is None:
-                self.first_bad = name, output, inputs
-            first = next((found for found in tensors(output) if found.is_floating_point() and found.numel()), None)
-            if first is not None:
-                values = first.detach().double()
-                stats = {
-                    "mean": float(values.mean()),
-                    "std": float(values.std(unbiased=False)),
-                    "zeros": float((values == 0).double().mean()),
-                }
-                self.stats[name] = stats | {"n_bad": n_bad}
+    def watch(self, model: nn.Module) -> None:
+        """Look at the outputs of all modules: one with submodules may compute something between and after them."""
+        layers = layers_of(model)
+        for name, module in model.named_modules():
+            module.register_forward_hook(partial(self._look, name, name in layers))
 
-        return hook
+    def _look(self, name: str, is_layer: bool, module: nn.Module, inputs: Any, output: Any) -> None:
+        n_bad = _n_bad(output)
+        if n_bad and self.first_bad is None:
+            self.first_bad = name, output, inputs
+        first = next((found for found in tensors(output) if found.is_floating_point() and found.numel()), None)
+        if is_layer and first is not None:
+            values = first.detach().double()
+            self.stats[name] = {
+                "mean": float(values.mean()),
+                "std": float(values.std(unbiased=False)),
+                "zeros": float((values == 0).double().mean()),
+                "n_bad": n_bad,
+            }
 
 
 # %% ../../nbs/trainer/replay.ipynb #225d5ba0
+def _as_output(returned: Any) -> dict[str, Any]:
+    """What a training step returned, as a dict: a LightningModule may return the loss alone, or None."""
+    return dict(returned) if isinstance(returned, Mapping) else {} if returned is None else {"loss": returned}
+
+
 class StepWatcher(Checkpoint):
     """Watches the training step `step` of a scratch copy, and ends its run there.
 
@@ -160,6 +173,7 @@ class StepWatcher(Checkpoint):
         self.trainer, self.step, self.anomalies, self.keeps_weights = trainer, step, anomalies, weights
         self.weights: dict[str, Any] = {}  # before the step
         self.called = _Called()
+        self.pl_trainer: Any = None
         self.batch: Any = None
         self.output: Mapping[str, Any] | None = None
         self.place = ""
@@ -167,36 +181,38 @@ class StepWatcher(Checkpoint):
         self.bad_weights = ""  # the first parameter that is not finite before the step
         self.layers: tuple[Layer, ...] = ()
         self._before: dict[str, list[Tensor]] = {}
-        self._gradients: dict[str, float] = {}
+        self._gradients: dict[str, tuple[float, int]] = {}  # the norm, and the number of values that are not finite
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         if self.trainer.train_state.counts.step != self.step - 1:
             return
-        model = self.trainer.model
+        model, self.pl_trainer = self.trainer.model, pl_trainer
         self.place = f"epoch {self.trainer.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
         self.bad_weights = next((name for name, p in model.named_parameters() if not bool(p.isfinite().all())), "")
         self._before = {name: [p.detach().clone() for p in part.parameters(False)] for name, part in layers_of(model).items()}
-        for name, part in layers_of(model).items():
-            part.register_forward_hook(self.called.hook(name))
+        self.called.watch(model)
         if self.keeps_weights:
             self.weights = deepcopy(model.state_dict())
-        train_step = self.trainer.train_step
+        owner, name = self.trainer.step_method
+        train_step = getattr(owner, name)
 
-        def watched(batch: Any) -> dict[str, Any]:
+        @wraps(train_step)
+        def watched(batch: Any, *args: Any, **options: Any) -> Any:
             if self.batch is None:
                 self.batch = apply_to_collection(batch, Tensor, lambda value: value.detach().clone())
-            output = train_step(batch)
+            output = train_step(batch, *args, **options)
             if self.output is None:
-                self.output = apply_to_collection(dict(output), Tensor, Tensor.detach)
+                self.output = apply_to_collection(_as_output(output), Tensor, Tensor.detach)
             return output
 
-        vars(self.trainer)["train_step"] = watched
+        vars(owner)[name] = watched
         torch.autograd.set_detect_anomaly(self.anomalies)
 
     def on_after_backward(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._before and not self._gradients:
             parts = layers_of(self.trainer.model).items()
-            self._gradients = {name: _norm([p.grad for p in part.parameters(False) if p.grad is not None]) for name, part in parts}
+            found = {name: [p.grad for p in part.parameters(False) if p.grad is not None] for name, part in parts}
+            self._gradients = {name: (_norm(gradients), _n_bad(gradients)) for name, gradients in found.items()}
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
         if self._before:
@@ -205,10 +221,11 @@ class StepWatcher(Checkpoint):
 
     def _layer(self, name: str, part: nn.Module) -> Layer:
         moved = [now.detach() - before for now, before in zip(part.parameters(False), self._before[name])]
-        update, size = _norm(moved), _norm(self._before[name])
-        share = update / size if size else math.nan
-        return Layer(name, type(part).__name__, **self.called.stats.get(name, {}), gradient=self._gradients.get(name, math.nan),
-                     update=update, share=share)  # fmt: skip
+        (gradient, n_bad), update, size = self._gradients.get(name, (math.nan, 0)), _norm(moved), _norm(self._before[name])
+        return Layer(
+            name, type(part).__name__, **self.called.stats.get(name, {}), gradient=gradient, update=update,
+            share=update / size if size else math.nan, n_bad_gradients=n_bad, has_weights=bool(moved),
+        )  # fmt: skip
 
 
 @contextmanager
@@ -295,7 +312,7 @@ def diagnose(trainer: TrainerBase, step: int) -> Diagnosis:
 
 
 def _of_update(seen: StepWatcher) -> Diagnosis:
-    bad = next((layer.name for layer in seen.layers if layer.gradient - layer.gradient != 0 and not math.isnan(layer.update)), None)
+    bad = next((layer.name for layer in seen.layers if layer.n_bad_gradients), None)
     if bad is not None:
         return Diagnosis(f"The gradient of {bad or 'the model'} is not finite.", bad)
     largest = max((layer for layer in seen.layers if layer.share == layer.share), key=lambda layer: layer.share, default=None)

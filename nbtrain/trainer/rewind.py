@@ -142,8 +142,9 @@ class TrainerRewind(TrainerBase):
         to that place, and adds a mark. `run(2, loader)` then repeats the epochs bit for bit; after `set(lr=...)` it takes another course.
         `step` counts as in `history.steps`, where validation batches count too. `epoch=0` is the start.
 
-        If no state was kept at that place, a copy of the trainer trains to it from the nearest earlier state. Everything after the place
-        is dropped; use `branch` to keep it. A paused run is ended. Raises ConfigError during a run and for a place that does not exist,
+        If no state was kept at that place, a copy of the trainer trains to it from the nearest earlier state. The start is kept, and all
+        epochs that take as long as 200 copies of a state and fit into the memory. Everything after the place is dropped; use `branch` to
+        keep it. A paused run is ended. Raises ConfigError during a run and for a place that does not exist,
         and CheckpointError if no state leads to it.
         """
         end_paused(self)

@@ -179,6 +179,14 @@ def n_state_bytes(trainer: TrainerBase) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
+def _too_large(trainer: TrainerBase) -> str:
+    """Why no state is kept, if one takes more than the memory for all states: it would be dropped at once. Otherwise ""."""
+    n_bytes, most = n_state_bytes(trainer), trainer.kept_states.most
+    if n_bytes <= most:
+        return ""
+    return f"No states are kept in memory: one takes {n_bytes / 1e9:.1f} GB, and half of the free memory is {most / 1e9:.1f} GB."
+
+
 def _shared_best(trainer: TrainerBase) -> Weights | None:
     """A copy of the best weights, shared with the previous state if they are the same."""
     best, row = trainer.train_state.best_weights, trainer.train_state.history.best
@@ -191,28 +199,37 @@ def _shared_best(trainer: TrainerBase) -> Weights | None:
 
 
 # %% ../../nbs/trainer/state_keeper.ipynb #copytimes1
-_SHARE = 200  # seconds of training per second of copying; with the cost of the loader's place in each step it stays below 1%
+_SHARE = 200  # seconds of training per second of copying regular states, and as many for the needed ones: 1% of a run for both
 _WITHIN_EPOCH_S = 30.0
 _N_LAST, _QUICK_S = 3, 0.02  # the last epochs of a run are kept beyond that share if a copy takes no longer
 
 
 class CopyTimes:
-    """The time that the copies of a run take, and whether there is time for another one."""
+    """The time that the copies of a run take, and whether there is time for another one.
+
+    `needed`: states of the best epoch and of the last ones have a separate share, which regular states don't use up.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.spent_s = self.newest_s = 0.0  # copying states in this run, and copying the newest one
+        self.spent_s = self.needed_s = self.newest_s = 0.0  # for regular states of this run, for needed ones, and for the newest
         self.begun_s = self.taken_s = clock()  # start of the run, and time of its newest state
 
-    def add(self, begun_s: float) -> None:
+    def add(self, begun_s: float, *, needed: bool = False) -> None:
         """A copy that began at `begun_s` is finished."""
         self.taken_s = self.clock()
         self.newest_s = self.taken_s - begun_s
-        self.spent_s += self.newest_s
+        self.spent_s += 0.0 if needed else self.newest_s
+        self.needed_s += self.newest_s if needed else 0.0
 
     @property
     def is_due(self) -> bool:
+        """Whether there is time for a regular state."""
         return self.clock() - self.begun_s >= _SHARE * self.spent_s
+
+    def has_room(self, n_states: int) -> bool:
+        """Whether there is time for as many needed states."""
+        return self.clock() - self.begun_s >= _SHARE * (self.needed_s + n_states * self.newest_s)
 
     @property
     def is_quick(self) -> bool:
@@ -268,8 +285,9 @@ class StateTaker(Leaving, Checkpoint):
             self.trainer.state_holder.open_valid.is_read = True
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._pl_trainer is not None and (self.times.is_due or self._is_last(pl_trainer)):
-            self._take(None)
+        is_due = self.times.is_due
+        if self._pl_trainer is not None and (is_due or self._is_needed(pl_trainer)):
+            self._take(None, needed=not is_due)
 
     def on_leave(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if pl_trainer is self._pl_trainer:
@@ -290,34 +308,31 @@ class StateTaker(Leaving, Checkpoint):
         if at is not None and at.pl_trainer is self._pl_trainer:
             self._take(n_finished(at.pl_trainer))
 
-    def _is_last(self, pl_trainer: L.Trainer) -> bool:
-        """Whether this is one of the last epochs of the run, and a state is copied quickly."""
-        is_near = self.trainer.train_state.counts.epoch > self.trainer.recorder.n_epochs - _N_LAST
-        return self.times.is_quick and (is_near or pl_trainer.should_stop)
+    def _is_needed(self, pl_trainer: L.Trainer) -> bool:
+        """Whether this is one of the last epochs of the run, or the best so far, and there is time for its state."""
+        times, counts, best = self.times, self.trainer.train_state.counts, self.trainer.train_state.history.best
+        if counts.epoch > self.trainer.recorder.n_epochs - _N_LAST or pl_trainer.should_stop:
+            return times.is_quick or times.has_room(1)
+        return times.has_room(1 + _N_LAST) and best is not None and best["step"] == counts.step
 
-    def _take(self, finished: int | None, *, is_start: bool = False, restored: Mapping[str, Any] | None = None) -> None:
+    def _take(self, finished: int | None, *, is_start: bool = False, needed: bool = False, restored: dict[str, Any] | None = None) -> None:
         begun_s, history = self.times.clock(), self.trainer.train_state.history
-        if self._is_too_large():
+        if reason := _too_large(self.trainer):
+            self._note(reason)
             return
         try:
             state = take_state(self.trainer, self._pl_trainer, finished, is_start=is_start, restored=restored)
         except Exception as error:  # a state_dict of the model or a callback failed; the run can continue without
-            if not self._failed:
-                self.trainer.recorder.note(f"A state was not kept in memory: {first_line(error)}")
-            self._failed = True
+            self._note(f"A state was not kept in memory: {first_line(error)}")
         else:
             self.trainer.kept_states.add(state, history.best["step"] if history.best is not None else None)
-        self.times.add(begun_s)
+        self.times.add(begun_s, needed=needed)
 
-    def _is_too_large(self) -> bool:
-        """Whether one state is larger than the memory for all states. It would be dropped at once."""
-        n_bytes, most = n_state_bytes(self.trainer), self.trainer.kept_states.most
-        if n_bytes > most and not self._failed:
-            self._failed = True
-            self.trainer.recorder.note(
-                f"No states are kept in memory: one takes {n_bytes / 1e9:.1f} GB, and half of the free memory is {most / 1e9:.1f} GB."
-            )
-        return n_bytes > most
+    def _note(self, text: str) -> None:
+        """Note once why a state is missing."""
+        if not self._failed:
+            self.trainer.recorder.note(text)
+        self._failed = True
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.trainer.sinks[:] = [sink for sink in self.trainer.sinks if sink is not self]

@@ -337,7 +337,8 @@ class Trainer(
         count_samples: A function that returns the number of samples in a batch, which weights the means of an epoch. Needed only if it
             can't be inferred: `lambda batch: len(batch.ids)`. A step may also return the number, as "n_samples".
         compare_with: A run folder to compare with in the plot. None: the newest other run of the same class in `save_path`.
-        keep_states: Keep states in memory for `rewind`, `replay`, `branch` and `blame`, in a tenth of what is free. "auto": in notebooks.
+        keep_states: Keep states in memory for `rewind`, `replay`, `branch` and `blame`, in a tenth of what is free: the start, and as many
+            epochs as take 1% of the time, the best and the last three first. Others are trained again, exactly. "auto": in notebooks.
         lightning: Other arguments for `lightning.Trainer`, such as `callbacks` and `logger`.
 
     Raises ConfigError for an invalid argument, and OptionError (a TypeError) for an unknown one.

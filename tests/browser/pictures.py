@@ -89,7 +89,7 @@ def _edit_and_pause(lab: Lab, name: str) -> None:
     lab.wait_text(r"② epoch \d, batch \d+: validated: val_loss")
     lab.wait_text(r"epoch 3/6 · ")
     lab.press("Pause")
-    lab.wait_text(r"‖ paused at epoch \d")
+    lab.wait_text(r"‖ the run was paused at epoch \d")
 
 
 def _save_and_reload(lab: Lab, name: str) -> None:

@@ -54,6 +54,7 @@ def test_a_tensor_is_doubled_and_copied_after_what_trained_before(monkeypatch: p
     copies.copy(weight, into)
     assert log == ["copies after training", "copy on copies", "kept for copies"]
     weight.add_(1)  # the next update changes no memory that the copy reads
+    assert not copies.delays_training  # a snapshot does not wait
     assert doubles[0].data_ptr() != weight.data_ptr() and doubles[0].tolist() == into.tolist() == [1, 1, 1, 1]
 
 
@@ -61,7 +62,7 @@ def test_what_finds_no_room_on_the_gpu_is_copied_in_the_order_of_the_training() 
     log: list[str] = []
     copies, into = DeviceCopies(stand_in(log, free=60)), torch.zeros(4)
     copies.copy(torch.ones(4), into)  # 16 bytes, and a quarter of what is free is 15
-    assert log == [] and into.sum() == 4
+    assert log == [] and into.sum() == 4 and copies.delays_training
     copies.finish()
     copies.wait()
     assert log == ["waited for training", "waited for copies"]
@@ -76,6 +77,40 @@ def test_a_state_is_read_only_after_its_copies() -> None:
     copies.finish()
     kept = KeptState(1, 0, 0, None, 1, True, Snapshot({"weights": into}, copies=copies), ([], None))
     assert _as_state(kept)["weights"].sum() == 4 and log == ["waited for training", "waited for copies"]
+
+
+@pytest.mark.parametrize(("waits", "delays", "expected"), [(False, False, 0), (False, True, 1), (True, False, 1)])
+def test_a_snapshot_waits_for_copies_where_it_is_told_to_and_where_they_delay_the_training(
+    monkeypatch: pytest.MonkeyPatch, waits: bool, delays: bool, expected: int
+) -> None:
+    class Copies(DeviceCopies):
+        n_waits = 0
+
+        def finish(self) -> None:
+            self.delays_training = delays
+
+        def wait(self) -> None:
+            Copies.n_waits += 1
+
+    monkeypatch.setattr("nbtrain.checkpoint.snapshot.DeviceCopies", Copies)
+    taken = snapshot({"weights": torch.ones(3)}, waits=waits)
+    assert Copies.n_waits == expected and taken.ready() is taken and Copies.n_waits == expected + 1
+
+
+def test_tensors_on_the_cpu_are_copied_at_once_without_a_gpu() -> None:
+    weight = torch.ones(3)
+    taken = snapshot({"state_dict": {"weight": weight}}, waits=False)
+    weight.add_(1)
+    assert taken.copies is not None and not taken.copies.delays_training
+    assert taken.state["state_dict"]["weight"].tolist() == [1, 1, 1] and not taken.state["state_dict"]["weight"].is_pinned()
+
+
+@needs_gpu
+def test_what_finds_no_room_on_the_gpu_is_complete_when_the_snapshot_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nbtrain.checkpoint.device_copy._SHARE", 10**15)  # no clones
+    weight = torch.ones(4_000_000, device="cuda")
+    taken = snapshot({"state_dict": {"weight": weight}}, waits=False)
+    assert taken.copies is not None and taken.copies.delays_training and taken.state["state_dict"]["weight"].sum() == 4_000_000
 
 
 @needs_gpu

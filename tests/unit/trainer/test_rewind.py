@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -29,6 +31,24 @@ from nbtrain.history.provenance import show
 
 def keeping(**options: Any) -> Any:
     return make_trainer(keep_states=True, **options)
+
+
+class OneAtATime(Regress):
+    """While `in_turn` is on, each batch of two runs waits for a batch of the other one."""
+
+    turns: ClassVar[threading.Barrier | None] = None
+
+    @classmethod
+    @contextmanager
+    def in_turn(cls) -> Iterator[None]:
+        cls.turns = threading.Barrier(2)
+        yield
+        cls.turns = None
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        if self.turns is not None:
+            self.turns.wait(60)
+        return super().train_step(batch)
 
 
 def test_a_trainer_in_a_script_keeps_no_states() -> None:
@@ -65,8 +85,10 @@ def test_replay_gets_the_augmented_batch_that_was_trained_on(n_workers: int) -> 
     trainer = keeping(kind=Looking)
     trainer.is_looking = True
     trainer.run(2, DataLoader(Augmented(), 16, shuffle=True, num_workers=n_workers))
+    losses = trainer.history.steps["train"]["train_loss"]  # with dropout
     for step in (1, 7, 10):
-        assert torch.equal(trainer.replay(step).batch[0], seen[step - 1])
+        found = trainer.replay(step)
+        assert torch.equal(found.batch[0], seen[step - 1]) and found.loss == losses[step - 1]
 
 
 def test_a_replay_leaves_the_trainer_and_the_random_numbers_as_they_are() -> None:
@@ -275,13 +297,23 @@ def test_a_branch_can_have_other_steps() -> None:
     assert (made.title, trainer.title, made.fork.words) == ("Doubled", "Regress", "steps Doubled")
 
 
-def test_two_branches_run_at_once_in_the_background() -> None:
-    trainer = keeping()
-    trainer.run(1, make_loader())
-    branches = [trainer.branch(epoch=1, lr=lr) for lr in (0.1, 0.001)]
-    handles = [made.run(2, make_loader(), background=True) for made in branches]
-    assert [handle.wait(60).status for handle in handles] == ["completed", "completed"]
-    assert [made.counts.epoch for made in branches] == [3, 3]
+def test_two_branches_that_run_at_once_equal_themselves_alone() -> None:
+    trainer, loaders = (
+        make_trainer(OneAtATime, model=nn.Linear(8, 1), keep_states=True),
+        [make_loader(own_generator=True) for _ in range(5)],
+    )
+    trainer.run(1, loaders[0])
+    alone = [trainer.branch(epoch=1, lr=lr) for lr in (0.1, 0.001)]
+    for made, loader in zip(alone, loaders[1:3]):
+        made.run(4, loader)
+    at_once = [trainer.branch(epoch=1, lr=lr) for lr in (0.1, 0.001)]
+    with OneAtATime.in_turn():
+        handles = [made.run(4, loader, background=True) for made, loader in zip(at_once, loaders[3:])]
+        assert [handle.wait(60).status for handle in handles] == ["completed", "completed"]
+    for one, other in zip(alone, at_once):
+        assert one.counts.epoch == 5 and same_weights(one.model, other.model)
+        assert without_times(one.history.epochs) == without_times(other.history.epochs)
+    assert not same_weights(*(made.model for made in at_once))
 
 
 def test_debug_names_the_backward_pass_where_only_its_gradient_is_not_finite() -> None:

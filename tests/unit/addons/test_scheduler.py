@@ -1,0 +1,165 @@
+"""Learning rates from run to run: a new run, a rate set between two runs, and a run that continues with another length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning import Callback
+from samples import Regress, make_loader, make_model, make_trainer
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    OneCycleLR,
+    PolynomialLR,
+    SequentialLR,
+    StepLR,
+)  # fmt: skip
+
+from nbtrain import StateManagerAddon, warmup_cosine
+from nbtrain.errors import ConfigError
+
+FACTORIES: dict[str, Callable[..., Any]] = {
+    "cosine": lambda o, plan: CosineAnnealingLR(o, plan.total_steps),
+    "one cycle": lambda o, plan: OneCycleLR(o, 0.02, plan.total_steps),
+    "lambda": lambda o, plan: LambdaLR(o, lambda i: 1 - i / plan.total_steps),
+    "warm-up": lambda o, plan: SequentialLR(o, [LinearLR(o, 0.1, 1, 3), CosineAnnealingLR(o, plan.total_steps - 3)], [3]),
+    "polynomial": lambda o, plan: PolynomialLR(o, plan.total_steps, 2.0),
+    "exponential": lambda o, plan: ExponentialLR(o, 0.97),
+    "steps": lambda o, plan: StepLR(o, 4, 0.5),
+    "ours": warmup_cosine,
+}
+
+
+class Rates(Callback):
+    """Records the learning rate of each batch; raises after `last` batches."""
+
+    def __init__(self, last: int | None = None) -> None:
+        self.seen: list[float] = []
+        self.last = last
+
+    def on_train_batch_start(self, pl_trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if len(self.seen) == self.last:
+            raise SystemExit
+        self.seen.append(float(pl_trainer.optimizers[0].param_groups[0]["lr"]))
+
+
+class Notes:
+    """Collects what a record says about plans of schedules."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def update(self, event: Any) -> None:
+        if event.kind == "note" and ("plan" in event.data["text"] or "factory" in event.data["text"]):
+            self.seen.append(event.data["text"])
+
+
+def make(schedule: Any, *, last: int | None = None, kind: Any = Regress, **options: Any) -> Any:
+    trainer = make_trainer(kind, scheduler=schedule, lightning={"callbacks": [Rates(last)]}, seed=0, **options)
+    trainer.sinks.append(Notes())
+    return trainer
+
+
+def rates(trainer: Any) -> list[float]:
+    return trainer.lightning["callbacks"][0].seen
+
+
+def notes(trainer: Any) -> list[str]:
+    return next(sink.seen for sink in trainer.sinks if isinstance(sink, Notes))
+
+
+def rates_of(schedule: Any, n_epochs: int) -> list[float]:
+    trainer = make(schedule)
+    trainer.run(n_epochs, make_loader())
+    return rates(trainer)
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_each_run_has_a_new_schedule_of_a_factory(name: str) -> None:
+    trainer = make(FACTORIES[name])
+    trainer.run(2, make_loader())
+    trainer.run(2, make_loader())
+    assert rates(trainer) == rates_of(FACTORIES[name], 2) * 2 and max(rates(trainer)) > 0
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("n_epochs", [1, 2, 3])
+def test_a_resumed_run_with_another_length_follows_the_schedule_of_that_length(name: str, n_epochs: int, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"kind": Regress.add_on(StateManagerAddon), "save_path": tmp_path, "every_n_steps": 1}
+    with pytest.raises(SystemExit):
+        make(FACTORIES[name], last=4, **options).run(2, make_loader(), resume="auto")
+    again = make(FACTORIES[name], **options)
+    again.run(n_epochs, make_loader(), resume="auto")
+    assert rates(again) == rates_of(FACTORIES[name], n_epochs)[4:]
+    expected = f"The schedule was planned for 10 updates, and the run now has {5 * n_epochs}: it follows the new plan from here on."
+    assert notes(again) == ([] if n_epochs == 2 else [expected])
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_a_branch_that_goes_beyond_the_plan_follows_a_longer_one(name: str) -> None:
+    trainer = make(FACTORIES[name], keep_states=True)
+    trainer.run(2, make_loader())
+    branch = trainer.branch(epoch=1)
+    branch.run(3, make_loader())
+    assert rates(branch)[-15:] == rates_of(FACTORIES[name], 4)[5:]
+
+
+def test_a_branch_on_a_longer_schedule_keeps_the_factor_that_was_set_by_hand() -> None:
+    trainer = make(FACTORIES["lambda"], keep_states=True)
+    trainer.run(2, make_loader())
+    branch = trainer.branch(epoch=1, lr=0.0025)  # half of the schedule's
+    branch.run(3, make_loader())
+    assert rates(branch)[-15:] == pytest.approx([rate / 2 for rate in rates_of(FACTORIES["lambda"], 4)[5:]])
+
+
+@pytest.mark.parametrize("name", sorted(set(FACTORIES) - {"one cycle"}))
+@pytest.mark.parametrize("n_before", [0, 1])
+def test_a_rate_set_between_two_runs_is_the_initial_rate_of_the_next_schedule(name: str, n_before: int) -> None:
+    trainer = make(FACTORIES[name])
+    for _ in range(n_before):
+        trainer.run(1, make_loader())
+    trainer.set(lr=0.005)  # half of the optimizer's
+    trainer.run(1, make_loader())
+    assert rates(trainer)[-5:] == pytest.approx([rate / 2 for rate in rates_of(FACTORIES[name], 1)]) and not notes(trainer)
+
+
+def test_a_factory_that_sets_its_own_rates_says_so_after_one_was_set_by_hand() -> None:
+    trainer = make(FACTORIES["one cycle"])
+    trainer.run(1, make_loader())
+    trainer.set(lr=0.005)
+    trainer.run(1, make_loader())
+    assert notes(trainer) == ["The scheduler factory sets its own learning rates, so the one that was set by hand is not used."]
+
+
+def test_a_rate_set_between_two_runs_scales_a_function() -> None:
+    trainer = make(lambda step: 0.1 / (1 + step))
+    trainer.run(1, make_loader())
+    trainer.set(lr=0.05)
+    trainer.run(1, make_loader())
+    assert rates(trainer)[5:] == pytest.approx([0.05 * 6 / (1 + step) for step in range(5, 10)])
+
+
+def make_with_instance(make_schedule: Callable[[Any], Any]) -> Any:
+    optimizer = torch.optim.SGD((model := make_model()).parameters(), lr=0.1)
+    return make(make_schedule(optimizer), model=model, optimizer=optimizer)
+
+
+def test_a_rate_set_between_two_runs_scales_an_instance() -> None:
+    trainer = make_with_instance(lambda optimizer: LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch)))
+    trainer.run(1, make_loader())
+    trainer.set(lr=0.1)  # twice the schedule's
+    trainer.run(2, make_loader())
+    assert [row["lr"] for row in trainer.history.epochs] == pytest.approx([0.1, 0.1, 0.2 / 3])
+
+
+def test_a_schedule_that_continues_at_zero_names_the_way_to_have_another() -> None:
+    trainer = make_with_instance(lambda optimizer: CosineAnnealingLR(optimizer, 1))
+    trainer.run(1, make_loader())
+    with pytest.raises(ConfigError, match="The learning rate is 0 here, so its schedule can't be scaled.\n  Give a factory"):
+        trainer.set(lr=0.1)
