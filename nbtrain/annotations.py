@@ -10,7 +10,7 @@ import os
 import sys
 from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, wraps
+from functools import cached_property, wraps
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -282,20 +282,33 @@ def parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:
     return hints | {p.name: tuple[hints[p.name], ...] for p in found if p.kind is p.VAR_POSITIONAL}
 
 
+class _Declared:
+    """What a function declares about its arguments; it is read at the first call, and left out of pickles."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    @cached_property
+    def parts(self) -> tuple[inspect.Signature, dict[str, Any]]:
+        """The signature and the hints."""
+        return inspect.signature(self.function), parameter_hints(self.function)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Declared, (self.function,)
+
+
 def checked(function: _Function) -> _Function:
     """Decorator: check the arguments of `function` against its annotations before each call.
 
     The call raises ConfigError for an argument of the wrong type, and OptionError for one that is unknown, missing or given twice.
     """
 
-    @cache
-    def read() -> tuple[inspect.Signature, dict[str, Any]]:
-        return inspect.signature(function), parameter_hints(function)
+    declared = _Declared(function)
 
     @wraps(function)
     def with_check(*args: Any, **given: Any) -> Any:
         try:
-            check_call(function, *read(), args, given)
+            check_call(function, *declared.parts, args, given)
             return function(*args, **given)
         except Exception as error:
             shorten(error, function, args)

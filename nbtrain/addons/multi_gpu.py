@@ -131,6 +131,9 @@ def fit_parallelism(addon: MultiGPUAddon, trainer: TrainerProtocol) -> None:
     for name in {"strategy", "num_nodes", "use_distributed_sampler"} & trainer.lightning.keys():
         remedy = f"Leave it out, or use {name}=... of the addon."
         raise ConfigError(f"lightning={{{name!r}: ...}} is set by MultiGPUAddon.", remedy=remedy)
+    if trainer.configures_optimizers and (addon.strategy == "auto" or addon.parallelism.splits or not addon.parallelism.returns):
+        what = f"strategy={addon.strategy!r} can't shard a LightningModule here."
+        raise ConfigError(what, remedy="Use strategy='ddp', or shard it in its configure_model, with lightning.Trainer(strategy=...).")
     if addon.strategy == "auto":
         _choose(addon, trainer)
     if not addon.parallelism.returns:
@@ -212,7 +215,7 @@ class MultiGPUAddon(Launcher):
 
     Under torchrun, SLURM or a launcher that sets torchrun's variables, this process is one of the ranks, and `device` names the devices of
     each machine. `lightning={"strategy": ...}` is the same as `strategy=...`. DeepSpeed works only there, in stages 1 and 2.
-    With a sharded model or "auto", each rank trains a replica, so trainer and loaders must be picklable there too.
+    With a sharded model or "auto", each rank trains a replica, so trainer and loaders must be picklable. A LightningModule needs "ddp".
 
     Raises ConfigError for invalid options. A run raises it too, the error of a rank that failed, and WorkerError for one that was killed.
     """

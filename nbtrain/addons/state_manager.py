@@ -159,10 +159,10 @@ class StateManagerAddon(AddOnBase):
         self.attributes = AttributeState()
         self.open_valid: ValidLoader | None = None
         self.noted: set[str] = set()  # the notes of this run, each added once
-        self.rest: dict[str, Any] = {}  # Lightning's part of the newest checkpoint, without weights
+        self.rest, self.places = dict[str, Any](), dict[str, Any]()  # Lightning's part of the newest checkpoint; places and setup
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"open_loader": None, "open_valid": None, "rest": {}}
+        return vars(self) | {"open_loader": None, "open_valid": None}
 
     @property
     def saves_to(self) -> Path:
@@ -236,10 +236,16 @@ def _restore(addon: StateManagerAddon, trainer: Restorable, checkpoint: str | Pa
     begin_attributes(addon, trainer)
     restore(trainer, checkpoint, state, run_dir, with_optimizer="optimizer" not in found)
     addon.restored, addon.restored_from, addon.rest = state, checkpoint, without_weights(state)
+    addon.places = _places_in(state["nbtrain"])
     if addon.base is not None:
         addon.base.resume(state["nbtrain"])
     load_attributes(addon, trainer, state["nbtrain"])
     return checkpoint
+
+
+def _places_in(own: Mapping[str, Any]) -> dict[str, Any]:
+    """The places of the loaders in a checkpoint between two epochs."""
+    return {name: own.get(name) for name in ("loader", "valid")} | {"setup": own.get("setup", {})} if own["finished"] is None else {}
 
 
 def _fit(addon: StateManagerAddon, trainer: TrainerProtocol, state: dict[str, Any], checkpoint: str | Path, loader: Any) -> dict[str, str]:
@@ -271,7 +277,7 @@ def end_before(addon: StateManagerAddon, trainer: Restorable, checkpoint: str | 
     assert addon.restored is not None
     if "end" in addon.restored:  # it ended within an epoch
         addon.restored = restore_end(trainer, addon.restored, checkpoint)
-        addon.rest = without_weights(addon.restored)
+        addon.rest, addon.places = without_weights(addon.restored), _places_in(addon.restored["nbtrain"])
         load_attributes(addon, trainer, addon.restored["nbtrain"])
     own = addon.restored["nbtrain"]
     if own["finished"] is None and own["random"] is not None:

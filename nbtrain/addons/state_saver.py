@@ -53,7 +53,12 @@ def part_of(
 ) -> dict[str, Any]:
     """nbtrain's part of a state, as `own_part` makes it, with the setup of the run."""
     own = own_part(trainer, module, finished, random, addon.open_loader, addon.open_valid, addon.attributes)
-    return own | {"setup": setup_of(trainer, addon.open_loader) if trainer.mode == "train" else {}}
+    own["setup"] = setup_of(trainer, addon.open_loader) if trainer.mode == "train" else {}
+    if finished is None and addon.open_loader is not None:
+        addon.places = {name: own[name] for name in ("loader", "valid", "setup")}
+    elif finished is None and addon.places:  # the run was in other processes, or before this trainer
+        own |= addon.places | {"setup": addon.places["setup"] | own["setup"]}
+    return own
 
 
 def write_state(

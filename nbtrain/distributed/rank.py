@@ -13,21 +13,58 @@ import lightning as L
 import torch.distributed as dist
 from torch import Tensor
 
-from .parallelism import Parallelism, SplitStrategy
-from .rank_loader import RankLoader, RankMeter
+from ..data.order_check import same_random
+from .parallelism import Parallelism, SplitStrategy, gather
+from .rank_loader import RankLoader, RankMeter, sampled_share
 from .world import StopTogether, World
 from ..engine.callback import callbacks_of
 from ..engine.protocol import TrainerProtocol
 from ..engine.train_state import Mode
+from ..rng import random_state
 
 # %% auto #0
-__all__ = ["RankCallback", "find_rank", "InWorld"]
+__all__ = ["ModuleRank", "RankCallback", "find_rank", "InWorld"]
+
+
+# %% ../../nbs/distributed/rank.ipynb #rankmod1
+class ModuleRank(L.Callback):
+    """What a rank does for a LightningModule, whose ranks read and draw as under `lightning.Trainer`."""
+
+    trainer: TrainerProtocol
+    group: Any
+
+    def sampled(self, loader: Any, number: int, n_ranks: int, *, training: bool) -> Any:
+        """The samples of rank `number`."""
+        shuffle = training and not self.trainer.lightning.get("overfit_batches")
+        return sampled_share(loader, number, n_ranks, shuffle=shuffle, note=self._note)
+
+    def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self.trainer.configures_optimizers:
+            return  # a RankLoader begins each epoch with the random state of rank 0
+        states = gather(random_state(devices=False), self.group)
+        if not all(same_random(states[0], state) for state in states[1:]):
+            self._note("The processes end an epoch with different random numbers. A second run and a resume begin with those of rank 0.")
+
+    def _note(self, text: str) -> None:
+        """Add a note to the record, once."""
+        if text not in self.trainer.recorder.said:
+            self.trainer.recorder.said.add(text)
+            self.trainer.recorder.note(text)
+
+
+def _group_of_readers(n_ranks: int, n_sharing: int) -> Any:
+    """The group of ranks, with this one, that together read each batch once; None if these are all ranks."""
+    if n_sharing == 1:
+        return None
+    columns = [list(range(first, n_ranks, n_sharing)) for first in range(n_sharing)]
+    return dist.new_subgroups_by_enumeration(columns)[0]
+
 
 # %% ../../nbs/distributed/rank.ipynb #9f89cf07
 _MEET = timedelta(seconds=5)  # how long a rank that has failed waits for the others to fail too
 
 
-class RankCallback(L.Callback):
+class RankCallback(ModuleRank):
     """Makes a run rank `number` of `n_ranks`: it gets its share of the data, and its shard of the model if `parallelism` splits it.
 
     `trainer` is the trainer of this rank. Consecutive ranks that compute on batches together read the same ones.
@@ -38,7 +75,7 @@ class RankCallback(L.Callback):
         n_sharing = parallelism.tensor_size
         self.group: Any = dist.new_group(backend="gloo")
         self.n_readers = n_ranks // n_sharing
-        self.readers = self._group_of_readers(n_ranks, n_sharing)
+        self.readers = _group_of_readers(n_ranks, n_sharing)
         # Whether the current batch counts. In a last round without a batch for this rank, it computes on another
         # rank's, which does not count
         self.counts = True
@@ -62,17 +99,12 @@ class RankCallback(L.Callback):
         if self._meeting is not None:
             dist.barrier(self._meeting)
 
-    def loader(self, loader: Iterable[Any], *, training: bool) -> RankLoader:
+    def loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         """This rank's share of the batches of `loader`."""
+        if self.trainer.configures_optimizers:
+            return self.sampled(loader, self._reader, self.n_readers, training=training)
         self.loaders[training] = RankLoader(loader, self._reader, self.n_readers, self.group)
         return self.loaders[training]
-
-    def _group_of_readers(self, n_ranks: int, n_sharing: int) -> Any:
-        """The group of ranks, with this one, that together read each batch once; None if these are all ranks."""
-        if n_sharing == 1:
-            return None
-        columns = [list(range(first, n_ranks, n_sharing)) for first in range(n_sharing)]
-        return dist.new_subgroups_by_enumeration(columns)[0]
 
     def _share_of(self, batch_idx: int, *, training: bool) -> float:
         return self.loaders[training].shares[batch_idx] if training in self.loaders else 1.0  # a batch given by hand: all ranks have it

@@ -5,23 +5,27 @@
 # %% ../../nbs/distributed/rank_loader.ipynb #35339245
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from lightning.pytorch.trainer.connectors.data_connector import _get_distributed_sampler
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.data import _update_dataloader
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 
 from ..data.batch import batch_size
 from ..data.loader import LoaderWrapper, with_batch_sampler
+from ..data.several_loaders import is_several, parts_of
 from .parallelism import gather
 from ..engine.meter import EpochLog, Meter, Scalar
 from ..rng import derive_seed, random_state, seed_process, set_random_state
 
 # %% auto #0
-__all__ = ["deal", "DealtSampler", "RankLoader", "RankMeter"]
+__all__ = ["deal", "DealtSampler", "RankLoader", "SampledLoader", "sampled_share", "RankMeter"]
 
 
 # %% ../../nbs/distributed/rank_loader.ipynb #db20ca5b
@@ -111,6 +115,47 @@ class RankLoader(LoaderWrapper):
             seed_process(rank_seed)
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed(rank_seed)
+
+
+# %% ../../nbs/distributed/rank_loader.ipynb #samplshr
+class SampledLoader(LoaderWrapper):
+    """The share of rank `number` of a DataLoader by torch's DistributedSampler, as Lightning gives it to a LightningModule."""
+
+    def __init__(self, loader: DataLoader[Any], number: int, n_ranks: int, *, shuffle: bool) -> None:
+        super().__init__(loader)
+        sampler = _get_distributed_sampler(loader, shuffle, overfit_batches=0, num_replicas=n_ranks, rank=number)
+        self.share = _update_dataloader(loader, sampler)
+
+    def __len__(self) -> int:
+        return len(self.share)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.share  # Lightning makes an iterator to check that it can: a DataLoader's would draw a random number
+
+    @property
+    def sampler(self) -> Any:
+        return self.share.sampler
+
+    @property
+    def batch_sampler(self) -> Any:
+        return self.share.batch_sampler
+
+
+def sampled_share(loader: Any, number: int, n_ranks: int, *, shuffle: bool, note: Callable[[str], None]) -> Any:
+    """The share of a rank as under `lightning.Trainer`. Calls `note` where ranks read the same samples."""
+    if is_several(loader):
+        parts = {key: sampled_share(part, number, n_ranks, shuffle=shuffle, note=note) for key, part in parts_of(loader).items()}
+        shares = parts if isinstance(getattr(loader, "iterables", loader), Mapping) else list(parts.values())
+        return CombinedLoader(shares, loader._mode) if isinstance(loader, CombinedLoader) else shares  # pyright: ignore[reportArgumentType]
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        what = type(loader.dataset if isinstance(loader, DataLoader) else loader).__name__
+        note(f"Each of the {n_ranks} processes reads all of a {what}, as under Lightning, unless it yields a share by rank.")
+        return loader
+    if isinstance(loader.sampler, DistributedSampler):
+        return loader
+    if not shuffle and (rest := len(loader.sampler) % n_ranks):  # pyright: ignore[reportArgumentType]
+        note(f"A DistributedSampler reads {n_ranks - rest} of the samples twice, so that all {n_ranks} processes have equally many.")
+    return SampledLoader(loader, number, n_ranks, shuffle=shuffle)
 
 
 # %% ../../nbs/distributed/rank_loader.ipynb #fdf2aba4

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
 from typing import Any, cast
 
+import lightning as L
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -59,6 +60,7 @@ def take_state(trainer: TrainerProtocol, loaders: Iterable[Any]) -> dict[str, An
         "stateful": {name: whole(part.state_dict()) for name, part in _stateful(trainer).items()},
         "buffers": whole(dict(trainer.model.named_buffers())),  # also those that are not in a state_dict
         "train_state": trainer.train_state.state_dict(without=("history",)),  # whose rows have come back as events
+        "module_values": {path: _data_in(holder) for path, holder in _holders(trainer).items()},
         "values": {name: value for name, value in _of_user(trainer).items() if _is_data(value)},
         "addons": {kind: _gathered(addon) for kind, addon in _added(trainer).items()},
         "paths": [row.path for row in _rows(trainer)],
@@ -76,6 +78,8 @@ def load_replica_state(trainer: TrainerProtocol, loaders: Iterable[Any], state: 
     for name, buffer in trainer.model.named_buffers():
         buffer.copy_(state["buffers"][name])
     vars(trainer).update(state["values"])
+    for path, holder in _holders(trainer).items():
+        holder.update(state["module_values"].get(path, {}))
     trainer.train_state.load_state_dict(state["train_state"])
     addons = _added(trainer)
     for kind, values in state["addons"].items():
@@ -100,14 +104,27 @@ def _of_user(trainer: TrainerProtocol) -> dict[str, Any]:
 
 
 def _stateful(trainer: TrainerProtocol) -> dict[str, Any]:
-    """The parts with a `state_dict`: model, optimizer, scheduler, the user's callbacks and attributes."""
+    """The parts with a `state_dict`: model, optimizers, scheduler, the user's callbacks and attributes."""
     attributes = vars(trainer)
     callbacks = attributes["lightning"].get("callbacks") or []
     callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-    parts = {name: attributes[name] for name in ("model", "optimizer", "scheduler")}
+    parts = {name: attributes.get(name) for name in ("model", "optimizer", "scheduler", "configured")}
     parts |= {f"callback {i}": callback for i, callback in enumerate(callbacks)}
     parts |= _of_user(trainer)
     return {name: part for name, part in parts.items() if hasattr(part, "state_dict") and hasattr(part, "load_state_dict")}
+
+
+_OF_LIGHTNING = frozenset(vars(L.LightningModule())) | {"_hparams"}
+
+
+def _holders(trainer: TrainerProtocol) -> dict[str, MutableMapping[str, Any]]:
+    """The attributes and the hyper-parameters of each LightningModule in the model."""
+    modules = {path: part for path, part in trainer.model.named_modules() if isinstance(part, L.LightningModule)}
+    return {path: vars(part) for path, part in modules.items()} | {f"{path}.hparams": part.hparams for path, part in modules.items()}
+
+
+def _data_in(holder: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in holder.items() if name not in _OF_LIGHTNING and _is_data(value)}
 
 
 def _added(trainer: TrainerProtocol) -> dict[type[AddOnBase], AddOnBase]:

@@ -12,7 +12,7 @@ import lightning as L
 from .protocol import TrainerProtocol
 
 # %% auto #0
-__all__ = ["has_modes", "OptimizerModes"]
+__all__ = ["with_modes", "OptimizerModes"]
 
 
 # %% ../../nbs/engine/optimizer_modes.ipynb #optmode5
@@ -21,9 +21,10 @@ class _HasModes(Protocol):
     def eval(self) -> None: ...
 
 
-def has_modes(optimizer: Any) -> bool:
-    """Whether the optimizer has the methods `train` and `eval`, as those of `schedulefree` do."""
-    return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
+def with_modes(optimizer: Any) -> list[_HasModes]:
+    """The optimizer, or those in a joint one, as far as they have the methods `train` and `eval`, as those of `schedulefree` do."""
+    parts = getattr(optimizer, "optimizers", {"": optimizer})
+    return [part for part in parts.values() if all(callable(getattr(part, name, None)) for name in ("train", "eval"))]
 
 
 class OptimizerModes(L.Callback):
@@ -34,7 +35,7 @@ class OptimizerModes(L.Callback):
 
     def _optimizers(self, pl_trainer: L.Trainer) -> list[_HasModes]:
         found: list[Any] = [*pl_trainer.optimizers] or [self.trainer.optimizer]  # a test alone has none
-        return [optimizer for optimizer in found if has_modes(optimizer)]
+        return [part for optimizer in found for part in with_modes(optimizer)]
 
     def _train(self, pl_trainer: L.Trainer) -> None:
         for optimizer in self._optimizers(pl_trainer):

@@ -53,6 +53,7 @@ class TrainerProtocol(Protocol):
     seed: int | None
     keep_source: bool | Literal["names"]  # whether to record the source of a run
     sinks: list[EventSink]  # what gets each event
+    configures_optimizers: bool  # whether its model is a LightningModule, which makes the optimizers when a run begins
     count_samples: Callable[[Any], int] | None  # the number of samples in a batch, if the batch does not state it
 
     @property

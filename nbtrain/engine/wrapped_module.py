@@ -23,7 +23,7 @@ from .train_state import Mode
 from ..rng import random_state
 
 # %% auto #0
-__all__ = ["overrides", "logged_in_pass", "WrapsModule", "CountingModule", "ForwardingModule", "WrappedModule"]
+__all__ = ["overrides", "logged_in_pass", "logged_apart", "WrapsModule", "CountingModule", "ForwardingModule", "WrappedModule"]
 
 # %% ../../nbs/engine/wrapped_module.ipynb #10e073e6
 _PASSED_ON = (
@@ -53,7 +53,15 @@ def logged_in_pass(pl_trainer: L.Trainer) -> dict[str, float]:
     results = pl_trainer._results
     found = results.metrics(on_step=False)["callback"] if results is not None else {}
     twice = {f"{name}_epoch" for name in found}
-    return {name: float(value) for name, value in found.items() if name not in twice}
+    values = {name: float(value) for name, value in found.items() if name not in twice}
+    return pl_trainer.strategy.broadcast(values)  # without sync_dist each process has its own
+
+
+def logged_apart(pl_trainer: L.Trainer) -> list[str]:
+    """The names logged for the epoch that each of several processes computes from its share of the data."""
+    metrics = pl_trainer._results.result_metrics if pl_trainer._results is not None and pl_trainer.world_size > 1 else []
+    alone = [metric.meta for metric in metrics if metric.is_tensor and metric.meta.on_epoch and not metric.meta.sync.should]
+    return [meta.name for meta in alone if not meta.sync.rank_zero_only]
 
 
 # %% ../../nbs/engine/wrapped_module.ipynb #6cbab7c6
@@ -128,7 +136,16 @@ class CountingModule(StepModule):
         found = close_pass(self.owner, self._addons, phase, mode, self.guard)
         self._keep({self._own_names.get(name, name): value for name, value in found.items()})
         if phase != "train":
-            self._keep(logged_in_pass(self.trainer))
+            self._keep_logged()
+
+    def _keep_logged(self) -> None:
+        """Keep what was logged for the pass that ends."""
+        self._keep(logged_in_pass(self.trainer))
+        for name in logged_apart(self.trainer):
+            text = f"{name} is the mean of rank 0 alone, over its share of the data: log it with sync_dist=True for the mean of all."
+            if text not in self.owner.recorder.said:
+                self.owner.recorder.said.add(text)
+                self.owner.recorder.note(text)
 
     def _keep(self, metrics: Mapping[str, float]) -> None:
         self.epoch_metrics.update(metrics)
@@ -140,7 +157,7 @@ class CountingModule(StepModule):
 
     def end_epoch(self) -> None:
         """Called when the module has logged everything for the epoch."""
-        self._keep(logged_in_pass(self.trainer))
+        self._keep_logged()
         calls, self._after_epoch = self._after_epoch, []
         for call in calls:
             call()

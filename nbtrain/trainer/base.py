@@ -27,7 +27,7 @@ from ..distributed.launcher import Launcher
 from ..distributed.replica import launcher_of, world_of
 from ..distributed.world import World
 from ..engine.control import Control
-from ..engine.optimizer_modes import OptimizerModes, has_modes
+from ..engine.optimizer_modes import OptimizerModes, with_modes
 from ..engine.protocol import EventSink, Ran, Turn
 from ..engine.recorder import Recorder, RecorderCallback
 from ..engine.step_module import StepModule
@@ -279,7 +279,7 @@ class TrainerBase(TrainerState):
         """The callbacks of a run. The recorder comes first, because schedules change what it reads."""
         own = [callback for addon in self.active_addons for callback in addon.callbacks(self)]
         keeper = [StateTaker(self)] if self.keeps_states else []
-        modes = [OptimizerModes(self)] if self.configures_optimizers or has_modes(self.optimizer) else []
+        modes = [OptimizerModes(self)] if self.configures_optimizers or with_modes(self.optimizer) else []
         return [RecorderCallback(self.recorder), *modes, *own, BestWeights(self), *keeper]
 
     def as_lightning_module(self) -> StepModule:

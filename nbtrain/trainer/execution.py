@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nbtrain.trainer.base import TrainerBase
 
 # %% auto #0
-__all__ = ["why_stopped", "LoaderModule", "Execution", "execute_replica"]
+__all__ = ["why_stopped", "LoaderModule", "batch_size_module", "Execution", "execute_replica"]
 
 
 # %% ../../nbs/trainer/execution.ipynb #aae9f20e
@@ -61,8 +61,6 @@ class LoaderModule(StepModule):
     def __init__(self, trainer: TrainerBase, loader: Any, valid_loader: Loaders | None) -> None:
         super().__init__(trainer)
         self._trainer_base = trainer
-        if trainer.configures_optimizers:
-            raise ConfigError("BatchSizeFinder can't try batch sizes of a LightningModule here.", remedy="Leave the callback out.")
         if not isinstance(loader, DataLoader) or loader.batch_size is None:
             raise ConfigError(
                 "BatchSizeFinder needs a DataLoader with a batch_size.", remedy="Leave the callback out, or give a DataLoader."
@@ -73,6 +71,18 @@ class LoaderModule(StepModule):
 
     def train_dataloader(self) -> Any:
         return self._trainer_base.read_loader(with_batch_size(self._loader, self.batch_size), training=True)
+
+
+def batch_size_module(trainer: TrainerBase, loader: Any, valid_loader: Loaders | None) -> StepModule:
+    """The module whose `batch_size` a BatchSizeFinder changes."""
+    if not trainer.configures_optimizers:
+        return LoaderModule(trainer, loader, valid_loader)
+    if not is_data_source(loader):
+        raise ConfigError(
+            "BatchSizeFinder can't change the batch size of this loader: your code makes it, not the module.",
+            remedy="Give run(n_epoch, module), or a LightningDataModule, whose train_dataloader reads self.batch_size.",
+        )
+    return trainer.step_module()
 
 
 # %% ../../nbs/trainer/execution.ipynb #d91b27d4
@@ -88,7 +98,7 @@ class Execution:
         """Run a `lightning.Trainer` made with `arguments`. Returns the status and the reason."""
         trainer = self.trainer
         finds_batch_size = any(isinstance(callback, BatchSizeFinder) for callback in arguments["callbacks"])
-        made = LoaderModule(trainer, self.loader, self.valid_loader) if finds_batch_size else trainer.step_module()
+        made = batch_size_module(trainer, self.loader, self.valid_loader) if finds_batch_size else trainer.step_module()
         with driving(trainer, made) as module, ExitStack() as guarded:
             pl_trainer = make_pl_trainer(max_epochs=self.goal, **arguments)
             if self.pauses and not finds_batch_size:

@@ -5,8 +5,8 @@
 # %% ../../nbs/trainer/lightning_steps.ipynb #9fc9af8f
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import lightning as L
 from torch.optim import Optimizer
@@ -15,16 +15,16 @@ from torch.utils.data import Dataset
 from ..addons.state_manager import StateManagerAddon
 from ..annotations import checked
 from ..data.named_loaders import Loaders
-from ..engine.addon import AddOnBase
 from ..engine.step_module import StepModule
 from ..engine.wrapped_module import WrappedModule, overrides
 from ..errors import ConfigError, StepError
 from ..optim.optimizer_state import load_optimizer
 from ..optim.schedulers import scale_rates
+from .compose import compose, given_addons, written_class
 from .evaluate import TrainerEvaluation, validate
 
 # %% auto #0
-__all__ = ["check_module", "LightningSteps"]
+__all__ = ["check_module", "Configured", "LightningSteps", "lightning_trainer"]
 
 # %% ../../nbs/trainer/lightning_steps.ipynb #ae8ee619
 _OF_MODULE = {
@@ -34,11 +34,8 @@ _OF_MODULE = {
 }
 
 
-def check_module(module: Any, options: Mapping[str, Any], addons: Iterable[type[AddOnBase]] = ()) -> None:
+def check_module(module: Any, options: Mapping[str, Any]) -> None:
     """Raise ConfigError if this is not a LightningModule that can train, and for options that belong in the module."""
-    if isinstance(module, type) and issubclass(module, L.LightningModule):
-        what = f"from_lightning needs a LightningModule, got the class {module.__name__}."
-        raise ConfigError(what, remedy=f"Make an instance: {module.__name__}(...).")
     if not isinstance(module, L.LightningModule):
         raise ConfigError(
             f"from_lightning needs a LightningModule, got {type(module).__name__}.",
@@ -46,15 +43,54 @@ def check_module(module: Any, options: Mapping[str, Any], addons: Iterable[type[
         )
     for name in _OF_MODULE.keys() & options.keys():
         raise ConfigError(f"{name} is made by the LightningModule.", remedy=f"Write it into its {_OF_MODULE[name]}.")
-    if launchers := [addon.__name__ for addon in addons if addon.decides_where_runs_execute]:
-        what = f"A LightningModule can't train with {launchers[0]}: its optimizers are made where it runs."
-        raise ConfigError(what, remedy='Train it as it is, with lightning.Trainer(devices=..., strategy="ddp").')
-    if options.get("gradient_clip") and not module.automatic_optimization:
-        what = f"gradient_clip: {type(module).__name__} optimizes by hand, so it also clips by hand."
-        raise ConfigError(what, remedy="Call self.clip_gradients(optimizer, gradient_clip_val=...) in its training_step.")
     if options.get("on_error") == "pause" and not module.automatic_optimization:
         what = f'on_error="pause": {type(module).__name__} optimizes by hand, and an error in its step can\'t be taken back.'
         raise ConfigError(what, remedy='Use automatic optimization, or resume from a checkpoint: StateManagerAddon, resume="auto".')
+
+
+# %% ../../nbs/trainer/lightning_steps.ipynb #lightconf
+class Configured:
+    """The optimizers and schedulers that a LightningModule configures in the first run, or their state in another process."""
+
+    def __init__(self) -> None:
+        self._made: Any = None  # what configure_optimizers returned
+        self.optimizers: list[Optimizer] = []
+        self.schedulers: list[Any] = []
+        self._state: Mapping[str, Any] | None = None  # for those that the next run makes
+
+    def get(self, make: Callable[[], Any]) -> Any:
+        """What `make` has returned in the first run in this process."""
+        if self._made is None:
+            self._made = make()
+        return self._made
+
+    def adopt(self, pl_trainer: L.Trainer, restored: Mapping[str, Any] | None, before: Optimizer | None = None) -> Optimizer | None:
+        """Take the objects that Lightning got from the module, and give them the state of `restored`. Returns the first optimizer.
+
+        `before`: the optimizer that has been restored, and may have been changed by hand since.
+        """
+        self.optimizers = pl_trainer.strategy.optimizers
+        self.schedulers = [config.scheduler for config in pl_trainer.lr_scheduler_configs]
+        state, self._state = restored if restored is not None else self._state, None
+        if state is not None:
+            for optimizer, saved in zip(self.optimizers, state["optimizer_states"]):
+                if optimizer is not before:
+                    load_optimizer(optimizer, saved)
+            for scheduler, saved in zip(self.schedulers, state["lr_schedulers"]):
+                scheduler.load_state_dict(saved)
+        return self.optimizers[0] if self.optimizers else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Their states, as in a checkpoint."""
+        if self._state is not None:
+            return dict(self._state)
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
+        return {"optimizer_states": optimizers, "lr_schedulers": [scheduler.state_dict() for scheduler in self.schedulers]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give the `state` of another process to the objects that the next run makes."""
+        self.__init__()
+        self._state = state
 
 
 # %% ../../nbs/trainer/lightning_steps.ipynb #67e2ff95
@@ -63,15 +99,22 @@ class LightningSteps(TrainerEvaluation):
 
     lean_loops = False  # a module may use anything of Lightning
     configures_optimizers = True
-    _configured: Any = None  # what configure_optimizers returned
-    _optimizers: Sequence[Optimizer] = ()  # of the newest run
-    _schedulers: Sequence[Any] = ()
+    _made_from: ClassVar[type[Any]]  # the class that from_lightning was called on
 
     @property
     def lightning_module(self) -> L.LightningModule:
         """The module that is trained."""
         assert isinstance(self.model, L.LightningModule)
         return self.model
+
+    def _begin_state(self) -> None:
+        super()._begin_state()
+        self.configured = Configured()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        base = written_class(self._made_from)
+        addons = () if base is self._made_from else given_addons(self._made_from)
+        return _unpickled, (base, addons, type(self.model)), super().__reduce__()[2]
 
     def step_module(self, *, whole_epoch: bool = True) -> StepModule:
         return WrappedModule(self, whole_epoch=whole_epoch)
@@ -82,18 +125,7 @@ class LightningSteps(TrainerEvaluation):
 
     def step_alone(self, batch: Any, pl_trainer: L.Trainer) -> dict[str, Any]:
         """Call `training_step` after a run, without logging. Raises ConfigError for a module that optimizes by hand."""
-        module = self.lightning_module
-        if not module.automatic_optimization:
-            what = f"{type(module).__name__} optimizes by hand, so its loss of one sample can't be computed."
-            raise ConfigError(what, remedy="Use replay(step=...) instead.")
-        own, before = vars(module), dict(vars(module))
-        own |= {"_trainer": pl_trainer, **dict.fromkeys(("log", "log_dict"), lambda *args, **options: None)}
-        try:
-            output = module.training_step(batch, 0)
-        finally:
-            own.clear()
-            own |= before
-        return dict(output) if isinstance(output, Mapping) else {} if output is None else {"loss": output}
+        return _step_alone(self.lightning_module, batch, pl_trainer)
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         what = f"The training_step of {type(self.model).__name__} can only be called in a run."
@@ -106,33 +138,21 @@ class LightningSteps(TrainerEvaluation):
     # -- optimizers
     def configure(self, make: Callable[[], Any]) -> Any:
         """Return the optimizers and schedulers of the previous run, or, in the first run, those that `make` makes."""
-        if self._configured is None:
-            self._configured = make()
-        return self._configured
+        return self.configured.get(make)
 
     def adopt(self, pl_trainer: L.Trainer) -> None:
         """Take the optimizers that Lightning got from the module; restore them and the schedulers from a checkpoint, if there is one."""
-        self._optimizers = optimizers = pl_trainer.strategy.optimizers
-        before, self.optimizer = self.optimizer, optimizers[0] if optimizers else None
-        self._schedulers = [config.scheduler for config in pl_trainer.lr_scheduler_configs]
-        state = self.restored()
-        if state is None:
-            return
-        for optimizer, saved in zip(optimizers, state["optimizer_states"]):
-            if optimizer is not before:  # which has been restored, and may have been changed by hand since
-                load_optimizer(optimizer, saved)
-        for scheduler, saved in zip(self._schedulers, state["lr_schedulers"]):
-            scheduler.load_state_dict(saved)
+        self.optimizer = self.configured.adopt(pl_trainer, self.restored(), self.optimizer)
 
     @property
     def all_optimizers(self) -> list[Any]:
-        return list(self._optimizers)
+        return list(self.configured.optimizers)
 
     def scale_schedules(self, factor: float) -> None:
         """Multiply all later rates of the first optimizer, after its learning rate was set by hand."""
         assert self.optimizer is not None
         saved = (self.restored() or {}).get("lr_schedulers", [])
-        for i, scheduler in enumerate(self._schedulers):
+        for i, scheduler in enumerate(self.configured.schedulers):
             if scheduler.optimizer is self.optimizer:
                 scale_rates(vars(scheduler), self.optimizer.param_groups, factor)
                 for state in saved[i : i + 1]:
@@ -145,12 +165,7 @@ class LightningSteps(TrainerEvaluation):
 
     def optimizer_states(self) -> list[dict[str, Any]]:
         """The states of all optimizers, for a checkpoint that is saved between two runs."""
-        made = self._configured
-        if isinstance(made, (list, tuple)) and made and isinstance(made[0], (list, tuple)):
-            made = made[0]  # ([optimizers], [schedulers])
-        parts = made if isinstance(made, (list, tuple)) else [made]
-        optimizers = [part.get("optimizer") if isinstance(part, Mapping) else part for part in parts]
-        return [optimizer.state_dict() for optimizer in optimizers if isinstance(optimizer, Optimizer)]
+        return self.configured.state_dict()["optimizer_states"]
 
     # -- beside a run
     @checked
@@ -175,3 +190,28 @@ class LightningSteps(TrainerEvaluation):
 
 
 _NO_METRICS = ("epoch", "step", "time_s")
+
+
+# %% ../../nbs/trainer/lightning_steps.ipynb #lightkind1
+def lightning_trainer(base: type[Any], kind: type[Any]) -> type[Any]:
+    """Return a class of trainers for LightningModules of class `kind`, with the addons of `base`."""
+    return type(kind.__name__, (LightningSteps, base), {"__module__": kind.__module__, "_made_from": base})
+
+
+def _unpickled(base: type[Any], addons: tuple[Any, ...], kind: type[Any]) -> Any:
+    found: Any = lightning_trainer(compose(base, addons) if addons else base, kind)
+    return found.__new__(found)
+
+
+def _step_alone(module: L.LightningModule, batch: Any, pl_trainer: L.Trainer) -> dict[str, Any]:
+    if not module.automatic_optimization:
+        what = f"{type(module).__name__} optimizes by hand, so its loss of one sample can't be computed."
+        raise ConfigError(what, remedy="Use replay(step=...) instead.")
+    own, before = vars(module), dict(vars(module))
+    own |= {"_trainer": pl_trainer, **dict.fromkeys(("log", "log_dict"), lambda *args, **options: None)}
+    try:
+        output = module.training_step(batch, 0)
+    finally:
+        own.clear()
+        own |= before
+    return dict(output) if isinstance(output, Mapping) else {} if output is None else {"loss": output}

@@ -92,8 +92,8 @@ def _note_other_ranks(trainer: TrainerBase) -> None:
     rank, n_ranks = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "1")
     is_shared = trainer.world.size > 1 or trainer.launcher is not None or "strategy" in trainer.lightning
     if rank is not None and n_ranks != "1" and not is_shared:
-        together = 'lightning.Trainer(strategy="ddp")' if trainer.configures_optimizers else "MultiGPUAddon"
-        trainer.recorder.note(f"This process is rank {rank} of {n_ranks}, and trains alone, on all data. Use {together} to train together.")
+        what = f"This process is rank {rank} of {n_ranks}, and trains alone, on all data."
+        trainer.recorder.note(f"{what} Use MultiGPUAddon to train together.")
 
 
 def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:

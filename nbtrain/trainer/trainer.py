@@ -44,7 +44,7 @@ from .data_source import is_data_source
 from .evaluate import TrainerEvaluation
 from .failed_runs import drop_failure
 from .gallery import Draw, Gallery, first_samples, worst_samples
-from .lightning_steps import LightningSteps, check_module
+from .lightning_steps import check_module, lightning_trainer
 from .live_edits import TrainerControls
 from .lr_finder import RangeTest, find_lr, update_args
 from .outcome import RunOutcome
@@ -278,9 +278,8 @@ class TrainerFactories(TrainerBase):
         `options` are the arguments of the trainer, except optimizer and scheduler, which the module configures. To use addons, call it on
         the class that `add_on` returns: `Trainer.add_on(StateManagerAddon).from_lightning(module, save_path="runs/lit")`.
         """
-        check_module(module, options, cls.addons)
-        kind: Any = type(type(module).__name__, (LightningSteps, cls), {"__module__": type(module).__module__})
-        trainer = kind(module, mode="test", **options)  # in mode "train" it would need an optimizer now
+        check_module(module, options)
+        trainer = lightning_trainer(cls, type(module))(module, mode="test", **options)  # in mode "train" it would need an optimizer now
         trainer.given["mode"] = mode
         trainer.toggle(mode)
         return trainer

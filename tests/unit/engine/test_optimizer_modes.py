@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
 
-from nbtrain import StateManagerAddon, Trainer
+from nbtrain import MultiOptimizerTrainer, StateManagerAddon, Trainer
 from nbtrain.engine.optimizer_modes import OptimizerModes
 
 
@@ -150,6 +150,27 @@ def test_optimizer_that_a_lightning_module_makes_has_its_modes_too() -> None:
     trainer.run(2, make_loader(), make_valid())  # in training mode, or `step` raises
     assert trainer.lightning_module.modes and not any(trainer.lightning_module.modes)
     assert trainer.optimizer.param_groups[0]["train_mode"] is False
+
+
+class Pair(MultiOptimizerTrainer):
+    """The optimizer of the first layer has modes, that of the last one has none."""
+
+    def train_step_first(self, batch: Any) -> dict[str, Any]:
+        return {"loss": torch.nn.functional.mse_loss(self.model(batch[0]), batch[1])}
+
+    train_step_last = train_step_first
+
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        assert not self.joint.optimizers["first"].param_groups[0]["train_mode"]  # pyright: ignore[reportOptionalMemberAccess]
+        return self.train_step_first(batch)
+
+
+def test_optimizer_among_several_has_its_modes_too() -> None:
+    net = make_model(0)
+    optimizers = {"first": Averaged(net[0].parameters()), "last": torch.optim.SGD(net[3].parameters(), 0.01)}  # pyright: ignore[reportIndexIssue]
+    trainer = Pair(net, device="cpu", optimizers=optimizers, log_bar=False)
+    trainer.run(2, make_loader(), make_valid())  # in training mode, or `step` raises
+    assert optimizers["first"].param_groups[0]["train_mode"] is False and len(trainer.history) == 2
 
 
 def test_an_optimizer_without_modes_has_no_callback_for_them() -> None:

@@ -11,7 +11,7 @@ import cloudpickle
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, ModelCheckpoint
 from lightning_modules import Lit, by_lightning, by_nbtrain
 from samples import make_data, make_loader, make_model, make_trainer, make_valid
 
@@ -223,6 +223,37 @@ def test_a_learning_rate_finder_finds_the_same_rate(tmp_path: Path, monkeypatch:
     assert plain.lr == ours.lr != 1e-2 and same(plain, ours)
 
 
+class MakesLoaders(Whole):
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch_size = 2
+
+    def train_dataloader(self) -> Any:
+        return make_loader(24, batch_size=self.batch_size)
+
+    def val_dataloader(self) -> Any:
+        return make_valid()
+
+
+class Data(L.LightningDataModule):
+    batch_size = 2
+    train_dataloader, val_dataloader = MakesLoaders.train_dataloader, MakesLoaders.val_dataloader
+
+
+@pytest.mark.parametrize("of_data", [False, True])
+def test_a_batch_size_finder_finds_the_same_size(of_data: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> tuple[Any, BatchSizeFinder]:
+        return (Data() if of_data else None), BatchSizeFinder(steps_per_trial=1, max_trials=2)
+
+    monkeypatch.chdir(tmp_path)
+    (data, finder), module = made(), Whole() if of_data else MakesLoaders()
+    plain = by_lightning(module, 1, datamodule=data, callbacks=[finder])
+    (data, finder), module = made(), Whole() if of_data else MakesLoaders()
+    trainer = by_nbtrain(module, 1, data or module, callbacks=[finder])
+    assert finder.optimal_batch_size == 4 == (data or module).batch_size and same(plain, module)
+    assert trainer.counts.update == 2 * 18 and not any(tmp_path.glob(".scale*"))
+
+
 def test_callbacks_see_the_attributes_of_the_module() -> None:
     class Looks(L.Callback):
         def on_train_start(self, pl_trainer: Any, pl_module: Any) -> None:
@@ -254,6 +285,11 @@ def test_a_trainer_of_a_module_is_pickled() -> None:
     trainer.run(1, make_loader())
     again = pickle.loads(cloudpickle.dumps(trainer))
     assert same(trainer.model, again.model) and again.history.epochs == trainer.history.epochs
+    other = copy.deepcopy(trainer)
+    for one in (trainer, again, other):
+        torch.manual_seed(0)
+        one.run(1, make_loader())
+    assert same(trainer.model, again.model) and same(trainer.model, other.model)
 
 
 def test_the_training_step_of_a_module_inside_logs_without_more() -> None:
@@ -289,9 +325,19 @@ REFUSED = {
         'on_error="pause": ByHand optimizes by hand, and an error in its step can\'t be taken back.\n'
         '  Use automatic optimization, or resume from a checkpoint: StateManagerAddon, resume="auto".',
     ),
-    "launcher": (
-        lambda: make_lit(Lit(), Trainer.add_on(MultiGPUAddon)),
-        "A LightningModule can't train with MultiGPUAddon: its optimizers are made where it runs.",
+    "shards": (
+        lambda: (
+            Trainer.add_on(MultiGPUAddon)
+            .from_lightning(Lit(), device=["cpu", "cpu"], log_bar=False, strategy="fsdp2")
+            .run(1, make_loader())
+        ),
+        "strategy='fsdp2' can't shard a LightningModule here.\n"
+        "  Use strategy='ddp', or shard it in its configure_model, with lightning.Trainer(strategy=...).",
+    ),
+    "batch size": (
+        lambda: make_lit(Lit(), lightning={"callbacks": [BatchSizeFinder()]}).run(1, make_loader()),
+        "BatchSizeFinder can't change the batch size of this loader: your code makes it, not the module.\n"
+        "  Give run(n_epoch, module), or a LightningDataModule, whose train_dataloader reads self.batch_size.",
     ),
     "test": (lambda: make_lit(Lit()).evaluate(make_valid()), "Lit has no test_step, and evaluate calls it."),
     "finder": (

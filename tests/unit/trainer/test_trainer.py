@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from lightning.pytorch import callbacks as C
 from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, plain_loop, same_weights, some
 from torch.nn.functional import mse_loss
 
-from nbtrain import CheckpointError, ConfigError, LimitsAddon, ProgressChecker, StepError, Trainer
+from nbtrain import CheckpointError, ConfigError, LimitsAddon, ProgressChecker, StateManagerAddon, StepError, Trainer
+from nbtrain.distributed.worker import dumps, loads
 from nbtrain.engine.lean_loops import use_lean_loops
 from nbtrain.engine.step_module import StepModule
 from nbtrain.events import known_mode
@@ -582,3 +584,14 @@ def test_addons_are_imported_when_they_are_used() -> None:
     code = "import sys, nbtrain.addons; assert 'torch' not in sys.modules; from nbtrain.addons import StateManagerAddon as one"
     code += "; from nbtrain import StateManagerAddon as other; assert one is other and 'StateManagerAddon' in dir(nbtrain.addons)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
+
+
+def test_a_class_that_inherits_from_one_of_add_on_is_sent_with_its_checks(tmp_path: Path) -> None:
+    class Cell(Regress.add_on(StateManagerAddon)):  # pyright: ignore[reportGeneralTypeIssues]
+        """A class that can't be imported is pickled with its bases and their commands."""
+
+    trainer = make_trainer(Cell, save_path=tmp_path)
+    for again in (loads(dumps(trainer)), copy.deepcopy(trainer), make_trainer(loads(dumps(Cell)), save_path=tmp_path)):
+        assert isinstance(again, Cell) and same_weights(trainer.model, again.model)
+        with pytest.raises(ConfigError, match="path must be"):
+            again.load_state(3)
