@@ -64,6 +64,15 @@ def test_every_notebook_is_in_the_one_index_of_its_folder() -> None:
     assert not [listed for index, listed in places if index.parent not in (listed.parent, listed.parent.parent)]
 
 
+def test_titles_of_chapters_differ() -> None:
+    titles = [
+        nbformat.read(path, as_version=4).cells[0].source.partition("\n")[0]
+        for path in {*CHAPTERS, *INDEXES}
+        if path.parent.name not in DOORS
+    ]
+    assert sorted(titles) == sorted(set(titles))
+
+
 @pytest.mark.parametrize("path", INDEXES, ids=_name)
 def test_index_has_a_title_a_promise_and_one_picture(path: Path) -> None:
     cells = nbformat.read(path, as_version=4).cells
@@ -167,7 +176,19 @@ def test_only_metrics_that_are_far_off_are_told() -> None:
     stored = _notebook_with("val_loss 1.0 · val_acc 0.5 · time 1.0s")
     assert differences(stored, _notebook_with("val_loss 1.04 · val_acc 0.5 · time 9.0s")) == []
     assert differences(stored, _notebook_with("val_loss 1.2 · val_acc 0.5 · time 1.0s")) == ["cell 0: val_loss is 1, 1.2 came out"]
-    assert differences(stored, _notebook_with("val_loss 1.0")) == ["other metrics: 2 are stored, 1 came out"]
+    text = "cell 0: the text is 'val_loss 1.0 · val_acc 0.5 · time 1.0s', 'val_loss 1.0' came out"
+    assert differences(stored, _notebook_with("val_loss 1.0")) == ["other metrics: 2 are stored, 1 came out", text]
+
+
+def test_the_first_line_of_a_cell_with_other_words_is_told() -> None:
+    differences = script("execute").differences
+    stored = _notebook_with("<Net at 0x7f3a>\nsaved 1,204 steps in 1.2 s\nfree: 3 GB ▁▂▃")
+    assert differences(stored, _notebook_with("<Net at 0x7e00>\nsaved   98 steps in 15 ms\nfree: 512 MB ▃▁▂")) == []
+    fresh = _notebook_with("<Net at 0x7e00>\nwrote 1,204 steps in 1.2 s\nfull: 3 GB ▁▂▃")
+    assert differences(stored, fresh) == ["cell 0: the text is 'saved 1,204 steps in 1.2 s', 'wrote 1,204 steps in 1.2 s' came out"]
+    stored.cells[0].metadata["tags"] = ["varies"]
+    assert differences(stored, fresh) == []
+    assert differences(_notebook_with("a"), _notebook_with("a\nb")) == ["cell 0: the text is '', 'b' came out"]
 
 
 def test_readme_is_the_index() -> None:

@@ -157,12 +157,12 @@ class _Called:
             }
 
 
-# %% ../../nbs/trainer/replay.ipynb #225d5ba0
 def _as_output(returned: Any) -> dict[str, Any]:
     """What a training step returned, as a dict: a LightningModule may return the loss alone, or None."""
     return dict(returned) if isinstance(returned, Mapping) else {} if returned is None else {"loss": returned}
 
 
+# %% ../../nbs/trainer/replay.ipynb #225d5ba0
 class StepWatcher(Checkpoint):
     """Watches the training step `step` of a scratch copy, and ends its run there.
 
