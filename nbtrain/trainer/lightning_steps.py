@@ -36,6 +36,9 @@ _OF_MODULE = {
 
 def check_module(module: Any, options: Mapping[str, Any]) -> None:
     """Raise ConfigError if this is not a LightningModule that can train, and for options that belong in the module."""
+    if isinstance(module, type) and issubclass(module, L.LightningModule):
+        what = f"from_lightning needs a LightningModule, got the class {module.__name__}."
+        raise ConfigError(what, remedy=f"Make an instance: {module.__name__}(...).")
     if not isinstance(module, L.LightningModule):
         raise ConfigError(
             f"from_lightning needs a LightningModule, got {type(module).__name__}.",
@@ -43,6 +46,9 @@ def check_module(module: Any, options: Mapping[str, Any]) -> None:
         )
     for name in _OF_MODULE.keys() & options.keys():
         raise ConfigError(f"{name} is made by the LightningModule.", remedy=f"Write it into its {_OF_MODULE[name]}.")
+    if options.get("gradient_clip") and not module.automatic_optimization:
+        what = f"gradient_clip: {type(module).__name__} optimizes by hand, so it also clips by hand."
+        raise ConfigError(what, remedy="Call self.clip_gradients(optimizer, gradient_clip_val=...) in its training_step.")
     if options.get("on_error") == "pause" and not module.automatic_optimization:
         what = f'on_error="pause": {type(module).__name__} optimizes by hand, and an error in its step can\'t be taken back.'
         raise ConfigError(what, remedy='Use automatic optimization, or resume from a checkpoint: StateManagerAddon, resume="auto".')

@@ -251,7 +251,7 @@ def test_a_batch_size_finder_finds_the_same_size(of_data: bool, tmp_path: Path, 
     (data, finder), module = made(), Whole() if of_data else MakesLoaders()
     trainer = by_nbtrain(module, 1, data or module, callbacks=[finder])
     assert finder.optimal_batch_size == 4 == (data or module).batch_size and same(plain, module)
-    assert trainer.counts.update == 2 * 18 and not any(tmp_path.glob(".scale*"))
+    assert trainer.counts.update == 6 and len(trainer.history) == 1 and not any(tmp_path.glob(".scale*"))
 
 
 def test_callbacks_see_the_attributes_of_the_module() -> None:
