@@ -61,7 +61,7 @@ bench-peers: .venv/installed-dev
 	$(PIP) --requirement tests/benchmarks/requirements.txt
 	$(PIP) --no-deps fastai==2.8.12
 
-# Execute every notebook and compare its metrics with the stored ones: minutes of training; the text that one trains on is that of Python 3.11
+# Execute every notebook and compare its metrics and texts with the stored ones: minutes of training; the text that one trains on is that of Python 3.11
 examples: .venv/installed-dev
 	$(PIP) mnist1d==0.0.2.post1 optuna optuna-integration peft onnx onnxscript
 	$(BIN)/python docs/execute.py --compare

@@ -45,7 +45,7 @@ DOORS = {  # what the sidebar lists, in this order; pages of docs/ that no door 
 }
 TITLES = {"nbs/index.ko.ipynb": "nbtrain 소개"}
 CARDS = """:::{container} doors
-- [**Get started**](docs/get_started.md): install, ten lines, and what you see.
+- [**Get started**](docs/get_started.md): install, train a first model, and what you see.
 - [**Tutorials**](nbs/tutorials/index.ipynb): from a first run to several GPUs, 10 to 30 minutes each.
 - [**How-to**](nbs/howto/index.ipynb): one question a page, with a cell to copy.
 - [**Reference**](docs/reference/trainer.md): every argument, addon, hook and command.

@@ -50,6 +50,7 @@ if address := repository.address():
     icon = '<svg viewBox="0 0 16 16" width="1em" height="1em" stroke="currentColor" fill="none"><path d="M3 2h10v12H3zM3 11h10"/></svg>'
     html_theme_options["footer_icons"] = [{"name": "Repository", "url": address, "html": icon, "class": ""}]
 html_search_scorer = str(ROOT / "docs" / "style" / "search_scorer.js")
+copybutton_selector = "div.highlight:not(.cell_output *, .highlight-text *) pre"  # code, not what it prints
 copybutton_exclude = ".linenos, .gp, .go"
 
 _EXPORTS = re.compile(r"#\| default_exp ([\w.]+)")

@@ -1,6 +1,6 @@
 """Execute notebooks in a folder of their own, and keep the outputs: `python docs/execute.py [NOTEBOOK ...]`.
 
-With `--compare` nothing is kept: the metrics that come out are set beside those of the stored outputs.
+With `--compare` nothing is kept: the metrics and texts that come out are set beside those of the stored outputs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 
 import nbformat
@@ -26,6 +27,10 @@ _NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 _METRIC = re.compile(rf"\b((?:train|val|test)_\w+|loss|accuracy|acc|f1|perplexity)['\"]?[:=]?\s+({_NUMBER})\b")
 _VARYING = re.compile(r"(_per_s|time_s|_wait_share|_gb)$")  # of the machine and the moment
 _RELATIVE, _ABSOLUTE = 0.05, 0.02  # another processor rounds otherwise, and training amplifies it
+# What may differ in a text: addresses, hashes, pictures, numbers with their unit, bars, and the spaces that align them
+_NOT_WORDING = re.compile(
+    r"0x[0-9a-f]+|base64,[^\"]+|\b[0-9a-f]{7,}\b|-?\d[\d,.]*(?:e[+-]?\d+)?(?: ?(?:[µm]?s|min|[kMG]i?B)\b)?|[▁-█━╸╺─]|\s"
+)
 
 
 @contextmanager
@@ -98,12 +103,32 @@ def differences(stored: nbformat.NotebookNode, fresh: nbformat.NotebookNode) -> 
     """What does not agree, a line each."""
     old, new = results(stored), results(fresh)
     if [found[:2] for found in old] != [found[:2] for found in new]:
-        return [f"other metrics: {len(old)} are stored, {len(new)} came out"]
-    return [
+        return [f"other metrics: {len(old)} are stored, {len(new)} came out", *_other_lines(stored, fresh)]
+    far = [
         f"cell {cell}: {name} is {value:g}, {after:g} came out"
         for (cell, name, value), (_, _, after) in zip(old, new)
         if not math.isclose(value, after, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
     ]
+    return far + _other_lines(stored, fresh)
+
+
+def _other_lines(stored: nbformat.NotebookNode, fresh: nbformat.NotebookNode) -> list[str]:
+    """The first line of each cell's texts that has other words."""
+    found = []
+    for n, (old, new) in enumerate(zip(stored.cells, fresh.cells)):
+        pairs = zip_longest(_lines(old), _lines(new), fillvalue="")
+        other = next(((a, b) for a, b in pairs if _NOT_WORDING.sub("", a) != _NOT_WORDING.sub("", b)), None)
+        if other and "varies" not in old.metadata.get("tags", []):
+            found.append(f"cell {n}: the text is {other[0][:200]!r}, {other[1][:200]!r} came out")
+    return found
+
+
+def _lines(cell: nbformat.NotebookNode) -> list[str]:
+    outputs = cell.get("outputs", [])
+    texts = [
+        output.get("text", "") + "".join(output.get("data", {}).get(kind, "") for kind in ("text/plain", "text/html")) for output in outputs
+    ]
+    return "".join(texts).splitlines()
 
 
 def main(arguments: list[str]) -> int:
@@ -127,7 +152,7 @@ def _execute_one(path: Path, manager: AsyncKernelManager, *, compare: bool) -> b
         return False
     stored = nbformat.read(path, as_version=4)
     found = differences(stored, fresh)
-    print(path, *(found or [f"{len(results(stored))} metrics agree"]), sep="\n  ", flush=True)
+    print(path, *(found or [f"{len(results(stored))} metrics and all texts agree"]), sep="\n  ", flush=True)
     return bool(found)
 
 

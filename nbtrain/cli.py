@@ -134,9 +134,11 @@ def _say(text: str) -> None:
 
 
 def _train(args: TrainerArgs) -> int:
+    from nbtrain.history.history import short_path
+
     result = args.run()
     if result is not None and result.reason == "finished before":
-        _say(f"This run was finished before: {result.run_dir}")
+        _say("This run was finished before" + (f": {short_path(result.run_dir)}" if result.run_dir is not None else "."))
     return 0
 
 

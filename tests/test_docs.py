@@ -30,12 +30,17 @@ QUERIES = {
     "class imbalance": "nbs/howto/class_imbalance",
     "class weights": "nbs/howto/class_imbalance",
     "num_workers": "nbs/howto/slow_data_loading",
+    "batch size": "nbs/howto/gradient_accumulation",
     # training
     "mixed precision": "nbs/howto/mixed_precision",
     "bf16": "nbs/howto/mixed_precision",
     "gradient accumulation": "nbs/howto/gradient_accumulation",
     "gradient clipping": "nbs/howto/gradient_clipping",
     "early stopping": "nbs/howto/early_stopping",
+    "stop training": "nbs/howto/early_stopping",
+    "pause training": "nbs/howto/pause_training",
+    "torch compile": "nbs/howto/torch_compile",
+    "learning rate": "nbs/howto/learning_rate_schedule",
     "learning rate finder": "nbs/howto/learning_rate_finder",
     "lr scheduler": "nbs/howto/learning_rate_schedule",
     "warmup": "nbs/howto/learning_rate_schedule",
@@ -54,9 +59,14 @@ QUERIES = {
     "f1 score": "nbs/howto/custom_metric",
     "confusion matrix": "nbs/howto/confusion_matrix",
     "inference": "nbs/howto/predict",
+    "cross validation": "nbs/howto/cross_validation",
+    "kfold": "nbs/howto/cross_validation",
     # saving
     "resume training": "nbs/howto/resume_after_crash",
+    "resume": "nbs/howto/resume_after_crash",
     "save model": "nbs/howto/save_and_load_weights",
+    "load model": "nbs/howto/save_and_load_weights",
+    "checkpoint": "nbs/howto/save_checkpoints",
     "ModelCheckpoint": "nbs/howto/save_checkpoints",
     "onnx": "nbs/howto/export_onnx",
     "torch.export": "nbs/howto/torch_export",
@@ -69,21 +79,28 @@ QUERIES = {
     "overfit one batch": "nbs/howto/overfit_one_batch",
     "count parameters": "nbs/howto/model_summary",
     "profiler": "nbs/howto/profile_run",
+    "slow training": "nbs/howto/profile_run",
     # watching
     "wandb": "nbs/howto/log_to_wandb",
     "tensorboard": "nbs/howto/log_to_tensorboard",
     "plot loss": "nbs/howto/plot_curves",
     "progress bar": "nbs/howto/progress_bar",
     # devices and jobs
+    "gpu": "nbs/howto/two_gpus",
     "multi gpu": "nbs/howto/two_gpus",
     "DDP": "nbs/howto/two_gpus",
+    "fsdp": "nbs/howto/fsdp",
+    "deepspeed": "nbs/howto/fsdp",
     "slurm": "nbs/howto/slurm",
     "yaml config": "nbs/howto/config_file",
     # code
     "callbacks": "nbs/howto/custom_callback",
     "LightningModule": "nbs/howto/lightning_module",
+    "pytorch lightning": "nbs/howto/lightning_module",
     # doors
     "install": "docs/get_started",
+    "colab": "docs/get_started",
+    "kaggle": "docs/get_started",
     "keras": "docs/coming_from/keras",
     "StateManagerAddon": "docs/reference/addons",
 }
@@ -175,14 +192,15 @@ def test_a_persons_words_find_the_right_page_first(site: Path, browser: Any) -> 
     assert found == QUERIES
 
 
-def test_search_shows_each_page_once(site: Path, browser: Any) -> None:
+def test_search_shows_each_page_once_and_where_it_is(site: Path, browser: Any) -> None:
     page = browser.new_page()
     page.goto((site / "search.html").as_uri())
     page.wait_for_function("Search.hasIndex()", timeout=600_000)
-    every = "query => Search._performSearch(...Search._parseQuery(query)).filter(r => r[6] !== 'object').map(r => r[0])"
+    every = "query => Search._performSearch(...Search._parseQuery(query)).filter(r => r[6] !== 'object')"
     for query in ("mixed precision", "early stopping", "resume"):
         found = page.evaluate(every, query)
-        assert len(found) > 3 and len(found) == len(set(found))
+        places, shown = ([tuple(result[i] for i in parts) for result in found] for parts in ([0], [1, 3]))  # title and part of the site
+        assert len(found) > 3 and len(places) == len(set(places)) and len(shown) == len(set(shown))
 
 
 def test_pages_fit_on_a_phone(site: Path, browser: Any) -> None:

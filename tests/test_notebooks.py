@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 # `make examples` runs these, and tests/browser the first of them
 LONG = {"first_run", "gan", "index", "index.ko", "job", "language_model", "mnist1d", "several_gpus", "sweeps", "transformers"}
-LONG |= {"multi_gpu", "two_gpus", "slurm"}
+LONG |= {"multi_gpu", "two_gpus", "fsdp", "slurm", "torch_compile"}
 LONG |= {"lora", "export_onnx"}  # which need packages that `make examples` installs
 INDEXES = script("build").indexes()
 DOORS = ("tutorials", "howto")  # folders that the front page leads to
@@ -142,7 +142,9 @@ def test_howto_page_answers_one_question(path: Path) -> None:
     cells = nbformat.read(path, as_version=4).cells
     first, last = cells[0].source, cells[-1].source
     assert re.match(r"# .+\n\n> .+\.\n\nUse this .+[^\n]\Z", first) and len(first.partition("\n")[0]) <= 60
-    assert all(len(cell.source.splitlines()) <= 25 for cell in cells if cell.cell_type == "code")
+    code = [cell.source.splitlines() for cell in cells if cell.cell_type == "code"]
+    assert all(len(lines) <= 25 for lines in code)
+    assert not [line for lines in code for line in lines if len(line) > 88], "wider than the page"
     see, words = last.partition("See also: ")[2].split("\n\n")
     assert "(../tutorials/" in see and "(../../docs/" in see and words.startswith("Keywords: ")
 
@@ -165,7 +167,19 @@ def test_only_metrics_that_are_far_off_are_told() -> None:
     stored = _notebook_with("val_loss 1.0 · val_acc 0.5 · time 1.0s")
     assert differences(stored, _notebook_with("val_loss 1.04 · val_acc 0.5 · time 9.0s")) == []
     assert differences(stored, _notebook_with("val_loss 1.2 · val_acc 0.5 · time 1.0s")) == ["cell 0: val_loss is 1, 1.2 came out"]
-    assert differences(stored, _notebook_with("val_loss 1.0")) == ["other metrics: 2 are stored, 1 came out"]
+    text = "cell 0: the text is 'val_loss 1.0 · val_acc 0.5 · time 1.0s', 'val_loss 1.0' came out"
+    assert differences(stored, _notebook_with("val_loss 1.0")) == ["other metrics: 2 are stored, 1 came out", text]
+
+
+def test_the_first_line_of_a_cell_with_other_words_is_told() -> None:
+    differences = script("execute").differences
+    stored = _notebook_with("<Net at 0x7f3a>\nsaved 1,204 steps in 1.2 s\nfree: 3 GB ▁▂▃")
+    assert differences(stored, _notebook_with("<Net at 0x7e00>\nsaved   98 steps in 15 ms\nfree: 512 MB ▃▁▂")) == []
+    fresh = _notebook_with("<Net at 0x7e00>\nwrote 1,204 steps in 1.2 s\nfull: 3 GB ▁▂▃")
+    assert differences(stored, fresh) == ["cell 0: the text is 'saved 1,204 steps in 1.2 s', 'wrote 1,204 steps in 1.2 s' came out"]
+    stored.cells[0].metadata["tags"] = ["varies"]
+    assert differences(stored, fresh) == []
+    assert differences(_notebook_with("a"), _notebook_with("a\nb")) == ["cell 0: the text is '', 'b' came out"]
 
 
 def test_readme_is_the_index() -> None:

@@ -2,7 +2,7 @@
 const DOORS = { "nbs/howto/": 8, "docs/reference/": 6, "docs/": 5, "nbs/tutorials/": 4 };
 var Scorer = {
   score: ([page, title, anchor, text, score, file, kind]) => {
-    const door = Object.keys(DOORS).find((prefix) => page.startsWith(prefix));
+    const door = !page.endsWith("/index") && Object.keys(DOORS).find((prefix) => page.startsWith(prefix));  // an index has the words of all its pages
     const named = page.startsWith("docs/reference/") && kind === "title";  // the entry of a public name
     return score + (door ? DOORS[door] : 0) + (named ? 15 : 0);
   },

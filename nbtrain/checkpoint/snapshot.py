@@ -153,8 +153,8 @@ def snapshot(state: Mapping[str, Any], into: Snapshot | None = None, *, waits: b
     """Copy a Lightning checkpoint dict off the devices; hyper-parameters become plain data.
 
     `into`: an older snapshot, no longer needed, whose memory is used again for tensors that fit. `waits=False`: copies from a GPU may be
-    unfinished until `Snapshot.ready` is called, unless training is delayed by them. A value that can't be stored is left out with its key
-    in the nearest dict. Raises CheckpointError for a tensor of the model or the optimizer that can't be stored.
+    unfinished until `Snapshot.ready` is called, unless training is delayed by them. A value that can't be stored is left
+    out with its key in the nearest dict. Raises CheckpointError for a tensor of the model or the optimizer that can't be stored.
     """
     tensors = _TensorCopier(into.buffers if into is not None else {})
     copier = _Copier(tensors)

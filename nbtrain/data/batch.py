@@ -113,6 +113,9 @@ def _of_parts(parts: Sequence[Any]) -> _Count:
 def _of_list(items: Sequence[Any]) -> _Count:
     """The samples of a list, whose items may be parts of a batch or samples."""
     kinds = [_kind(item) for item in items]
+    if _look_ragged(items):
+        rows = [len(item) for item in items]
+        return _Count(rows[0] if {*rows} == {rows[0], 1} else len(items), "its tensors may be parts or samples of different lengths")
     if any(map(_n_rows, items)):
         return _of_parts(items) if not _look_like_images(items) else _Count(_n_rows(items[0]), "its tensors may be parts or samples")
     if all(map(_is_list, items)):
@@ -152,6 +155,12 @@ def _agree(counts: Sequence[_Count]) -> bool:
     return bool(counts) and counts[0].n > 0 and all(count == counts[0] and not count.doubt for count in counts)
 
 
+def _look_ragged(items: Sequence[Any]) -> bool:
+    """Several tensors that differ only in the length of their first dimension: sequences that could not be stacked."""
+    alike = all(isinstance(item, Tensor) and item.ndim for item in items) and len({(item.dtype, item.shape[1:]) for item in items}) == 1
+    return alike and len({len(item) for item in items}) > 1
+
+
 def _look_like_images(items: Sequence[Any]) -> bool:
     """Several tensors of one kind with three dimensions, which differ in the last two: images that could not be stacked."""
     alike = len(items) > 1 and len({_kind(item) for item in items}) == 1
@@ -161,10 +170,10 @@ def _look_like_images(items: Sequence[Any]) -> bool:
 # %% ../../nbs/data/batch.ipynb #d1d52bf2
 def batch_size(batch: Any) -> int:
     """The number of samples in `batch`; 1 if it can't be determined. See `why_guessed`."""
-    if type(batch) in (list, tuple) and batch:  # the usual batch: saves 20 µs
-        first = batch[0]
-        if type(first) is Tensor and first.ndim:
-            return first.size(0) or 1
+    if type(batch) in (list, tuple) and batch and type(batch[0]) is Tensor and batch[0].ndim:  # the usual batch: saves 20 µs
+        n = batch[0].size(0)
+        if all(type(item) is Tensor and item.ndim and item.size(0) == n for item in batch):
+            return n or 1
     return _count(batch).n or 1
 
 
@@ -286,6 +295,6 @@ def out_of_memory(error: BaseException, batch: Any, device: torch.device, place:
     return OutOfMemory(
         f"The memory of {device} is full: {first_line(error)}",
         where=f"{place}: the batch is {describe(batch)}",
-        remedy="Make the batches smaller, or let auto_micro_batch=True of MicroBatchAddon do it; take precision='bf16'; "
-        "look at what else uses the device (nvidia-smi), and call trainer.free() before the next run.",
+        remedy="Use smaller batches, MicroBatchAddon with auto_micro_batch=True, or precision='bf16'. "
+        "Check what else uses the device (nvidia-smi), and call trainer.free() before the next run.",
     )

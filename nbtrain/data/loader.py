@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from torch.utils.data import DataLoader, RandomSampler, Sampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 
 from ..errors import CheckpointError, ConfigError
 
 # %% auto #0
 __all__ = [
     "BatchList",
+    "is_dataset",
     "as_loader",
     "with_batch_size",
     "with_batch_sampler",
@@ -39,6 +40,12 @@ class BatchList:
 
     def __len__(self) -> int:
         return len(self.batches)  # pyright: ignore[reportArgumentType]  # a TypeError says that there is no length
+
+
+def is_dataset(data: Any) -> bool:
+    """Whether `data` is a dataset of samples, not a loader of batches. Hugging Face datasets count, though they aren't torch Datasets."""
+    of_hugging_face = type(data).__module__.partition(".")[0] == "datasets" and not isinstance(data, Mapping)
+    return isinstance(data, Dataset) or of_hugging_face
 
 
 def as_loader(loader: Iterable[Any]) -> Iterable[Any]:

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from .loader import LoaderWrapper, StatefulLoader
+from .loader import LoaderWrapper, StatefulLoader, innermost
 
 # %% auto #0
-__all__ = ["place_keeper", "stream_of", "loses_buffer", "set_dataset_epoch"]
+__all__ = ["place_keeper", "stream_of", "loses_buffer", "set_dataset_epoch", "keeps_epoch"]
 
 
 # %% ../../nbs/data/stream.ipynb #96826424
@@ -64,3 +64,11 @@ def set_dataset_epoch(loader: Any, epoch: int) -> None:
     set_epoch: Callable[[int], Any] | None = getattr(getattr(loader, "dataset", None), "set_epoch", None)
     if callable(set_epoch):
         set_epoch(epoch)
+
+
+def keeps_epoch(loader: Any) -> bool:
+    """Whether `set_epoch` of the dataset has no effect after the first pass: persistent workers keep their copies of the dataset."""
+    loader = innermost(loader)
+    if not isinstance(loader, DataLoader) or not loader.persistent_workers or not callable(getattr(loader.dataset, "set_epoch", None)):
+        return False
+    return type(loader.dataset).__module__.partition(".")[0] != "datasets"  # Hugging Face's share the epoch with their workers

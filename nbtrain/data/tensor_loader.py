@@ -76,15 +76,17 @@ def as_tensor(value: np.ndarray | Frame) -> Tensor:
     Raises ConfigError for data that is not numeric.
     """
     array = value if isinstance(value, np.ndarray) else value.to_numpy()
+    columns = getattr(value, "columns", ())
+    texts = [repr(name) for name in columns if np.asarray(value[name]).dtype.kind not in "biuf"]  # pyright: ignore[reportIndexIssue]
+    if array.dtype == object and len(columns) and not texts:  # a frame of numbers and booleans
+        array = np.column_stack([np.asarray(value[name]) for name in columns])  # pyright: ignore[reportIndexIssue]
     if array.dtype.kind not in "biuf":
-        columns = getattr(value, "columns", ())
-        texts = [repr(name) for name in columns if np.asarray(value[name]).dtype.kind not in "biuf"]  # pyright: ignore[reportIndexIssue]
         which = f"Column {texts[0]}" if texts else f"A {type(value).__name__} of {array.dtype}"
         raise ConfigError(
             f"{which} must be numeric.",
             remedy="Leave it out, or encode it: frame['city'].astype('category').cat.codes; fill what is missing.",
         )
-    tensor = torch.from_numpy(np.array(array))  # a copy, which may be written to
+    tensor = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))  # a copy, which may be written to
     return tensor.to(torch.get_default_dtype()) if array.dtype.kind == "f" else tensor
 
 

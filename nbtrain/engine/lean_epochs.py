@@ -12,7 +12,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from .epoch_metrics import publish, reset_results
-from .lean_pass import call_hooks, call_module_hook, why_not_lean
+from .lean_pass import call_hooks, call_module_hook
 from .lean_training import LeanEpochLoop
 
 # %% auto #0
@@ -23,14 +23,14 @@ _MONITORING = (EarlyStopping, Checkpoint)  # Lightning calls them after the modu
 
 
 class LeanFitLoop(_FitLoop):
-    """Lightning's loop over epochs. What it does around an epoch is done for a part of the time, where `why_not_lean` has no objection."""
+    """Lightning's loop over epochs. What it does around an epoch takes a part of the time, if the newest epoch was lean."""
 
-    def _is_lean(self) -> bool:
+    def _was_lean(self) -> bool:
         loop = self.epoch_loop
-        return isinstance(loop, LeanEpochLoop) and loop.lean and not self.restarting and not why_not_lean(self.trainer)
+        return isinstance(loop, LeanEpochLoop) and loop.lean and loop.stood_aside == "" and not self.restarting
 
     def on_advance_start(self) -> None:
-        if not self._is_lean():
+        if not self._was_lean():
             super().on_advance_start()
             return
         pl_trainer, progress = self.trainer, self.epoch_progress
@@ -44,10 +44,11 @@ class LeanFitLoop(_FitLoop):
         progress.increment_started()
 
     def on_advance_end(self) -> None:
-        loop = self.epoch_loop
-        if not isinstance(loop, LeanEpochLoop) or loop.stood_aside or self.restarting:
+        if not self._was_lean():
             super().on_advance_end()
             return
+        loop = self.epoch_loop
+        assert isinstance(loop, LeanEpochLoop)
         pl_trainer, connector = self.trainer, self.trainer._logger_connector
         connector._first_loop_iter = None
         self.epoch_progress.increment_processed()

@@ -71,11 +71,14 @@ def unknown_version() -> str:
 
 def overridden(module: L.LightningModule, hooks: tuple[str, ...]) -> str:
     """The first of `hooks` that `module` overrides; a StepModule's way to the device is known."""
-    is_ours = isinstance(module, StepModule)
+    is_ours, kind, own = isinstance(module, StepModule), type(module), vars(module)
     for hook in hooks:
+        plain = getattr(L.LightningModule, hook)
+        if getattr(kind, hook, None) is plain and hook not in own:
+            continue
         # An attribute that was made with functools.wraps counts, too: Lightning's is_overridden takes it for what it wraps
         function = getattr(getattr(module, hook), "__func__", None)
-        if function is not getattr(L.LightningModule, hook) and not (is_ours and function is getattr(StepModule, hook)):
+        if function is not plain and not (is_ours and function is getattr(StepModule, hook)):
             return hook
     return ""
 
@@ -131,8 +134,10 @@ class Hook:
         self.name, self.pl_trainer, self.module = name, pl_trainer, pl_trainer.lightning_module
         self.names = self.module.__dict__  # setting _current_fx_name through nn.Module.__setattr__ costs 1 µs, several times a batch
         plain, plain_of_module = getattr(L.Callback, name), getattr(L.LightningModule, name)
-        bound = [getattr(callback, name) for callback in pl_trainer.callbacks]  # pyright: ignore[reportAttributeAccessIssue]
+        callbacks: Iterable[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
         # A hook may be set on the instance, as LambdaCallback does
+        mine = [item for item in callbacks if getattr(type(item), name, None) is not plain or name in vars(item)]
+        bound = [getattr(callback, name) for callback in mine]
         self.of_callbacks = [hook for hook in bound if getattr(hook, "__func__", None) is not plain and callable(hook)]
         hook = getattr(self.module, name, None)
         self.of_module = hook if getattr(hook, "__func__", None) is not plain_of_module and callable(hook) else None
@@ -152,6 +157,8 @@ def call_hooks(pl_trainer: L.Trainer, name: str, callbacks: Iterable[L.Callback]
     names = module.__dict__  # see `Hook`
     before, names["_current_fx_name"] = names["_current_fx_name"], name
     for callback in callbacks:
+        if getattr(type(callback), name, None) is plain and name not in vars(callback):
+            continue
         hook = getattr(callback, name)
         if getattr(hook, "__func__", None) is not plain and callable(hook):
             hook(pl_trainer, module)
@@ -160,8 +167,11 @@ def call_hooks(pl_trainer: L.Trainer, name: str, callbacks: Iterable[L.Callback]
 
 def call_module_hook(module: L.LightningModule, name: str) -> None:
     """Call the hook `name` of the module, where it has one."""
-    names, hook = module.__dict__, getattr(module, name)
-    if getattr(hook, "__func__", None) is getattr(L.LightningModule, name) or not callable(hook):
+    names, plain = module.__dict__, getattr(L.LightningModule, name)
+    if getattr(type(module), name, None) is plain and name not in names:
+        return
+    hook = getattr(module, name)
+    if getattr(hook, "__func__", None) is plain or not callable(hook):
         return
     before, names["_current_fx_name"] = names["_current_fx_name"], name
     hook()

@@ -70,6 +70,11 @@ def check_output(output: Any, step: str, where: Callable[[], str], device: torch
             names = "{" + ", ".join(map(repr, output)) + "}"
             raise StepError(f"{step} returned {names}, without 'loss'.", where=where(), remedy=example)
         _check_loss(output["loss"], step, where, device)
+    for name, value in output.items():
+        if type(value) is Tensor and value.is_complex() and value.numel() == 1:
+            raise StepError(
+                f"{step} returned {name!r} as a complex number.", where=where(), remedy="Return real ones: z.real, z.imag or z.abs()."
+            )
     if _USUAL_TYPES.issuperset(map(type, output.values())):
         return output
     for name, value in output.items():
@@ -87,6 +92,8 @@ def _check_loss(loss: Any, step: str, where: Callable[[], str], device: torch.de
         raise StepError(
             f"{step} returned its loss as {type(loss).__name__}, which has no gradient.", where=where(), remedy="Return it as a tensor."
         )
+    if loss.is_complex():
+        raise StepError(f"{step} returned a complex loss.", where=where(), remedy="Return a real number: loss.abs() or loss.real.")
     if loss.ndim and loss.numel() != 1:
         raise StepError(
             f"{step} returned a loss of shape {tuple(loss.shape)}, not a scalar.", where=where(), remedy="Take its mean: loss.mean()."

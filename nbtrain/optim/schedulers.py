@@ -37,6 +37,7 @@ __all__ = [
     "set_lr",
     "set_group_lr",
     "scale_lr",
+    "scale_rates",
     "initial_lrs",
     "set_initial_lrs",
     "FunctionSchedule",
@@ -123,6 +124,16 @@ def scale_lr(optimizer: Optimizer, factor: float) -> None:
     """Multiply the learning rate of each parameter group by `factor`."""
     for group in optimizer.param_groups:
         group["lr"] *= factor  # in place: a tensor stays the same object
+
+
+def scale_rates(scheduler: dict[str, Any], groups: Iterable[dict[str, Any]], factor: float) -> None:
+    """Multiply all later rates of a torch scheduler, given by its attributes or its state, and the rates in the groups of its optimizer."""
+    for part in scheduler.get("_schedulers", ()):
+        scale_rates(part if isinstance(part, dict) else vars(part), (), factor)
+    scheduler["base_lrs"] = [lr * factor for lr in scheduler.get("base_lrs", ())]
+    for group in groups:
+        for name in {"initial_lr", "max_lr", "min_lr"} & group.keys():  # OneCycleLR and CyclicLR compute the rate from these
+            group[name] *= factor
 
 
 def initial_lrs(optimizer: Optimizer) -> list[float]:

@@ -8,16 +8,19 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningRateFinder, OnExceptionCheckpoint
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 from torch.optim import Optimizer
 
+from ..data.batch import describe
 from ..data.named_loaders import named_loaders
+from ..data.tensor_loader import is_array
 from ..annotations import check_values, parameter_hints
 from ..data.several_loaders import n_batches
 from ..errors import ConfigError, OptionError, first_line, nearest
@@ -26,6 +29,7 @@ from .lightning_args import as_list
 
 # %% auto #0
 __all__ = [
+    "of_lightning",
     "check_lightning_names",
     "check_lightning",
     "accumulates",
@@ -48,6 +52,14 @@ _OURS = {
     "enable_progress_bar": "log_bar=...",
     "barebones": "nothing: it would turn off what the history reads",
 }
+
+
+def of_lightning(name: str) -> str:
+    """Where an argument of lightning.Trainer goes, as a sentence; empty for any other name."""
+    if name in _OURS:
+        return f"Use {_OURS[name]}."
+    is_known = name in inspect.signature(L.Trainer.__init__).parameters.keys() - {"self"}
+    return f"It is an argument of Lightning's Trainer: lightning={{{name!r}: ...}}." if is_known else ""
 
 
 def check_lightning_names(arguments: Iterable[str]) -> None:
@@ -112,7 +124,9 @@ def check_model(model: nn.Module) -> None:
 def resolve_monitor(monitor: str, mode: MonitorMode | None) -> MonitorMode:
     found = mode or known_mode(monitor)
     if found is None:
-        raise ConfigError(f"monitor={monitor!r}: is higher or lower better?", remedy='Give monitor_mode="max" or monitor_mode="min".')
+        near = get_close_matches(monitor, ("val_loss", "train_loss", "val_acc", "val_accuracy"), n=1, cutoff=0.85)
+        meant = f"Did you mean {near[0]!r}? If not, give" if near else "Give"
+        raise ConfigError(f"monitor={monitor!r}: is higher or lower better?", remedy=f'{meant} monitor_mode="max" or monitor_mode="min".')
     return found
 
 
@@ -132,6 +146,14 @@ def make_optimizer(optimizer: Any, model: nn.Module, mode: str) -> Optimizer | N
 
 
 # %% ../../nbs/trainer/arguments.ipynb #dd001b84
+def _refuse_samples(name: str, given: Any) -> None:
+    """Raise ConfigError for data that would be read a row, a column or a tensor at a time."""
+    several = type(given) is tuple and len(given) > 1 and all(isinstance(item, Tensor) or is_array(item) for item in given)
+    if several or isinstance(given, Tensor) or is_array(given):
+        what = f"{name} must be an iterable of batches, got {describe(given)}."
+        raise ConfigError(what, remedy="Give TensorLoader(x, y, batch_size=32); or, for batches, a list: [(x, y)].")
+
+
 def check_run(n_epoch: int, loader: Any, valid_loader: Any, *, evaluates: bool = False) -> None:
     """Raise ConfigError for invalid arguments of `run`, before anything else happens."""
     if n_epoch < 0:
@@ -142,6 +164,7 @@ def check_run(n_epoch: int, loader: Any, valid_loader: Any, *, evaluates: bool =
             remedy="TaskLoader({...}) reads several by turns, and Lightning's CombinedLoader one batch of each.",
         )
     for name, given in (("loader", loader), ("valid_loader", valid_loader)):
+        _refuse_samples(name, given)
         parts = _named(name, given) if given is not None and (evaluates or name == "valid_loader") else {name: given}
         for part, loader in parts.items():
             if loader is not None and n_batches(loader) == 0:

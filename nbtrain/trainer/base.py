@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from ..annotations import checked
 from ..addons.limits import LimitsAddon
+from ..addons.scheduler import scale_schedules
 from ..checkpoint.kept_states import KeptStates
 from ..data.continued_loader import continued
 from ..data.stream import set_dataset_epoch
@@ -43,7 +44,7 @@ from .compose import Composable, given_addons, new_instance, written_class
 from .lightning_args import lightning_args
 from .progress import ProgressChecker
 from .run_handle import RunHandle
-from .state_keeper import StateHolder, StateTaker
+from .state_keeper import StateHolder, StateTaker, scale_restored
 from ..views.notebook import NotebookView, in_shell
 from ..views.terminal import View
 
@@ -142,9 +143,23 @@ class TrainerArguments(TrainerSteps):
         self._mode = mode
 
     @property
+    def step_method(self) -> tuple[Any, str]:
+        """The object and the name of its method that computes the loss of a batch in training."""
+        return self, "train_step"
+
+    @property
+    def all_optimizers(self) -> list[Any]:
+        """The optimizers of the newest run."""
+        return [self.optimizer] if self.optimizer is not None else []
+
+    def step_alone(self, batch: Any, pl_trainer: L.Trainer) -> Any:
+        """Compute the loss of a batch after the run of `pl_trainer`."""
+        return self.train_step(batch)
+
+    @property
     def keeps_states(self) -> bool:
         """Whether a training run keeps its states in memory."""
-        elsewhere = self.configures_optimizers or any(isinstance(addon, Launcher) for addon in self.active_addons)
+        elsewhere = any(isinstance(addon, Launcher) for addon in self.active_addons)
         return self.mode == "train" and not elsewhere and (self.keep_states is True or (self.keep_states == "auto" and in_shell()))
 
     @checked
@@ -253,6 +268,12 @@ class TrainerBase(TrainerState):
     def turn(self) -> Turn | None:
         """The current step, if a batch has several steps, as with several optimizers; else None."""
         return None
+
+    def scale_schedules(self, factor: float) -> None:
+        """Multiply all later learning rates, after the current one was set by hand."""
+        scale_schedules(self, factor)
+        if self.module is None:
+            scale_restored(self, factor)
 
     def callbacks(self) -> list[L.Callback]:
         """The callbacks of a run. The recorder comes first, because schedules change what it reads."""

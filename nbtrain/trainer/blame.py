@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import lightning as L
 import torch
 
 from ..annotations import checked
@@ -51,13 +52,13 @@ def _rank(sample: BlamedSample) -> tuple[bool, float, int]:
     return is_finite, -sample.gradient if is_finite else 0.0, sample.index
 
 
-def _alone(trainer: TrainerBase, batch: Any, step: int) -> tuple[Mapping[str, Any], float, float]:
-    """Return the output of `train_step` for a batch of one, its loss, and the norm of its gradient."""
-    where = f"{trainer.title}.train_step, one sample of step {step}"
+def _alone(trainer: TrainerBase, batch: Any, step: int, pl_trainer: L.Trainer) -> tuple[Mapping[str, Any], float, float]:
+    """Return the output of the training step for a batch of one, its loss, and the norm of its gradient."""
+    where = f"{trainer.title}.{trainer.step_method[1]}, one sample of step {step}"
     for parameter in trainer.model.parameters():
         parameter.grad = None
     with torch.enable_grad(), keep_random():
-        output = check_output(trainer.train_step(batch), "train_step", lambda: where)
+        output = check_output(trainer.step_alone(batch, pl_trainer), "train_step", lambda: where)
         output["loss"].backward()
     found = [p.grad.detach().double().norm() for p in trainer.model.parameters() if p.grad is not None]
     norm = float(torch.stack([value.cpu() for value in found]).norm()) if found else math.nan
@@ -71,16 +72,17 @@ def blame(trainer: TrainerBase, step: int, n: int, draw: Draw | None, classes: S
         raise ConfigError(f"n={n!r} must be a positive integer.", remedy="Give an integer from 1.")
     with watched_step(trainer, step, weights=True) as (copy, seen):
         copy.model.load_state_dict(seen.weights)
-        vars(copy).pop("train_step", None)
+        owner, name = copy.step_method
+        vars(owner).pop(name, None)
         copy.model.eval()
         size = batch_size(seen.batch)
-        samples = [_sample(copy, single(seen.batch, i), i, step, classes) for i in range(size)]
+        samples = [_sample(copy, single(seen.batch, i), i, step, seen.pl_trainer, classes) for i in range(size)]
     worst = sorted(samples, key=_rank)[:n]
     return Gallery(list[Sample](worst), f"The worst {len(worst)} of {size} samples of step {step}, by gradient", draw or draw_sample)
 
 
-def _sample(trainer: TrainerBase, batch: Any, index: int, step: int, classes: Sequence[str] | None) -> BlamedSample:
-    output, loss, gradient = _alone(trainer, batch, step)
+def _sample(trainer: TrainerBase, batch: Any, index: int, step: int, pl_trainer: L.Trainer, classes: Sequence[str] | None) -> BlamedSample:
+    output, loss, gradient = _alone(trainer, batch, step, pl_trainer)
     found = samples_of(trainer, batch, output, index)[0]
     return BlamedSample(found.index, found.input, found.output, found.label, loss, found.batch, classes, gradient)
 
@@ -92,7 +94,7 @@ class TrainerBlame(TrainerBase):
     def blame(self, step: int, n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
         """Show the `n` samples with the largest gradients in the batch of training step `step`, with the weights before its update.
 
-        `train_step` is called once for each sample, as a batch of one in eval mode. The title of each sample has its loss and the norm
+        The step is called once for each sample, as a batch of one in eval mode. The title of each sample has its loss and the norm
         of its gradient. `draw` and `classes` are as for `show_results`. The run does not change. Raises as `replay` does.
         """
         return self.control.do(lambda at: blame(self, step, n, draw, classes))

@@ -24,6 +24,7 @@ from ..engine.addon import AddOnBase, options, ordered
 from ..engine.addon_instance import copy_addon, is_same, join_options, merge_instances
 from ..errors import AddOnError, OptionError, nearest
 from .addon_options import AddonCommands, TrainerFactory
+from .arguments import of_lightning
 
 if TYPE_CHECKING:
     from nbtrain.trainer.addon_options import ShippedAddon
@@ -86,6 +87,9 @@ def constructor_signature(base: type[Any], addons: Iterable[type[AddOnBase]]) ->
 
 
 # %% ../../nbs/trainer/compose.ipynb #b4b22ac1
+_OF_OPTIMIZER = "It is an argument of the optimizer: optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3)."
+
+
 def check_addon_options(kind: type[Any], given: Iterable[str]) -> None:
     """Raise OptionError for a keyword that neither the constructor of `kind` nor one of its addons takes."""
     known, title = keywords(kind), written_class(kind).__name__
@@ -100,6 +104,8 @@ def check_addon_options(kind: type[Any], given: Iterable[str]) -> None:
         remedy = nearest(name, known) if owner is None else f"It is an option of {owner}: {title}.add_on({owner})."
         if owner is None and (meant := FOREIGN.get(name)):
             remedy = f"It is an argument of run: run({meant[0]}=...)."
+        elif owner is None:
+            remedy = _OF_OPTIMIZER if name in ("lr", "learning_rate", "weight_decay") else of_lightning(name) or remedy
         raise OptionError(f"{title} takes no argument {name!r}.", remedy=remedy)
 
 

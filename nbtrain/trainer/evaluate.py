@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..annotations import checked
 from ..data.batch import to_device
-from ..data.loader import BatchList
+from ..data.loader import BatchList, is_dataset
 from ..data.named_loaders import Loaders
 from ..data.tensor_loader import as_tensor, is_array
 from ..distributed.devices import device_args
@@ -174,7 +174,7 @@ class TrainerEvaluation(TrainerBase):
         The metrics are recorded in `history.tests`; mode and `result` don't change. `batch_size` applies to a dataset. During a run, also
         a paused one, it evaluates between two batches and records nothing; metrics of addons are then missing.
         """
-        loader = DataLoader(data, batch_size) if isinstance(data, Dataset) else data
+        loader = self._batches(data, batch_size)
         if self.control.state != "idle":
             if is_data_source(loader):
                 raise ConfigError("A data module can't be set up while a run is on.", remedy="Give a loader.")
@@ -198,17 +198,20 @@ class TrainerEvaluation(TrainerBase):
         return {name.removeprefix("val_"): value for name, value in validate(self, loader).items()}
 
     @checked
-    def inference(self, loader: Iterable[Any] | L.LightningDataModule) -> list[Any]:
-        """Return the "output" of `test_step` for each batch of `loader`, on the CPU. Mode, logs, metrics and history don't change."""
-        return collect(self, loader, self._test_output)
+    def inference(self, loader: Iterable[Any] | Dataset[Any] | L.LightningDataModule, batch_size: int | None = None) -> list[Any]:
+        """Return the "output" of `test_step` for each batch of `loader`, on the CPU. Mode, logs, metrics and history don't change.
+
+        `batch_size` applies to a dataset; the default is 32.
+        """
+        return collect(self, self._batches(loader, batch_size), self._test_output)
 
     @checked
-    def predict(self, x: Any) -> Any:
-        """Predict for a tensor, an array, a pandas DataFrame, a batch or a loader.
+    def predict(self, x: Any, batch_size: int | None = None) -> Any:
+        """Predict for a tensor, an array, a pandas DataFrame, a batch, a loader or a dataset.
 
         For a tensor, an array or a DataFrame it returns the output of the model; for a batch (a tuple, list, mapping or dataclass) the
-        "output" of `test_step`; for a loader the outputs of its batches, concatenated. Inputs are moved to the device; the result is on
-        the CPU. Nothing else changes.
+        "output" of `test_step`; for a loader the outputs of its batches in its order, concatenated if they are tensors. A dataset is read
+        in its order, in batches of `batch_size` (32). Inputs are moved to the device; the result is on the CPU. Nothing else changes.
         """
         x = as_tensor(x) if is_array(x) else x
         if isinstance(x, Tensor):
@@ -216,8 +219,12 @@ class TrainerEvaluation(TrainerBase):
             return collect(self, [x], self.model)[0] if directly is None else directly[0]
         if isinstance(x, (tuple, list, Mapping)) or is_dataclass(x):
             return collect(self, [x], self._test_output)[0]
-        outputs = collect(self, x, lambda b: self.model(b) if isinstance(b, Tensor) else self._test_output(b))
+        outputs = collect(self, self._batches(x, batch_size), lambda b: self.model(b) if isinstance(b, Tensor) else self._test_output(b))
         return torch.cat(outputs) if outputs and all(isinstance(output, Tensor) for output in outputs) else outputs
+
+    def _batches(self, data: Any, batch_size: int | None) -> Any:
+        """A loader of a dataset, in its order; anything else as it is."""
+        return DataLoader(data, batch_size or 32) if is_dataset(data) else data
 
     def _test_output(self, batch: Any) -> Any:
         output = self.test_step(batch)

@@ -5,7 +5,7 @@
 # %% ../../nbs/trainer/lightning_steps.ipynb #9fc9af8f
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -20,6 +20,7 @@ from ..engine.step_module import StepModule
 from ..engine.wrapped_module import WrappedModule, overrides
 from ..errors import ConfigError, StepError
 from ..optim.optimizer_state import load_optimizer
+from ..optim.schedulers import scale_rates
 from .evaluate import TrainerEvaluation, validate
 
 # %% auto #0
@@ -35,6 +36,9 @@ _OF_MODULE = {
 
 def check_module(module: Any, options: Mapping[str, Any], addons: Iterable[type[AddOnBase]] = ()) -> None:
     """Raise ConfigError if this is not a LightningModule that can train, and for options that belong in the module."""
+    if isinstance(module, type) and issubclass(module, L.LightningModule):
+        what = f"from_lightning needs a LightningModule, got the class {module.__name__}."
+        raise ConfigError(what, remedy=f"Make an instance: {module.__name__}(...).")
     if not isinstance(module, L.LightningModule):
         raise ConfigError(
             f"from_lightning needs a LightningModule, got {type(module).__name__}.",
@@ -45,6 +49,9 @@ def check_module(module: Any, options: Mapping[str, Any], addons: Iterable[type[
     if launchers := [addon.__name__ for addon in addons if addon.decides_where_runs_execute]:
         what = f"A LightningModule can't train with {launchers[0]}: its optimizers are made where it runs."
         raise ConfigError(what, remedy='Train it as it is, with lightning.Trainer(devices=..., strategy="ddp").')
+    if options.get("gradient_clip") and not module.automatic_optimization:
+        what = f"gradient_clip: {type(module).__name__} optimizes by hand, so it also clips by hand."
+        raise ConfigError(what, remedy="Call self.clip_gradients(optimizer, gradient_clip_val=...) in its training_step.")
     if options.get("on_error") == "pause" and not module.automatic_optimization:
         what = f'on_error="pause": {type(module).__name__} optimizes by hand, and an error in its step can\'t be taken back.'
         raise ConfigError(what, remedy='Use automatic optimization, or resume from a checkpoint: StateManagerAddon, resume="auto".')
@@ -57,6 +64,8 @@ class LightningSteps(TrainerEvaluation):
     lean_loops = False  # a module may use anything of Lightning
     configures_optimizers = True
     _configured: Any = None  # what configure_optimizers returned
+    _optimizers: Sequence[Optimizer] = ()  # of the newest run
+    _schedulers: Sequence[Any] = ()
 
     @property
     def lightning_module(self) -> L.LightningModule:
@@ -66,6 +75,25 @@ class LightningSteps(TrainerEvaluation):
 
     def step_module(self, *, whole_epoch: bool = True) -> StepModule:
         return WrappedModule(self, whole_epoch=whole_epoch)
+
+    @property
+    def step_method(self) -> tuple[Any, str]:
+        return self.model, "training_step"
+
+    def step_alone(self, batch: Any, pl_trainer: L.Trainer) -> dict[str, Any]:
+        """Call `training_step` after a run, without logging. Raises ConfigError for a module that optimizes by hand."""
+        module = self.lightning_module
+        if not module.automatic_optimization:
+            what = f"{type(module).__name__} optimizes by hand, so its loss of one sample can't be computed."
+            raise ConfigError(what, remedy="Use replay(step=...) instead.")
+        own, before = vars(module), dict(vars(module))
+        own |= {"_trainer": pl_trainer, **dict.fromkeys(("log", "log_dict"), lambda *args, **options: None)}
+        try:
+            output = module.training_step(batch, 0)
+        finally:
+            own.clear()
+            own |= before
+        return dict(output) if isinstance(output, Mapping) else {} if output is None else {"loss": output}
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         what = f"The training_step of {type(self.model).__name__} can only be called in a run."
@@ -84,20 +112,36 @@ class LightningSteps(TrainerEvaluation):
 
     def adopt(self, pl_trainer: L.Trainer) -> None:
         """Take the optimizers that Lightning got from the module; restore them and the schedulers from a checkpoint, if there is one."""
-        optimizers: list[Optimizer] = pl_trainer.strategy.optimizers
-        self.optimizer = optimizers[0] if optimizers else None
+        self._optimizers = optimizers = pl_trainer.strategy.optimizers
+        before, self.optimizer = self.optimizer, optimizers[0] if optimizers else None
+        self._schedulers = [config.scheduler for config in pl_trainer.lr_scheduler_configs]
         state = self.restored()
         if state is None:
             return
         for optimizer, saved in zip(optimizers, state["optimizer_states"]):
-            load_optimizer(optimizer, saved)
-        for config, saved in zip(pl_trainer.lr_scheduler_configs, state["lr_schedulers"]):
-            config.scheduler.load_state_dict(saved)
+            if optimizer is not before:  # which has been restored, and may have been changed by hand since
+                load_optimizer(optimizer, saved)
+        for scheduler, saved in zip(self._schedulers, state["lr_schedulers"]):
+            scheduler.load_state_dict(saved)
+
+    @property
+    def all_optimizers(self) -> list[Any]:
+        return list(self._optimizers)
+
+    def scale_schedules(self, factor: float) -> None:
+        """Multiply all later rates of the first optimizer, after its learning rate was set by hand."""
+        assert self.optimizer is not None
+        saved = (self.restored() or {}).get("lr_schedulers", [])
+        for i, scheduler in enumerate(self._schedulers):
+            if scheduler.optimizer is self.optimizer:
+                scale_rates(vars(scheduler), self.optimizer.param_groups, factor)
+                for state in saved[i : i + 1]:
+                    scale_rates(state, (), factor)
 
     def restored(self) -> Mapping[str, Any] | None:
         """The state that the next run continues from, or None."""
         found = [addon.restored for addon in self.active_addons if isinstance(addon, StateManagerAddon)]
-        return found[0] if found else None
+        return found[0] if found else self.state_holder.restored
 
     def optimizer_states(self) -> list[dict[str, Any]]:
         """The states of all optimizers, for a checkpoint that is saved between two runs."""

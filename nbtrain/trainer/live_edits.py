@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..addons.scheduler import scale_schedules, set_next_lr
+from ..addons.scheduler import set_next_lr
 from ..annotations import checked
 from ..tracebacks import boundary
 from ..engine.callback import notify
@@ -32,7 +32,6 @@ from .base import TrainerBase
 from .redefined import adopt_redefined
 from ..tracebacks import free_last_error
 from .run_handle import RunHandle
-from .state_keeper import scale_restored
 from ..views.notebook import NotebookView
 from ..views.text import format_value
 
@@ -116,16 +115,15 @@ def _set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
 
 
 def _set_lr(trainer: TrainerProtocol, before: float, lr: float) -> None:
-    if trainer.module is None and not trainer.continues_run:
+    assert isinstance(trainer, TrainerBase)
+    if trainer.module is None and not trainer.continues_run and not trainer.configures_optimizers:
         set_next_lr(trainer, lr)
         return
     if before == 0:
         raise ConfigError("The learning rate is 0 here, so its schedule can't be scaled.", remedy="Set it some batches later.")
     assert trainer.optimizer is not None
     scale_lr(trainer.optimizer, lr / before)
-    scale_schedules(trainer, lr / before)
-    if isinstance(trainer, TrainerBase) and trainer.module is None:
-        scale_restored(trainer, lr / before)
+    trainer.scale_schedules(lr / before)
 
 
 # %% ../../nbs/trainer/live_edits.ipynb #49cd10a8

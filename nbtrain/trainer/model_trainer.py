@@ -22,6 +22,7 @@ from typing_extensions import Unpack
 from ..annotations import checked
 from ..compat.model_keys import label_key, prediction_of
 from ..data.batch import describe
+from ..data.loader import is_dataset
 from ..data.named_loaders import Loaders
 from ..data.seeded_loader import SeededLoader
 from ..distributed.devices import Device
@@ -40,7 +41,6 @@ from .trainer import Trainer
 __all__ = [
     "Optimizing",
     "call_model",
-    "is_dataset",
     "Loading",
     "choose_optimizer",
     "perplexity",
@@ -108,12 +108,6 @@ def _without_loss(output: Any) -> dict[str, Any]:
 
 
 # %% ../../nbs/trainer/model_trainer.ipynb #9a37b467
-def is_dataset(data: Any) -> bool:
-    """Whether `data` is a dataset of samples, not a loader of batches. Hugging Face datasets count, though they aren't torch Datasets."""
-    of_hugging_face = type(data).__module__.partition(".")[0] == "datasets" and not isinstance(data, Mapping)
-    return isinstance(data, Dataset) or of_hugging_face
-
-
 @dataclass(frozen=True)
 class Loading:
     """How datasets become batches."""
@@ -271,8 +265,10 @@ class DatasetTrainer(Trainer):
         self, data: Loaders | Dataset[Any] | L.LightningDataModule | None = None, batch_size: int | None = None
     ) -> dict[str, float]:
         """Like `Trainer.evaluate`, for a loader or a dataset; by default `eval_dataset`."""
-        data = replace(self.loading, batch_size=batch_size or self.loading.batch_size).evaluated(data)
-        return super().evaluate(self._needed(self.eval_loader if data is None else data))
+        return super().evaluate(self._needed(self.eval_loader if data is None else self._batches(data, batch_size)))
+
+    def _batches(self, data: Any, batch_size: int | None) -> Any:
+        return replace(self.loading, batch_size=batch_size or self.loading.batch_size).evaluated(data)
 
     def _needed(self, loader: Any) -> Any:
         if loader is None:

@@ -257,6 +257,10 @@ def _check_class(kind: type[Trainer], mode: str, optimizers: Mapping[str, Any], 
         if not callable(getattr(kind, f"train_step_{name}", None)):
             what = f"{kind.__name__} has an optimizer {name!r}, and no train_step_{name}."
             raise ConfigError(what, remedy=f"Write train_step_{name}(self, batch), which returns a dict with 'loss'.")
+    steps = [name.removeprefix("train_step_") for name in dir(kind) if name.startswith("train_step_")]
+    if unused := [name for name in steps if name not in optimizers and mode == "train"]:
+        what = f"{kind.__name__} has train_step_{unused[0]}, and no optimizer {unused[0]!r}."
+        raise ConfigError(what, remedy=f"Give optimizers={{{unused[0]!r}: ..., ...}}, or rename the method.")
 
 
 def _made(name: str, optimizer: Any, model: nn.Module) -> Optimizer:

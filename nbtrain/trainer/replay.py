@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from html import escape
 from typing import Any
 
@@ -157,6 +157,11 @@ class _Called:
             }
 
 
+def _as_output(returned: Any) -> dict[str, Any]:
+    """What a training step returned, as a dict: a LightningModule may return the loss alone, or None."""
+    return dict(returned) if isinstance(returned, Mapping) else {} if returned is None else {"loss": returned}
+
+
 # %% ../../nbs/trainer/replay.ipynb #225d5ba0
 class StepWatcher(Checkpoint):
     """Watches the training step `step` of a scratch copy, and ends its run there.
@@ -168,6 +173,7 @@ class StepWatcher(Checkpoint):
         self.trainer, self.step, self.anomalies, self.keeps_weights = trainer, step, anomalies, weights
         self.weights: dict[str, Any] = {}  # before the step
         self.called = _Called()
+        self.pl_trainer: Any = None
         self.batch: Any = None
         self.output: Mapping[str, Any] | None = None
         self.error: Exception | None = None  # of the step, under anomaly detection
@@ -179,24 +185,26 @@ class StepWatcher(Checkpoint):
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         if self.trainer.train_state.counts.step != self.step - 1:
             return
-        model = self.trainer.model
+        model, self.pl_trainer = self.trainer.model, pl_trainer
         self.place = f"epoch {self.trainer.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
         self.bad_weights = next((name for name, p in model.named_parameters() if not bool(p.isfinite().all())), "")
         self._before = {name: [p.detach().clone() for p in part.parameters(False)] for name, part in layers_of(model).items()}
         self.called.watch(model)
         if self.keeps_weights:
             self.weights = deepcopy(model.state_dict())
-        train_step = self.trainer.train_step
+        owner, name = self.trainer.step_method
+        train_step = getattr(owner, name)
 
-        def watched(batch: Any) -> dict[str, Any]:
+        @wraps(train_step)
+        def watched(batch: Any, *args: Any, **options: Any) -> Any:
             if self.batch is None:
                 self.batch = apply_to_collection(batch, Tensor, lambda value: value.detach().clone())
-            output = train_step(batch)
+            output = train_step(batch, *args, **options)
             if self.output is None:
-                self.output = apply_to_collection(dict(output), Tensor, Tensor.detach)
+                self.output = apply_to_collection(_as_output(output), Tensor, Tensor.detach)
             return output
 
-        vars(self.trainer)["train_step"] = watched
+        vars(owner)[name] = watched
         torch.autograd.set_detect_anomaly(self.anomalies)
 
     def on_after_backward(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

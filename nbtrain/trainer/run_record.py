@@ -16,6 +16,7 @@ from ..addons.compile import CompileAddon
 from ..data.loader import innermost
 from ..data.named_loaders import named_loaders
 from ..data.several_loaders import n_batches
+from ..data.stream import keeps_epoch
 from ..data.tensor_loader import suggest_loader
 from ..engine.fast_step import unknown_torch
 from ..engine.lean_pass import unknown_version
@@ -104,6 +105,11 @@ def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:
         )
     if version := unknown_torch():
         trainer.recorder.note(f"nbtrain is not tested with torch {version}; steps use torch's public API instead, about 50 µs slower.")
+    if keeps_epoch(loader):
+        trainer.recorder.note(
+            "The workers are persistent and keep their copies of the dataset, so its set_epoch has no effect after the first epoch. "
+            "Use persistent_workers=False."
+        )
     if (n_batches(loader) or 0) >= _LONG_EPOCH and (advice := suggest_loader(loader)) is not None:
         trainer.recorder.note(advice)
 

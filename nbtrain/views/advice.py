@@ -95,7 +95,7 @@ class SlowStart:
             return ""
         if self.compiled:
             return f"the first batch compiles ({self.first_s:.0f} s)"
-        return f"the first batch took {self.first_s:.0f} s, the next ones {batch_s:.2g} s each: that is the start, not the speed of the run"
+        return f"the first batch took {self.first_s:.0f} s, the next ones {batch_s:.2g} s each: only the start is slow"
 
 
 # %% ../../nbs/views/advice.ipynb #3b8b18a2
@@ -146,7 +146,7 @@ class StrangeLoss:
     @property
     def line(self) -> str:
         if self.n_same >= _N_CONSTANT:
-            return f"the loss is constant since step {self.since}"
+            return f"the loss has been constant since step {self.since}"
         if not self.has_risen:
             return ""
         return f"the loss is not falling, from {self.first:.3g} to {median(self.last):.3g}: lr {self.lr:.4g} may be too high"

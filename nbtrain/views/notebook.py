@@ -48,7 +48,7 @@ _HINTS = {
     "pause": "Wait after this batch",
     "continue": "Continue training",
     "stop": "End the run after this batch",
-    "save": "Save the state after this batch",
+    "save": "Save a checkpoint after this batch",
     "validate": "Validate after this batch",
 }
 

@@ -473,7 +473,7 @@ def note_line(text: str) -> str:
 
 
 def tip_lines(board: Board) -> list[str]:
-    """Tips about the run, at most three lines: `tip: the loss is constant since step 400`."""
+    """Tips about the run, at most three lines: `tip: the loss has been constant since step 400`."""
     return [f"tip: {visible(line)}" for line in board.advice.lines]
 
 

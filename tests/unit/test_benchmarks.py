@@ -16,6 +16,7 @@ import features
 import loggers
 import pytest
 from measure import Duel, Outcome, chosen, equal_weights, same_work
+from samples import some
 from steps import OURS, PEERS, VARIANTS, judged, shown
 from tables import Claim, Row, Table, drawn, duel_row, less_than
 from workload import Clock, Job, Sample
@@ -39,12 +40,12 @@ def test_contender_ends_with_the_weights_of_the_plain_loop(duel: Duel, tmp_path:
     assert quiet_same_work(duel, tmp_path) == "equal"
 
 
-@pytest.mark.parametrize("duel", features.DUELS, ids=lambda duel: duel.name)
+@pytest.mark.parametrize("duel", some(features.DUELS, 3), ids=lambda duel: duel.name)
 def test_feature_does_the_work_of_its_plain_loop(duel: Duel, tmp_path: Path) -> None:
     assert quiet_same_work(replace(duel, n_epochs=min(duel.n_epochs, 2)), tmp_path) == "equal"
 
 
-@pytest.mark.parametrize("name", ["nothing", "a training log in CSV", "the system's view", "a user's self.log"])
+@pytest.mark.parametrize("name", some(["nothing", "a training log in CSV", "the system's view", "a user's self.log"], 4))
 def test_what_is_watched_is_counted_with_its_threads(name: str) -> None:
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -7,12 +7,13 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from nbtrain.deferred_imports import _Later, _LaterClass, deferring
+from nbtrain.deferred_imports import _Later, _later_class, deferring
 
 FIRST_STEP = """
 import sys
@@ -67,7 +68,7 @@ assert pickle.loads(pickle.dumps(plot.plot_curve)) is plot.plot_curve
 with plt.style.context("dark_background"):
     assert metric.plot()[1].get_facecolor()[:3] == (1, 1, 1)  # torchmetrics draws in its own style
 plt.close("all")
-assert gc.isenabled() and gc.get_freeze_count() == 0
+assert gc.isenabled() and gc.get_freeze_count() == n_frozen
 assert not any(type(finder).__module__.startswith("nbtrain") for finder in sys.meta_path)
 kinds = {type(module).__module__ for module in sys.modules.values()} | {type(m.__loader__).__module__ for m in (torchmetrics, plot)}
 assert "nbtrain.deferred_imports" not in kinds
@@ -78,6 +79,7 @@ assert plot._AX_TYPE is matplotlib.axes.Axes and plot.plt is plt
 
 def run(code: str, *arguments: str) -> str:
     environment = os.environ | {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    code = f"import gc; n_frozen = gc.get_freeze_count()  # Python 3.12 begins with some\n{code}"
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment)
     assert not done.returncode, done.stderr
     return done.stdout
@@ -146,12 +148,50 @@ def test_stand_in_gives_its_place_to_the_module_at_its_first_use() -> None:
 
 
 def test_stand_in_of_a_class_knows_its_instances() -> None:
-    stand_in = _LaterClass("Fraction", (), {"__module__": "fractions"})
-    unknown = _LaterClass("Fraction", (), {"__module__": "not_imported"})
+    stand_in, unknown = _later_class({}, "fractions", "Fraction"), _later_class({}, "not_imported", "Fraction")
     fraction: Any = stand_in(1, 2)  # pyright: ignore[reportCallIssue]
     assert (type(fraction).__name__, fraction.denominator) == ("Fraction", 2)
     assert isinstance(fraction, stand_in) and not isinstance(0.5, stand_in) and not isinstance(fraction, unknown)
     assert issubclass(type(fraction), stand_in) and not issubclass(float, stand_in) and not issubclass(float, unknown)
+
+
+def test_stand_in_of_a_class_has_its_methods_and_gives_its_place_to_it() -> None:
+    import fractions
+
+    owner: dict[str, Any] = {}
+    owner["Fraction"] = stand_in = _later_class(owner, "fractions", "Fraction")
+    assert not hasattr(stand_in, "__origin__") and owner["Fraction"] is stand_in  # typing looks for such names
+    assert stand_in.from_float(0.5) == fractions.Fraction(1, 2) and owner == {"Fraction": fractions.Fraction}
+    with pytest.raises(AttributeError, match="type object 'Fraction' has no attribute 'nothing'"):
+        stand_in.nothing  # noqa: B018
+
+
+TRANSFORMERS = """
+from nbtrain import Trainer
+import lightning, sys
+from torchmetrics.functional.text import bert
+
+if sys.argv[1] == "deferred":
+    assert "transformers" not in sys.modules
+    assert bert.AutoModel.from_pretrained("a") == "the model a" and bert.AutoTokenizer.__name__ == "AutoTokenizer"
+import transformers
+assert bert.AutoModel is transformers.AutoModel and bert.AutoTokenizer.from_pretrained("b") == "the tokenizer b"
+assert bert.AutoTokenizer is transformers.AutoTokenizer
+assert isinstance(transformers.AutoModel(), bert.AutoModel) and bert.__loader__ is bert.__spec__.loader
+assert not any(type(module).__module__.startswith("nbtrain") for module in (*sys.modules.values(), bert.__loader__))
+"""
+
+
+@pytest.mark.parametrize("first", ["", "import transformers", "import torchmetrics", "from torchmetrics.functional.text import bert"])
+def test_transformers_is_imported_when_torchmetrics_uses_it(first: str, tmp_path: Path) -> None:
+    package, metadata = tmp_path / "transformers", tmp_path / "transformers-4.50.0.dist-info"
+    package.mkdir()
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.50.0\n")
+    kinds = (("AutoModel", "model"), ("AutoTokenizer", "tokenizer"))
+    text = "class {}:\n    @staticmethod\n    def from_pretrained(name):\n        return 'the {} ' + name\n"
+    (package / "__init__.py").write_text("".join(text.format(*kind) for kind in kinds))
+    run(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{first}\n{TRANSFORMERS}", "imported" if first else "deferred")
 
 
 def test_nothing_is_deferred_where_lightning_is_imported_already() -> None:
@@ -165,12 +205,12 @@ def test_nothing_is_deferred_where_lightning_is_imported_already() -> None:
 @pytest.mark.parametrize("enabled", [True, False])
 def test_collector_and_finders_are_as_before_after_an_error(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "lightning.pytorch")
-    before = list(sys.meta_path)
+    before, n_frozen = list(sys.meta_path), gc.get_freeze_count()
     (gc.enable if enabled else gc.disable)()
     try:
         with pytest.raises(ImportError, match="^no torch$"), deferring(), deferring():
             assert not gc.isenabled() and len(sys.meta_path) == len(before) + 2
             raise ImportError("no torch")
-        assert gc.isenabled() is enabled and sys.meta_path == before and not gc.get_freeze_count()
+        assert gc.isenabled() is enabled and sys.meta_path == before and gc.get_freeze_count() == n_frozen
     finally:
         gc.enable()

@@ -37,6 +37,21 @@ def test_decimals_become_the_default_dtype_and_integers_stay() -> None:
     assert [part.dtype for part in batch] == [torch.float32, torch.int64, torch.bool]
 
 
+def test_a_frame_of_numbers_and_booleans_is_numeric() -> None:
+    frame = pd.DataFrame({"a": [0.5, 1.5], "b": [True, False], "c": pd.array([3, None], dtype="Int64")})
+    (batch,) = TensorLoader(frame, frame[["b"]], batch_size=2)
+    assert torch.equal(batch[0].nan_to_num(-1), torch.tensor([[0.5, 1.0, 3.0], [1.5, 0.0, -1.0]])) and batch[1].dtype == torch.bool
+    (batch,) = TensorLoader(pd.DataFrame({"a": [7, 8], "b": [True, False]}), batch_size=2)
+    assert batch[0].tolist() == [[7, 1], [8, 0]] and batch[0].dtype == torch.int64
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i2", "i8"])
+def test_an_array_in_the_byte_order_of_another_machine_has_its_values(dtype: str) -> None:
+    for order in "<>":
+        (batch,) = TensorLoader(np.arange(4).astype(order + dtype), batch_size=4)
+        assert batch[0].tolist() == [0, 1, 2, 3]
+
+
 def test_a_batch_can_be_changed_without_the_array() -> None:
     array = np.zeros((4, 2), dtype=np.float32)
     array.setflags(write=False)

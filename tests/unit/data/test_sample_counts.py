@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from samples import make_trainer
+from samples import Regress, make_trainer
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
@@ -105,6 +106,16 @@ GUESSED = {
         "its tensors have 70, 2, 8 rows",
     ),
     "images alone": (images(4), 3, "its tensors may be parts or samples"),
+    "sequences of different lengths": (
+        [torch.zeros(n, 3) for n in (1, 4, 2)],
+        3,
+        "its tensors may be parts or samples of different lengths",
+    ),
+    "sequences of one length and one step": (
+        [torch.zeros(4, 3), torch.zeros(1, 3)],
+        4,
+        "its tensors may be parts or samples of different lengths",
+    ),
     "two encodings": (({"ids": torch.zeros(5, 2)}, {"ids": torch.zeros(5, 3)}), 5, "its dicts may be parts or samples"),
     "images and masks": ((images(4), [torch.zeros(1, 8, 9)] * 4), 4, "its lists may be parts or samples"),
 }
@@ -120,6 +131,24 @@ def test_number_of_samples_is_known(name: str) -> None:
 def test_number_of_samples_that_is_a_guess_is_said(name: str) -> None:
     batch, n, doubt = GUESSED[name]
     assert (batch_size(batch), why_guessed(batch)) == (n, doubt)
+
+
+def test_a_list_of_sequences_counts_its_sequences() -> None:
+    draw = random.Random(0)
+    for _ in range(50):
+        lengths = draw.sample(range(2, 40), draw.randint(2, 9))  # differ, so they can't be the rows of one batch
+        kind, shape = draw.choice([list, tuple]), draw.choice([(), (3,), (2, 5)])
+        assert batch_size(kind(torch.zeros(n, *shape) for n in lengths)) == len(lengths)
+
+
+def test_an_epoch_mean_over_lists_of_sequences_is_over_the_sequences() -> None:
+    class Norms(Regress):
+        def test_step(self, batch: Any) -> dict[str, Any]:
+            return {"size": torch.stack([item.square().mean() for item in batch]).mean()}
+
+    sequences = [torch.full((n, 3), float(n)) for n in (5, 2, 9, 4, 7)]
+    batches = [sequences[:3], sequences[3:]]
+    assert make_trainer(Norms).evaluate(batches)["size"] == pytest.approx(sum(n * n for n in (5, 2, 9, 4, 7)) / 5)
 
 
 @pytest.mark.parametrize("name", ["images and targets", "tensors", "words and a label", "images and labels"])

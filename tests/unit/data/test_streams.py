@@ -18,6 +18,8 @@ from nbtrain import SeededLoader, StateManagerAddon
 from nbtrain.addons.limits import LimitsAddon
 from nbtrain.data.batch_skip import why_read_again
 from nbtrain.data.continued_loader import ContinuedLoader
+from nbtrain.data.loader import LoaderWrapper
+from nbtrain.data.stream import keeps_epoch
 
 N, BATCH_SIZE = 64, 4
 
@@ -365,6 +367,14 @@ def test_a_dataset_with_set_epoch_gets_the_epoch() -> None:
     trainer.run(2, loader)
     trainer.run(1, loader)
     assert loader.dataset.indices == Stream().order(0) + Stream().order(1) + Stream().order(2)
+
+
+@pytest.mark.parametrize(("workers", "persistent", "expected"), [(0, False, False), (1, False, False), (1, True, True)])
+def test_persistent_workers_miss_set_epoch(workers: int, persistent: bool, expected: bool) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": persistent}
+    assert keeps_epoch(DataLoader(Stream(), BATCH_SIZE, **options)) is expected
+    assert keeps_epoch(LoaderWrapper(DataLoader(Stream(), BATCH_SIZE, **options))) is expected
+    assert not keeps_epoch(DataLoader(TensorDataset(torch.zeros(4)), **options)) and not keeps_epoch([1])
 
 
 def test_an_indexed_dataset_with_set_epoch_gets_the_epoch() -> None:

@@ -149,6 +149,7 @@ def test_comet_without_a_key_is_offline_in_the_run_folder_and_a_note_says_how_to
     assert notes(trainer) == [f"comet is offline: no key is stored. To upload the run: comet upload {trainer.run_dir}/*.zip"]
 
 
+@pytest.mark.long
 def test_comet_with_a_key_is_online_and_nothing_is_noted(comet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comet, "key", "a-key")
     trainer = run("comet")
@@ -181,12 +182,14 @@ def test_clearml_without_credentials_is_offline_and_its_session_is_moved_to_the_
     )
 
 
+@pytest.mark.long
 def test_clearml_with_credentials_is_online(clearml: Any) -> None:
     importlib.import_module("clearml.config").config_obj.found = {"api.credentials.access_key": "a"}
     trainer = run("clearml")
     assert not clearml.Task.is_offline and notes(trainer) == [] and clearml.created[0].is_closed
 
 
+@pytest.mark.long
 def test_a_clearml_task_of_the_script_is_used_and_left_open(clearml: Any) -> None:
     task = clearml.Task.init(project_name="mine")
     trainer = run("clearml")

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
@@ -43,6 +45,14 @@ STEPS = {
     "a float": ({"loss": 1.0}, "train_step returned its loss as float, which has no gradient."),
     "not scalar": (lambda out: {"loss": out["output"]}, "train_step returned a loss of shape (16, 1), not a scalar."),
     "detached": (_loss(torch.Tensor.detach), "train_step returned a loss without a gradient."),
+    "complex": (
+        _loss(lambda loss: torch.complex(loss, loss)),
+        "train_step returned a complex loss.\n  Broken.train_step, epoch 1, batch 1",
+    ),
+    "a complex number": (
+        lambda out: {**out, "z": torch.complex(out["loss"].detach(), torch.ones(()))},
+        "train_step returned 'z' as a complex number.\n  Broken.train_step, epoch 1, batch 1",
+    ),
     "text": (lambda out: {**out, "note": "good"}, "train_step returned 'note' as str, which is neither a number nor made of tensors."),
 }
 
@@ -118,8 +128,38 @@ def test_after_a_failure_the_trainer_goes_on() -> None:
     assert trainer.run(1, make_loader(), make_valid()).status == "completed"
 
 
+SAMPLES = {
+    "a tensor": (torch.zeros(4, 2), "Tensor (4, 2) float32"),
+    "an array": (np.zeros((4, 2)), "ndarray"),
+    "a frame": (pd.DataFrame({"a": [1.0]}), "DataFrame"),
+    "a tuple": ((torch.zeros(4, 2), torch.zeros(4)), "tuple of 2 ([0]: Tensor (4, 2) float32, [1]: Tensor (4,) float32)"),
+}
+
+
+@pytest.mark.parametrize(("given", "what"), SAMPLES.values(), ids=SAMPLES)
+def test_samples_are_no_loader(given: Any, what: str) -> None:
+    remedy = "Give TensorLoader(x, y, batch_size=32); or, for batches, a list: [(x, y)]."
+    calls = {"loader": lambda: make_trainer().run(1, given), "valid_loader": lambda: make_trainer().run(1, make_loader(), given)}
+    for name, call in calls.items() | {("loader", lambda: make_trainer().evaluate(given))}:
+        with pytest.raises(ConfigError) as error:
+            call()
+        assert str(error.value) == f"{name} must be an iterable of batches, got {what}.\n  {remedy}"
+
+
 CONSTRUCTOR = {
     "unknown keyword": ({"shedulr": 1}, OptionError, "Regress takes no argument 'shedulr'.\n  Did you mean 'scheduler'?"),
+    "of the optimizer": ({"lr": 0.1}, OptionError, "Regress takes no argument 'lr'.\n  It is an argument of the optimizer:"),
+    "of Lightning": (
+        {"accumulate_grad_batches": 2},
+        OptionError,
+        "Regress takes no argument 'accumulate_grad_batches'.\n"
+        "  It is an argument of Lightning's Trainer: lightning={'accumulate_grad_batches': ...}.",
+    ),
+    "of Lightning, and ours": (
+        {"gradient_clip_val": 2},
+        OptionError,
+        "Regress takes no argument 'gradient_clip_val'.\n  Use gradient_clip=...",
+    ),
     "unknown mode": ({"mode": "tain"}, ConfigError, "mode must be 'train' or 'test', got 'tain'.\n  Did you mean 'train'?"),
     "no optimizer": ({"optimizer": None}, ConfigError, "Mode 'train' needs an optimizer."),
     "no such optimizer": ({"optimizer": "adam"}, ConfigError, "optimizer must be an Optimizer, a function or None, got 'adam'."),
@@ -128,6 +168,11 @@ CONSTRUCTOR = {
     "missing device": ({"device": "cuda:99"}, ConfigError, "device='cuda:99' is not available: PyTorch sees"),
     "several devices": ({"device": ["cpu", "cpu"]}, ConfigError, "device=['cpu', 'cpu'] are 2 devices."),
     "monitor of unknown direction": ({"monitor": "val_fun"}, ConfigError, "monitor='val_fun': is higher or lower better?"),
+    "monitor with a typing error": (
+        {"monitor": "val_los"},
+        ConfigError,
+        "monitor='val_los': is higher or lower better?\n  Did you mean 'val_loss'? If not, give monitor_mode=",
+    ),
     "unknown monitor_mode": ({"monitor_mode": "least"}, ConfigError, "monitor_mode must be 'min', 'max' or None, got 'least'."),
     "negative clip": ({"gradient_clip": -1.0}, ConfigError, "gradient_clip=-1.0 must be 0 or a positive number."),
     "a callback that resumes": (

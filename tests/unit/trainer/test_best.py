@@ -112,7 +112,7 @@ def noted_of_best(trainer: Any) -> list[str]:
 
 @pytest.mark.parametrize("lean", some([True, False], 2))
 @pytest.mark.parametrize("mode", some(["min", "max"], 2))
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", some(WAYS, 2))
 def test_best_is_that_of_all_validations(way: str, mode: str, lean: bool, tmp_path: Path) -> None:
     trainer = build(tmp_path, WAYS[way], script(way), lean=lean, monitor_mode=mode)
     trainer.run(4, make_loader(), make_valid())
@@ -121,7 +121,7 @@ def test_best_is_that_of_all_validations(way: str, mode: str, lean: bool, tmp_pa
     check_best(trainer, mode)
 
 
-@pytest.mark.parametrize("symlinks", [True, False])
+@pytest.mark.parametrize("symlinks", some([True, False], 2))
 @pytest.mark.parametrize("save_format", ["ckpt", "safetensor"])
 def test_best_of_another_epoch_than_that_of_the_record_is_said(save_format: SaveFormat, symlinks: bool, tmp_path: Path) -> None:
     options: dict[str, Any] = {"save_format": save_format, "symlink_best_and_last": symlinks}
@@ -164,7 +164,7 @@ def test_losses_of_one_epoch_give_the_least_of_them(tmp_path: Path) -> None:
     assert lists(trainer.model.state_dict()) == trainer.watch.weights[0] == lists(trainer.best_weights)
 
 
-@pytest.mark.parametrize("way", ["every second batch", "before the training", "across windows", "across windows, with an average"])
+@pytest.mark.parametrize("way", some(["every second batch", "before the training", "across windows", "across windows, with an average"], 2))
 @pytest.mark.parametrize("seed", some(range(3), 3))
 def test_resumed_run_has_the_best_of_the_uninterrupted_one(way: str, seed: int, tmp_path: Path) -> None:
     values = script(f"{way} {seed}")

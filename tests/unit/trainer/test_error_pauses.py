@@ -206,7 +206,7 @@ def _cases() -> Iterator[tuple[int, str, int]]:
         yield seed, kind, draw.randrange(n)
 
 
-@pytest.mark.parametrize("case", some(_cases(), 3), ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize("case", some(_cases(), 5), ids=lambda case: "-".join(map(str, case)))
 def test_run_that_failed_and_was_repaired_equals_one_that_never_failed(case: tuple[int, str, int], tmp_path: Path) -> None:
     seed, kind, at = case
     unbroken = state_of(run(seed, tmp_path / "a", "backward" if kind == "backward" else "", 10**6)[0])

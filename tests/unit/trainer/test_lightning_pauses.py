@@ -10,7 +10,7 @@ import lightning as L
 import pytest
 import torch
 from lightning_modules import Lit, by_lightning
-from samples import make_loader, make_valid
+from samples import make_loader, make_valid, some
 
 from nbtrain import Trainer
 from nbtrain.errors import ConfigError
@@ -80,7 +80,9 @@ def no_waiting_runs() -> Iterator[None]:
     Whole.fault = staticmethod(lambda place: None)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@pytest.mark.parametrize(("place", "at"), [("before", 0), ("after", 0), ("after", 7), ("before", 12), ("valid", 1), ("after valid", 4)])
+@pytest.mark.parametrize(
+    ("place", "at"), some([("before", 0), ("after", 0), ("after", 7), ("before", 12), ("valid", 1), ("after valid", 4)], 2)
+)
 def test_repaired_run_equals_lightnings_own(place: str, at: int) -> None:
     plain = by_lightning(Whole(), 3, make_loader(own_generator=True), make_valid())
     unbroken = make(Whole(), on_error="raise")

@@ -272,6 +272,14 @@ def test_the_training_step_of_a_module_inside_logs_without_more() -> None:
 
 REFUSED = {
     "no module": (lambda: Trainer.from_lightning(make_model()), "from_lightning needs a LightningModule, got Sequential."),
+    "a class": (
+        lambda: Trainer.from_lightning(Lit),  # pyright: ignore[reportArgumentType]
+        "from_lightning needs a LightningModule, got the class Lit.\n  Make an instance: Lit(...).",
+    ),
+    "clipping": (
+        lambda: make_lit(ByHand(), gradient_clip=1.0),
+        "gradient_clip: ByHand optimizes by hand, so it also clips by hand.\n  Call self.clip_gradients(",
+    ),
     "optimizer": (
         lambda: make_lit(Lit(), optimizer=torch.optim.Adam),
         "optimizer is made by the LightningModule.\n  Write it into its configure_optimizers.",

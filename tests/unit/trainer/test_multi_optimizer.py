@@ -210,6 +210,7 @@ def test_what_several_optimizers_can_not_do_is_refused_by_name() -> None:
     for options, text in [
         ({"optimizers": {"generator": SGD(shared.parameters()), "discriminator": SGD(shared.parameters())}}, "drive the same parameters"),
         ({"optimizers": {"critic": SGD}}, "GAN has an optimizer 'critic', and no train_step_critic"),
+        ({"optimizers": {"generator": SGD}}, "GAN has train_step_discriminator, and no optimizer 'discriminator'"),
         ({"optimizers": None}, "GAN takes its optimizers by name"),
         ({"optimizer": SGD}, "GAN takes its optimizers by name"),
         ({"schedulers": {"generatr": StepLR}}, "There is no optimizer for the scheduler 'generatr'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -49,7 +50,7 @@ except KeyboardInterrupt as error:
 def shell(folder: Path, run: str = "trainer.run(3, make_loader())", presses: int = 1, at: int = 8, accumulate: int = 1) -> Any:
     """The script, and a second one behind it, as a shell executes them."""
     (folder / "train.py").write_text(SCRIPT.format(run=run, presses=presses, at=at, accumulate=accumulate))
-    line = f"{sys.executable} train.py && echo evaluated; code=$?; exit $code"
+    line = f"{shlex.quote(sys.executable)} train.py && echo evaluated; code=$?; exit $code"
     paths = {"PYTHONPATH": f"{TESTS.parent}:{TESTS}", "OMP_NUM_THREADS": "1"}
     return subprocess.run(line, shell=True, cwd=folder, capture_output=True, text=True, env=paths, check=False)
 

@@ -144,6 +144,16 @@ def test_predict_takes_a_loader_also_one_that_drops_its_last_batch() -> None:
     assert trainer.predict(x for x, _ in make_valid()).shape == (40, 1)
 
 
+@pytest.mark.parametrize("batch_size", [None, 1, 7, 40])
+def test_predict_and_inference_read_a_dataset_in_batches(batch_size: int | None) -> None:
+    trainer, data = make_trainer(), make_data(40)
+    expected = trainer.predict(data.tensors[0])
+    sizes = [len(output) for output in trainer.inference(data, batch_size)]
+    size = batch_size or 32
+    assert sizes == [min(size, 40 - start) for start in range(0, 40, size)]
+    assert torch.allclose(trainer.predict(data, batch_size), expected, atol=1e-6)
+
+
 def test_predict_needs_an_output() -> None:
     class Silent(Regress):
         def test_step(self, batch: Any) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def test_slow_loader_is_told_where_more_workers_may_help(
     [
         (12.0, True, ["the first batch compiles (12 s)"]),
         (0.2, True, []),
-        (12.0, False, ["the first batch took 12 s, the next ones 0.1 s each: that is the start, not the speed of the run"]),
+        (12.0, False, ["the first batch took 12 s, the next ones 0.1 s each: only the start is slow"]),
         (1.0, False, []),
     ],
 )
@@ -137,7 +137,7 @@ def test_loss_that_is_constant_is_told() -> None:
     trainer = make_trainer(Dead)
     board = watched(trainer)
     trainer.run(20, make_loader())
-    assert board.advice.lines == ["the loss is constant since step 1", "train_loss has not improved since epoch 1 of 20"]
+    assert board.advice.lines == ["the loss has been constant since step 1", "train_loss has not improved since epoch 1 of 20"]
 
 
 def test_loss_that_was_thrown_off_is_told_with_its_learning_rate() -> None:
@@ -174,7 +174,7 @@ def test_tips_are_lines_below_the_table_and_at_the_end_of_a_log(capsys: pytest.C
     trainer = make_trainer(Dead, log_bar=True)
     board = watched(trainer)
     trainer.run(20, make_loader())
-    tips = ["tip: the loss is constant since step 1", "tip: train_loss has not improved since epoch 1 of 20"]
+    tips = ["tip: the loss has been constant since step 1", "tip: train_loss has not improved since epoch 1 of 20"]
     assert [line for line in record_text(board).splitlines() if line.startswith("tip")] == tips
     assert "\n".join(f'<div style="color:var(--jp-ui-font-color2,inherit)">{tip}</div>' for tip in tips) in record_html(board)
     assert isinstance(trainer.view, LogView) and capsys.readouterr().out.splitlines()[-3:-1] == tips
