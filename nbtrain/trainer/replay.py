@@ -176,9 +176,8 @@ class StepWatcher(Checkpoint):
         self.pl_trainer: Any = None
         self.batch: Any = None
         self.output: Mapping[str, Any] | None = None
-        self.place = ""
         self.error: Exception | None = None  # of the step, under anomaly detection
-        self.bad_weights = ""  # the first parameter that is not finite before the step
+        self.place, self.bad_weights = "", ""  # the first parameter that is not finite before the step
         self.layers: tuple[Layer, ...] = ()
         self._before: dict[str, list[Tensor]] = {}
         self._gradients: dict[str, tuple[float, int]] = {}  # the norm, and the number of values that are not finite
