@@ -136,8 +136,7 @@ class PassModule(L.LightningModule):
 
     def __init__(self, trainer: StepsProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool) -> None:
         super().__init__()
-        self.owner = trainer
-        self.whole_epoch = whole_epoch  # False for a single batch, which counts as a step but not as an epoch
+        self.owner, self.whole_epoch = trainer, whole_epoch  # False for a single batch, which counts as a step but not as an epoch
         self.guard: ErrorGuard | None = None  # pauses the run at an error in the user's code
         self.epoch_metrics: dict[str, float] = {}  # of the newest passes: train_*, val_*, test_*
         self.metric_names: set[str] = set()  # of all passes
@@ -161,8 +160,7 @@ class PassModule(L.LightningModule):
         vars(self).update(_train_open=True, _accumulates=accumulates, epoch_metrics={})  # through nn.Module it costs 2 µs each
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        assert self._trainer is not None  # and the property would cost 1 µs
-        fit_loop = self._trainer.fit_loop
+        fit_loop = self._trainer.fit_loop  # pyright: ignore[reportOptionalMemberAccess]  # the property would cost 1 µs
         if fit_loop.epoch_loop.batch_progress.is_last_batch:
             self.end_train_pass()
         if self._accumulates and fit_loop.epoch_loop._should_check_val_fx(fit_loop._data_fetcher):  # pyright: ignore[reportArgumentType]

@@ -173,6 +173,42 @@ class _Refusals(L.Callback):
                 raise ConfigError(f"Several optimizers can't train with {what}.", remedy="Leave it out.")
 
 
+# %% ../../nbs/trainer/multi_optimizer.ipynb #multicheck1
+def _check_class(kind: type[Trainer], mode: str, optimizers: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for addons that don't work with several optimizers, and for a missing step."""
+    for addon in (AccumulationAddon, CudaGraphAddon, MultiGPUAddon):
+        if any(issubclass(own, addon) for own in kind.addons):
+            raise ConfigError(f"Several optimizers can't train with {addon.__name__}.", remedy="Leave it out.")
+    if "optimizer" in options or (mode == "train" and not optimizers):
+        example = 'optimizers={"generator": lambda params: torch.optim.Adam(params)}'
+        raise ConfigError(f"{kind.__name__} takes its optimizers by name.", remedy=f"Give {example}.")
+    for name in optimizers:
+        if not callable(getattr(kind, f"train_step_{name}", None)):
+            what = f"{kind.__name__} has an optimizer {name!r}, and no train_step_{name}."
+            raise ConfigError(what, remedy=f"Write train_step_{name}(self, batch), which returns a dict with 'loss'.")
+    steps = [name.removeprefix("train_step_") for name in dir(kind) if name.startswith("train_step_")]
+    if unused := [name for name in steps if name not in optimizers and mode == "train"]:
+        what = f"{kind.__name__} has train_step_{unused[0]}, and no optimizer {unused[0]!r}."
+        raise ConfigError(what, remedy=f"Give optimizers={{{unused[0]!r}: ..., ...}}, or rename the method.")
+
+
+def _made(name: str, optimizer: Any, model: nn.Module) -> Optimizer:
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    try:
+        part = model.get_submodule(name)
+    except AttributeError as error:
+        what = f"{type(model).__name__} has no part {name!r}, whose parameters the factory of this name would get."
+        raise ConfigError(what, remedy="Name it as a part of the model, or give an optimizer instead of a factory.") from error
+    made = optimizer(part.parameters()) if callable(optimizer) else None
+    if not isinstance(made, Optimizer):
+        raise ConfigError(
+            f"optimizers[{name!r}] must be an optimizer, or a function that makes one.",
+            remedy="Give lambda params: torch.optim.Adam(params).",
+        )
+    return made
+
+
 # %% ../../nbs/trainer/multi_optimizer.ipynb #7fc5064c
 class MultiOptimizerTrainer(Trainer):
     """Train with several optimizers, as in a GAN: write a `train_step_<name>` for each of them, and `test_step`.
@@ -243,38 +279,3 @@ class MultiOptimizerTrainer(Trainer):
         raise ConfigError(
             "lr_find finds one learning rate, but this trainer has several optimizers.", remedy="Find each rate with a separate Trainer."
         )
-
-
-def _check_class(kind: type[Trainer], mode: str, optimizers: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for addons that don't work with several optimizers, and for a missing step."""
-    for addon in (AccumulationAddon, CudaGraphAddon, MultiGPUAddon):
-        if any(issubclass(own, addon) for own in kind.addons):
-            raise ConfigError(f"Several optimizers can't train with {addon.__name__}.", remedy="Leave it out.")
-    if "optimizer" in options or (mode == "train" and not optimizers):
-        example = 'optimizers={"generator": lambda params: torch.optim.Adam(params)}'
-        raise ConfigError(f"{kind.__name__} takes its optimizers by name.", remedy=f"Give {example}.")
-    for name in optimizers:
-        if not callable(getattr(kind, f"train_step_{name}", None)):
-            what = f"{kind.__name__} has an optimizer {name!r}, and no train_step_{name}."
-            raise ConfigError(what, remedy=f"Write train_step_{name}(self, batch), which returns a dict with 'loss'.")
-    steps = [name.removeprefix("train_step_") for name in dir(kind) if name.startswith("train_step_")]
-    if unused := [name for name in steps if name not in optimizers and mode == "train"]:
-        what = f"{kind.__name__} has train_step_{unused[0]}, and no optimizer {unused[0]!r}."
-        raise ConfigError(what, remedy=f"Give optimizers={{{unused[0]!r}: ..., ...}}, or rename the method.")
-
-
-def _made(name: str, optimizer: Any, model: nn.Module) -> Optimizer:
-    if isinstance(optimizer, Optimizer):
-        return optimizer
-    try:
-        part = model.get_submodule(name)
-    except AttributeError as error:
-        what = f"{type(model).__name__} has no part {name!r}, whose parameters the factory of this name would get."
-        raise ConfigError(what, remedy="Name it as a part of the model, or give an optimizer instead of a factory.") from error
-    made = optimizer(part.parameters()) if callable(optimizer) else None
-    if not isinstance(made, Optimizer):
-        raise ConfigError(
-            f"optimizers[{name!r}] must be an optimizer, or a function that makes one.",
-            remedy="Give lambda params: torch.optim.Adam(params).",
-        )
-    return made

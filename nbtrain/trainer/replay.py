@@ -162,6 +162,17 @@ def _as_output(returned: Any) -> dict[str, Any]:
     return dict(returned) if isinstance(returned, Mapping) else {} if returned is None else {"loss": returned}
 
 
+@contextmanager
+def _without_anomaly_warning() -> Iterator[None]:
+    enabled = torch.is_anomaly_enabled()
+    try:
+        with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):  # compiled code would not call the hooks
+            warnings.filterwarnings("ignore", "Anomaly Detection|Error detected in", UserWarning)
+            yield
+    finally:
+        torch.autograd.set_detect_anomaly(enabled)
+
+
 # %% ../../nbs/trainer/replay.ipynb #225d5ba0
 class StepWatcher(Checkpoint):
     """Watches the training step `step` of a scratch copy, and ends its run there.
@@ -225,17 +236,6 @@ class StepWatcher(Checkpoint):
             name, type(part).__name__, **self.called.stats.get(name, {}), gradient=gradient, update=update,
             share=update / size if size else math.nan, n_bad_gradients=n_bad, has_weights=bool(moved),
         )  # fmt: skip
-
-
-@contextmanager
-def _without_anomaly_warning() -> Iterator[None]:
-    enabled = torch.is_anomaly_enabled()
-    try:
-        with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):  # compiled code would not call the hooks
-            warnings.filterwarnings("ignore", "Anomaly Detection|Error detected in", UserWarning)
-            yield
-    finally:
-        torch.autograd.set_detect_anomaly(enabled)
 
 
 @contextmanager
