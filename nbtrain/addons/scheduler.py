@@ -23,7 +23,8 @@ from ..engine.step_module import StepModule, is_whole_epoch
 from ..events import Plan
 from ..errors import ConfigError
 from nbtrain.optim.schedulers import (
-    FunctionSchedule, Schedule, Scheduler, initial_lrs, is_factory, resolve_schedule, scale_lr, set_group_lr, set_initial_lrs, set_lr,
+    FunctionSchedule, Schedule, Scheduler, check_length, initial_lrs, is_factory, resolve_schedule, scale_lr, set_group_lr, set_initial_lrs,
+    set_lr,
 )  # fmt: skip
 
 # %% auto #0
@@ -39,7 +40,7 @@ class _Step(L.Callback):
         self._is_replaced = False
         self._saved: dict[str, Any] | None = None  # the scheduler's state from a checkpoint
         self._saved_class: str | None = None  # the class of that scheduler
-        self._begin: dict[str, int] = {}  # the first update of the run, the window at that time, and the planned updates
+        self._begin: dict[str, int] = {}  # the first update of the run, the window and the schedule's steps then, and the planned updates
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._update = pl_trainer.global_step
@@ -51,7 +52,8 @@ class _Step(L.Callback):
         rates = initial_lrs(optimizer)
         self._schedule = resolve_schedule(self.scheduler, optimizer, plan, on_batch=self.on_batch, update=self._update)
         kind = type(self._schedule.scheduler).__qualname__
-        if planned not in (None, plan.total_steps) and self._is_of_run():
+        from_metrics = isinstance(self._schedule.scheduler, ReduceLROnPlateau)
+        if planned not in (None, plan.total_steps) and is_factory(self.scheduler) and not from_metrics:
             self._follow(plan, planned, pl_trainer.current_epoch)
         elif self._saved is not None and self._saved_class not in (None, kind):
             self.trainer.recorder.note(
@@ -66,11 +68,8 @@ class _Step(L.Callback):
             self.trainer.recorder.note("The scheduler factory sets its own learning rates, so the one that was set by hand is not used.")
         self.addon.is_base_set = False
         self._take_factor(optimizer)
-
-    def _is_of_run(self) -> bool:
-        """Whether a factory made the schedule for this run, and its rates do not follow from metrics."""
-        assert self._schedule is not None
-        return is_factory(self.scheduler) and not isinstance(self._schedule.scheduler, ReduceLROnPlateau)
+        if self._schedule.scheduler is self.scheduler:
+            _note_length(self.trainer, self.scheduler, plan, self._begin, on_batch=self.on_batch)
 
     def _follow(self, plan: Plan, planned: int | None, epoch: int) -> None:
         """Continue a run that has become longer or shorter on the schedule of its new length."""
@@ -132,6 +131,26 @@ class _Step(L.Callback):
 
 
 # %% ../../nbs/addons/scheduler.ipynb #46dd8dc7
+_OF_FACTORY = "A factory gets the length of each run: scheduler=lambda optimizer, plan: ..."
+
+
+def _last_step(begun: int | None, plan: Plan, *, on_batch: bool) -> int | None:
+    """The number of steps that an instance has taken at the end of a run, at whose beginning it had taken `begun`; None if unknown."""
+    if begun is None or (on_batch and plan.batches_per_epoch is None):
+        return None
+    n_steps = plan.n_epochs * (plan.batches_per_epoch or 1) if on_batch else plan.n_epochs
+    return begun + (min(n_steps, plan.max_steps * plan.accumulate) if on_batch and plan.max_steps is not None else n_steps)
+
+
+def _note_length(trainer: TrainerProtocol, scheduler: Any, plan: Plan, begin: dict[str, int], *, on_batch: bool) -> None:
+    """Note or refuse an instance that ends before the run."""
+    if not trainer.continues_run and isinstance(begun := getattr(scheduler, "last_epoch", None), int):
+        begin["scheduled"] = begun
+    n_steps = _last_step(begin.get("scheduled"), plan, on_batch=on_batch)
+    if n_steps is not None and (text := check_length(scheduler, n_steps, _OF_FACTORY, on_batch=on_batch)):
+        trainer.recorder.note(text)
+
+
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 

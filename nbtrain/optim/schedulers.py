@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
 
 from ..annotations import checked
 from ..errors import ConfigError
@@ -46,6 +46,7 @@ __all__ = [
     "n_required",
     "is_factory",
     "resolve_schedule",
+    "check_length",
     "SchedulerBase",
     "WarmUpScheduler",
     "CosineAnnealingScheduler",
@@ -268,8 +269,7 @@ def resolve_schedule(scheduler: Scheduler, optimizer: Optimizer, plan: Plan, *, 
 
     `on_batch`: an instance steps per batch instead of per epoch. `update`: the absolute update at which a function begins. The schedule of
     a factory begins from the optimizer's initial learning rates.
-    Raises ConfigError for anything that is not a schedule, for a scheduler of another optimizer, and for a per-batch schedule that is
-    shorter than the run.
+    Raises ConfigError for anything that is not a schedule, and for a scheduler of another optimizer.
     """
     if isinstance(scheduler, (LRScheduler, ReduceLROnPlateau)):
         if scheduler.optimizer is not optimizer:
@@ -277,8 +277,10 @@ def resolve_schedule(scheduler: Scheduler, optimizer: Optimizer, plan: Plan, *, 
                 f"{type(scheduler).__name__} belongs to another optimizer, not to the trainer's.",
                 remedy="Make the scheduler from the optimizer that the trainer gets, or give a factory: lambda optimizer, plan: ...",
             )
-        if on_batch:
-            _check_length(scheduler, plan)
+        if on_batch and isinstance(scheduler, ReduceLROnPlateau):
+            raise ConfigError(
+                "ReduceLROnPlateau can't step per batch: it watches an epoch's metric.", remedy="Leave scheduler_step_on_batch=False."
+            )
         return Schedule(scheduler, "batch" if on_batch else "epoch")
     if isinstance(scheduler, type) or n_required(scheduler) not in (1, 2):
         raise ConfigError(
@@ -310,21 +312,19 @@ def _made(scheduler: Any, optimizer: Optimizer) -> Any:
     return scheduler
 
 
-def _check_length(scheduler: LRScheduler | ReduceLROnPlateau, plan: Plan) -> None:
+def check_length(scheduler: Any, n_steps: int, remedy: str, *, on_batch: bool = False) -> str:
+    """Return what to note of a torch scheduler that steps `n_steps` times in all; an empty string if there is nothing.
+
+    Raises ConfigError for one that can't step as often, and for a schedule by batches that ends before.
+    """
     name = type(scheduler).__name__
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise ConfigError(
-            "ReduceLROnPlateau can't step per batch: it watches an epoch's metric.", remedy="Leave scheduler_step_on_batch=False."
-        )
-    total, attribute = next(((n, a) for a in ("total_iters", "total_steps") if (n := getattr(scheduler, a, None)) is not None), (None, ""))
-    if total is None or plan.batches_per_epoch is None:
-        return
-    needed = scheduler.last_epoch + plan.n_epochs * plan.batches_per_epoch
-    if total < needed:
-        raise ConfigError(
-            f"{name} ends after {total} steps, and this run needs {needed}.",
-            remedy=f"Make it with {attribute}={needed}, or give a factory, which gets the length of each run.",
-        )
+    if isinstance(scheduler, CosineAnnealingLR) and scheduler.T_max < n_steps:
+        return f"{name} has T_max={scheduler.T_max}, and this run goes to step {n_steps}: its learning rate rises again. {remedy}"
+    names = ("total_iters", "total_steps") if on_batch else ("total_steps",)
+    total, attribute = next(((n, a) for a in names if (n := getattr(scheduler, a, None)) is not None), (None, ""))
+    if total is not None and total < n_steps:
+        raise ConfigError(f"{name} ends after {total} steps, and this run needs {n_steps}.", remedy=f"Use {attribute}={n_steps}. {remedy}")
+    return ""
 
 
 # %% ../../nbs/optim/schedulers.ipynb #309dc33c

@@ -5,7 +5,8 @@
 # %% ../../nbs/trainer/lightning_steps.ipynb #9fc9af8f
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import lightning as L
@@ -19,7 +20,7 @@ from ..engine.step_module import StepModule
 from ..engine.wrapped_module import WrappedModule, overrides
 from ..errors import ConfigError, StepError
 from ..optim.optimizer_state import load_optimizer
-from ..optim.schedulers import scale_rates
+from ..optim.schedulers import check_length, scale_rates
 from .compose import compose, given_addons, written_class
 from .evaluate import TrainerEvaluation, validate
 
@@ -149,6 +150,8 @@ class LightningSteps(TrainerEvaluation):
     def adopt(self, pl_trainer: L.Trainer) -> None:
         """Take the optimizers that Lightning got from the module; restore them and the schedulers from a checkpoint, if there is one."""
         self.optimizer = self.configured.adopt(pl_trainer, self.restored(), self.optimizer)
+        for text in _too_short(pl_trainer):
+            self.recorder.note(text)
 
     @property
     def all_optimizers(self) -> list[Any]:
@@ -221,3 +224,19 @@ def _step_alone(module: L.LightningModule, batch: Any, pl_trainer: L.Trainer) ->
         own.clear()
         own |= before
     return dict(output) if isinstance(output, Mapping) else {} if output is None else {"loss": output}
+
+
+def _too_short(pl_trainer: L.Trainer) -> Iterator[str]:
+    """What to note of schedulers of an earlier run that end before this one does. Raises ConfigError for one that can't step as often."""
+    remedy = "configure_optimizers is called in the first run only: give its schedule the length of all runs."
+    for config in pl_trainer.lr_scheduler_configs:
+        if not hasattr(config.scheduler, "last_epoch"):
+            continue
+        if config.interval == "epoch":
+            n_steps = ((pl_trainer.max_epochs or 0) - pl_trainer.current_epoch) // config.frequency
+        elif pl_trainer.global_step and (n_steps := pl_trainer.estimated_stepping_batches) != math.inf:
+            n_steps = (int(n_steps) - pl_trainer.global_step) // config.frequency
+        else:
+            continue
+        if text := check_length(config.scheduler, config.scheduler.last_epoch + n_steps, remedy):
+            yield text

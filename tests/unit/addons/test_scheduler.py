@@ -56,7 +56,7 @@ class Notes:
         self.seen: list[str] = []
 
     def update(self, event: Any) -> None:
-        if event.kind == "note" and ("plan" in event.data["text"] or "factory" in event.data["text"]):
+        if event.kind == "note" and any(word in event.data["text"] for word in ("plan", "factory", "rises")):
             self.seen.append(event.data["text"])
 
 
@@ -163,3 +163,35 @@ def test_a_schedule_that_continues_at_zero_names_the_way_to_have_another() -> No
     trainer.run(1, make_loader())
     with pytest.raises(ConfigError, match="The learning rate is 0 here, so its schedule can't be scaled.\n  Give a factory"):
         trainer.set(lr=0.1)
+
+
+def test_a_cosine_that_rises_again_is_noted() -> None:
+    trainer = make_with_instance(lambda optimizer: CosineAnnealingLR(optimizer, 2))
+    trainer.run(2, make_loader())
+    assert not notes(trainer)
+    trainer.run(1, make_loader())
+    assert notes(trainer) == [
+        "CosineAnnealingLR has T_max=2, and this run goes to step 3: its learning rate rises again. "
+        "A factory gets the length of each run: scheduler=lambda optimizer, plan: ..."
+    ]
+
+
+def test_a_schedule_that_can_not_step_as_often_is_refused_before_the_first_batch() -> None:
+    trainer = make_with_instance(lambda optimizer: OneCycleLR(optimizer, 0.02, total_steps=2))
+    trainer.run(2, make_loader())
+    n_seen = len(rates(trainer))
+    with pytest.raises(ConfigError, match="OneCycleLR ends after 2 steps, and this run needs 3.\n  Use total_steps=3. A factory"):
+        trainer.run(1, make_loader())
+    assert len(rates(trainer)) == n_seen
+
+
+@pytest.mark.parametrize("step", [5, 7])
+def test_a_schedule_by_batches_has_its_length_after_a_rewind(step: int) -> None:
+    optimizer = torch.optim.SGD((model := make_model()).parameters(), lr=0.1)
+    schedule = OneCycleLR(optimizer, 0.02, total_steps=10)
+    trainer = make(schedule, model=model, optimizer=optimizer, scheduler_step_on_batch=True, keep_states=True)
+    trainer.run(2, make_loader())
+    expected = rates(trainer)[step:10]
+    trainer.rewind(step=step)
+    trainer.run(1, make_loader())
+    assert rates(trainer)[-len(expected) :] == expected and trainer.history.epochs[-1]["epoch"] == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -152,3 +153,15 @@ def test_a_rate_that_is_set_by_hand_scales_the_schedules_of_the_module(schedule:
     plain.set(lr=expected[10] / 2)
     plain.run(2, make_loader())
     assert plain.model.rates[-10:] == pytest.approx([rate / 2 for rate in expected[10:]])
+
+
+def test_a_schedule_of_the_first_run_that_rises_again_in_the_second_is_noted() -> None:
+    trainer, notes = make(), list[str]()
+    trainer.sinks.append(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.run(4, make_loader())  # 20 steps
+    assert not [text for text in notes if "T_max" in text]
+    trainer.run(1, make_loader())
+    assert [text for text in notes if "T_max" in text] == [
+        "CosineAnnealingLR has T_max=20, and this run goes to step 25: its learning rate rises again. "
+        "configure_optimizers is called in the first run only: give its schedule the length of all runs."
+    ]
