@@ -30,6 +30,73 @@ from nbtrain.optim.schedulers import (
 # %% auto #0
 __all__ = ["scale_schedules", "set_next_lr", "SchedulerAddon"]
 
+# %% ../../nbs/addons/scheduler.ipynb #46dd8dc7
+_OF_FACTORY = "A factory gets the length of each run: scheduler=lambda optimizer, plan: ..."
+
+
+def _last_step(begun: int | None, plan: Plan, *, on_batch: bool) -> int | None:
+    """The number of steps that an instance has taken at the end of a run, at whose beginning it had taken `begun`; None if unknown."""
+    if begun is None or (on_batch and plan.batches_per_epoch is None):
+        return None
+    n_steps = plan.n_epochs * (plan.batches_per_epoch or 1) if on_batch else plan.n_epochs
+    return begun + (min(n_steps, plan.max_steps * plan.accumulate) if on_batch and plan.max_steps is not None else n_steps)
+
+
+def _note_length(trainer: TrainerProtocol, scheduler: Any, plan: Plan, begin: dict[str, int], *, on_batch: bool) -> None:
+    """Note or refuse an instance that ends before the run."""
+    if not trainer.continues_run and isinstance(begun := getattr(scheduler, "last_epoch", None), int):
+        begin["scheduled"] = begun
+    n_steps = _last_step(begin.get("scheduled"), plan, on_batch=on_batch)
+    if n_steps is not None and (text := check_length(scheduler, n_steps, _OF_FACTORY, on_batch=on_batch)):
+        trainer.recorder.note(text)
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _plan(trainer: TrainerProtocol, pl_trainer: L.Trainer, begin: dict[str, int]) -> tuple[Plan, dict[str, int]]:
+    """The length of the run, for a resumed run the whole length, so that its schedule is that of an uninterrupted run; and how it began."""
+    n_batches, first_epoch = pl_trainer.num_training_batches, pl_trainer.current_epoch
+    now = {"update": pl_trainer.global_step, "accumulate": pl_trainer.accumulate_grad_batches}
+    if trainer.continues_run:
+        first_epoch = trainer.train_state.first_epoch
+        in_a_row = first_epoch * math.ceil(n_batches / now["accumulate"]) if n_batches != math.inf else 0
+        now = begin or now | {"update": in_a_row}  # missing in older checkpoints
+    goal = max(pl_trainer.max_epochs or 0, now.get("goal", 0))  # a run that was rewound keeps its plan
+    plan = Plan(
+        n_epochs=goal - first_epoch,
+        batches_per_epoch=int(n_batches) if n_batches != math.inf else None,
+        accumulate=now["accumulate"],
+        max_steps=max(pl_trainer.max_steps - now["update"], 0) if pl_trainer.max_steps >= 0 else None,
+        n_updates=_n_updates(trainer, pl_trainer, range(first_epoch, goal), now["update"]) if n_batches != math.inf else None,
+    )
+    return plan, now if plan.total_steps is None else now | {"total": plan.total_steps}
+
+
+def _n_updates(trainer: TrainerProtocol, pl_trainer: L.Trainer, epochs: range, first: int) -> int | None:
+    """The number of updates in `epochs`, of which the first is `first`, if windows change in length; else None."""
+    windows = next((addon.window_at for addon in trainer.active_addons if isinstance(addon, AccumulationAddon)), None)
+    callback = next((c for c in pl_trainer.callbacks if isinstance(c, GradientAccumulationScheduler)), None)  # pyright: ignore[reportAttributeAccessIssue]
+    update = first
+    for epoch in epochs:
+        left = int(pl_trainer.num_training_batches)
+        while left > 0:
+            by_update = windows(update) if windows is not None else None
+            length = by_update or (callback.get_accumulate_grad_batches(epoch) if callback is not None else None)
+            if length is None:
+                return None
+            left, update = left - length, update + 1
+    return update - first
+
+
+def _monitored(monitor: str, pl_trainer: L.Trainer, module: L.LightningModule) -> float | None:
+    """The epoch's value of `monitor`, or None; the training loss for `val_loss` in a run without validation."""
+    assert isinstance(module, StepModule)
+    falls_back = monitor == "val_loss" and not pl_trainer.enable_validation
+    fallback = module.epoch_metrics.get("train_loss") if falls_back else None
+    return module.epoch_metrics.get(monitor, fallback)
+
 
 # %% ../../nbs/addons/scheduler.ipynb #6473bfa9
 class _Step(L.Callback):
@@ -128,74 +195,6 @@ class _Step(L.Callback):
         assert self._schedule is not None
         if is_whole_epoch(pl_module) and not self._is_replaced:
             self._schedule.end_epoch(_monitored(self.trainer.train_state.history.monitor, pl_trainer, pl_module))
-
-
-# %% ../../nbs/addons/scheduler.ipynb #46dd8dc7
-_OF_FACTORY = "A factory gets the length of each run: scheduler=lambda optimizer, plan: ..."
-
-
-def _last_step(begun: int | None, plan: Plan, *, on_batch: bool) -> int | None:
-    """The number of steps that an instance has taken at the end of a run, at whose beginning it had taken `begun`; None if unknown."""
-    if begun is None or (on_batch and plan.batches_per_epoch is None):
-        return None
-    n_steps = plan.n_epochs * (plan.batches_per_epoch or 1) if on_batch else plan.n_epochs
-    return begun + (min(n_steps, plan.max_steps * plan.accumulate) if on_batch and plan.max_steps is not None else n_steps)
-
-
-def _note_length(trainer: TrainerProtocol, scheduler: Any, plan: Plan, begin: dict[str, int], *, on_batch: bool) -> None:
-    """Note or refuse an instance that ends before the run."""
-    if not trainer.continues_run and isinstance(begun := getattr(scheduler, "last_epoch", None), int):
-        begin["scheduled"] = begun
-    n_steps = _last_step(begin.get("scheduled"), plan, on_batch=on_batch)
-    if n_steps is not None and (text := check_length(scheduler, n_steps, _OF_FACTORY, on_batch=on_batch)):
-        trainer.recorder.note(text)
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-def _plan(trainer: TrainerProtocol, pl_trainer: L.Trainer, begin: dict[str, int]) -> tuple[Plan, dict[str, int]]:
-    """The length of the run, for a resumed run the whole length, so that its schedule is that of an uninterrupted run; and how it began."""
-    n_batches, first_epoch = pl_trainer.num_training_batches, pl_trainer.current_epoch
-    now = {"update": pl_trainer.global_step, "accumulate": pl_trainer.accumulate_grad_batches}
-    if trainer.continues_run:
-        first_epoch = trainer.train_state.first_epoch
-        in_a_row = first_epoch * math.ceil(n_batches / now["accumulate"]) if n_batches != math.inf else 0
-        now = begin or now | {"update": in_a_row}  # missing in older checkpoints
-    goal = max(pl_trainer.max_epochs or 0, now.get("goal", 0))  # a run that was rewound keeps its plan
-    plan = Plan(
-        n_epochs=goal - first_epoch,
-        batches_per_epoch=int(n_batches) if n_batches != math.inf else None,
-        accumulate=now["accumulate"],
-        max_steps=max(pl_trainer.max_steps - now["update"], 0) if pl_trainer.max_steps >= 0 else None,
-        n_updates=_n_updates(trainer, pl_trainer, range(first_epoch, goal), now["update"]) if n_batches != math.inf else None,
-    )
-    return plan, now if plan.total_steps is None else now | {"total": plan.total_steps}
-
-
-def _n_updates(trainer: TrainerProtocol, pl_trainer: L.Trainer, epochs: range, first: int) -> int | None:
-    """The number of updates in `epochs`, of which the first is `first`, if windows change in length; else None."""
-    windows = next((addon.window_at for addon in trainer.active_addons if isinstance(addon, AccumulationAddon)), None)
-    callback = next((c for c in pl_trainer.callbacks if isinstance(c, GradientAccumulationScheduler)), None)  # pyright: ignore[reportAttributeAccessIssue]
-    update = first
-    for epoch in epochs:
-        left = int(pl_trainer.num_training_batches)
-        while left > 0:
-            by_update = windows(update) if windows is not None else None
-            length = by_update or (callback.get_accumulate_grad_batches(epoch) if callback is not None else None)
-            if length is None:
-                return None
-            left, update = left - length, update + 1
-    return update - first
-
-
-def _monitored(monitor: str, pl_trainer: L.Trainer, module: L.LightningModule) -> float | None:
-    """The epoch's value of `monitor`, or None; the training loss for `val_loss` in a run without validation."""
-    assert isinstance(module, StepModule)
-    falls_back = monitor == "val_loss" and not pl_trainer.enable_validation
-    fallback = module.epoch_metrics.get("train_loss") if falls_back else None
-    return module.epoch_metrics.get(monitor, fallback)
 
 
 # %% ../../nbs/addons/scheduler.ipynb #975d4fd9
