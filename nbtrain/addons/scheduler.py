@@ -116,7 +116,7 @@ class _Step(L.Callback):
         optimizer = self.trainer.optimizer
         assert optimizer is not None
         groups = [{name: _copied(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-        rates = initial_lrs(optimizer)
+        rates = initial_lrs(optimizer) if self.addon.is_base_set else []
         self._schedule = resolve_schedule(self.scheduler, optimizer, plan, on_batch=self.on_batch, update=self._update)
         kind = type(self._schedule.scheduler).__qualname__
         from_metrics = isinstance(self._schedule.scheduler, ReduceLROnPlateau)

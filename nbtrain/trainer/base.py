@@ -152,6 +152,7 @@ class TrainerArguments(TrainerSteps):
         """The optimizers of the newest run."""
         return [self.optimizer] if self.optimizer is not None else []
 
+    @checked
     def step_alone(self, batch: Any, pl_trainer: L.Trainer) -> Any:
         """Compute the loss of a batch after the run of `pl_trainer`."""
         return self.train_step(batch)
@@ -269,6 +270,7 @@ class TrainerBase(TrainerState):
         """The current step, if a batch has several steps, as with several optimizers; else None."""
         return None
 
+    @checked
     def scale_schedules(self, factor: float) -> None:
         """Multiply all later learning rates, after the current one was set by hand."""
         scale_schedules(self, factor)

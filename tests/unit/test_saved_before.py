@@ -79,7 +79,7 @@ def test_state_is_loaded_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("resume", some(["auto", "path", "last", "best"], 2))
-@pytest.mark.parametrize("name", kinds.KINDS)
+@pytest.mark.parametrize("name", some(kinds.KINDS, 2))
 def test_run_goes_on_and_ends_as_the_one_that_was_not_broken_off(name: str, resume: str) -> None:
     kind, expected = kinds.KINDS[name], take(name)["finished"]
     kinds.seed(3)
@@ -89,7 +89,7 @@ def test_run_goes_on_and_ends_as_the_one_that_was_not_broken_off(name: str, resu
     assert trainer.run_dir == RUN.resolve() or trainer.run_dir == RUN
 
 
-@pytest.mark.parametrize("name", kinds.KINDS)
+@pytest.mark.parametrize("name", some(kinds.KINDS, 2))
 def test_run_from_its_beginning_does_what_it_did_and_saves_under_the_same_names(name: str) -> None:
     kind, expected = kinds.KINDS[name], take(name)["finished"]
     kinds.seed(1)

@@ -270,6 +270,7 @@ make_trainer(Broken, log_bar=False).run(1, make_loader())
 """
 
 
+@pytest.mark.long
 def test_script_prints_what_python_prints(tmp_path: Path) -> None:
     """`shorten` does nothing there: without it the same is printed."""
     script, printed = tmp_path / "script.py", []

@@ -75,7 +75,7 @@ SCHEDULES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", some(SCHEDULES, 2))
 @pytest.mark.parametrize("own_generator", [False, True])
 def test_a_range_test_between_two_runs_changes_nothing_of_them(schedule: str, own_generator: bool) -> None:
     results = []
@@ -169,7 +169,7 @@ def batches_of(loader: Any) -> list[Any]:
     return [list(part) for part in loader] if isinstance(loader, list) and isinstance(loader[0], DataLoader) else list(loader)
 
 
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("kind", some(LOADERS, 2))
 def test_a_loader_gives_after_a_range_test_what_it_would_have_given(kind: str) -> None:
     class First(Regress):
         def train_step(self, batch: Any) -> dict[str, Any]:
