@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from nbtrain import ConfigError, SeededLoader, StateManagerAddon, StepError, TensorLoader
 from nbtrain.rng import random_state
 from nbtrain.trainer.lr_finder import RangeTest
-from tests.samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
+from tests.samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights, some, without_times
 
 
 def make_normed() -> nn.Module:
