@@ -279,9 +279,8 @@ class _Graphed(L.Callback):
             self._loop(pl_trainer).whole_step = self.steps = None
 
     def _say(self, reason: str) -> None:
-        if reason and reason not in self.addon.said:
-            self.addon.said.add(reason)
-            self.trainer.recorder.note(f"No CUDA graph: {reason}. The steps run eagerly.")
+        if reason:
+            self.trainer.recorder.note(f"No CUDA graph: {reason}. The steps run eagerly.", once=True)
 
 
 class CudaGraphAddon(AddOnBase):
@@ -309,7 +308,6 @@ class CudaGraphAddon(AddOnBase):
                 f"graph_warmup={self.graph_warmup!r} must be a positive integer.",
                 remedy="Give at least 1: the optimizer creates its state in the first step.",
             )
-        self.said: set[str] = set()
 
     def graphs(self, device: torch.device) -> Graphs | None:
         """The graphs of `device`; None for a device without them."""

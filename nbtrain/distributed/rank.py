@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -36,20 +37,15 @@ class ModuleRank(L.Callback):
     def sampled(self, loader: Any, number: int, n_ranks: int, *, training: bool) -> Any:
         """The samples of rank `number`."""
         shuffle = training and not self.trainer.lightning.get("overfit_batches")
-        return sampled_share(loader, number, n_ranks, shuffle=shuffle, note=self._note)
+        return sampled_share(loader, number, n_ranks, shuffle=shuffle, note=partial(self.trainer.recorder.note, once=True))
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not self.trainer.configures_optimizers:
             return  # a RankLoader begins each epoch with the random state of rank 0
         states = gather(random_state(devices=False), self.group)
         if not all(same_random(states[0], state) for state in states[1:]):
-            self._note("The processes end an epoch with different random numbers. A second run and a resume begin with those of rank 0.")
-
-    def _note(self, text: str) -> None:
-        """Add a note to the record, once."""
-        if text not in self.trainer.recorder.said:
-            self.trainer.recorder.said.add(text)
-            self.trainer.recorder.note(text)
+            text = "The processes end an epoch with different random numbers. A second run and a resume begin with those of rank 0."
+            self.trainer.recorder.note(text, once=True)
 
 
 def _group_of_readers(n_ranks: int, n_sharing: int) -> Any:

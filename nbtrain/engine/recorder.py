@@ -77,8 +77,13 @@ class HeldNotes:
     def __init__(self, emit: Callable[[EventKind, Mapping[str, Any]], None]) -> None:
         self._emit, self._is_open = emit, False
         self._held: list[tuple[EventKind, Mapping[str, Any]]] = []
+        self._once: list[Mapping[str, Any]] = []  # what is shown only once, and was
 
-    def add(self, kind: EventKind, data: Mapping[str, Any]) -> None:
+    def add(self, kind: EventKind, data: Mapping[str, Any], *, once: bool = False) -> None:
+        if once:
+            if data in self._once:
+                return
+            self._once.append(data)
         if self._is_open:
             self._emit(kind, data)
         else:
@@ -111,7 +116,7 @@ def _memory_hint(meters: Mapping[Mode, Meter]) -> str:
     """A note if the logs of the steps take much memory; otherwise an empty string."""
     kept = sum(meter.kept_bytes for meter in meters.values())
     advice = "tensors for metric_on_epoch_end; return from the steps only those that it reads."
-    return f"the logs hold {kept / 1e9:.1f} GB of {advice}" if kept > _HINT_BYTES else ""
+    return f"the logs hold over {_HINT_BYTES / 1e9:.1f} GB of {advice}" if kept > _HINT_BYTES else ""
 
 
 # %% ../../nbs/engine/recorder.ipynb #1ce4e305
@@ -134,7 +139,7 @@ class Recorder:
         self.n_epochs = self.first_epoch = 0  # the epochs at which the run ends and began
         self.lr: float | Tensor | None = None  # of the newest update
         self.timer, self.pass_place, self.due_s, self.wait = RunTimer(), PassPlace(), 0.0, DataWait()
-        self._notes, self.said = HeldNotes(self.emit_now), set[str]()  # `said`: notes that are shown only once, and were
+        self._notes = HeldNotes(self.emit_now)
 
     def start(self, n_epochs: int, header: Mapping[str, Any]) -> None:
         """Begin a run, which ends when `n_epochs` epochs are finished."""
@@ -146,9 +151,9 @@ class Recorder:
         self.emit_now("start", header)
         self._notes.open()
 
-    def note(self, text: str) -> None:
-        """Emit a note for the user. Between two runs it waits for the next one."""
-        self._notes.add("note", {"text": text})
+    def note(self, text: str, *, once: bool = False) -> None:
+        """Emit a note for the user; with `once`, unless the same note was emitted before. Between two runs it waits for the next one."""
+        self._notes.add("note", {"text": text}, once=once)
 
     def mark(self, text: str, **more: str) -> None:
         """Emit a mark for a change by hand, with `more` data, such as a `diff`. Between two runs it waits for the next one."""
@@ -212,9 +217,8 @@ class Recorder:
             return
         if steps := _steps(phase, meters):
             self.emit_now("steps", steps | {"lr": self.rate()} | self.wait.take(phase))
-        if "memory" not in self.said and (hint := _memory_hint(meters)):
-            self.said.add("memory")
-            self.note(hint)
+        if hint := _memory_hint(meters):
+            self.note(hint, once=True)
 
 
 # %% ../../nbs/engine/recorder.ipynb #9db4f72d

@@ -34,6 +34,7 @@ from ..errors import NbtrainError, StepError, add_note
 
 # %% auto #0
 __all__ = [
+    "as_output",
     "check_output",
     "run_step",
     "step_place",
@@ -54,6 +55,11 @@ __all__ = [
 # %% ../../nbs/engine/step_module.ipynb #f1722b22
 _USUAL_TYPES = frozenset({Tensor, float, int})
 _CPU = torch.device("cpu")
+
+
+def as_output(returned: Any) -> dict[str, Any]:
+    """What the training step of a LightningModule returned, as a dict: it may be the loss alone, or None."""
+    return dict(returned) if isinstance(returned, Mapping) else {} if returned is None else {"loss": returned}
 
 
 def check_output(output: Any, step: str, where: Callable[[], str], device: torch.device | None = None) -> Mapping[str, Any]:
@@ -300,10 +306,7 @@ class CountingModule(PassModule):
             return
         samples = "one sample" if n == 1 else f"{n} samples"
         text = f"The means count a {type(batch).__name__} as {samples}, which is a guess: {doubt}. {_STATE_IT}"
-        said = self.owner.recorder.said
-        if text not in said:
-            said.add(text)
-            self.owner.recorder.note(text)
+        self.owner.recorder.note(text, once=True)
 
     def add_turn(self, turn: Turn, output: Mapping[str, Any], batch: Any) -> None:
         """Add the output of one of several steps for the batch. The first one may state the number of samples."""

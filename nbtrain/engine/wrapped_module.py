@@ -143,9 +143,7 @@ class CountingModule(StepModule):
         self._keep(logged_in_pass(self.trainer))
         for name in logged_apart(self.trainer):
             text = f"{name} is the mean of rank 0 alone, over its share of the data: log it with sync_dist=True for the mean of all."
-            if text not in self.owner.recorder.said:
-                self.owner.recorder.said.add(text)
-                self.owner.recorder.note(text)
+            self.owner.recorder.note(text, once=True)
 
     def _keep(self, metrics: Mapping[str, float]) -> None:
         self.epoch_metrics.update(metrics)

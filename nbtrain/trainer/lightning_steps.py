@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from ..addons.state_manager import StateManagerAddon
 from ..annotations import checked
 from ..data.named_loaders import Loaders
-from ..engine.step_module import StepModule
+from ..engine.step_module import StepModule, as_output
 from ..engine.wrapped_module import WrappedModule, overrides
 from ..errors import ConfigError, StepError
 from ..optim.optimizer_state import load_optimizer
@@ -219,11 +219,10 @@ def _step_alone(module: L.LightningModule, batch: Any, pl_trainer: L.Trainer) ->
     own, before = vars(module), dict(vars(module))
     own |= {"_trainer": pl_trainer, **dict.fromkeys(("log", "log_dict"), lambda *args, **options: None)}
     try:
-        output = module.training_step(batch, 0)
+        return as_output(module.training_step(batch, 0))
     finally:
         own.clear()
         own |= before
-    return dict(output) if isinstance(output, Mapping) else {} if output is None else {"loss": output}
 
 
 def _too_short(pl_trainer: L.Trainer) -> Iterator[str]:

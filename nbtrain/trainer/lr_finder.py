@@ -27,7 +27,7 @@ from ..engine.precision import precision_args
 from ..engine.step_module import StepModule
 from ..engine.step_snapshot import restore_attributes
 from ..errors import ConfigError, StepError
-from ..optim.schedulers import check_has_lr, set_group_lr
+from ..optim.schedulers import check_has_lr, initial_lrs, set_group_lr
 from .arguments import check_optimizer, check_run
 from .lightning_run import driving, quiet
 from .lightning_trainer import make_pl_trainer
@@ -194,7 +194,7 @@ class _Growth(L.Callback):
         self.module, self.optimizer, self.rates = module, optimizer, rates
         self.losses: list[float] = []
         self.diverged = False
-        base = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        base = initial_lrs(optimizer)
         self._ratios = [lr / base[0] if base[0] else 1.0 for lr in base]
         self._average = 0.0
         self._first = self._lowest = math.inf

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ..annotations import checked
 from ..data.batch import describe, tensors
 from ..engine.control import Leave
+from ..engine.step_module import as_output
 from ..errors import ConfigError, first_line
 from .base import TrainerBase
 from .rewind import nearest_state
@@ -157,11 +158,6 @@ class _Called:
             }
 
 
-def _as_output(returned: Any) -> dict[str, Any]:
-    """What a training step returned, as a dict: a LightningModule may return the loss alone, or None."""
-    return dict(returned) if isinstance(returned, Mapping) else {} if returned is None else {"loss": returned}
-
-
 @contextmanager
 def _without_anomaly_warning() -> Iterator[None]:
     enabled = torch.is_anomaly_enabled()
@@ -188,7 +184,8 @@ class StepWatcher(Checkpoint):
         self.batch: Any = None
         self.output: Mapping[str, Any] | None = None
         self.error: Exception | None = None  # of the step, under anomaly detection
-        self.place, self.bad_weights = "", ""  # the first parameter that is not finite before the step
+        self.place = ""
+        self.bad_weights = ""  # the first parameter that is not finite before the step
         self.layers: tuple[Layer, ...] = ()
         self._before: dict[str, list[Tensor]] = {}
         self._gradients: dict[str, tuple[float, int]] = {}  # the norm, and the number of values that are not finite
@@ -212,7 +209,7 @@ class StepWatcher(Checkpoint):
                 self.batch = apply_to_collection(batch, Tensor, lambda value: value.detach().clone())
             output = train_step(batch, *args, **options)
             if self.output is None:
-                self.output = apply_to_collection(_as_output(output), Tensor, Tensor.detach)
+                self.output = apply_to_collection(as_output(output), Tensor, Tensor.detach)
             return output
 
         vars(owner)[name] = watched

@@ -63,8 +63,6 @@ def _loose_tensors(trainer: TrainerBase) -> dict[int, Any]:
 
 def _mark_step(optimizer: Any) -> None:
     """Mark the step of a copied optimizer as torch's schedulers mark it; they warn if the mark is missing in their first step."""
-    if hasattr(optimizer.step, _MARK):
-        return
     step, weak = type(optimizer).step, ref(optimizer)
 
     @wraps(step)
