@@ -40,10 +40,12 @@ class Progress:
 
     @property
     def place(self) -> str:
-        """The next batch as text, counted from 1: `epoch 3, batch 251`."""
+        """The next batch as text, counted from 1: `epoch 3, batch 251`; `epoch 3, after batch 500` if there is none in this pass."""
+        is_over = self.n_batches is not None and self.batch >= self.n_batches
+        n = self.batch if is_over else self.batch + 1
         if self.phase == "test":
-            return f"test batch {self.batch + 1}"
-        return f"epoch {self.epoch + 1}, {'validation ' if self.phase == 'valid' else ''}batch {self.batch + 1}"
+            return f"test, after batch {n}" if is_over else f"test batch {n}"
+        return f"epoch {self.epoch + 1}, {'after ' if is_over else ''}{'validation ' if self.phase == 'valid' else ''}batch {n}"
 
 
 # %% ../nbs/events.ipynb #efc92c2a

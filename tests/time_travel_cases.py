@@ -80,7 +80,7 @@ class Journey:
             try:
                 return move(**place)
             except ConfigError as error:
-                assert "is not between two batches" in str(error), error
+                assert "is not between two training batches" in str(error), error
 
     def finish(self, trainer: Any) -> dict[str, Any]:
         """Train to the end, and say all that must be equal."""

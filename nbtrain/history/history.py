@@ -269,7 +269,8 @@ class History(RankedRows):
 
     `epochs`: a row for each finished training epoch, with the metrics of its last validation; `validations`: a row for each validation,
     also inside an epoch and before the first epoch (epoch 0); `tests`: a row for each pass in mode "test"; `steps["train"]`,
-    `steps["valid"]`, `steps["test"]`: metric values by step; `marks`: what was changed by hand during a run, and where.
+    `steps["valid"]`, `steps["test"]`: metric values by step, which counts processed batches, validation included; `marks`: what was
+    changed by hand during a run, and where.
     `monitor` and `monitor_mode` define `best`: the best validation if `monitor` is a validation metric, else the best epoch.
     """
 

@@ -240,8 +240,8 @@ def watched_step(
     trainer: TrainerBase, step: int, *, anomalies: bool = False, weights: bool = False
 ) -> Iterator[tuple[TrainerBase, StepWatcher]]:
     """Yield a copy of `trainer` right after training step `step`, and what was observed. Raises ConfigError if there is no such step."""
-    if not 0 < step <= trainer.train_state.counts.step + 1:
-        raise ConfigError(f"There is no step {step}: {trainer.train_state.counts.step} batches are processed.", remedy="Give one of them.")
+    if not 0 < step <= (n_done := trainer.train_state.counts.step) + 1:  # one more: the step that has failed
+        raise ConfigError(f"There is no step {step}: {n_done} batches are processed.", remedy="Give a step of history.steps['train'].")
     kept = nearest_state(trainer, step - 1)
     with scratch_trainer(trainer) as copy, _without_anomaly_warning():
         watcher = StepWatcher(copy, step, anomalies=anomalies, weights=weights)
@@ -252,7 +252,12 @@ def watched_step(
                 raise
             watcher.error = error
         if watcher.batch is None:
-            raise ConfigError(f"Step {step} is a batch of a validation.", remedy="Give a step of history.steps['train'].")
+            what = (
+                f"Step {step} is a batch of a validation."
+                if step <= n_done
+                else f"There is no step {step}: {n_done} batches are processed."
+            )
+            raise ConfigError(what, remedy="Give a step of history.steps['train'].")
         yield copy, watcher
 
 
@@ -289,12 +294,20 @@ def _of_module(name: str, part: nn.Module, output: Any, inputs: Any) -> Diagnosi
     return Diagnosis(f"The output of {where} is the first that is not finite: {n_bad} of {n} values; {input_text}.", name)
 
 
+def _step_before(trainer: TrainerBase, step: int) -> int:
+    """The training step before `step`, across a validation; 0 if there is none."""
+    validated = set(trainer.train_state.history.steps["valid"].steps)
+    return next((n for n in range(step - 1, 0, -1) if n not in validated), 0)
+
+
 def diagnose(trainer: TrainerBase, step: int) -> Diagnosis:
     """Name the first thing in training step `step` that is not finite."""
     with watched_step(trainer, step, anomalies=True) as (copy, seen):
         modules = dict(copy.model.named_modules())
     if seen.bad_weights:
-        return Diagnosis(f"{seen.bad_weights} is not finite before this step: look at the step before, replay(step={step - 1}).")
+        before = _step_before(trainer, step)
+        look = f"look at the training step before, replay(step={before})" if before else "it was so at the start"
+        return Diagnosis(f"{seen.bad_weights} is not finite before this step: {look}.")
     if (bad := _n_bad(seen.batch)) > 0:
         return Diagnosis(f"The batch has {bad} values that are not finite.")
     if seen.called.first_bad is not None:
@@ -327,7 +340,8 @@ class TrainerReplay(TrainerBase):
         """Repeat training step `step` and inspect it: the batch, what the step returned, and the outputs, gradients and updates by layer.
 
         A copy of the trainer repeats the step from the nearest earlier state. The run itself does not change, and may be running or
-        paused; you can also replay a step that failed. `replay(step).debug()` names the first module whose output is not finite. Raises
+        paused; you can also replay a step that failed. `step` is a number of `history.steps["train"]`, as views and errors name it; it
+        counts validation batches too. `replay(step).debug()` names the first module whose output is not finite. Raises
         ConfigError if `step` is not a training step, and CheckpointError if no state leads to it.
         """
         return self.control.do(lambda at: replay(self, step))

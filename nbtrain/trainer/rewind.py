@@ -140,7 +140,9 @@ class TrainerRewind(TrainerBase):
 
         It restores the weights, the optimizer, the schedule, the random number generators, the position in the data, and the history up
         to that place, and adds a mark. `run(2, loader)` then repeats the epochs bit for bit; after `set(lr=...)` it takes another course.
-        `step` counts as in `history.steps`, where validation batches count too. `epoch=0` is the start.
+        `epoch=0` is the start. `step` counts processed batches, validation included: if an epoch has 45 training batches and 2
+        validation batches, epoch 1 ends at step 47 and epoch 2 begins with step 48. The history, the views and errors count the
+        same way. Only schedules and the names of checkpoint files count optimizer updates, as in Lightning.
 
         If no state was kept at that place, a copy of the trainer trains to it from the nearest earlier state. The start is kept, and all
         epochs that take as long as 200 copies of a state and fit into the memory. Everything after the place is dropped; use `branch` to

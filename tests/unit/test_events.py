@@ -19,6 +19,22 @@ def test_event_survives_json_with_every_kind_of_float() -> None:
     assert repr(back) == repr(event)
 
 
+@pytest.mark.parametrize(
+    ("progress", "place"),
+    [
+        (Progress(phase="train", epoch=1, batch=4, n_batches=10), "epoch 2, batch 5"),
+        (Progress(phase="train", epoch=1, batch=10, n_batches=10), "epoch 2, after batch 10"),
+        (Progress(phase="train", epoch=1, batch=10), "epoch 2, batch 11"),
+        (Progress(phase="valid", epoch=1, batch=3, n_batches=5), "epoch 2, validation batch 4"),
+        (Progress(phase="valid", epoch=1, batch=5, n_batches=5), "epoch 2, after validation batch 5"),
+        (Progress(phase="test", batch=3, n_batches=4), "test batch 4"),
+        (Progress(phase="test", batch=4, n_batches=4), "test, after batch 4"),
+    ],
+)
+def test_place_names_the_next_batch_or_the_last_one_of_a_pass(progress: Progress, place: str) -> None:
+    assert progress.place == place
+
+
 def test_json_of_events_is_strict() -> None:
     def refuse(name: str) -> None:
         raise AssertionError(name)

@@ -141,7 +141,7 @@ def test_rewind_to_a_step_within_a_window_is_refused() -> None:
     with pytest.raises(ConfigError) as error:
         trainer.rewind(step=3)
     assert str(error.value) == (
-        "Step 3 is not between two batches: it is in a window of accumulated gradients, or a validation follows it.\n"
+        "Step 3 is not between two training batches: it is in a window of accumulated gradients, or a validation follows it.\n"
         "  Give another step, or an epoch."
     )
     assert trainer.rewind(step=2).n_recomputed == 2
@@ -329,7 +329,39 @@ def test_debug_names_the_backward_pass_where_only_its_gradient_is_not_finite() -
 def test_debug_points_to_the_step_before_where_the_weights_are_not_finite() -> None:
     trainer = keeping(nonfinite="ignore", optimizer=lambda params: torch.optim.SGD(params, lr=1e30))
     trainer.run(1, make_loader())
-    assert str(trainer.replay(5).debug()) == ("0.weight is not finite before this step: look at the step before, replay(step=4).")
+    assert str(trainer.replay(5).debug()) == ("0.weight is not finite before this step: look at the training step before, replay(step=4).")
+
+
+def validated(**options: Any) -> Any:
+    """Two epochs of 5 training and 3 validation batches: the training steps are 1 to 5 and 9 to 13."""
+    trainer = keeping(nonfinite="ignore", **options)
+    trainer.run(2, make_loader(), make_valid())
+    assert [row["step"] for row in trainer.history.epochs] == [8, 16]
+    return trainer
+
+
+def test_debug_points_to_the_training_step_before_a_validation() -> None:
+    trainer = validated(optimizer=lambda params: torch.optim.SGD(params, lr=1e30))
+    text = str(trainer.replay(9).debug())
+    assert text == "0.weight is not finite before this step: look at the training step before, replay(step=5)."
+    assert trainer.replay(5).place == "epoch 1, batch 5"
+
+
+def test_debug_says_that_weights_were_not_finite_at_the_start() -> None:
+    model = make_model()
+    nn.init.constant_(next(model.parameters()), float("nan"))
+    assert str(validated(model=model).replay(1).debug()) == "0.weight is not finite before this step: it was so at the start."
+
+
+def test_steps_that_are_no_training_steps_are_named() -> None:
+    trainer = validated()
+    assert [row["step"] for row in trainer.history.steps["train"]] == [1, 2, 3, 4, 5, 9, 10, 11, 12, 13]
+    for step, what in ((6, "Step 6 is a batch of a validation."), (17, "There is no step 17: 16 batches are processed.")):
+        with pytest.raises(ConfigError) as error:
+            trainer.replay(step=step)
+        assert str(error.value) == f"{what}\n  Give a step of history.steps['train']."
+    with pytest.raises(ConfigError, match=r"Step 6 is not between two training batches: it is a batch of a validation\."):
+        trainer.rewind(step=6)
 
 
 def test_memory_of_ten_thousand_epochs_is_bounded_by_the_budget() -> None:
