@@ -198,7 +198,7 @@ class RunHandle(RunInThread):
             failure.is_seen = True
             raise failure.error.with_traceback(failure.raised_at)
         if self._control.state == "paused":
-            raise RunPaused(f"the run was paused at {self._place()} · while it is paused, trainer.resume() continues it")
+            raise RunPaused(f"run paused at {self._place()} · while paused, trainer.resume() continues it")
         return self._thread.finish(self._place())
 
     @contextmanager

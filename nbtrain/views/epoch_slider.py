@@ -36,7 +36,7 @@ class Place:
     @property
     def line(self) -> str:
         """The text below the slider."""
-        return " · ".join(filter(None, [f"the end of epoch {self.epoch}" if self.epoch else "the start", self.words]))
+        return " · ".join(filter(None, [f"the end of epoch {self.epoch}" if self.epoch else "the start of the run", self.words]))
 
 
 @dataclass(frozen=True)

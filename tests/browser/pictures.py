@@ -1,4 +1,4 @@
-"""Pictures of the view in ten situations, in light and dark, 900 and 1400 pixels wide, to be looked at; and the README's.
+"""Pictures of the view in ten situations, in light and dark, 900 and 1400 pixels wide, to be looked at; and those that pages show.
 
 `make pictures` writes them to `_pictures/`; `make pictures ONLY="nan paused"` makes only those. `ONLY=motion` records the picture in
 motion, `ONLY=pages` takes ten pages of the site in light, in dark and on a phone, after `make docs`.
@@ -89,7 +89,7 @@ def _edit_and_pause(lab: Lab, name: str) -> None:
     lab.wait_text(r"② epoch \d, batch \d+: validated: val_loss")
     lab.wait_text(r"epoch 3/6 · ")
     lab.press("Pause")
-    lab.wait_text(r"‖ the run was paused at epoch \d")
+    lab.wait_text(r"‖ run paused at epoch \d")
 
 
 def _save_and_reload(lab: Lab, name: str) -> None:
@@ -128,7 +128,8 @@ SITUATIONS = {
     "compared": Situation([DIGITS, *COMPARED], r"✓ completed[\s\S]*✓ completed"),
     "saved": Situation([DIGITS, "trainer = make()\ntrainer.run(8, *loaders)", "trainer"], "✓ completed · 8 epochs", _save_and_leave),
 }
-README = {"paused": "live", "saved": "notebook"}  # what it shows is that, light
+KEPT = {"paused": "live", "saved": "notebook", "error": "failed"}  # those that pages show, light, in docs/images
+PLAIN = ".jp-cell-toolbar, .jp-Notebook-footer, .jp-Collapser { visibility: hidden !important }"  # what belongs to JupyterLab
 
 
 _SCROLL = """() => {
@@ -150,8 +151,10 @@ def _shoot(lab: Lab, name: str, out: Path) -> None:
             lab.page.wait_for_function(_SCROLL, timeout=90_000)
             lab.page.wait_for_timeout(1500)  # until a live view was drawn again
             lab.page.screenshot(path=out / f"{name}-{theme}-{width}.png")
-            if theme == "light" and width == min(WIDTHS) and name in README:
-                lab.page.locator(".jp-CodeCell").nth(1).screenshot(path=ROOT / "docs" / "images" / f"{README[name]}.png")
+            if theme == "light" and width == min(WIDTHS) and name in KEPT:
+                style = lab.page.add_style_tag(content=PLAIN)
+                lab.page.locator(".jp-CodeCell").nth(1).screenshot(path=ROOT / "docs" / "images" / f"{KEPT[name]}.png")
+                style.evaluate("s => s.remove()")
     lab.page.emulate_media(color_scheme="light")
     lab.command("apputils:change-theme", wait=True, theme=THEMES["light"])
 

@@ -100,7 +100,7 @@ def test_buttons_are_heard_while_the_cell_waits(lab: Any, lab_root: Path) -> Non
     lab.press("Validate now")
     lab.wait_text(r"② epoch \d, batch \d+: validated: val_loss")
     lab.press("Pause")
-    lab.wait_text(r"‖ the run was paused at epoch \d, (validation )?batch \d+ · while it is paused, trainer.resume\(\) continues it")
+    lab.wait_text(r"‖ run paused at epoch \d, (validation )?batch \d+ · while paused, trainer.resume\(\) continues it")
     _shoot(lab.page, "paused")
     lab.press("Continue")  # in the background: the cell is over
     lab.wait_text(r"[345]/6")
@@ -115,7 +115,7 @@ def test_stop_button_of_jupyter_pauses_and_ends_run_all(lab: Any, lab_root: Path
     lab.command("notebook:run-all-cells")
     lab.wait_text(r"epoch \d+/20")
     lab.command("notebook:interrupt-kernel")
-    lab.wait_text(r"‖ the run was paused at epoch \d")
+    lab.wait_text(r"‖ run paused at epoch \d")
     lab.page.wait_for_timeout(1000)  # what is queued would run now
     assert "after wards" not in lab.page.locator(".jp-Notebook").inner_text()
 
@@ -246,7 +246,7 @@ def test_a_paused_notebook_opened_with_a_dead_kernel_shows_where_it_paused(lab: 
     lab.wait_text(r"epoch 3/20")
     _shoot(lab.page, "dark")
     lab.command("notebook:interrupt-kernel")
-    lab.wait_text(r"‖ the run was paused at epoch \d")  # the error
+    lab.wait_text(r"‖ run paused at epoch \d")  # the error
     lab.wait_text(r"‖ paused · epoch 3/20 · \d+/45")  # the record
     _shoot(lab.page, "dark-paused")
     lab.command("docmanager:save", wait=True)

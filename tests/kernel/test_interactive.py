@@ -107,9 +107,7 @@ def test_a_run_that_was_paused_again_and_again_equals_one_that_never_was(kernel:
     kernel.run("paused = make(log_bar=False)\npaused.presses = {3, 27, 45, 67, 85}")  # the second and the fourth in a validation
     name, text, shown = kernel.error(f"paused.run(3, make_loader({workers}), make_loader({workers}))")
     assert name == "RunPaused" and shown == [f"‖ {text}"]
-    assert text.startswith("the run was paused at epoch 1, batch ") and text.endswith(
-        " · while it is paused, trainer.resume() continues it"
-    )
+    assert text.startswith("run paused at epoch 1, batch ") and text.endswith(" · while paused, trainer.resume() continues it")
     places = [text] + [kernel.error("torch.rand(5); paused.model.eval(); paused.resume()")[1] for _ in range(4)]
     assert "epoch 1, validation batch" in places[1] and "epoch 2, validation batch" in places[3]
     kernel.run("result = paused.resume()")

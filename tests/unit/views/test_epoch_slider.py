@@ -46,7 +46,7 @@ def test_slider_shows_the_epochs_that_can_be_reached_and_describes_the_chosen_on
     assert [label for label, _ in slider.slider.options] == ["start", "1", "3 ★"]
     assert said(slider) == "the end of epoch 3 · val_loss 0.4"
     slider.slider.value = 0
-    assert said(slider) == "the start"
+    assert said(slider) == "the start of the run"
 
 
 def test_click_says_what_it_is_doing_and_what_it_has_done() -> None:
