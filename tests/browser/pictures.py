@@ -153,6 +153,7 @@ def _shoot(lab: Lab, name: str, out: Path) -> None:
             lab.page.screenshot(path=out / f"{name}-{theme}-{width}.png")
             if theme == "light" and width == min(WIDTHS) and name in KEPT:
                 style = lab.page.add_style_tag(content=PLAIN)
+                lab.page.set_viewport_size({"width": width, "height": 1600})  # a higher cell would be cut off
                 lab.page.locator(".jp-CodeCell").nth(1).screenshot(path=ROOT / "docs" / "images" / f"{KEPT[name]}.png")
                 style.evaluate("s => s.remove()")
     lab.page.emulate_media(color_scheme="light")
