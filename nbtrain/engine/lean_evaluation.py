@@ -15,7 +15,7 @@ from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.trainer import call
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from .callback import Leaving
@@ -31,7 +31,7 @@ __all__ = ["LeanEvaluationLoop"]
 
 # %% ../../nbs/engine/lean_evaluation.ipynb #76d27c49
 def _stage(pl_trainer: L.Trainer) -> str:
-    return "test" if pl_trainer.testing else "validation"
+    return "test" if pl_trainer.state.stage is RunningStage.TESTING else "validation"
 
 
 class _EvaluationPass(LeanPass):
@@ -137,7 +137,8 @@ class LeanEvaluationLoop(_EvaluationLoop):
 
     def pass_over(self, fetcher: _DataFetcher) -> _EvaluationPass:
         pl_trainer = self.trainer
-        sources = pl_trainer.testing, *pass_sources(pl_trainer, f"{_stage(pl_trainer)}_step")
+        stage = _stage(pl_trainer)
+        sources = stage, *pass_sources(pl_trainer, f"{stage}_step")
         self._pass = find_pass(self._pass, sources, partial(_EvaluationPass, self))
         self._pass.begin(fetcher)
         return self._pass
@@ -216,7 +217,7 @@ class _ShortRun:
         for loader in loaders.flattened:
             _set_sampler_epoch(loader, progress.processed)
         fetcher = _PrefetchDataFetcher()
-        loaders.limits = loop.max_batches
+        loaders.limits = loop._max_batches
         fetcher.setup(loaders)
         iter(fetcher)
         loop._data_fetcher = fetcher

@@ -130,8 +130,8 @@ class Hook:
 
     __slots__ = ("module", "name", "names", "of_callbacks", "of_module", "pl_trainer", "used")
 
-    def __init__(self, name: str, pl_trainer: L.Trainer) -> None:
-        self.name, self.pl_trainer, self.module = name, pl_trainer, pl_trainer.lightning_module
+    def __init__(self, name: str, pl_trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.name, self.pl_trainer, self.module = name, pl_trainer, module
         self.names = self.module.__dict__  # setting _current_fx_name through nn.Module.__setattr__ costs 1 µs, several times a batch
         plain, plain_of_module = getattr(L.Callback, name), getattr(L.LightningModule, name)
         callbacks: Iterable[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
@@ -191,7 +191,7 @@ def takes_index(step: Any) -> bool:
 
 def overridden_hook(pl_trainer: L.Trainer, hooks: tuple[str, ...]) -> str:
     """The first of `hooks` that a callback or the module overrides; an empty text where there is none."""
-    return next((name for name in hooks if Hook(name, pl_trainer).used), "")
+    return next((name for name in hooks if Hook(name, pl_trainer, pl_trainer.lightning_module).used), "")
 
 
 # %% ../../nbs/engine/lean_pass.ipynb #bafd725b
@@ -222,7 +222,7 @@ class LeanPass:
         """Find the listeners: at the beginning of a pass, and again where a callback was added in the middle of it."""
         self.callbacks = list(self.pl_trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
         for name in self.hooks:
-            hook = Hook(name, self.pl_trainer)
+            hook = Hook(name, self.pl_trainer, self.module)
             self.hooks[name] = hook if hook.used else None
 
     def find_step(self, name: str) -> Callable[..., Any]:

@@ -14,12 +14,21 @@ import lightning as L
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.optim import Optimizer
 
 from .control import Boundary, Control, LeaveAfterError
 from .epoch_metrics import publish
 from .fast_step import replaceable
-from .lean_pass import LeanPass, direct_fetcher, exhaust, explain_full_memory, find_pass, pass_sources, why_not_lean
+from nbtrain.engine.lean_pass import (
+    LeanPass,
+    direct_fetcher,
+    exhaust,
+    explain_full_memory,
+    find_pass,
+    pass_sources,
+    why_not_lean,
+)
 from .lean_update import LeanUpdate, WholeStep
 from .step_module import StepModule
 from ..events import Phase
@@ -198,6 +207,88 @@ class LeanEpochLoop(_TrainingEpochLoop):
             pl_trainer._logger_connector._first_loop_iter = first_loop_iter
 
 
+# %% ../../nbs/engine/lean_training.ipynb #61a621a5
+class _BetweenBatches:
+    """What follows a batch, in the order of `_TrainingEpochLoop.on_advance_end`."""
+
+    def __init__(self, lean: LeanPass, loop: LeanEpochLoop, fetcher: _DataFetcher) -> None:
+        self.lean, self.loop, self.fetcher, self.pl_trainer = lean, loop, fetcher, loop.trainer
+        self.progress, self.total, self.current, self.signals = lean.progress, lean.total, lean.current, lean.signals
+        self.updates: Any = loop.automatic_optimization.optim_progress.optimizer.step.total
+
+    def begin(self) -> None:
+        self.run_state = self.loop.control.run_state
+        self.n_batches = self.pl_trainer.num_training_batches
+        self.has_plateau = any(config.reduce_on_plateau for config in self.pl_trainer.lr_scheduler_configs)
+        self.has_loggers = bool(self.pl_trainer.loggers)
+        self.validates = self.loop.validate_epochs is not None or self.loop._should_check_val_epoch()
+        # Nothing but the number of the batch decides whether a validation is due, and little follows it
+        self.validates_plainly = not (self.loop.validate_epochs is not None or self.has_loggers or self.has_plateau)
+        self.log_every: int = self.pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
+
+    def is_over(self) -> bool:
+        """Is the epoch over?"""
+        return self.is_last() or (self.pl_trainer.should_stop and self.loop.done)
+
+    def is_last(self) -> bool:
+        """Was this the last batch, of the loader or of the run?"""
+        if self.progress.is_last_batch or self.current.ready == self.n_batches:
+            return True
+        return -1 < self.loop.max_steps <= self.updates.completed
+
+    def settle(self, *, is_open: bool) -> bool:
+        """Log, validate, attend to requests. `is_open`: the window of accumulated gradients is. Returns whether the epoch is over."""
+        loop, pl_trainer = self.loop, self.pl_trainer
+        is_last = self.is_last()
+        needs_lightning = loop.validate_next or self.has_plateau or pl_trainer.should_stop or self.signals.received_sigterm
+        if self.validates and not needs_lightning:
+            n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
+            is_due = n % (pl_trainer.val_check_batch or 1) == 0
+            if is_due and self.validates_plainly and not loop._skip_next_val:
+                return self._validate(is_open=is_open)
+            needs_lightning = is_last or is_due
+        if needs_lightning or is_last:
+            publish(pl_trainer, self.lean.results, on_step=True)
+        if needs_lightning:
+            if self.has_loggers:
+                self.lean.connector.update_train_step_metrics()
+            loop.on_advance_end(self.fetcher)
+            return self.is_over()
+        if not is_open:
+            loop._batches_that_stepped += 1
+            if self.has_loggers and loop._batches_that_stepped % self.log_every == 0:
+                self._log()
+        if self.run_state.requested:
+            loop.attend()
+            return self.is_over()
+        return is_last
+
+    def _validate(self, *, is_open: bool) -> bool:
+        """Validate, and do what Lightning does after it. Returns whether the epoch is over."""
+        loop, pl_trainer, connector = self.loop, self.pl_trainer, self.lean.connector
+        publish(pl_trainer, self.lean.results, on_step=True)
+        first_loop_iter, pl_trainer.validating = connector._first_loop_iter, True
+        if not is_open:
+            self.lean.names["_current_fx_name"] = "on_validation_model_zero_grad"
+            self.lean.module.on_validation_model_zero_grad()
+            self.lean.names["_current_fx_name"] = None
+        loop.val_loop.run()
+        pl_trainer.training, connector._first_loop_iter = True, first_loop_iter
+        loop._batches_that_stepped += not is_open
+        loop.validate_next = False
+        if self.signals.received_sigterm and not self.is_last():
+            raise SIGTERMException
+        if self.run_state.requested:
+            loop.attend()
+        return self.is_over()
+
+    def _log(self) -> None:
+        if self.lean.logs_anything():
+            self.loop._batches_that_stepped -= 1  # the loggers' step is that of the batch
+            self.lean.connector.update_train_step_metrics()
+            self.loop._batches_that_stepped += 1
+
+
 # %% ../../nbs/engine/lean_training.ipynb #trainpass1
 class _TrainingPass(LeanPass):
     """A training epoch of a `LeanEpochLoop`."""
@@ -294,61 +385,3 @@ class _TrainingPass(LeanPass):
             self.loop._update_learning_rates("step", update_plateau_schedulers=False)
         if is_last:
             self.loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-
-
-# %% ../../nbs/engine/lean_training.ipynb #61a621a5
-class _BetweenBatches:
-    """What follows a batch, in the order of `_TrainingEpochLoop.on_advance_end`."""
-
-    def __init__(self, lean: LeanPass, loop: LeanEpochLoop, fetcher: _DataFetcher) -> None:
-        self.lean, self.loop, self.fetcher, self.pl_trainer = lean, loop, fetcher, loop.trainer
-        self.progress, self.total, self.current, self.signals = lean.progress, lean.total, lean.current, lean.signals
-        self.updates: Any = loop.automatic_optimization.optim_progress.optimizer.step.total
-
-    def begin(self) -> None:
-        self.run_state = self.loop.control.run_state
-        self.n_batches = self.pl_trainer.num_training_batches
-        self.has_plateau = any(config.reduce_on_plateau for config in self.pl_trainer.lr_scheduler_configs)
-        self.has_loggers = bool(self.pl_trainer.loggers)
-        self.validates = self.loop.validate_epochs is not None or self.loop._should_check_val_epoch()
-        self.log_every: int = self.pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
-
-    def is_over(self) -> bool:
-        """Is the epoch over?"""
-        return self.is_last() or (self.pl_trainer.should_stop and self.loop.done)
-
-    def is_last(self) -> bool:
-        """Was this the last batch, of the loader or of the run?"""
-        if self.progress.is_last_batch or self.current.ready == self.n_batches:
-            return True
-        return -1 < self.loop.max_steps <= self.updates.completed
-
-    def settle(self, *, is_open: bool) -> bool:
-        """Log, validate, attend to requests. `is_open`: the window of accumulated gradients is. Returns whether the epoch is over."""
-        loop, pl_trainer = self.loop, self.pl_trainer
-        is_last = self.is_last()
-        needs_lightning = loop.validate_next or self.has_plateau or pl_trainer.should_stop or self.signals.received_sigterm
-        if self.validates and not needs_lightning:
-            n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
-            needs_lightning = is_last or n % (pl_trainer.val_check_batch or 1) == 0
-        if needs_lightning or is_last:
-            publish(pl_trainer, self.lean.results, on_step=True)
-        if needs_lightning:
-            if self.has_loggers:
-                self.lean.connector.update_train_step_metrics()
-            loop.on_advance_end(self.fetcher)
-            return self.is_over()
-        if not is_open:
-            loop._batches_that_stepped += 1
-            if self.has_loggers and loop._batches_that_stepped % self.log_every == 0:
-                self._log()
-        if self.run_state.requested:
-            loop.attend()
-            return self.is_over()
-        return is_last
-
-    def _log(self) -> None:
-        if self.lean.logs_anything():
-            self.loop._batches_that_stepped -= 1  # the loggers' step is that of the batch
-            self.lean.connector.update_train_step_metrics()
-            self.loop._batches_that_stepped += 1

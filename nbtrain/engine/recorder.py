@@ -16,6 +16,7 @@ import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .epoch_metrics import current_results
 from .lean_training import DataWait, LeanEpochLoop
 from .meter import Meter
 from .pass_module import is_sanity_check
@@ -330,7 +331,7 @@ def _metrics(pl_trainer: L.Trainer, module: StepModule) -> dict[str, float]:
 
 def _logs_nothing_else(pl_trainer: L.Trainer, ours: set[str]) -> bool:
     """Whether only `ours` were logged. Reading `callback_metrics` takes 40 µs, and an epoch may be one batch."""
-    results, known = pl_trainer._results, pl_trainer._logger_connector._callback_metrics
+    results, known = current_results(pl_trainer), pl_trainer._logger_connector._callback_metrics
     if results is None or not known.keys() <= ours:
         return False
     return all(metric.has_reset or (metric.meta.name in ours and not metric.meta.on_step) for metric in results.values())

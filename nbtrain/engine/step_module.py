@@ -26,6 +26,7 @@ from ..data.stream import set_dataset_epoch
 from ..data.task_loader import Task
 from ..data.batch import batch_size, describe, to_device, why_guessed
 from .addon import AddOnBase, Phase, TrainStep
+from .epoch_metrics import current_results
 from .meter import N_SAMPLES, Scalar
 from .pass_module import PassModule, is_sanity_check
 from .protocol import EventSink, StepsProtocol, TrainerProtocol, Turn
@@ -384,7 +385,7 @@ class RecordingModule(CountingModule):
         """
         if self.loader_name is not None and self.names_loaders and options.get("add_dataloader_idx", True):
             name, options = f"{name}/{self.loader_name}", {**options, "add_dataloader_idx": False}
-        results = self._trainer._results if self._trainer is not None else None
+        results = current_results(self._trainer) if self._trainer is not None else None
         if results is not None and results.batch_size is None and results.batch is not None:
             results.batch_size = count_samples(self.owner, results.batch)
         if args or not self._known_metrics.add(self, name, value, options):
