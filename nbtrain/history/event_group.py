@@ -62,7 +62,10 @@ class EventGroup:
     def _start_timer(self, after_s: float) -> None:
         self._timer = threading.Timer(after_s, self._flush_late)
         self._timer.daemon = True
-        self._timer.start()
+        try:
+            self._timer.start()
+        except RuntimeError:  # the interpreter is shutting down and starts no more threads
+            self.flush()
 
     def _flush_late(self) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -66,6 +67,17 @@ def test_what_is_held_back_comes_without_another_event() -> None:
     while len(seen) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert seen == [1, 2, 3]
+
+
+def test_nothing_is_held_back_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Timer) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")  # as Python 3.12 does
+
+    monkeypatch.setattr(threading.Timer, "start", refuse)
+    groups = Groups()
+    for n in range(1, 4):
+        groups.at(n / 1000, epoch(n))
+    assert [n for group in groups.seen for n in group] == [1, 2, 3]
 
 
 def test_what_fails_in_the_timer_is_raised_at_the_next_event() -> None:
