@@ -244,7 +244,7 @@ class _BetweenBatches:
         if self.validates and not needs_lightning:
             n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
             is_due = n % (pl_trainer.val_check_batch or 1) == 0
-            if is_due and self.validates_plainly and not loop._skip_next_val:
+            if is_due and self.validates_plainly and not loop._skip_next_val and loop._should_check_val_epoch():
                 return self._validate(is_open=is_open)
             needs_lightning = is_last or is_due
         if needs_lightning or is_last:

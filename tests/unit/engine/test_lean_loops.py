@@ -230,6 +230,10 @@ def _norm(module: Any) -> float | None:
     return None if gradient is None else float(gradient.norm())
 
 
+def _validate_every_second(trace: Trace, optimizer: Any, module: Any) -> None:
+    module.trainer.check_val_every_n_epoch = 2
+
+
 def _register(name: str) -> Callable[..., None]:
     def register(trace: Trace, optimizer: Any, module: Any) -> None:
         getattr(optimizer, name)(lambda *_: trace.note(name, _norm(module)))
@@ -455,6 +459,7 @@ CASES: dict[str, dict[str, Any]] = {
         f"{name} in mid-epoch": {"callbacks": [functools.partial(Later, _register(name))]}
         for name in ("register_step_pre_hook", "register_step_post_hook")
     },
+    "an epoch whose last batch turns its validation off": {"callbacks": [functools.partial(Later, _validate_every_second, at=5)]},
     **{f"{name} replaced in mid-epoch": {"callbacks": [functools.partial(Later, _replace(name))]} for name in ("step", "zero_grad")},
     **{
         f"{name} as an attribute": {"callbacks": [functools.partial(Later, _wrap(name), "on_fit_start", 0)], "aside": aside}
