@@ -20,15 +20,7 @@ from torch.optim import Optimizer
 from .control import Boundary, Control, LeaveAfterError
 from .epoch_metrics import publish
 from .fast_step import replaceable
-from nbtrain.engine.lean_pass import (
-    LeanPass,
-    direct_fetcher,
-    exhaust,
-    explain_full_memory,
-    find_pass,
-    pass_sources,
-    why_not_lean,
-)
+from .lean_pass import LeanPass, direct_fetcher, exhaust, explain_full_memory, find_pass, pass_sources, why_not_lean
 from .lean_update import LeanUpdate, WholeStep
 from .step_module import StepModule
 from ..events import Phase

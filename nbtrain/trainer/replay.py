@@ -240,8 +240,10 @@ def watched_step(
     trainer: TrainerBase, step: int, *, anomalies: bool = False, weights: bool = False
 ) -> Iterator[tuple[TrainerBase, StepWatcher]]:
     """Yield a copy of `trainer` right after training step `step`, and what was observed. Raises ConfigError if there is no such step."""
-    if not 0 < step <= (n_done := trainer.train_state.counts.step) + 1:  # one more: the step that has failed
-        raise ConfigError(f"There is no step {step}: {n_done} batches are processed.", remedy="Give a step of history.steps['train'].")
+    n_done, remedy = trainer.train_state.counts.step, "Give a step of history.steps['train']."
+    absent = ConfigError(f"There is no step {step}: {n_done} batches are processed.", remedy=remedy)
+    if not 0 < step <= n_done + 1:  # one more: the step that has failed
+        raise absent
     kept = nearest_state(trainer, step - 1)
     with scratch_trainer(trainer) as copy, _without_anomaly_warning():
         watcher = StepWatcher(copy, step, anomalies=anomalies, weights=weights)
@@ -252,12 +254,7 @@ def watched_step(
                 raise
             watcher.error = error
         if watcher.batch is None:
-            what = (
-                f"Step {step} is a batch of a validation."
-                if step <= n_done
-                else f"There is no step {step}: {n_done} batches are processed."
-            )
-            raise ConfigError(what, remedy="Give a step of history.steps['train'].")
+            raise ConfigError(f"Step {step} is a batch of a validation.", remedy=remedy) if step <= n_done else absent
         yield copy, watcher
 
 

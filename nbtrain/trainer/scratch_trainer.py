@@ -176,7 +176,7 @@ def recompute(trainer: TrainerBase, kept: KeptState, step: int) -> KeptState:
         arrival = _Arrival(copy, step)
         train_from(copy, kept, arrival)
     if arrival.state is None:
-        is_validated = step in set(trainer.train_state.history.steps["valid"].steps)
+        is_validated = step in trainer.train_state.history.steps["valid"].steps
         why = "a batch of a validation" if is_validated else "in a window of accumulated gradients, or a validation follows it"
         raise ConfigError(f"Step {step} is not between two training batches: it is {why}.", remedy="Give another step, or an epoch.")
     return replace(arrival.state, loaders=kept.loaders)
