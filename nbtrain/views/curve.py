@@ -88,6 +88,15 @@ def _smoothed(points: Sequence[Point], reach: int) -> list[tuple[int, float]]:
     return [(point.step, loss) for point, loss in zip(points, line)]
 
 
+def _spread(places: Sequence[tuple[int, float]], n: int) -> list[tuple[int, float]]:
+    """The first and the last of `places`, and about `n` between them, spread evenly over the steps."""
+    gap, kept = (places[-1][0] - places[0][0]) / n, [places[0]]
+    for place in places[1:-1]:
+        if place[0] - kept[-1][0] >= gap:
+            kept.append(place)
+    return [*kept, places[-1]]
+
+
 def _is_validation_loss(monitor: str) -> bool:
     """Whether `monitor` is a validation loss, such as `val_loss`, or `val_loss/hard` for one of its loaders."""
     return monitor.startswith("val_") and monitor.partition("/")[0].endswith("loss")
@@ -119,9 +128,9 @@ class LossCurve:
         if is_epoch and "step" in row:
             while self.epochs and self.epochs[-1][0] >= row["step"]:
                 self.epochs.pop()
-            if len(self.epochs) >= self.max_points:
-                del self.epochs[1::2]
             self.epochs.append((row["step"], row["epoch"]))
+            if len(self.epochs) > self.max_points:
+                self.epochs = _spread(self.epochs, self.max_points // 2)
 
     def add_block(self, last_step: int, losses: Sequence[float]) -> None:
         """Add the losses of the steps up to `last_step`."""
@@ -150,7 +159,7 @@ class LossCurve:
             self.validations.pop()
         self.validations.append((step, value))
         if len(self.validations) > self.max_points:
-            self.validations = self.validations[1::2] if len(self.validations) % 2 == 0 else self.validations[::2]
+            self.validations = _spread(self.validations, self.max_points // 2)
 
     @property
     def last(self) -> float | None:

@@ -67,6 +67,17 @@ def test_validations_are_bounded_and_the_newest_stays() -> None:
     assert len(curve.validations) <= 400 and curve.validations[-1] == (4999, 1.0)
 
 
+@pytest.mark.parametrize("n", [401, 5_000, 30_001])
+def test_validations_and_epochs_are_kept_from_the_whole_run(n: int) -> None:
+    curve = LossCurve()
+    for epoch in range(1, n + 1):
+        curve.add_row({"epoch": epoch, "step": 2 * epoch, "val_loss": 1 / epoch}, is_epoch=True)
+    for places in (curve.validations, curve.epochs):
+        steps = [step for step, _ in places]
+        assert 100 <= len(steps) <= 400 and steps[0] == 2 and steps[-1] == 2 * n
+        assert max(late - early for early, late in zip(steps, steps[1:])) <= 2 * n / 50
+
+
 def test_the_newest_loss_is_a_mean_of_the_last_ones_and_not_of_those_before_a_nan() -> None:
     curve = curve_of([1.0])
     assert curve.last == 1.0
