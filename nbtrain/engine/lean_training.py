@@ -200,6 +200,11 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
 
 # %% ../../nbs/engine/lean_training.ipynb #61a621a5
+def _val_options(pl_trainer: L.Trainer) -> tuple[Any, ...]:
+    """What a callback may set in mid-epoch to leave out the validation at its end."""
+    return pl_trainer.limit_val_batches, pl_trainer.check_val_every_n_epoch
+
+
 class _BetweenBatches:
     """What follows a batch, in the order of `_TrainingEpochLoop.on_advance_end`."""
 
@@ -214,6 +219,7 @@ class _BetweenBatches:
         self.has_plateau = any(config.reduce_on_plateau for config in self.pl_trainer.lr_scheduler_configs)
         self.has_loggers = bool(self.pl_trainer.loggers)
         self.validates = self.loop.validate_epochs is not None or self.loop._should_check_val_epoch()
+        self.val_options = _val_options(self.pl_trainer)
         # Nothing but the number of the batch decides whether a validation is due, and little follows it
         self.validates_plainly = not (self.loop.validate_epochs is not None or self.has_loggers or self.has_plateau)
         self.log_every: int = self.pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
@@ -236,7 +242,7 @@ class _BetweenBatches:
         if self.validates and not needs_lightning:
             n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
             is_due = n % (pl_trainer.val_check_batch or 1) == 0
-            if is_due and self.validates_plainly and not loop._skip_next_val and loop._should_check_val_epoch():
+            if is_due and self.validates_plainly and not loop._skip_next_val and self.val_options == _val_options(pl_trainer):
                 return self._validate(is_open=is_open)
             needs_lightning = is_last or is_due
         if needs_lightning or is_last:
