@@ -30,7 +30,7 @@ def names() -> str:
     by_topic: dict[str | None, list[str]] = {}
     for name in sorted(nbtrain.PUBLIC, key=lambda name: (name != "Trainer", name)):
         by_topic.setdefault(_REFERENCE["topic_of"](name), []).append(_line(name, getattr(nbtrain, name)))
-    lines = ["# Public names", "", "All names that you import from `nbtrain`, by topic. Made by `make names` from the docstrings."]
+    lines = ["# Public names", "", _REFERENCE["MADE"], "", "All names that you import from `nbtrain`, by topic."]
     for topic, (title, _, _) in _REFERENCE["TOPICS"].items():
         lines += ["", f"## {title}", "", f"Details: [{title}](reference/{topic}.md).", "", *by_topic[topic]]
     lines += ["", "## Errors", "", "Details: [Errors and what to do](errors.md).", "", *by_topic[None]]

@@ -116,6 +116,9 @@ def _methods() -> str:
     return "## Methods and properties of a trainer\n\n" + _table(("name", "what you get"), rows)
 
 
+MADE = "<!-- Made by `make names` from the docstrings -->"
+
+
 def _commands() -> str:
     """The commands, each with its arguments."""
     (commands,) = (action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction))
@@ -146,7 +149,7 @@ def pages() -> dict[Path, str]:
     for topic, (title, purpose, _) in TOPICS.items():
         names = sorted((name for name in nbtrain.PUBLIC if topic_of(name) == topic), key=lambda name: (name != "Trainer", name))
         entries = [*map(_entry, names), *(make() for make in more.get(topic, ()))]
-        made[FOLDER / f"{topic}.md"] = "\n\n".join([f"# {title}", purpose + " Made by `make names` from the docstrings.", *entries]) + "\n"
+        made[FOLDER / f"{topic}.md"] = "\n\n".join([f"# {title}", MADE, purpose, *entries]) + "\n"
     return made
 
 

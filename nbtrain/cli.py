@@ -31,8 +31,14 @@ def _demo(arguments: argparse.Namespace) -> None:
 
     print("Training a small CNN on 1,437 images of handwritten digits, validating on 360.\n", flush=True)
     result = digits.run_demo(n_epoch=arguments.epochs, save_path=arguments.save_path, seed=arguments.seed)
-    command = "nbtrain" if shutil.which("nbtrain") else sys.argv[0]  # the full path, if the environment is not activated
-    print("\n" + digits.report(result, command))
+    print("\n" + digits.report(result, _own_command()))
+
+
+def _own_command() -> str:
+    """How this program is called again: by its full path if the environment is not activated."""
+    if shutil.which("nbtrain"):
+        return "nbtrain"
+    return f"{sys.executable} -m nbtrain" if Path(sys.argv[0]).name == "__main__.py" else sys.argv[0]
 
 
 def _show(arguments: argparse.Namespace) -> None:

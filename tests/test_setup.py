@@ -203,6 +203,13 @@ def test_make_demo_trains_to_97_percent_and_does_not_install_again(tmp_path: Pat
     assert "★" in _run(BIN / "nbtrain", "show", tmp_path)
 
 
+def test_demo_says_how_it_was_called_where_the_command_is_not_on_the_path(tmp_path: Path) -> None:
+    python = BIN / "python"
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    stdout = _run(python, "-m", "nbtrain", "demo", "--epochs", 1, "--save-path", tmp_path, env=environment)
+    assert f"{python} -m nbtrain show {tmp_path}" in stdout
+
+
 def test_readme_example_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert len(blocks[0].strip().splitlines()) <= 24

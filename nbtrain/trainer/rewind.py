@@ -39,7 +39,9 @@ def step_of(trainer: TrainerBase, at: str | None, epoch: int | None, step: int |
         return history.best["step"]
     if step is not None:
         if not 0 <= step <= counts.step:
-            raise ConfigError(f"There is no step {step} yet: {counts.step} batches are processed.", remedy="Give one of them.")
+            raise ConfigError(
+                f"There is no step {step} yet: {counts.step} batches are processed.", remedy=f"Give a step from 0 to {counts.step}."
+            )
         return step
     if epoch == 0:
         return min(trainer.kept_states.run_starts, default=0)

@@ -1,6 +1,7 @@
 """What one call costs: a batch, an evaluation of a batch, a prediction, a run of one batch, beside the same lines in a plain loop.
 
-All are called in turns in one process, a thousand times or less; CPU time of the thread, at the 20th percentile.
+All are called in turns in one process, a thousand times or less; CPU time of the thread, at the 20th percentile. Bounds are ratios, for
+a slower machine takes longer for both: those of 1, 3, 5 and 6 ms where the plain calls take 0.05, 0.4, 0.1 and 0.5 ms.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 Call = Callable[[], Any]
-BOUNDS_MS = {"predict(x)": 1.0, "run_batch(batch)": 3.0, "evaluate([batch])": 5.0, "run(1, [batch])": 6.0}
+MAX_RATIO = {"predict(x)": 20.0, "run_batch(batch)": 7.5, "evaluate([batch])": 50.0, "run(1, [batch])": 12.0}  # of the plain loop
 
 
 def make_model() -> nn.Module:
@@ -141,10 +142,10 @@ def measured(sides: dict[str, Call], n: int, clock: Callable[[], float] = time.t
 
 def row(call: str, tool: str, ms: float, plain_ms: float) -> Row:
     """A line of the table; nbtrain's has its bound."""
-    is_ours = tool == "nbtrain"
-    own = Claim("{:.2f} ms", ms, BOUNDS_MS[call]) if is_ours else f"{ms:.2f} ms"
-    more = ("", "") if tool == "plain loop" else (f"{ms / plain_ms:.1f} ×", f"{ms - plain_ms:+.2f} ms")
-    return Row((f"{call}: {tool}", own, *more), bar=ms)
+    ratio = ms / plain_ms
+    shown = Claim("{:.1f} ×", ratio, MAX_RATIO[call]) if tool == "nbtrain" else f"{ratio:.1f} ×"
+    more = ("", "") if tool == "plain loop" else (shown, f"{ms - plain_ms:+.2f} ms")
+    return Row((f"{call}: {tool}", f"{ms:.2f} ms", *more), bar=ms)
 
 
 def table(n_rounds: int, only: set[str]) -> Table:
@@ -154,7 +155,7 @@ def table(n_rounds: int, only: set[str]) -> Table:
     peers = [name for name in PEERS if find_spec(name) is not None and (not only or name in only)]
     tools = {"plain loop": plain(), "nbtrain": ours()} | {name: PEERS[name]() for name in peers}
     rows, over = list[Row](), list[str]()
-    for call in BOUNDS_MS:
+    for call in MAX_RATIO:
         ms = measured({name: calls[call] for name, calls in tools.items() if call in calls}, n_rounds)
         rows += [row(call, name, value, ms["plain loop"]) for name, value in ms.items()]
         over.append(f"{call} {ms['nbtrain'] - ms['plain loop']:.2f} ms")

@@ -141,4 +141,4 @@ def test_a_replay_tells_what_is_not_a_number_from_what_a_layer_does_not_have() -
 def test_a_batch_that_is_not_finite_is_named_before_all_modules() -> None:
     loader = [(x.clone(), y) for x, y in make_loader(shuffle=False)]
     loader[BAD_STEP - 1][0][2, 3] = torch.inf
-    assert diagnosis(loader=loader) == Diagnosis("The batch has 1 values that are not finite.")
+    assert diagnosis(loader=loader) == Diagnosis("The batch has 1 value that is not finite.")

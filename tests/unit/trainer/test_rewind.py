@@ -153,7 +153,7 @@ def test_rewind_to_a_step_within_a_window_is_refused() -> None:
         ({}, 'No place was given.\n  Give one of epoch=3, step=1200 and "best".'),
         ({"epoch": 1, "step": 2}, 'epoch and step was given.\n  Give one of epoch=3, step=1200 and "best".'),
         ({"epoch": 7}, "There is no epoch 7: 1 are finished.\n  Give 0 for the start, 1, 2, …"),
-        ({"step": 99}, "There is no step 99 yet: 5 batches are processed.\n  Give one of them."),
+        ({"step": 99}, "There is no step 99 yet: 5 batches are processed.\n  Give a step from 0 to 5."),
     ],
 )
 def test_a_place_that_does_not_exist_is_named(place: dict[str, int], text: str) -> None:
