@@ -175,11 +175,14 @@ class TrainerPauses(TrainerBase):
         Where `from_lightning` made the trainer, `steps` is your LightningModule's class.
 
         If an error paused the run, the failed batch is tried again with everything that you redefined in the notebook since, including
-        callbacks, datasets and models. `skip=True` skips the batch, without an update. If there is no run, the next one uses `steps`.
+        callbacks, datasets and models. `skip=True` skips the batch, without an update. If no run is paused, it says so, and the next
+        run uses `steps`.
         Returns the result, or the RunHandle with `background=True`.
         """
         if steps is not None and self.control.state == "idle":
-            return self.use(steps)
+            self.use(steps)
+            print(f"No run is paused. The next run() uses the steps of {steps.__name__}.")
+            return None
         handle = self._need_handle()
         if not background:
             handle.refuse_in_run("resume")

@@ -422,7 +422,7 @@ def test_steps_that_fail_give_way_to_the_old_ones() -> None:
     assert type(trainer) is Better
 
 
-def test_without_a_run_the_steps_are_those_of_the_next() -> None:
+def test_without_a_run_the_steps_are_those_of_the_next(capsys: pytest.CaptureFixture[str]) -> None:
     class Better(Mean):
         fixed = True
 
@@ -431,8 +431,8 @@ def test_without_a_run_the_steps_are_those_of_the_next() -> None:
         trainer.run(1, batches(-1))
     trainer.use(Better)
     assert trainer.run(1, batches(-1)).status == "completed"
-    assert trainer.resume(Mean) is None
-    assert type(trainer) is Mean
+    assert trainer.resume(Mean) is None and type(trainer) is Mean
+    assert capsys.readouterr().out == "No run is paused. The next run() uses the steps of Mean.\n"
 
 
 def test_run_in_several_processes_is_not_paused() -> None:
