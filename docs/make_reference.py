@@ -18,6 +18,7 @@ from nbtrain.config.schema import describe_fields
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER, HOWTO = ROOT / "docs" / "reference", ROOT / "nbs" / "howto"
+MADE = "<!-- Made by `make names` from the docstrings -->"
 TOPICS = {  # title, what the page is for, the packages whose public names it lists
     "trainer": (
         "Trainer",
@@ -114,9 +115,6 @@ def _methods() -> str:
     ]
     rows = [(_code(f"Trainer.{name}"), _cell(_documentation(member)[0].partition("\n")[0])) for name, member in found if name[:1] != "_"]
     return "## Methods and properties of a trainer\n\n" + _table(("name", "what you get"), rows)
-
-
-MADE = "<!-- Made by `make names` from the docstrings -->"
 
 
 def _commands() -> str:

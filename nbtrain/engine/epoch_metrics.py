@@ -104,9 +104,10 @@ class EpochMetrics:
             metric.has_reset and results.get(f"{name}.{key}") is metric for key, metric in made.items()
         ):
             return False
-        if not (self._one.is_cpu and device.type == "cpu") and self._one.device != device:
+        if not (self._one.is_cpu and device.type == "cpu"):
             self._one = self._one.to(device)
-        if not all(_is_beside(self._one, value) and value.dtype is dtype for value in (vars(metric)["value"] for metric in made.values())):
+        places: list[torch.Tensor] = [vars(metric)["value"] for metric in made.values()]
+        if not all(_is_beside(self._one, value) and value.dtype is dtype for value in places):
             return False
         for key, metric in made.items():
             value = torch.scalar_tensor(metrics[key], dtype=dtype, device=device)

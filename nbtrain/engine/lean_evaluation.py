@@ -128,9 +128,9 @@ class LeanEvaluationLoop(_EvaluationLoop):
 
     def _is_short(self) -> bool:
         """Is it a validation of a training, and not the first one, so that Lightning has set up its loader and checked its hooks?"""
-        if not self.has_run or self._trainer_fn != TrainerFn.FITTING or self.inference_mode or self.restarting:
+        if not self.has_run or self._trainer_fn != TrainerFn.FITTING or self.inference_mode or self.restarting or self.skip:
             return False
-        if is_sanity_check(self.trainer) or not sum(self._max_batches) or self._should_reload_val_dl:
+        if is_sanity_check(self.trainer) or self._should_reload_val_dl:
             return False
         trains_leanly = getattr(self.trainer.fit_loop.epoch_loop, "stood_aside", None) == ""  # found before this very epoch
         return not self._objection(knows_trainer=trains_leanly)

@@ -306,7 +306,7 @@ def diagnose(trainer: TrainerBase, step: int) -> Diagnosis:
         look = f"look at the training step before, replay(step={before})" if before else "it was so at the start"
         return Diagnosis(f"{seen.bad_weights} is not finite before this step: {look}.")
     if (bad := _n_bad(seen.batch)) > 0:
-        return Diagnosis(f"The batch has {bad} value{' that is' if bad == 1 else 's that are'} not finite.")
+        return Diagnosis(f"The batch has {bad} {'value that is' if bad == 1 else 'values that are'} not finite.")
     if seen.called.first_bad is not None:
         name, output, inputs = seen.called.first_bad
         return _of_module(name, modules[name], output, inputs)
