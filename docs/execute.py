@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import subprocess
 import sys
@@ -138,6 +139,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--compare", action="store_true", help="keep the stored outputs, and compare with them")
     given = parser.parse_args(arguments)
     paths = given.notebooks or sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+    os.environ["OMP_NUM_THREADS"] = "1"  # with another number of threads torch rounds otherwise, and training amplifies it
     with warm_kernels() as make_manager:
         return sum(_execute_one(path, make_manager(), compare=given.compare) for path in paths)
 

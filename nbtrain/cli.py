@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ def _own_command() -> str:
     """How this program is called again: by its full path if the environment is not activated."""
     if shutil.which("nbtrain"):
         return "nbtrain"
-    return f"{sys.executable} -m nbtrain" if Path(sys.argv[0]).name == "__main__.py" else sys.argv[0]
+    return shlex.join([sys.executable, "-m", "nbtrain"]) if Path(sys.argv[0]).name == "__main__.py" else shlex.quote(sys.argv[0])
 
 
 def _show(arguments: argparse.Namespace) -> None:

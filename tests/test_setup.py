@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -205,9 +206,9 @@ def test_make_demo_trains_to_97_percent_and_does_not_install_again(tmp_path: Pat
 
 def test_demo_says_how_it_was_called_where_the_command_is_not_on_the_path(tmp_path: Path) -> None:
     python = BIN / "python"
-    environment = {**os.environ, "PATH": str(tmp_path)}
-    stdout = _run(python, "-m", "nbtrain", "demo", "--epochs", 1, "--save-path", tmp_path, env=environment)
-    assert f"{python} -m nbtrain show {tmp_path}" in stdout
+    environment, folder = {**os.environ, "PATH": str(tmp_path)}, tmp_path / "my runs"
+    stdout = _run(python, "-m", "nbtrain", "demo", "--epochs", 1, "--save-path", folder, env=environment)
+    assert f"{shlex.quote(str(python))} -m nbtrain show '{folder}" in stdout
 
 
 def test_readme_example_runs(tmp_path: Path) -> None:

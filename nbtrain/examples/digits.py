@@ -5,6 +5,7 @@
 # %% ../../nbs/tutorials/first_run.ipynb #1b371481
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def report(result: RunResult, command: str = "nbtrain") -> str:
             f"\nEverything is in {folder}:",
             *(f"  {name:18}{text}" for name, text in files.items() if folder and (folder / name).exists()),
             "\nNext:",
-            f"  {command} show {folder}",
+            f"  {command} show {shlex.quote(str(folder))}",
             f"  {command} demo --epochs 20 --seed 1",
             "  the same as a notebook: nbs/tutorials/first_run.ipynb (make lab opens it)",
         ]

@@ -179,7 +179,7 @@ class TrainerPauses(TrainerBase):
         run uses `steps`.
         Returns the result, or the RunHandle with `background=True`.
         """
-        if steps is not None and self.control.state == "idle":
+        if steps is not None and not skip and self.control.state == "idle":
             self.use(steps)
             print(f"No run is paused. The next run() uses the steps of {steps.__name__}.")
             return None

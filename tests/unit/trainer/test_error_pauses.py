@@ -433,6 +433,9 @@ def test_without_a_run_the_steps_are_those_of_the_next(capsys: pytest.CaptureFix
     assert trainer.run(1, batches(-1)).status == "completed"
     assert trainer.resume(Mean) is None and type(trainer) is Mean
     assert capsys.readouterr().out == "No run is paused. The next run() uses the steps of Mean.\n"
+    with pytest.raises(ConfigError, match="No run is in progress"):
+        trainer.resume(Better, skip=True)
+    assert type(trainer) is Mean
 
 
 def test_run_in_several_processes_is_not_paused() -> None:
