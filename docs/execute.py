@@ -22,6 +22,7 @@ import nbformat
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 ROOT = Path(__file__).resolve().parent.parent
 _NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
@@ -146,8 +147,14 @@ def main(arguments: list[str]) -> int:
 
 def _execute_one(path: Path, manager: AsyncKernelManager, *, compare: bool) -> bool:
     """Does it not agree with what it has stored?"""
-    with tempfile.TemporaryDirectory() as folder:
-        fresh = execute(path, folder, manager)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            fresh = execute(path, folder, manager)
+    except CellExecutionError as error:
+        if not compare:
+            raise
+        print(path, f"{error.ename}: {error.evalue}", error, sep="\n  ", flush=True)
+        return True
     if not compare:
         nbformat.write(fresh, path)
         print(path, flush=True)

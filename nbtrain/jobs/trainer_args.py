@@ -37,11 +37,10 @@ CONFIG_FILE = "config.yaml"
 
 
 class _KeepConfig(L.Callback):
-    """Writes the configuration to the run folder when a run begins."""
+    """Writes the configuration to the run folder when a run begins. It takes no arguments: the record would show them as a setting."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.trainer: TrainerProtocol | None = None
+    text = ""
+    trainer: TrainerProtocol | None = None
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         folder = self.trainer.run_dir if self.trainer is not None else None
@@ -144,7 +143,8 @@ class TrainerArgs(NnScalerFields, Settings):
     def build(self) -> Job:
         """Make the trainer and the loaders. Raises one ConfigError with all problems, before any data is read."""
         self.check()
-        keeper = _KeepConfig(_config_text(self))
+        keeper = _KeepConfig()
+        keeper.text = _config_text(self)
         keeper.trainer = (job := build(self, self._source, [keeper])).trainer
         return job
 

@@ -69,6 +69,11 @@ def _plain(name: str) -> str:
     return visible(name).replace("$", r"\$")
 
 
+def _label(run: str, n: int = 40) -> str:
+    """A run's name in a legend, `n` characters of it: a longer legend leaves no room for the lines."""
+    return _plain(run if len(run) <= n else f"{run[: n - 1]}…")
+
+
 def _values(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
     """A metric by epoch; NaN where it can't be drawn."""
     return [(row["epoch"], row[name] if is_drawn(row[name]) else math.nan) for row in rows if name in row and "epoch" in row]
@@ -209,7 +214,7 @@ def compared(runs: Mapping[str, Sequence[Row]], forks: Sequence[tuple[int, str]]
         for i, (run, rows) in enumerate(runs.items()):
             known = [name for name in names if any(name in row for row in rows)]
             for name in known:
-                label = {"label": _plain(run)} if name == known[-1] else {}
+                label = {"label": _label(run)} if name == known[-1] else {}
                 _line(axes, _values(rows, name), color=f"C{i}", linestyle="-" if name.startswith("train_") else "--", **label)
         for i, (epoch, words) in enumerate(forks):
             axes.axvline(epoch, color="0.6", linewidth=0.8, linestyle=":")

@@ -19,7 +19,7 @@ from samples import SEED, make_trainer, same_weights, without_times
 from torch.optim import Adam
 from torch.utils.data import DataLoader, DistributedSampler
 
-from nbtrain import ConfigError, ModelTrainer, StateManagerAddon, TrainerArgs, load_run
+from nbtrain import ConfigError, ModelTrainer, StateManagerAddon, TrainerArgs, compare, load_run
 from nbtrain.checkpoint.files import read_checkpoint
 from nbtrain.cli import main
 from nbtrain.config.instantiate import literal
@@ -77,6 +77,12 @@ def test_a_run_equals_one_written_by_hand() -> None:
     trainer = ModelTrainer(model, device="cpu", log_bar=False, optimizer=lambda params: Adam(params, lr=0.01), seed=0)
     trainer.run(2, DataLoader(data, 2, sampler=DistributedSampler(data, 1, 0)))
     assert same_weights(job.trainer.model, trainer.model)
+
+
+def test_two_runs_differ_by_the_option_that_differs() -> None:
+    for lr in ("0.1", "0.2"):
+        assert main(["fit", *FAST, "--optimizer.args.lr", lr, "--checkpoint.save_dir", f"grid/{lr}", "--checkpoint.no_save=false"]) == 0
+    assert compare("grid/0.1", "grid/0.2").labels == {"0.1/run-001": "", "0.2/run-001": "lr 0.1 → 0.2"}
 
 
 def test_how_a_split_model_is_saved_is_an_option_of_the_addon() -> None:

@@ -167,6 +167,15 @@ def test_changes_are_numbered_and_shaded_in_a_figure() -> None:
     assert texts(axes) == ["1", "2"] and len(axes.patches) == 1
 
 
+def test_a_long_name_leaves_room_for_the_curves() -> None:
+    figure = plots.compared(
+        {"a": rows_of(3, "train_loss", "train_acc"), "b" + 200 * " lr 0.1 → 0.2": rows_of(3, "train_loss", "train_acc")}
+    )
+    plots.png(figure)  # matplotlib warns where nothing is left of the panels
+    width = figure.get_figwidth() * figure.dpi
+    assert all(axes.get_window_extent().width > 0.3 * width for axes in figure.axes)
+
+
 def test_compared_runs_have_the_panels_of_one() -> None:
     figure = plots.compared({"a": rows_of(9, *TWELVE), "b": rows_of(3, "train_loss")})
     assert len(figure.axes) == 6 and [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["a", "b"]
