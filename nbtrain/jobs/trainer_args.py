@@ -144,8 +144,7 @@ class TrainerArgs(NnScalerFields, Settings):
         """Make the trainer and the loaders. Raises one ConfigError with all problems, before any data is read."""
         self.check()
         keeper = _KeepConfig()
-        keeper.text = _config_text(self)
-        keeper.trainer = (job := build(self, self._source, [keeper])).trainer
+        keeper.text, keeper.trainer = _config_text(self), (job := build(self, self._source, [keeper])).trainer
         return job
 
     @boundary
