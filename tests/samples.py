@@ -117,9 +117,12 @@ class Broken(RuntimeError):
     pass
 
 
-def some(values: Iterable[Any], every: int, always: Container[Any] = ()) -> list[Any]:
-    """`values` as parameters of which `make test` takes each `every`-th one and those of `always`, and `make faults` all."""
-    return [value if i % every == 0 or value in always else pytest.param(value, marks=pytest.mark.long) for i, value in enumerate(values)]
+def some(values: Iterable[Any], every: int, always: Container[Any] = (), first: int = 0) -> list[Any]:
+    """`values` as parameters of which `make test` takes each `every`-th one from `first` and those of `always`, and `make faults` all."""
+    return [
+        value if i % every == first % every or value in always else pytest.param(value, marks=pytest.mark.long)
+        for i, value in enumerate(values)
+    ]
 
 
 class Augmented(Dataset[Any]):

@@ -30,6 +30,13 @@ DOORS = ("tutorials", "howto")  # folders that the front page leads to
 HOWTO = sorted(p for p in (ROOT / "nbs" / "howto").glob("*.ipynb") if p.stem != "index")
 CHAPTERS = [p for p in NOTEBOOKS if p not in INDEXES and not (p.parent == ROOT / "nbs" and p.stem.startswith("index"))]
 SHORT = [p for p in CHAPTERS if p.stem not in LONG and p not in HOWTO]
+EVERY = 5  # of these, and of the how-to pages, `make test` executes each fifth one
+
+
+def _first() -> int:
+    """From which notebook on: another one for each commit, so that an example that a change has broken is soon found."""
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return int(found or "0", 16)
 
 
 def _sources(folder: Path, pattern: str) -> list[Path]:
@@ -127,7 +134,7 @@ def test_notebook_has_a_title_a_promise_and_no_star_imports(path: Path) -> None:
     assert not any(re.search(r"^from \S+ import \*", cell.source, re.M) for cell in cells)
 
 
-@pytest.mark.parametrize("path", some(SHORT, 3), ids=_name)
+@pytest.mark.parametrize("path", some(SHORT, EVERY, first=_first()), ids=_name)
 def test_notebook_runs(path: Path, tmp_path: Path, warm_kernel: Any) -> None:
     notebook = script("execute").execute(path, str(tmp_path), warm_kernel())
     assert all(output.output_type != "error" for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs)
@@ -136,7 +143,7 @@ def test_notebook_runs(path: Path, tmp_path: Path, warm_kernel: Any) -> None:
 def test_howto_pages_run_in_one_kernel(tmp_path: Path, warm_kernel: Any) -> None:
     """Each with an empty namespace, in a new folder: a kernel for each would spend most of the time with imports."""
     cells = []
-    for path in HOWTO[::3]:  # `make examples` executes all
+    for path in HOWTO[_first() % EVERY :: EVERY]:  # `make examples` executes all
         if path.stem not in LONG:
             (tmp_path / path.stem).mkdir()
             cells.append(f"%reset -f\nimport os; os.chdir({str(tmp_path / path.stem)!r})")

@@ -169,6 +169,7 @@ def _try_step(trainer: TrainerBase, batch: Any, plugin: Precision, loader_name: 
             if is_out_of_memory(error):
                 raise out_of_memory(error, batch, trainer.device, place) from error
             add_note(error, f"{place}: the batch is {describe(batch)}")
+            add_note(error, "The run has not begun, no weight has changed: correct test_step, then run the cell again.")
             raise
         names = _scalars(output, batch)
     of_train = names if is_twin else set.union(*seen) if seen else None

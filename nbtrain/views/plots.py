@@ -25,22 +25,25 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import, and most imports 
 __all__ = ["blank", "png", "curves", "compared"]
 
 # %% ../../nbs/views/plots.ipynb #f68d30ba
-_NOMINAL_DPI = 80  # as displayed; the picture has twice as many dots, for high-resolution screens
+_DPI = 80  # as displayed
 
 
 def blank(width: float, height: float) -> Figure:
-    """An empty figure of `width` by `height` inches, made without pyplot, that a notebook displays."""
+    """An empty figure of `width` by `height` inches, made without pyplot, that a notebook displays.
+
+    Where pyplot draws inline, IPython shows every figure as `%config InlineBackend.figure_formats` says, this one too.
+    """
     from matplotlib.figure import Figure
 
-    figure: Any = Figure(figsize=(width, height), dpi=2 * _NOMINAL_DPI, layout="constrained")
+    figure: Any = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     figure._repr_png_ = partial(_shown, figure)
     return figure
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as the bytes of a PNG file, with two dots for each pixel of its nominal size."""
+    """The figure as the bytes of a PNG file, with twice as many dots as are displayed, for high-resolution screens."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=2 * _DPI, metadata={"Software": None})
     return buffer.getvalue() if any(axes.images for axes in figure.axes) else _with_palette(buffer)
 
 
@@ -56,7 +59,7 @@ def _with_palette(buffer: io.BytesIO) -> bytes:
 
 def _shown(figure: Figure) -> tuple[bytes, dict[str, int]]:
     """What IPython displays: the picture, and the size to show it at."""
-    width, height = (int(inches * _NOMINAL_DPI) for inches in figure.get_size_inches())
+    width, height = (int(inches * _DPI) for inches in figure.get_size_inches())
     return png(figure), {"width": width, "height": height}
 
 

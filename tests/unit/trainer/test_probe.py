@@ -76,7 +76,10 @@ def test_error_of_the_step_is_raised_before_epoch_1_with_its_place(tmp_path: Pat
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as error:
         trainer.run(3, make_loader(), make_valid())
     shapes = "list of 2 ([0]: Tensor (16, 8) float32, [1]: Tensor (16, 1) float32)"
-    assert error.value.__notes__ == [f"Transposed.test_step, on a batch of valid_loader before epoch 1: the batch is {shapes}"]
+    assert error.value.__notes__ == [
+        f"Transposed.test_step, on a batch of valid_loader before epoch 1: the batch is {shapes}",
+        "The run has not begun, no weight has changed: correct test_step, then run the cell again.",
+    ]
     assert (trainer.result, trainer.counts.step, trainer.train_state.run, events) == (None, 0, 0, [])
     assert not (tmp_path / "runs").exists() and trainer.mode == "train" and trainer.model.training
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from drawn import Drawing
 from IPython.core.formatters import DisplayFormatter
+from IPython.core.pylabtools import print_figure
+from matplotlib.figure import Figure
 
 from nbtrain.events import Event, Progress
 from nbtrain.history.history import History
@@ -195,3 +197,11 @@ def test_figure_is_shown_at_half_its_dots() -> None:
     width, height = (int.from_bytes(data["image/png"][i : i + 4], "big") for i in (16, 20))
     assert metadata["image/png"] == {"width": width // 2, "height": height // 2} == {"width": 432, "height": 200}
     assert re.search(r'width="432" height="200"', html.image_html(data["image/png"], "curves"))
+
+
+def test_figure_has_its_nominal_size_where_pyplot_draws_inline() -> None:
+    formatter = DisplayFormatter()
+    formatter.formatters["image/png"].for_type(Figure, print_figure)  # what IPython does then
+    data, _ = formatter.format(plots.curves(rows_of(9, "val_loss")), include={"image/png"})
+    width, height = (int.from_bytes(data["image/png"][i : i + 4], "big") for i in (16, 20))
+    assert abs(width - 432) < 15 and abs(height - 200) < 15  # cut to what is drawn
