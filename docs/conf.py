@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from functools import cache
@@ -15,6 +16,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+gc.set_threshold(100_000, 20, 50)  # nearly all objects are kept to the end: to look at them again and again took a fifth of a build
 
 import repository  # noqa: E402
 

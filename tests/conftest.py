@@ -43,6 +43,11 @@ class _Groups:
             gc.collect()
 
 
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: a garbage collection, of which Lightning's callbacks make many, need not look at it again."""
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Free the process groups that a test has destroyed: a forked worker that frees one waits for its threads, has none, and crashes."""

@@ -207,7 +207,7 @@ CUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize("name", some(CUTS, 2))
 def test_a_run_that_a_limit_has_cut_inside_an_epoch_goes_on_there(name: str, tmp_path: Path) -> None:
     case = {"valid": True, "every": None, "kind": Tensors} | CUTS[name]
     stops, max_steps, lightning = case.pop("stops", None), case.pop("max_steps", -1), case.pop("lightning", {})

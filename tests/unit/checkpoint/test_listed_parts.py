@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from resume_cases import outcome
-from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid
+from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid, some
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
@@ -66,7 +66,7 @@ NOT_OPTIMIZERS = {"SparseAdam"}  # needs sparse gradients: it is tried below
 
 
 @both_formats
-@pytest.mark.parametrize("name", listed(torch.optim, Optimizer, NOT_OPTIMIZERS))
+@pytest.mark.parametrize("name", some(listed(torch.optim, Optimizer, NOT_OPTIMIZERS), 2))
 def test_each_optimizer_of_torch_is_resumed_exactly(name: str, save_format: str, tmp_path: Path) -> None:
     kind = listed(torch.optim, Optimizer, set())[name]
 
@@ -123,7 +123,7 @@ SCHEDULERS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @both_formats
-@pytest.mark.parametrize("name", listed(lr_scheduler, (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau), {"LRScheduler"}))
+@pytest.mark.parametrize("name", some(listed(lr_scheduler, (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau), {"LRScheduler"}), 2))
 def test_each_scheduler_of_torch_is_resumed_exactly(name: str, save_format: str, tmp_path: Path) -> None:
     kind = getattr(lr_scheduler, name)
 
