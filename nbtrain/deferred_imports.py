@@ -109,19 +109,27 @@ def _transformers(owner: dict[str, Any]) -> _Later:
     return _Later("transformers", owner, **{name: _later_class(owner, "transformers", name) for name in ("AutoModel", "AutoTokenizer")})
 
 
+def _requests(owner: dict[str, Any]) -> _Later:
+    return _Later("requests", owner, Response=_later_class(owner, "requests", "Response"))
+
+
 # %% ../nbs/deferred_imports.ipynb #1e8a9c24
 _STAND_INS = {  # each with a module that is imported where it is of no use
     "matplotlib": (_matplotlib, "matplotlib.pyplot"),
     "scipy": (_scipy, "scipy.signal"),
     "transformers": (_transformers, "transformers"),
+    "requests": (_requests, "requests"),
 }
-_FILES = {  # modules of torchmetrics, and what each imports
+_FILES = {  # modules of torchmetrics and detect-secrets, and what each imports
     "torchmetrics": "scipy",
     "torchmetrics.audio": "scipy",
     "torchmetrics.functional.audio": "scipy",
     "torchmetrics.functional.text.bert": "transformers",
     "torchmetrics.utilities.plot": "matplotlib",
+    "detect_secrets.filters.common": "requests",
 }
+_PLUGINS = ("base", "aws", "cloudant", "ibm_cloud_iam", "ibm_cos_hmac", "mailchimp", "slack", "softlayer", "stripe", "telegram_token")
+_FILES |= {f"detect_secrets.plugins.{name}": "requests" for name in _PLUGINS}
 
 
 def _is_deferred(package: str) -> bool:
@@ -169,12 +177,12 @@ _collector_was_on = False
 
 
 @contextmanager
-def deferring() -> Iterator[None]:
-    """Inside this block, importing Lightning defers matplotlib, SciPy and transformers. Does nothing if Lightning is already imported.
+def deferring(package: str = "lightning.pytorch") -> Iterator[None]:
+    """Inside this block, importing Lightning defers matplotlib, SciPy and transformers, and importing detect-secrets defers requests.
 
-    The garbage collector is off inside the block.
+    Does nothing if `package` is already imported. The garbage collector is off inside the block.
     """
-    if "lightning.pytorch" in sys.modules:
+    if package in sys.modules:
         yield
         return
     finder = _enter()

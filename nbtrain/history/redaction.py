@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, cast
 
+from ..deferred_imports import deferring
+
 # %% auto #0
 __all__ = ["HIDDEN", "is_secret", "environment_variables", "is_from_environment", "blot_out", "blot_diff"]
 
@@ -67,17 +69,19 @@ def _patterns() -> list[tuple[re.Pattern[str], bool]]:
     from pkgutil import iter_modules
 
     shown = warnings.showwarning
-    import detect_secrets.plugins
-    from detect_secrets.plugins.base import RegexBasedDetector
+    with deferring("detect_secrets"):
+        import detect_secrets.plugins
+        from detect_secrets.plugins.base import RegexBasedDetector
 
+        plugins = {
+            info.name: import_module(f"detect_secrets.plugins.{info.name}") for info in iter_modules(detect_secrets.plugins.__path__)
+        }
     if warnings.showwarning is not shown:  # the import sends the warnings of the whole process to `logging`
         logging.captureWarnings(False)
     found = [(re.compile(text, re.IGNORECASE if number else 0), True) for number, text in enumerate((*_FORMS, *_LITERALS))]
-    for info in iter_modules(detect_secrets.plugins.__path__):
-        for kind in vars(import_module(f"detect_secrets.plugins.{info.name}")).values():
-            plain = (
-                isinstance(kind, type) and issubclass(kind, RegexBasedDetector) and info.name not in ("base", "ip_public", "private_key")
-            )
+    for name, plugin in plugins.items():
+        for kind in vars(plugin).values():
+            plain = isinstance(kind, type) and issubclass(kind, RegexBasedDetector) and name not in ("base", "ip_public", "private_key")
             found += [(pattern, False) for pattern in cast(Any, kind).denylist] if plain and kind is not RegexBasedDetector else []
     return list(dict.fromkeys(found))
 

@@ -30,7 +30,18 @@ Net(torch.nn.Linear(2, 1), "cpu", optimizer=torch.optim.SGD, save_path=sys.argv[
 print(*loaded)
 """
 NOT_IN_A_FIRST_STEP = {"matplotlib", "scipy", "PIL.Image", "numpy.f2py", "pandas", "sklearn", "IPython", "ipywidgets", "wandb", "neptune"}
-NOT_IN_A_FIRST_STEP |= {"tensorboard", "transformers", "torchvision", "torchaudio", "jsonargparse", "optuna", "mlflow", "nbformat"}
+NOT_IN_A_FIRST_STEP |= {
+    "requests",
+    "urllib3",
+    "tensorboard",
+    "transformers",
+    "torchvision",
+    "torchaudio",
+    "jsonargparse",
+    "optuna",
+    "mlflow",
+    "nbformat",
+}
 
 ORDERED = {
     "nbtrain": "from nbtrain import Trainer",
@@ -197,6 +208,27 @@ def test_transformers_is_imported_when_torchmetrics_uses_it(first: str, tmp_path
     run(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{first}\n{TRANSFORMERS}", "imported" if first else "deferred")
 
 
+SECRETS = """
+import pkgutil, sys, importlib
+from nbtrain.history.redaction import blot_out
+print("sk_live_" + 24 * "a" in blot_out(f"key = 'sk_live_{24 * 'a'}'"), "requests" in sys.modules)
+import detect_secrets.plugins
+from detect_secrets.plugins.stripe import StripeDetector
+import requests
+requests.get = lambda *args, **options: requests.Response()
+print(StripeDetector().verify(24 * "a"))
+files = ["detect_secrets.filters.common", *(f"detect_secrets.plugins.{m.name}" for m in pkgutil.iter_modules(detect_secrets.plugins.__path__))]
+for module in map(importlib.import_module, files):
+    if hasattr(module, "requests"):
+        assert module.requests.Response is requests.Response and module.requests is requests, module
+"""
+
+
+@pytest.mark.parametrize("first", ["", "import requests", "import detect_secrets.plugins.stripe"])
+def test_requests_is_imported_when_a_plugin_asks_a_server(first: str) -> None:
+    assert run(f"{first}\n{SECRETS}") == f"False {bool(first)}\nVerifiedResult.VERIFIED_FALSE\n"
+
+
 def test_nothing_is_deferred_where_lightning_is_imported_already() -> None:
     import lightning  # noqa: F401
 
@@ -207,7 +239,7 @@ def test_nothing_is_deferred_where_lightning_is_imported_already() -> None:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_collector_and_finders_are_as_before_after_an_error(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "lightning.pytorch")
+    monkeypatch.delitem(sys.modules, "lightning.pytorch", raising=False)
     before, n_frozen = list(sys.meta_path), gc.get_freeze_count()
     (gc.enable if enabled else gc.disable)()
     try:
