@@ -77,7 +77,7 @@ def execute(path: Path, folder: str, manager: AsyncKernelManager) -> nbformat.No
 def results(notebook: nbformat.NotebookNode) -> list[tuple[int, str, float]]:
     """What the outputs say that was measured, in their order: the cell, a metric's name, its value.
 
-    Times and rates are left out, and cells tagged "varies": what they show depends on when something happened.
+    Times and rates are left out, and cells tagged "varies": what they show depends on when something happened, or on the processor.
     """
     found = []
     for n, cell in enumerate(notebook.cells):
