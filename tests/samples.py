@@ -120,8 +120,7 @@ class Broken(RuntimeError):
 def some(values: Iterable[Any], every: int, always: Container[Any] = (), first: int = 0) -> list[Any]:
     """`values` as parameters of which `make test` takes each `every`-th one from `first` and those of `always`, and `make faults` all."""
     return [
-        value if i % every == first % every or value in always else pytest.param(value, marks=pytest.mark.long)
-        for i, value in enumerate(values)
+        value if i % every == first or value in always else pytest.param(value, marks=pytest.mark.long) for i, value in enumerate(values)
     ]
 
 

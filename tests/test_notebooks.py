@@ -36,7 +36,10 @@ EVERY = 5  # of these, and of the how-to pages, `make test` executes each fifth 
 def _first() -> int:
     """From which notebook on: another one for each commit, so that an example that a change has broken is soon found."""
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-    return int(found or "0", 16)
+    return int(found or "0", 16) % EVERY
+
+
+FIRST = _first()
 
 
 def _sources(folder: Path, pattern: str) -> list[Path]:
@@ -134,7 +137,7 @@ def test_notebook_has_a_title_a_promise_and_no_star_imports(path: Path) -> None:
     assert not any(re.search(r"^from \S+ import \*", cell.source, re.M) for cell in cells)
 
 
-@pytest.mark.parametrize("path", some(SHORT, EVERY, first=_first()), ids=_name)
+@pytest.mark.parametrize("path", some(SHORT, EVERY, first=FIRST), ids=_name)
 def test_notebook_runs(path: Path, tmp_path: Path, warm_kernel: Any) -> None:
     notebook = script("execute").execute(path, str(tmp_path), warm_kernel())
     assert all(output.output_type != "error" for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs)
@@ -143,7 +146,7 @@ def test_notebook_runs(path: Path, tmp_path: Path, warm_kernel: Any) -> None:
 def test_howto_pages_run_in_one_kernel(tmp_path: Path, warm_kernel: Any) -> None:
     """Each with an empty namespace, in a new folder: a kernel for each would spend most of the time with imports."""
     cells = []
-    for path in HOWTO[_first() % EVERY :: EVERY]:  # `make examples` executes all
+    for path in HOWTO[FIRST::EVERY]:  # `make examples` executes all
         if path.stem not in LONG:
             (tmp_path / path.stem).mkdir()
             cells.append(f"%reset -f\nimport os; os.chdir({str(tmp_path / path.stem)!r})")

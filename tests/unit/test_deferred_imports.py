@@ -217,8 +217,8 @@ from detect_secrets.plugins.stripe import StripeDetector
 import requests
 requests.get = lambda *args, **options: requests.Response()
 print(StripeDetector().verify(24 * "a"))
-files = ["detect_secrets.filters.common", *(f"detect_secrets.plugins.{m.name}" for m in pkgutil.iter_modules(detect_secrets.plugins.__path__))]
-for module in map(importlib.import_module, files):
+plugins = [f"detect_secrets.plugins.{info.name}" for info in pkgutil.iter_modules(detect_secrets.plugins.__path__)]
+for module in map(importlib.import_module, ["detect_secrets.filters.common", *plugins]):
     if hasattr(module, "requests"):
         assert module.requests.Response is requests.Response and module.requests is requests, module
 """
