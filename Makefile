@@ -14,7 +14,7 @@ test: .venv/installed-dev
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
 # What a change most often breaks, in two minutes: without kernels and browsers, the exact comparisons of states and loops, and loggers
-SLOW := addons/test_state_manager engine/test_lean_loops addons/test_loggers addons/test_lean_addons
+SLOW := state/test_state_manager loops/test_lean_loops addons/test_loggers addons/test_lean_addons
 test-fast: .venv/installed-dev
 	$(BIN)/python -m pytest tests/unit tests/test_layers.py $(SLOW:%=--ignore=tests/unit/%.py) $(TEST_ARGS)
 
@@ -29,7 +29,7 @@ coverage: .venv/installed-dev
 # 100 kills of a process that saves and 100 of whole runs, on two file systems; 300 runs drawn at random; runs resumed at every save; 1,000 damaged
 # files for each reader; the long tests
 faults: .venv/installed-dev .venv/s3
-	NBTRAIN_KILLS=100 NBTRAIN_EVERY_SAVE=1 NBTRAIN_FAULT_CASES=300 NBTRAIN_FLIPS=1000 $(BIN)/python -m pytest -m "" tests/faults tests/unit/addons/test_state_manager.py \
+	NBTRAIN_KILLS=100 NBTRAIN_EVERY_SAVE=1 NBTRAIN_FAULT_CASES=300 NBTRAIN_FLIPS=1000 $(BIN)/python -m pytest -m "" tests/faults tests/unit/state/test_state_manager.py \
 		tests/unit/history/test_hostile_folders.py $(TEST_ARGS)
 	$(BIN)/python -m pytest -m long $(TEST_ARGS)
 
@@ -110,7 +110,7 @@ readme: .venv/installed-dev
 
 # docs/names.md: every public name with its one line; docs/architecture.md: the modules with what they rest on; docs/hooks.md: the table of hooks;
 # docs/private_parts.md: the private names of other packages, with their tests; docs/reference/: what is public, by topic;
-# nbs/trainer/addon_options.ipynb: the types of the addons' options
+# nbs/base/addon_options.ipynb: the types of the addons' options
 names: .venv/installed-dev
 	$(BIN)/python docs/make_names.py
 	$(BIN)/python docs/make_architecture.py

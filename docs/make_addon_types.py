@@ -1,4 +1,4 @@
-"""Write the types of nbs/trainer/addon_options.ipynb from the classes of the addons: `make names`."""
+"""Write the types of nbs/base/addon_options.ipynb from the classes of the addons: `make names`."""
 
 from __future__ import annotations
 

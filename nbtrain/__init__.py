@@ -25,7 +25,7 @@ PUBLIC = {
     "EnvironmentAddon": "addons.environment",
     "Event": "events",
     "FreezeAddon": "addons.freeze",
-    "Gallery": "trainer.gallery",
+    "Gallery": "tools.gallery",
     "GradientClipAddon": "addons.gradient_clip",
     "GradientStatsAddon": "addons.gradient_stats",
     "HFCallback": "addons.hf_callback",
@@ -46,15 +46,15 @@ PUBLIC = {
     "Plan": "events",
     "PrefetchAddon": "addons.prefetch",
     "Progress": "events",
-    "ProgressChecker": "trainer.progress",
-    "RangeTest": "trainer.lr_finder",
-    "Replay": "trainer.replay",
-    "Rewound": "trainer.rewind",
-    "RunHandle": "trainer.run_handle",
+    "ProgressChecker": "base.progress",
+    "RangeTest": "tools.lr_finder",
+    "Replay": "travel.replay",
+    "Rewound": "travel.rewind",
+    "RunHandle": "run.run_handle",
     "RunPaused": "errors",
     "RunStopped": "errors",
     "RunResult": "history.history",
-    "Sample": "trainer.gallery",
+    "Sample": "tools.gallery",
     "SchedulerAddon": "addons.scheduler",
     "SchedulerBase": "optim.schedulers",
     "SchedulerChain": "optim.schedulers",
@@ -68,7 +68,7 @@ PUBLIC = {
     "TrainHook": "compat.hook_names",
     "Trainer": "trainer.trainer",
     "TrainerArgs": "jobs.trainer_args",
-    "TrainerOptions": "trainer.addon_options",
+    "TrainerOptions": "base.addon_options",
     "WandBLoggerAddon": "addons.loggers",
     "WarmUpScheduler": "optim.schedulers",
     "WorkerError": "errors",
@@ -125,9 +125,9 @@ if TYPE_CHECKING:
     from nbtrain.errors import RunStopped as RunStopped
     from nbtrain.errors import StepError as StepError
     from nbtrain.errors import WorkerError as WorkerError
-    from nbtrain.trainer.lr_finder import RangeTest as RangeTest
-    from nbtrain.trainer.gallery import Gallery as Gallery
-    from nbtrain.trainer.gallery import Sample as Sample
+    from nbtrain.tools.lr_finder import RangeTest as RangeTest
+    from nbtrain.tools.gallery import Gallery as Gallery
+    from nbtrain.tools.gallery import Sample as Sample
     from nbtrain.addons.hf_callback import HFCallback as HFCallback
     from nbtrain.history.history import History as History
     from nbtrain.history.history import RunResult as RunResult
@@ -136,9 +136,9 @@ if TYPE_CHECKING:
     from nbtrain.data.mixup import mixup as mixup
     from nbtrain.engine.callback import Callback as Callback
     from nbtrain.compat.hook_names import TrainHook as TrainHook
-    from nbtrain.trainer.replay import Replay as Replay
-    from nbtrain.trainer.rewind import Rewound as Rewound
-    from nbtrain.trainer.run_handle import RunHandle as RunHandle
+    from nbtrain.travel.replay import Replay as Replay
+    from nbtrain.travel.rewind import Rewound as Rewound
+    from nbtrain.run.run_handle import RunHandle as RunHandle
     from nbtrain.trainer.model_trainer import ModelTrainer as ModelTrainer
     from nbtrain.trainer.multi_optimizer import MultiOptimizerTrainer as MultiOptimizerTrainer
     from nbtrain.data.task_loader import Task as Task
@@ -157,8 +157,8 @@ if TYPE_CHECKING:
     from nbtrain.optim.schedulers import plot_schedules as plot_schedules
     from nbtrain.optim.schedulers import warmup_cosine as warmup_cosine
     from nbtrain.data.seeded_loader import SeededLoader as SeededLoader
-    from nbtrain.trainer.addon_options import TrainerOptions as TrainerOptions
-    from nbtrain.trainer.progress import ProgressChecker as ProgressChecker
+    from nbtrain.base.addon_options import TrainerOptions as TrainerOptions
+    from nbtrain.base.progress import ProgressChecker as ProgressChecker
     from nbtrain.trainer.trainer import Trainer as Trainer
 
 

@@ -43,7 +43,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from torchmetrics import MeanMetric
 from traced import Memory, StopAt, Stream, Trace, hooked_sgd
 
-from nbtrain.engine.lean_loops import use_lean_loops
+from nbtrain.loops.lean_loops import use_lean_loops
 
 
 # -- nets and optimizers

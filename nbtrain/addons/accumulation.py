@@ -20,7 +20,7 @@ from .micro_batch import MicroBatchAddon
 from .window_length import samples_per_batch, tokens_per_batch, window_of_samples, window_of_tokens
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Notifier, active_callbacks, notifier
-from ..engine.lean_training import LeanEpochLoop
+from ..loops.lean_training import LeanEpochLoop
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, count_samples
 from ..errors import ConfigError, StepError

@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 from .freeze import FreezeAddon
 from .hooks import HooksAddon
 from ..engine.addon import AddOnBase
-from ..engine.lean_pass import overridden_hook, why_not_lean
-from ..engine.lean_training import LeanEpochLoop
+from ..loops.lean_pass import overridden_hook, why_not_lean
+from ..loops.lean_training import LeanEpochLoop
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError, first_line

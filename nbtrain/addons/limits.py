@@ -12,7 +12,7 @@ import lightning as L
 
 from .hooks import HooksAddon
 from ..engine.addon import AddOnBase
-from ..engine.lean_training import LeanEpochLoop
+from ..loops.lean_training import LeanEpochLoop
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError

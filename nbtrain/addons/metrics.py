@@ -21,7 +21,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from ..checkpoint.atomic import written
-from ..checkpoint.object_state import Unpacker, pack_module
+from ..state.object_state import Unpacker, pack_module
 from ..data.task_loader import Task
 from ..distributed.parallelism import gather
 from ..distributed.rank import RankCallback, find_rank

@@ -20,7 +20,7 @@ from .document import At, Document, Problems, dotted
 from .trust import check_arguments, check_found, check_written
 from ..compat.module_names import current_name
 from ..errors import ConfigError, NbtrainError, add_note, first_line, nearest
-from ..history.user_code import is_user_file
+from ..source.user_code import is_user_file
 
 if TYPE_CHECKING:
     from nbtrain.config.schema import Settings

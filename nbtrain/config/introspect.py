@@ -20,7 +20,7 @@ from .document import At, Problems, dotted
 from .instantiate import importable_name, literal
 from .overrides import escape
 from ..errors import ConfigError, first_line
-from ..history.redaction import blot_out
+from ..source.redaction import blot_out
 from ..rng import keep_random
 
 # %% auto #0

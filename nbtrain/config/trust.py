@@ -17,7 +17,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ..errors import ConfigError
-from ..history.user_code import is_user_file, is_user_module
+from ..source.user_code import is_user_file, is_user_module
 
 # %% auto #0
 __all__ = ["is_own", "check_written", "check_found", "check_arguments"]
@@ -46,7 +46,17 @@ _CLASSES = (
         "transformers.trainer",
     ),
     *("transformers.training_args", "transformers.trainer_callback", "transformers.tokenization", "transformers.generation"),
-    *("peft", "datasets.arrow_dataset", "nbtrain.addons", "nbtrain.engine", "nbtrain.compat", "nbtrain.trainer", "nbtrain.loggers"),
+    *(
+        "peft",
+        "datasets.arrow_dataset",
+        "nbtrain.addons",
+        "nbtrain.engine",
+        "nbtrain.compat",
+        "nbtrain.trainer",
+        "nbtrain.base",
+        "nbtrain.tools",
+        "nbtrain.loggers",
+    ),
 )
 # Packages whose direct attributes may be named; where these are defined decides
 _PACKAGES = ("torch", "lightning", "lightning.pytorch", "transformers", "peft", "datasets", "nbtrain")

@@ -86,7 +86,16 @@ _MOST_OBJECTS, _MOST_ITEMS, MOST_NUMBERS = 5_000, 256, 64
 _LEAVES = (Tensor, np.ndarray, nn.Module, torch.optim.Optimizer, io.IOBase, ModuleType, type, str, bytes, PurePath)
 _LEAVES += (torch.distributed.ProcessGroup,) if torch.distributed.is_available() else ()
 _PLAIN = (int, float, bool, str, type(None), np.integer, np.floating, np.bool_)
-_CLOSED = ("lightning", "lightning_fabric", "pytorch_lightning", "nbtrain.trainer", "multiprocessing", "threading", "logging")
+_CLOSED = (
+    "lightning",
+    "lightning_fabric",
+    "pytorch_lightning",
+    "nbtrain.trainer",
+    "nbtrain.base",
+    "multiprocessing",
+    "threading",
+    "logging",
+)
 _KNOWN = sys.stdlib_module_names | {"torch", "numpy", "nbtrain"}
 _PASSING = ("_iterator",)  # of a DataLoader, for one pass
 

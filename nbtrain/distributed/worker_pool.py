@@ -33,9 +33,9 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from .worker import Failure, Rank, Task, dumps, loads
 from ..errors import WorkerError, add_note
-from ..history.redaction import environment_variables
-from ..history.source_code import reach
-from ..history.source_file import cells
+from ..source.redaction import environment_variables
+from ..source.source_code import reach
+from ..source.source_file import cells
 from ..remote_errors import RemoteTraceback
 
 # %% auto #0

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from .hooks import check_names
 from .protocol import TrainerProtocol
 from ..errors import add_note
-from ..history.user_code import is_user
+from ..source.user_code import is_user
 
 CallbackType = TypeVar("CallbackType", bound=L.Callback)
 

@@ -23,7 +23,7 @@ from ..errors import StepError
 from ..rng import random_state, set_random_state
 
 if TYPE_CHECKING:
-    from nbtrain.engine.error_guard import ErrorGuard
+    from nbtrain.loops.error_guard import ErrorGuard
 
 # %% auto #0
 __all__ = ["trainer_metrics", "numbers", "close_pass", "TrainingModes", "is_sanity_check", "PassModule"]

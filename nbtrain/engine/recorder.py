@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .epoch_metrics import current_results
-from .lean_training import DataWait, LeanEpochLoop
+from ..loops.lean_training import DataWait, LeanEpochLoop
 from .meter import Meter
 from .pass_module import is_sanity_check
 from .protocol import TrainerProtocol

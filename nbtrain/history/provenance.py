@@ -29,12 +29,12 @@ from typing import Any
 import nbtrain
 from ..errors import ConfigError, first_line
 from .history import History, Row
-from .redaction import HIDDEN, blot_diff, blot_out, environment_variables, is_from_environment, is_secret
+from ..source.redaction import HIDDEN, blot_diff, blot_out, environment_variables, is_from_environment, is_secret
 from .run_folder import find_run, read_events, read_file
 from .run_tree import family, tree_lines
-from .source_code import PLAIN, Reached, reach
-from .source_file import is_cell, lambda_text
-from .user_code import is_kind, mro, name_of, own, state
+from ..source.source_code import PLAIN, Reached, reach
+from ..source.source_file import is_cell, lambda_text
+from ..source.user_code import is_kind, mro, name_of, own, state
 from ..views.text import Board, format_value, note_line, record_text, summary_line, titles, visible
 
 # %% auto #0

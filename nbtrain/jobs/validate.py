@@ -22,7 +22,7 @@ from ..config.schema import PartConfig, Settings
 from ..distributed.devices import resolve_devices
 from ..distributed.world import find_world
 from ..errors import ConfigError
-from ..trainer.arguments import check_lightning_names
+from ..base.arguments import check_lightning_names
 from ..trainer.trainer import Trainer
 
 # %% auto #0

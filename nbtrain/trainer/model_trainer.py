@@ -33,8 +33,8 @@ from ..errors import ConfigError, StepError
 from ..history.history import RunResult
 from ..optim.param_groups import param_groups
 from ..optim.schedulers import Scheduler
-from .addon_options import TrainerOptions
-from .run_handle import RunHandle
+from ..base.addon_options import TrainerOptions
+from ..run.run_handle import RunHandle
 from .trainer import Trainer
 
 # %% auto #0

@@ -28,8 +28,8 @@ from ..engine.train_state import Mode
 from ..errors import ConfigError, nearest
 from ..optim.optimizer_state import load_optimizer
 from ..optim.schedulers import Scheduler, n_required
-from .addon_options import TrainerOptions
-from .lr_finder import RangeTest
+from ..base.addon_options import TrainerOptions
+from ..tools.lr_finder import RangeTest
 from .trainer import Trainer
 
 # %% auto #0

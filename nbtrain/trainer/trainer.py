@@ -35,24 +35,24 @@ from ..history.history import RunResult, short_path
 from ..history.run_folder import find_run
 from ..optim.schedulers import Scheduler, check_stepping
 from ..rng import check_seed
-from .addon_options import AddonOptions
-from .arguments import accumulates, check_lightning, check_model, check_run, check_save_path, make_optimizer, resolve_monitor
-from .base import TrainerBase
-from .blame import TrainerTimeTravel
-from .compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
-from .data_source import is_data_source
-from .evaluate import TrainerEvaluation
-from .failed_runs import drop_failure
-from .gallery import Draw, Gallery, first_samples, worst_samples
-from .lightning_steps import check_module, lightning_trainer
-from .live_edits import TrainerControls
-from .lr_finder import RangeTest, find_lr, update_args
-from .outcome import RunOutcome
-from .phases import epochs_left
-from .progress import TrainerProgress
-from .run import Run
-from .run_handle import RunHandle
-from .summary import Summary, check_steps, summarize
+from ..base.addon_options import AddonOptions
+from ..base.arguments import accumulates, check_lightning, check_model, check_run, check_save_path, make_optimizer, resolve_monitor
+from ..base.trainer_base import TrainerBase
+from ..travel.blame import TrainerTimeTravel
+from ..base.compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
+from ..run.data_source import is_data_source
+from ..tools.evaluate import TrainerEvaluation
+from ..run.failed_runs import drop_failure
+from ..tools.gallery import Draw, Gallery, first_samples, worst_samples
+from .from_lightning import check_module, lightning_trainer
+from ..run.live_edits import TrainerControls
+from ..tools.lr_finder import RangeTest, find_lr, update_args
+from ..run.outcome import RunOutcome
+from ..run.phases import epochs_left
+from ..base.progress import TrainerProgress
+from ..run.run import Run
+from ..run.run_handle import RunHandle
+from ..tools.summary import Summary, check_steps, summarize
 from ..views.html import table_html
 from ..views.text import best_words, format_count
 

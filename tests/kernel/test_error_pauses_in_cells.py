@@ -278,7 +278,7 @@ def test_handle_of_a_failed_run_says_the_error_and_raises_it(outputs: dict[str, 
 def test_traceback_of_a_paused_run_has_all_frames(printed: Any) -> None:
     for name in ("met", "whole"):
         text = printed(name)
-        assert "nbtrain/engine/error_guard.py" in text and text.endswith(f"float32\n{LINE}\n")
+        assert "nbtrain/loops/error_guard.py" in text and text.endswith(f"float32\n{LINE}\n")
 
 
 def test_run_in_the_background_goes_on_in_the_background(outputs: dict[str, Any], value: Any) -> None:

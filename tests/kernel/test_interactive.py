@@ -298,7 +298,7 @@ def test_slider_moves_to_the_newest_record_and_is_refused_while_a_run_is_on(kern
     kernel.run("trainer = make()\nresult = trainer.run(1, make_loader())\nfirst = trainer.view")
     kernel.run("trainer.seconds = 0.02\nhandle = trainer.run(100, make_loader(), background=True)")
     assert kernel.value("first._live.slider, trainer.view._live.slider, first._record.has_slider") == (None, None, False)
-    kernel.run("from nbtrain.trainer.reachable_epochs import travel_of\nfrom nbtrain.views.epoch_slider import EpochSlider")
+    kernel.run("from nbtrain.travel.reachable_epochs import travel_of\nfrom nbtrain.views.epoch_slider import EpochSlider")
     kernel.run("slider = EpochSlider(travel_of(trainer)); slider.refresh(); slider.press('Rewind here')")
     assert "✗ A run of this trainer is on." in kernel.value("slider.words.value")
     kernel.run("trainer.stop(); handle.join()")

@@ -174,7 +174,7 @@ def test_debugger_begins_in_the_frame_of_the_user(outputs: dict[str, Any]) -> No
 def test_traceback_prints_all_frames(printed: Any) -> None:
     text = printed("whole")
     assert text.startswith("Traceback (most recent call last):\n") and "    trainer.run(1, bad)\n" in text
-    for file in ("nbtrain/trainer/run_handle.py", "lightning/pytorch/trainer/trainer.py", "torch/nn/modules/linear.py"):
+    for file in ("nbtrain/run/run_handle.py", "lightning/pytorch/trainer/trainer.py", "torch/nn/modules/linear.py"):
         assert file in text
     assert text.endswith("Digits.train_step, epoch 1, batch 1: the batch is Tensor (8, 5) float32\n")
 
@@ -205,7 +205,7 @@ def test_cause_is_shown_where_the_users_code_is_in_it(shown: Any) -> None:
 
 def test_print_last_is_for_errors_without_a_trainer(shown: Any, printed: Any) -> None:
     assert "[N frames of nbtrain hidden · nbtrain.tracebacks.print_last() shows them]\n" in shown("without a trainer")
-    assert "nbtrain/trainer/arguments.py" in printed("last")
+    assert "nbtrain/base/arguments.py" in printed("last")
 
 
 def test_public_method_in_a_step_hides_its_frames_too(shown: Any) -> None:

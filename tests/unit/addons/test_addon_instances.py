@@ -34,7 +34,7 @@ from nbtrain import (
 )
 from nbtrain.engine.addon import options
 from nbtrain.engine.addon_instance import chosen_options
-from nbtrain.trainer.redefined import with_addons
+from nbtrain.run.redefined import with_addons
 
 
 class Tilt(AddOnBase):

@@ -27,9 +27,9 @@ from nbtrain import ConfigError, OptionError, RunHandle, RunPaused, RunResult, R
 from nbtrain.engine.control import Boundary, Control
 from nbtrain.events import Event
 from nbtrain.optim.schedulers import WarmUpScheduler
-from nbtrain.trainer import failed_runs
-from nbtrain.trainer import run as run_module
-from nbtrain.trainer.interrupts import workers_ignore_interrupts
+from nbtrain.run import failed_runs
+from nbtrain.run import run as run_module
+from nbtrain.run.interrupts import workers_ignore_interrupts
 
 
 class Asks(Regress):

@@ -1,0 +1,45 @@
+"""A run that an error has paused is dropped when its trainer can't be reached any more, and not before."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from nbtrain import Trainer
+from nbtrain.run.failed_runs import drop_failure, drop_unreachable, keep_watch
+
+
+class Fit(Trainer):
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        raise ZeroDivisionError
+
+
+def failed_run() -> tuple[Fit, threading.Thread]:
+    """A trainer whose run an error has paused, and the run's thread."""
+    trainer = Fit(nn.Linear(2, 1), "cpu", optimizer=lambda p: torch.optim.SGD(p, lr=0.1), log_bar=False, on_error="pause")
+    with pytest.raises(ZeroDivisionError):
+        trainer.run(1, [torch.ones(4, 2)])
+    keep_watch(trainer)
+    assert trainer.handle is not None
+    return trainer, trainer.handle.thread
+
+
+def test_failed_run_is_kept_while_a_running_function_holds_its_trainer() -> None:
+    trainer, thread = failed_run()
+    drop_unreachable()
+    assert thread.is_alive() and trainer.failure is not None
+    assert drop_failure(trainer) == "epoch 1, batch 1"
+    assert not thread.is_alive() and trainer.failure is None
+
+
+def test_failed_run_ends_when_its_trainer_is_gone() -> None:
+    thread = failed_run()[1]
+    gc.collect()
+    drop_unreachable()
+    thread.join(60)
+    assert not thread.is_alive()

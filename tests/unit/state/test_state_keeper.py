@@ -1,0 +1,254 @@
+"""Which states of a run are in memory when it is over, paused or stopped: what is promised of runs with very short epochs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from samples import Regress, make_loader, make_trainer
+from torch import Tensor, nn
+
+from nbtrain.state import state_keeper
+
+
+def keeping(kind: Any = Regress, **options: Any) -> Any:
+    return make_trainer(kind, keep_states=True, **options)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands still unless a test moves it."""
+    now = [0.0]
+    monkeypatch.setattr(state_keeper, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return now
+
+
+def take_s(monkeypatch: pytest.MonkeyPatch, now: list[float], seconds: float) -> None:
+    """Let each copy of a state take `seconds`."""
+    take = state_keeper.take_state
+
+    def slow(*args: Any, **options: Any) -> Any:
+        now[0] += seconds
+        return take(*args, **options)
+
+    monkeypatch.setattr(state_keeper, "take_state", slow)
+
+
+def test_of_a_thousand_epochs_of_one_batch_the_start_and_the_last_three_are_held(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    take_s(monkeypatch, clock, 0.001)  # while the epochs take no time at all: no state is ever due
+    trainer = keeping()
+    trainer.run(1000, [next(iter(make_loader()))])
+    assert [state.epoch for state in trainer.kept_states.states] == [0, 998, 999, 1000]
+    for epoch in (1000, 999, 998, 0):
+        assert trainer.rewind(epoch=epoch).n_recomputed == 0
+    assert trainer.counts.epoch == 0
+
+
+def test_states_that_are_slowly_copied_stay_within_their_share_at_the_end_too(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+    take_s(monkeypatch, clock, 0.5)
+    trainer = keeping()
+    trainer.run(4, make_loader())
+    assert [state.epoch for state in trainer.kept_states.states] == [0]
+
+
+def test_a_state_is_taken_after_each_two_hundred_times_what_states_took(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+    take_s(monkeypatch, clock, 0.5)
+
+    class Slow(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            clock[0] += 4.0
+            return super().train_step(batch)
+
+    trainer = keeping(Slow)
+    trainer.run(20, make_loader())  # 20 s each: the second state is due after 100 s, the third after 200 s, …
+    assert [state.epoch for state in trainer.kept_states.states] == [0, 5, 10, 15, 18, 19, 20]  # the last three have their own share
+
+
+def test_all_epochs_are_held_that_take_as_long_as_two_hundred_copies(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+    take_s(monkeypatch, clock, 0.5)
+
+    class Slow(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            clock[0] += 20.0
+            return super().train_step(batch)
+
+    trainer = keeping(Slow)
+    trainer.run(6, make_loader())
+    assert [state.epoch for state in trainer.kept_states.states] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_the_best_epoch_is_held_where_better_ones_are_rare(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+    take_s(monkeypatch, clock, 0.5)
+
+    class Scored(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            clock[0] += 4.0
+            return super().train_step(batch) | {"score": torch.tensor(float(self.counts.epoch == 42))}
+
+    trainer = keeping(Scored, monitor="train_score", monitor_mode="max")
+    trainer.run(50, make_loader())
+    assert trainer.history.best["epoch"] == 43
+    assert [state.epoch for state in trainer.kept_states.states] == [0, 5, 10, 15, 20, 25, 30, 35, 40, 43, 45, 48, 49, 50]
+    assert trainer.rewind("best").n_recomputed == 0
+
+
+def test_copies_take_one_percent_of_a_run_whose_epochs_all_are_better(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+    take_s(monkeypatch, clock, 0.5)
+
+    class Better(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            clock[0] += 4.0
+            return super().train_step(batch) | {"score": torch.tensor(float(self.counts.epoch))}
+
+    trainer = keeping(Better, monitor="train_score", monitor_mode="max")
+    trainer.run(200, make_loader())
+    now_s = clock[0]
+    taken = trainer.kept_states.states
+    assert 0.9 * now_s / 100 < 0.5 * len(taken) <= now_s / 100
+    assert [state.epoch for state in trainer.kept_states.states[-3:]] == [198, 199, 200]
+
+
+def test_the_epoch_that_a_callback_ends_a_run_with_is_held(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+    take_s(monkeypatch, clock, 0.001)
+
+    class Enough(L.Callback):
+        def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
+            pl_trainer.should_stop = pl_module.owner.counts.epoch >= 5
+
+    trainer = keeping(lightning={"callbacks": [Enough()]})
+    trainer.run(50, make_loader())
+    assert [state.epoch for state in trainer.kept_states.states] == [0, trainer.counts.epoch]
+    assert trainer.rewind(epoch=trainer.counts.epoch).n_recomputed == 0
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_place_of_a_pause_and_of_a_stop_by_hand_is_held(monkeypatch: pytest.MonkeyPatch, clock: list[float], ends: bool) -> None:
+    take_s(monkeypatch, clock, 0.5)
+
+    class Halting(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            if self.counts.step == 7:
+                (self.stop if ends else self.pause)()
+            return super().train_step(batch)
+
+    trainer = keeping(Halting)
+    handle = trainer.run(4, make_loader(), background=True)
+    handle.join() if ends else trainer.control.wait_settled()
+    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    states = [(state.epoch, state.batch) for state in trainer.kept_states.states]
+    assert trainer.rewind(step=8).n_recomputed == 0
+    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
+    assert states == [(0, None), (1, 3)]
+
+
+class Recording(L.Callback):
+    """Keeps the weights at the end of each epoch."""
+
+    def __init__(self) -> None:
+        self.weights: list[dict[str, Tensor]] = []
+
+    def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
+        self.weights.append({name: value.clone() for name, value in pl_module.owner.model.state_dict().items()})
+
+    def __deepcopy__(self, memo: Any) -> Recording:
+        return Recording()
+
+
+@pytest.mark.parametrize("end", ["pause", "error", "error that pauses"])
+def test_last_epochs_of_a_run_that_is_paused_or_fails_are_reached_exactly_where_they_are_not_held(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float], end: str
+) -> None:
+    take_s(monkeypatch, clock, 0.5)
+
+    class Breaking(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            if self.counts.step == 42 and self.control.thread is not None and self.log_bar is None:
+                if end != "pause":
+                    raise ValueError("broken")
+                self.pause()
+            return super().train_step(batch)
+
+    seen = Recording()
+    on_error = "pause" if end == "error that pauses" else "raise"
+    trainer = keeping(Breaking, lightning={"callbacks": [seen]}, on_error=on_error)
+    trainer.log_bar = None  # of the run, and not of a copy
+    handle = trainer.run(30, make_loader(), background=True)
+    if end == "error":
+        with pytest.raises(ValueError, match="broken"):
+            handle.wait()
+    trainer.control.wait_settled()
+    held = [state.epoch for state in trainer.kept_states.states]
+    assert held == ([0, 8] if end == "pause" else [0])  # the pause is in epoch 9
+    for epoch in (8, 7, 6, trainer.history.best["epoch"], 0):
+        found = trainer.branch(epoch=epoch).model.state_dict()
+        expected = seen.weights[epoch - 1] if epoch else trainer.kept_states.states[0].taken.state["state_dict"]
+        assert all(torch.equal(value, expected[name if epoch else f"model.{name}"]) for name, value in found.items())
+    assert trainer.rewind(epoch=8).n_recomputed == 40
+
+
+def _n_bytes(value: Any, seen: set[int]) -> int:
+    """The bytes of all tensors, each once."""
+    if isinstance(value, Tensor):
+        is_new = value.data_ptr() not in seen
+        seen.add(value.data_ptr())
+        return value.nbytes if is_new else 0
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return sum(_n_bytes(item, seen) for item in items)
+
+
+def test_states_of_many_epochs_stay_within_the_budget_with_their_best_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_keeper, "_SHARE", 0)  # each epoch is kept
+    sizes: list[tuple[int, int]] = []
+
+    class Counting(L.Callback):
+        def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
+            kept, seen = pl_module.owner.kept_states, set[int]()
+            tensors = sum(_n_bytes([state.taken.state, state.best_weights], seen) for state in kept.states)
+            sizes.append((kept.n_bytes, tensors))
+
+    class Better(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            return super().train_step(batch) | {"score": torch.tensor(float(self.counts.epoch))}
+
+    model, options = nn.Sequential(nn.Linear(8, 2000), nn.Linear(2000, 1)), {"monitor": "train_score", "monitor_mode": "max"}
+    trainer = keeping(Better, model=model, lightning={"callbacks": [Counting()]}, **options)
+    trainer.kept_states.budget = budget = 5_000_000
+    trainer.run(100, [next(iter(make_loader()))])
+    assert all(tensors < n_bytes <= budget for n_bytes, tensors in sizes) and sizes[-1][0] > 0.9 * budget
+    states = trainer.kept_states.states
+    assert 10 < len(states) < 20 and len({id(state.best_weights) for state in states}) == len(states)
+    assert [state.epoch for state in states if state.epoch in (0, 98, 99, 100)] == [0, 98, 99, 100]
+
+
+def test_where_memory_is_tight_the_start_the_best_and_the_last_three_epochs_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_keeper, "_SHARE", 0)
+
+    class Changing(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            if self.counts.step % 5 > 1:
+                self.set(lr=0.001 * (1 + self.counts.step % 7))  # a state within the epoch is kept, too
+            return super().train_step(batch) | {"score": torch.tensor(float(self.counts.epoch == 2))}
+
+    trainer = keeping(Changing, monitor="train_score", monitor_mode="max")
+    trainer.kept_states.budget = 100_000  # less than two states
+    trainer.run(12, make_loader())
+    assert [(state.epoch, state.batch) for state in trainer.kept_states.states] == [(epoch, None) for epoch in (0, 3, 10, 11, 12)]
+
+
+def test_weights_of_the_best_epoch_of_another_course_are_not_taken_for_those_of_this_one(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    trainer, loader = keeping(), make_loader(own_generator=True)
+    trainer.run(1, loader)
+    trainer.rewind(epoch=0)
+    trainer.set(lr=0.05)
+    trainer.run(1, loader)  # its best epoch has the same number
+    expected = {name: value.clone() for name, value in trainer.best_weights.items()}
+    trainer.run(1, loader)
+    trainer.rewind(epoch=1)
+    assert all(torch.equal(value, expected[name]) for name, value in trainer.best_weights.items())
