@@ -28,13 +28,13 @@ from nbtrain import RunPaused
 from nbtrain.addons import multi_gpu
 from nbtrain.addons.cuda_graph import GraphedTraining
 from nbtrain.data.resumable_loader import borrowed
+from nbtrain.engine.meter import snapshot
+from nbtrain.engine.step_module import _KnownMetrics
+from nbtrain.loggers.background import Delivery
 from nbtrain.loops.fast_step import find_step
 from nbtrain.loops.lean_evaluation import LeanEvaluationLoop
 from nbtrain.loops.lean_loops import use_lean_loops
 from nbtrain.loops.lean_training import LeanEpochLoop
-from nbtrain.engine.meter import snapshot
-from nbtrain.engine.step_module import _KnownMetrics
-from nbtrain.loggers.background import Delivery
 from nbtrain.run.lightning_run import _bring_back
 
 

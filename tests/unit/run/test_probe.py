@@ -38,8 +38,8 @@ from nbtrain import (
 from nbtrain.data.first_batch import first_batch
 from nbtrain.data.loader import BatchList
 from nbtrain.rng import random_state
-from nbtrain.state.kept_objects import kept_objects
 from nbtrain.run.probe import probe
+from nbtrain.state.kept_objects import kept_objects
 
 
 def _counting(kind: type[Trainer] = Regress) -> tuple[type[Trainer], list[Any]]:

@@ -30,9 +30,9 @@ from torch import nn
 
 from nbtrain import AccumulationAddon, CheckpointError, EarlyStoppingAddon, HFCallback, LimitsAddon, StateManagerAddon, warmup_cosine
 from nbtrain.checkpoint.files import ordered_names, read_checkpoint
-from nbtrain.state.object_state import Unpacker, pack
 from nbtrain.checkpoint.weights import load_weights
 from nbtrain.optim.optimizer_state import load_optimizer
+from nbtrain.state.object_state import Unpacker, pack
 
 Saving = Regress.add_on(StateManagerAddon)
 

@@ -19,12 +19,12 @@ from samples import Regress, make_data, make_model, make_trainer
 from torch import Tensor, nn
 
 from nbtrain import CompileAddon, EMAAddon, StateManagerAddon
-from nbtrain.engine.step_module import StepModule
-from nbtrain.tools import evaluate, lr_finder
-from nbtrain.run import execution
 from nbtrain.base import lightning_trainer
-from nbtrain.tools.direct_prediction import needs_lightning, predict_directly
 from nbtrain.base.lightning_trainer import ENTRY_POINTS, EntryPoints, make_pl_trainer
+from nbtrain.engine.step_module import StepModule
+from nbtrain.run import execution
+from nbtrain.tools import evaluate, lr_finder
+from nbtrain.tools.direct_prediction import needs_lightning, predict_directly
 
 FACTORIES = "lightning.pytorch.callbacks_factory"
 BATCHES = [make_data(48, seed=seed).tensors for seed in range(3)]

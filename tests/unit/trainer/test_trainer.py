@@ -20,9 +20,9 @@ from torch.nn.functional import mse_loss
 
 from nbtrain import CheckpointError, ConfigError, LimitsAddon, ProgressChecker, StateManagerAddon, StepError, Trainer
 from nbtrain.distributed.worker import dumps, loads
-from nbtrain.loops.lean_loops import use_lean_loops
 from nbtrain.engine.step_module import StepModule
 from nbtrain.events import known_mode
+from nbtrain.loops.lean_loops import use_lean_loops
 
 
 def rng() -> list[Any]:

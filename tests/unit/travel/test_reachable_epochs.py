@@ -12,8 +12,8 @@ import torch
 from samples import Regress, make_loader, make_trainer, make_valid, same_weights, without_times
 
 from nbtrain import ConfigError, StateManagerAddon
-from nbtrain.state.kept_states import KeptState
 from nbtrain.checkpoint.snapshot import Snapshot
+from nbtrain.state.kept_states import KeptState
 from nbtrain.travel.reachable_epochs import reachable_epochs, travel_of
 
 

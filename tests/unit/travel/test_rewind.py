@@ -24,9 +24,9 @@ from nbtrain import (
     StateManagerAddon,
     compare,
 )
-from nbtrain.state.kept_states import KeptState, KeptStates
 from nbtrain.checkpoint.snapshot import Snapshot
 from nbtrain.history.provenance import show
+from nbtrain.state.kept_states import KeptState, KeptStates
 
 
 def keeping(**options: Any) -> Any:
