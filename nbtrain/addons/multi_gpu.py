@@ -27,7 +27,7 @@ from ..distributed.launcher import Launcher
 from ..distributed.memory_estimate import device_memory, plan_devices
 from ..distributed.parallelism import Parallelize, resolve_parallelism
 from ..distributed.rank import InWorld, RankCallback
-from ..distributed.replica import drive_copy, forward_event, restore_trainer, run_copy, take_state
+from ..state.replica import drive_copy, forward_event, restore_trainer, run_copy, take_state
 from ..distributed.worker import Rank, Terminated, dumps
 from ..distributed.worker_pool import Launch, Pool
 from ..distributed.worker_rank import InWorker, WorkerEnvironment

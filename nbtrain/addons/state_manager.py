@@ -13,21 +13,21 @@ from typing import Any, Literal
 import lightning as L
 
 from .accumulation import AccumulationAddon
-from ..state.checkpoint_callback import StateKeeper, begin_attributes, load_attributes, save_between
-from ..state.run_setup import check_setup, in_words, setup_of
-from ..state.state_saver import note_inexact, part_of, write_state
+from ..state.keeper import StateKeeper, begin_attributes, load_attributes, save_between
+from ..state.setup import check_setup, in_words, setup_of
+from ..state.disk import note_inexact, part_of, write_state
 from ..state.attribute_state import AttributeState
 from ..checkpoint.files import SaveFormat, Writer
 from ..checkpoint.frozen_base import FrozenBase
-from ..state.run_state import Restorable, check_optimizer, from_outside, loader_of_rank, n_readers, of_rank
-from ..state.run_state import read_state, restore, restore_end, without_weights
+from ..state.parts import Restorable, check_optimizer, from_outside, loader_of_rank, n_readers, of_rank
+from ..state.parts import read_state, restore, restore_end, without_weights
 from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder, own_run
 from ..checkpoint.weights import url_of
 from ..data.loader_state import draws_in_ranks
 from ..data.resumable_loader import NO_PLACE, ResumableLoader, ValidLoader
 from ..data.several_loaders import SeveralLoaders, is_several
 from ..distributed.launcher import Launcher
-from ..distributed.replica import world_of
+from ..state.replica import world_of
 from ..engine.addon import AddOnBase
 from ..engine.control import Boundary, refuse_while_on
 from ..engine.protocol import TrainerProtocol

@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 from ..annotations import checked
 from ..addons.limits import LimitsAddon
 from ..addons.scheduler import scale_schedules
-from ..state.kept_states import KeptStates
+from ..state.memory import KeptStates
 from ..data.continued_loader import continued
 from ..data.stream import set_dataset_epoch
 from ..distributed.launcher import Launcher
-from ..distributed.replica import launcher_of, world_of
+from ..state.replica import launcher_of, world_of
 from ..distributed.world import World
 from ..engine.control import Control
 from ..engine.optimizer_modes import OptimizerModes, with_modes
@@ -44,7 +44,7 @@ from .compose import Composable, given_addons, new_instance, written_class
 from .lightning_args import lightning_args
 from .progress import ProgressChecker
 from ..run.run_handle import RunHandle
-from ..state.state_keeper import StateHolder, StateTaker, scale_restored
+from ..state.states import StateHolder, StateTaker, scale_restored
 from ..views.notebook import NotebookView, in_shell
 from ..views.terminal import View
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..state.checkpoint_callback import has_stopped
+from ..state.keeper import has_stopped
 from ..addons.early_stopping import EarlyStoppingAddon
 from ..addons.limits import LimitsAddon
 from ..addons.state_manager import StateManagerAddon, end_before

@@ -9,7 +9,7 @@ from functools import partial
 
 import lightning as L
 
-from .run_state import kept_weights
+from .parts import kept_weights
 from ..checkpoint.weights import copy_weights
 from ..engine.callback import notify
 from ..engine.protocol import TrainerProtocol

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from .attribute_state import trainer_places
 from ..checkpoint.files import ordered_names, read_counts, read_superseded
-from .kept_states import KeptState
-from .run_state import best_weights_of, read_state
+from .memory import KeptState
+from .parts import best_weights_of, read_state
 from ..checkpoint.snapshot import Snapshot
 from ..checkpoint.store import FOLDER
 from ..errors import CheckpointError
-from .state_keeper import manager_of
+from .states import manager_of
 
 if TYPE_CHECKING:
     from nbtrain.base.trainer_base import TrainerBase

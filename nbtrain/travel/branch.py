@@ -16,11 +16,11 @@ from ..history.run_tree import Fork
 from ..base.trainer_base import TrainerBase
 from ..run.live_edits import check_options, set_options
 from ..run.redefined import change_class, mark_steps
-from ..state.restored_state import restore_kept
+from ..state.restore import restore_kept
 from .rewind import nearest_state, saved_at, step_of
 from ..state.saved_states import load_saved
 from .scratch_trainer import copy_trainer, recompute
-from ..state.state_keeper import manager_of
+from ..state.states import manager_of
 from ..views.text import format_value
 
 BranchType = TypeVar("BranchType", bound="TrainerBranch")

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Literal
 
 from ..annotations import checked
-from ..state.kept_states import KeptState
+from ..state.memory import KeptState
 from ..data.loader_state import outside_names
 from ..engine.control import refuse_while_on
 from ..errors import CheckpointError, ConfigError
 from ..source.user_code import is_user
 from ..base.trainer_base import TrainerBase
 from ..run.failed_runs import drop_failure
-from ..state.restored_state import restore_kept
+from ..state.restore import restore_kept
 from ..run.run_sinks import refresh_slider
 from ..state.saved_states import load_saved, nearest_saved, saved_states
 from .scratch_trainer import recompute

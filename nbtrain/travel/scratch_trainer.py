@@ -19,12 +19,12 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
-from ..state.checkpoint_callback import n_finished
+from ..state.keeper import n_finished
 from ..addons.loggers import LoggersAddon, WebLoggerAddon
 from ..addons.non_finite import NonFiniteAddon
 from ..addons.state_manager import StateManagerAddon
 from ..addons.system_monitor import SystemMonitorAddon
-from ..state.kept_states import KeptState
+from ..state.memory import KeptState
 from ..data.loader import as_loader
 from ..data.resumable_loader import borrowed
 from ..data.several_loaders import is_several
@@ -34,8 +34,8 @@ from ..rng import keep_random
 from ..base.trainer_base import TrainerBase
 from ..run.execution import Execution
 from ..state.kept_objects import kept_objects
-from ..state.restored_state import restore_kept
-from ..state.state_keeper import take_state
+from ..state.restore import restore_kept
+from ..state.states import take_state
 
 # %% auto #0
 __all__ = ["copy_trainer", "scratch_trainer", "can_train", "train_from", "recompute"]

@@ -12,7 +12,7 @@ from samples import Regress, make_loader, make_trainer, make_valid
 
 from nbtrain import MultiGPUAddon, StateManagerAddon
 from nbtrain.addons.multi_gpu import _pool
-from nbtrain.distributed.replica import load_replica_state, take_state
+from nbtrain.state.replica import load_replica_state, take_state
 from nbtrain.distributed.worker import dumps, loads
 from nbtrain.engine.train_state import TrainState
 from nbtrain.history.history import History
