@@ -347,6 +347,11 @@ class AccumulationAddon(AddOnBase):
     def lightning_args(self, trainer: TrainerProtocol) -> dict[str, Any]:
         return {"accumulate_grad_batches": self.accumulate} if isinstance(self.accumulate, int) else {}
 
+    def resume_settings(self, trainer: TrainerProtocol) -> dict[str, dict[str, Any]]:
+        names = ("accumulate", "global_batch_size", "micro_batch_size", "total_batch_size", "tokens_per_batch", "grad_reduction")
+        given = {name: getattr(self, name) for name in names if name != "accumulate" or self.accumulate is not None}
+        return {"accumulation": given}
+
     def window_at(self, update: int) -> int | None:
         """The number of batches in the window of `update`, if `accumulate` is a dict; else None."""
         return _at(self.accumulate, update) if isinstance(self.accumulate, Mapping) else None

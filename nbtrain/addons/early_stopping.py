@@ -120,7 +120,6 @@ class EarlyStoppingAddon(AddOnBase):
             load_weights(trainer.model, trainer.train_state.best_weights)
 
     def has_ended(self, state: Mapping[str, Any]) -> bool:
-        """Whether early stopping had ended the run when the checkpoint `state` was saved."""
         name = _EarlyStop.__qualname__
         waited = state.get("callbacks", {}).get(name, {}).get("n_waited", 0) >= self.patience
         return waited or state.get("stopped", {}).get(name) == {"patience": self.patience, "delta": self.delta}

@@ -131,8 +131,8 @@ class EMAAddon(AddOnBase):
     def __post_init__(self) -> None:
         if not 0 < self.ema_decay < 1:
             raise ConfigError(f"ema_decay={self.ema_decay!r} must be between 0 and 1.", remedy="Give a number such as 0.999.")
-        self.average = Average(self.ema_decay, warmup=self.ema_warmup)
         self._own: list[Tensor] | None = None  # the trained weights, while the model has the average
+        self.average = Average(self.ema_decay, warmup=self.ema_warmup)
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Averaging(self, trainer)]
@@ -144,6 +144,9 @@ class EMAAddon(AddOnBase):
         names = {id(p): bare_name(name) for name, p in trainer.model.state_dict(keep_vars=True).items()}
         self.average.values = [_wide(weights[names[id(p)]]).to(p.device, copy=True) for p in trainer.model.parameters()]
         self.average.n = max(self.average.n, 1)  # the callback's state has the exact number
+
+    def reset_weights(self, trainer: TrainerProtocol) -> None:
+        self.average = Average(self.ema_decay, warmup=self.ema_warmup)
 
     def lend(self, model: nn.Module) -> bool:
         """Copy the average into the model until `take_back`. Returns False if there is none, or if the model has it already."""

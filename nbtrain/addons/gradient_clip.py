@@ -96,3 +96,7 @@ class GradientClipAddon(AddOnBase):
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Clip(self.gradient_clip, self.gradient_clip_algorithm)] if self.gradient_clip else []
+
+    def resume_settings(self, trainer: TrainerProtocol) -> dict[str, dict[str, Any]]:
+        algorithm = {"gradient_clip_algorithm": self.gradient_clip_algorithm} if self.gradient_clip else {}
+        return {"clipping": {"gradient_clip": self.gradient_clip} | algorithm}

@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from .accumulation import AccumulationAddon
 from .hooks import HooksAddon
@@ -256,3 +256,8 @@ class SchedulerAddon(AddOnBase):
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [] if self.scheduler is None else [_Step(trainer, self, self.scheduler, self.scheduler_step_on_batch)]
+
+    def resume_settings(self, trainer: TrainerProtocol) -> dict[str, dict[str, Any]]:
+        is_instance = isinstance(self.scheduler, (LRScheduler, ReduceLROnPlateau))
+        interval = {"scheduler_step_on_batch": self.scheduler_step_on_batch} if is_instance else {}
+        return {"schedule": {"schedule": self.scheduler} | interval}

@@ -147,6 +147,21 @@ class AddOnBase:
     def load_weights(self, trainer: TrainerProtocol, weights: Mapping[str, Tensor]) -> None:
         """Restore the addon's `weights` of a checkpoint; the model already has the weights that training continues with."""
 
+    def reset_weights(self, trainer: TrainerProtocol) -> None:
+        """Forget the addon's `weights`: the trainer went back to a state from before there were any."""
+
+    def resume_settings(self, trainer: TrainerProtocol) -> dict[str, dict[str, Any]]:
+        """Return the settings that must be the same for an exact resume, by a part's name for messages and their names.
+
+        `{"noise": {"noise_scale": self.noise_scale}}`: numbers, strings and lists or dicts of them are saved and compared as they are,
+        functions and other objects by their names. A resume in mid-epoch with another setting is refused; between two epochs it is noted.
+        """
+        return {}
+
+    def has_ended(self, state: Mapping[str, Any]) -> bool:
+        """Whether this addon had ended the run when the checkpoint `state` was saved, and would end it with its current options."""
+        return False
+
     def lightning_loggers(self, trainer: TrainerProtocol) -> list[Logger]:
         """Return Lightning loggers for each run."""
         return []

@@ -13,7 +13,6 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.trainer import call
 
-from ..addons.early_stopping import EarlyStoppingAddon
 from .disk import StateSaver, adopt, note_inexact, save_after_error, settings_of
 from .parts import loader_of_rank, of_rank
 from ..checkpoint.store import clean_folders, go_back
@@ -91,7 +90,7 @@ def has_stopped(trainer: TrainerProtocol, saved: Mapping[str, Any]) -> bool:
     return (
         any(states.get(c.state_key, {}).get("wait_count", 0) >= max(c.patience, 1) for c in waited)
         or any(c.state_key in stopped and stopped[c.state_key] == settings_of(c) for c in callbacks)
-        or any(addon.has_ended(saved) for addon in trainer.active_addons if isinstance(addon, EarlyStoppingAddon))
+        or any(addon.has_ended(saved) for addon in trainer.active_addons)
     )
 
 

@@ -5,12 +5,10 @@
 # %% ../../nbs/state/restore.ipynb #a2561632
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..addons.ema import Average, EMAAddon
 from .attribute_state import drop_new
 from .memory import KeptState
 from .parts import has_kept_weights, restore_here, without_weights
@@ -35,13 +33,6 @@ def _as_state(kept: KeptState) -> dict[str, Any]:
     return state
 
 
-def _reset_averages(trainer: TrainerBase, state: Mapping[str, Any]) -> None:
-    """Reset the moving averages if the state is from before the first update, when there was none."""
-    for addon in trainer.active_addons:
-        if isinstance(addon, EMAAddon) and not has_kept_weights(state):
-            addon.average = Average(addon.ema_decay, warmup=addon.ema_warmup)
-
-
 def restore_kept(trainer: TrainerBase, kept: KeptState) -> str:
     """Restore `trainer` to its state when `kept` was taken. Returns a description of what could not be restored.
 
@@ -50,7 +41,9 @@ def restore_kept(trainer: TrainerBase, kept: KeptState) -> str:
     state, holder, manager = _as_state(kept), trainer.state_holder, manager_of(trainer)
     own, here = state["nbtrain"], trainer.train_state
     restore_here(trainer, state, Path(kept.name))
-    _reset_averages(trainer, state)
+    if not has_kept_weights(state):  # it is from before the first update
+        for addon in trainer.active_addons:
+            addon.reset_weights(trainer)
     drop_new(trainer, kept.places)
     missing = holder.attributes.load_state_dict(trainer, own["attributes"])
     best = kept.best_weights

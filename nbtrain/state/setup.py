@@ -13,11 +13,7 @@ from typing import Any
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import BatchSizeFinder
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ..addons.accumulation import AccumulationAddon
-from ..addons.gradient_clip import GradientClipAddon
-from ..addons.scheduler import SchedulerAddon
 from ..compat.weight_names import bare_name
 from ..data.loader import BatchList, as_loader, innermost
 from ..data.seeded_loader import SeededLoader
@@ -51,32 +47,13 @@ def _of_optimizer(trainer: TrainerProtocol, optimizer: Optimizer) -> dict[str, A
     return found | ({"parameters": groups} if known else {})
 
 
-def _of_schedule(trainer: TrainerProtocol) -> dict[str, Any]:
-    addon = next((addon for addon in trainer.active_addons if isinstance(addon, SchedulerAddon)), None)
-    if addon is None or addon.scheduler is None:
-        return {"schedule": None}
-    is_instance = isinstance(addon.scheduler, (LRScheduler, ReduceLROnPlateau))
-    return {"schedule": _name(addon.scheduler)} | ({"scheduler_step_on_batch": addon.scheduler_step_on_batch} if is_instance else {})
-
-
-_WINDOW = ("global_batch_size", "micro_batch_size", "total_batch_size", "tokens_per_batch", "grad_reduction")
-
-
-def _of_accumulation(trainer: TrainerProtocol) -> dict[str, Any]:
-    addon = next((addon for addon in trainer.active_addons if isinstance(addon, AccumulationAddon)), AccumulationAddon())
-    given = addon.accumulate if addon.accumulate is not None else trainer.lightning.get("accumulate_grad_batches", 1)
-    accumulate = dict(given) if isinstance(given, Mapping) else given
-    return {"accumulate": accumulate} | {name: getattr(addon, name) for name in _WINDOW}
-
-
-def _of_clipping(trainer: TrainerProtocol) -> dict[str, Any]:
-    addon = next((addon for addon in trainer.active_addons if isinstance(addon, GradientClipAddon)), GradientClipAddon())
-    algorithm = {"gradient_clip_algorithm": addon.gradient_clip_algorithm} if addon.gradient_clip else {}
-    return {"gradient_clip": addon.gradient_clip} | algorithm
-
-
-def _of_precision(precision: Any) -> dict[str, Any]:
-    return {"precision": precision if isinstance(precision, str) or precision is None else _name(precision)}
+def _plain(value: Any) -> Any:
+    """`value` as plain data: functions and objects by their names."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, (str, int, float)) else _name(value)
 
 
 # %% ../../nbs/state/setup.ipynb #6c1cecba
@@ -104,11 +81,21 @@ def _of_data_loader(loader: Any) -> dict[str, Any]:
 
 def setup_of(trainer: TrainerProtocol, loader: Any = None) -> Setup:
     """Describe the training setup of `trainer` as plain data. `loader`: the training loader; None if it is not known yet."""
+    found: Setup = {  # of a trainer without addons
+        "schedule": {"schedule": None},
+        "accumulation": {"accumulate": trainer.lightning.get("accumulate_grad_batches", 1), "grad_reduction": "mean"},
+        "clipping": {"gradient_clip": 0.0},
+        "precision": {"precision": trainer.precision},
+    }
+    if trainer.optimizer is not None:
+        found["optimizer"] = _of_optimizer(trainer, trainer.optimizer)
     finds = any(isinstance(callback, BatchSizeFinder) for callback in _callbacks(trainer))  # which then makes another loader
-    found = {"schedule": _of_schedule(trainer), "accumulation": _of_accumulation(trainer)}
-    found |= {"clipping": _of_clipping(trainer), "precision": _of_precision(trainer.precision)}
-    found |= {"optimizer": _of_optimizer(trainer, trainer.optimizer)} if trainer.optimizer is not None else {}
-    return found | ({"loader": _of_loader(loader)} if loader is not None and not finds else {})
+    if loader is not None and not finds:
+        found["loader"] = _of_loader(loader)
+    for addon in trainer.active_addons:
+        for part, settings in addon.resume_settings(trainer).items():
+            found[part] = found.get(part, {}) | settings
+    return _plain(found)
 
 
 def _callbacks(trainer: TrainerProtocol) -> list[Any]:

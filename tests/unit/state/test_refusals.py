@@ -19,9 +19,18 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import ExponentialLR, StepLR
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 
-from nbtrain import AccumulationAddon, CheckpointError, SeededLoader, StateManagerAddon, TensorLoader
+from nbtrain import AccumulationAddon, AddOnBase, CheckpointError, SeededLoader, StateManagerAddon, TensorLoader
+from nbtrain.engine.protocol import TrainerProtocol
 
-Saving = Regress.add_on(StateManagerAddon, AccumulationAddon)
+
+class NoiseAddon(AddOnBase):
+    noise: Any = 0.0
+
+    def resume_settings(self, trainer: TrainerProtocol) -> dict[str, dict[str, Any]]:
+        return {"noise": {"noise": self.noise}}
+
+
+Saving = Regress.add_on(StateManagerAddon, AccumulationAddon, NoiseAddon)
 
 
 def grouped(model: nn.Module, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -126,6 +135,8 @@ WITHIN: dict[str, tuple[Run, Run, str]] = {
     "clipping": (Run(), Run(options={"gradient_clip": 1.0}), "gradient_clip was 0.0 and is 1.0"),
     "another bound": (Run(options={"gradient_clip": 2.0}), Run(options={"gradient_clip": 1.0}), "gradient_clip was 2.0 and is 1.0"),
     "precision": (Run(), Run(options={"precision": "bf16-mixed"}), "precision was None and is bf16-mixed"),
+    "a setting of the user's addon": (Run(), Run(options={"noise": 0.5}), "another noise: noise was 0.0 and is 0.5"),
+    "a function of the user's addon": (Run(options={"noise": torch.rand}), Run(options={"noise": torch.randn}), "was rand and is randn"),
     "sums of gradients": (Run(), Run(options={"grad_reduction": "sum"}), "grad_reduction was mean and is sum"),
 }
 IN_MID_EPOCH, AT_THE_END = 2, 5
