@@ -28,6 +28,7 @@ from ..distributed.rank import RankCallback, find_rank
 from ..engine.addon import AddOnBase, Phase
 from ..engine.callback import PassKeeper, active_callbacks
 from ..engine.protocol import TrainerProtocol
+from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError, add_note
 from ..optim.schedulers import n_required
 
@@ -212,7 +213,7 @@ def _newest(trainer: TrainerProtocol, split: str) -> dict[str, float]:
 def _ending(trainer: TrainerProtocol, group: int | str | None) -> str:
     """The suffix of a metric's name: "/" and the name or number of one of several loaders, or "_" and the name of a task."""
     if isinstance(group, int):
-        names = trainer.module.loader_names if trainer.module is not None else ()
+        names = trainer.module.loader_names if isinstance(trainer.module, StepModule) else ()
         return f"/{names[group] if names else group}"
     return "" if group is None else f"_{group}"
 

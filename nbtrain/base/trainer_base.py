@@ -29,7 +29,8 @@ from ..distributed.world import World
 from ..engine.control import Control
 from ..engine.optimizer_modes import OptimizerModes, with_modes
 from ..engine.protocol import EventSink, Ran, Turn
-from ..engine.recorder import Recorder, RecorderCallback
+from ..engine.recorder import Recorder
+from ..engine.recorder_callback import RecorderCallback
 from ..engine.step_module import StepModule
 from ..engine.train_state import Mode, TrainState
 from ..errors import ConfigError, StepError

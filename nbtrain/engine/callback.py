@@ -9,14 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
 
 from .hooks import check_names
-from .protocol import TrainerProtocol
 from ..errors import add_note
 from ..source.user_code import is_user
 
@@ -139,7 +138,14 @@ def callbacks_of(pl_trainer: L.Trainer, kind: type[CallbackType]) -> list[Callba
     return [callback for callback in callbacks if isinstance(callback, kind)]
 
 
-def active_callbacks(trainer: TrainerProtocol, kind: type[CallbackType]) -> list[CallbackType]:
+class _HasModule(Protocol):
+    """A trainer, while Lightning is at work with its module."""
+
+    @property
+    def module(self) -> L.LightningModule | None: ...
+
+
+def active_callbacks(trainer: _HasModule, kind: type[CallbackType]) -> list[CallbackType]:
     """The callbacks of the class `kind` in the current use of Lightning, such as a run; empty if there is none."""
     return callbacks_of(trainer.module.trainer, kind) if trainer.module is not None else []
 

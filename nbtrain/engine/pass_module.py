@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import lightning as L
 from lightning.pytorch.trainer.states import RunningStage
@@ -17,16 +17,43 @@ from .addon import AddOnBase, Phase
 from .callback import notify
 from .epoch_metrics import EpochMetrics
 from .meter import snapshot
-from .protocol import StepsProtocol
+from .protocol import TrainerProtocol, Turn
 from .train_state import Mode
 from ..errors import StepError
 from ..rng import random_state, set_random_state
 
-if TYPE_CHECKING:
-    from nbtrain.loops.error_guard import ErrorGuard
-
 # %% auto #0
-__all__ = ["trainer_metrics", "numbers", "close_pass", "TrainingModes", "is_sanity_check", "PassModule"]
+__all__ = ["Guard", "StepsProtocol", "trainer_metrics", "numbers", "close_pass", "TrainingModes", "is_sanity_check", "PassModule"]
+
+
+# %% ../../nbs/engine/pass_module.ipynb #stepsprot
+class Guard(Protocol):
+    """Calls the user's code, and pauses the run if that raises an error: [the guard of a run](../loops/error_guard.ipynb)."""
+
+    def begin_pass(self) -> None: ...
+    def step(self, name: str, batch: Any, results: Any, call: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None: ...
+    def check_loss(self, output: Mapping[str, Any]) -> None: ...
+    def call(self, what: str, function: Callable[[], Any]) -> Any: ...
+
+
+class StepsProtocol(TrainerProtocol, Protocol):
+    """The part of a trainer that a `StepModule` uses."""
+
+    @property
+    def module(self) -> PassModule | None: ...
+    @module.setter
+    def module(self, module: Any) -> None: ...
+    @property
+    def turn(self) -> Turn | None: ...  # the current step, if a batch has several
+    @property
+    def reads_tensors(self) -> bool: ...  # whether to keep tensors that are not scalars for metric_on_epoch_end
+    @property
+    def active_addons(self) -> list[AddOnBase]: ...
+
+    def train_step(self, batch: Any) -> dict[str, Any]: ...
+    def test_step(self, batch: Any) -> dict[str, Any]: ...
+    def metric_on_epoch_end(self) -> dict[str, Any] | None: ...
+    def callbacks(self) -> list[L.Callback]: ...
 
 
 # %% ../../nbs/engine/pass_module.ipynb #a4e00dec
@@ -56,7 +83,7 @@ _PREFIX = {"train": "train", "valid": "val", "test": "test"}
 
 
 def close_pass(
-    trainer: StepsProtocol, addons: Iterable[AddOnBase], phase: Phase, mode: Mode, guard: ErrorGuard | None = None
+    trainer: StepsProtocol, addons: Iterable[AddOnBase], phase: Phase, mode: Mode, guard: Guard | None = None
 ) -> dict[str, float]:
     """End a pass; returns its metrics as `train_<name>`, `val_<name>` or `test_<name>`. Raises StepError for a pass without a batch."""
     state = trainer.train_state
@@ -137,7 +164,7 @@ class PassModule(L.LightningModule):
     def __init__(self, trainer: StepsProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool) -> None:
         super().__init__()
         self.owner, self.whole_epoch = trainer, whole_epoch  # False for a single batch, which counts as a step but not as an epoch
-        self.guard: ErrorGuard | None = None  # pauses the run at an error in the user's code
+        self.guard: Guard | None = None  # pauses the run at an error in the user's code
         self.epoch_metrics: dict[str, float] = {}  # of the newest passes: train_*, val_*, test_*
         self.metric_names: set[str] = set()  # of all passes
         self.random_before: dict[str, Any] = {}  # the RNG state before the newest validation
@@ -146,7 +173,7 @@ class PassModule(L.LightningModule):
         self._borrowed: list[Callable[[], Any]] = []  # restore what a validation changes: the RNG state and the owner's mode
 
     def setup(self, stage: str) -> None:
-        self.owner.module = self  # pyright: ignore[reportAttributeAccessIssue]  # a StepModule
+        self.owner.module = self
 
     def teardown(self, stage: str) -> None:
         self.owner.module = None

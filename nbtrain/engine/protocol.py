@@ -5,27 +5,23 @@
 # %% ../../nbs/engine/protocol.ipynb #fcdb615e
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import lightning as L
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .control import Control
+from .recorder import Recorder
 from .train_state import Mode, TrainState
 from ..events import Event
 
-if TYPE_CHECKING:
-    from nbtrain.engine.addon import AddOnBase
-    from nbtrain.engine.control import Control
-    from nbtrain.engine.recorder import Recorder
-    from nbtrain.engine.step_module import StepModule
-
 # %% auto #0
-__all__ = ["EventSink", "TrainerProtocol", "Ran", "Turn", "StepsProtocol"]
+__all__ = ["EventSink", "AddOnProtocol", "TrainerProtocol", "Ran", "Turn"]
 
 
 # %% ../../nbs/engine/protocol.ipynb #81c4a3fe
@@ -33,6 +29,15 @@ class EventSink(Protocol):
     """An object that receives the events of a run: a view, a file, an object of an addon."""
 
     def update(self, event: Event) -> None: ...
+
+
+class AddOnProtocol(Protocol):
+    """The part of an addon that other addons, checkpoints and processes use. Where they look for a certain addon, they ask for its class."""
+
+    commands: ClassVar[tuple[str, ...]]
+
+    def weights(self, trainer: TrainerProtocol) -> dict[str, Tensor] | None: ...
+    def load_weights(self, trainer: TrainerProtocol, weights: Mapping[str, Tensor]) -> None: ...
 
 
 class TrainerProtocol(Protocol):
@@ -45,7 +50,6 @@ class TrainerProtocol(Protocol):
     train_state: TrainState  # what it has reached and measured
     control: Control  # the requests to a run
     recorder: Recorder  # where its events come from
-    module: StepModule | None  # while Lightning is at work
     run_dir: Path | None  # the run folder, once there is one
     given: dict[str, Any]  # the arguments it was made with; empty in a worker process
     continues_run: bool  # whether the current or next run resumes a saved one
@@ -61,11 +65,13 @@ class TrainerProtocol(Protocol):
     @mode.setter
     def mode(self, mode: Mode) -> None: ...
     @property
+    def module(self) -> L.LightningModule | None: ...  # a StepModule, while Lightning is at work
+    @property
     def title(self) -> str: ...  # the name of the class that the user wrote
     @property
     def keeps_states(self) -> bool: ...  # whether states are kept in memory, so that a step can be replayed
     @property
-    def active_addons(self) -> list[AddOnBase]: ...  # in their order, those of shorthands such as `gradient_clip=` included
+    def active_addons(self) -> Sequence[AddOnProtocol]: ...  # in their order, those of shorthands such as `gradient_clip=` included
 
     def optimizer_states(self) -> list[dict[str, Any]]: ...  # of each optimizer that Lightning drives
     def open_run_dir(self) -> Path: ...  # the run folder, created if there is none yet
@@ -96,17 +102,3 @@ class Turn:
     name: str
     is_first: bool
     is_last: bool
-
-
-class StepsProtocol(TrainerProtocol, Protocol):
-    """The part of a trainer that a `StepModule` and its loops use."""
-
-    @property
-    def turn(self) -> Turn | None: ...  # the current step, if a batch has several
-    @property
-    def reads_tensors(self) -> bool: ...  # whether to keep tensors that are not scalars for metric_on_epoch_end
-
-    def train_step(self, batch: Any) -> dict[str, Any]: ...
-    def test_step(self, batch: Any) -> dict[str, Any]: ...
-    def metric_on_epoch_end(self) -> dict[str, Any] | None: ...
-    def callbacks(self) -> list[L.Callback]: ...

@@ -28,8 +28,8 @@ from ..data.batch import batch_size, describe, to_device, why_guessed
 from .addon import AddOnBase, Phase, TrainStep
 from .epoch_metrics import current_results
 from .meter import N_SAMPLES, Scalar
-from .pass_module import PassModule, is_sanity_check
-from .protocol import EventSink, StepsProtocol, TrainerProtocol, Turn
+from .pass_module import PassModule, StepsProtocol, is_sanity_check
+from .protocol import EventSink, TrainerProtocol, Turn
 from .train_state import Mode
 from ..errors import NbtrainError, StepError, add_note
 

@@ -16,8 +16,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from .addon import Phase
-from .pass_module import close_pass
-from .protocol import StepsProtocol
+from .pass_module import StepsProtocol, close_pass
 from .step_module import StepModule, count_samples, named
 from .train_state import Mode
 from ..rng import random_state

@@ -5,7 +5,6 @@
 # %% ../../nbs/loops/lean_training.ipynb #eb9e518b
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,31 +21,11 @@ from ..engine.epoch_metrics import publish
 from .fast_step import replaceable
 from .lean_pass import LeanPass, direct_fetcher, exhaust, explain_full_memory, find_pass, pass_sources, why_not_lean
 from .lean_update import LeanUpdate, WholeStep
+from ..engine.recorder import DataWait
 from ..engine.step_module import StepModule
-from ..events import Phase
 
 # %% auto #0
-__all__ = ["DataWait", "is_window_closed", "validates_anyway", "LeanEpochLoop"]
-
-
-# %% ../../nbs/loops/lean_training.ipynb #7a410b36
-class DataWait:
-    """How long a training has waited for its batches since the last `take`, by `clock`; unknown while nothing was measured."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.waited_s: float | None = None
-
-    def add(self, begun_s: float) -> None:
-        """A batch has come, for which the training has waited since `begun_s`."""
-        self.waited_s = (self.waited_s or 0.0) + self.clock() - begun_s
-
-    def take(self, phase: Phase) -> dict[str, float]:
-        """`data_s` for a `steps` event of `phase`; nothing where it is unknown."""
-        if phase != "train" or self.waited_s is None:
-            return {}
-        waited_s, self.waited_s = self.waited_s, None
-        return {"data_s": waited_s}
+__all__ = ["is_window_closed", "validates_anyway", "LeanEpochLoop"]
 
 
 # %% ../../nbs/loops/lean_training.ipynb #24b12a00
@@ -119,7 +98,6 @@ class LeanEpochLoop(_TrainingEpochLoop):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.automatic_optimization = _Optimization(self.trainer)
-        self.wait = DataWait()
 
     def reset(self) -> None:
         super().reset()
@@ -304,6 +282,7 @@ class _TrainingPass(LeanPass):
     def _begin(self) -> None:
         self.look_up_hooks()
         self.batches = direct_fetcher(self.fetcher, self.guard)
+        self.wait = self.module.owner.recorder.wait if isinstance(self.module, StepModule) else DataWait()
         self.has_schedulers = bool(self.pl_trainer.lr_scheduler_configs)
         self.is_open, self.gradients.n_added = False, 0  # is the window of accumulated gradients open after this batch?
         self.between.begin()
@@ -329,7 +308,7 @@ class _TrainingPass(LeanPass):
 
     def next_batch(self) -> Any:
         """The next batch of the loader, which nothing but the step may hold; the time that it takes is counted."""
-        wait = self.loop.wait
+        wait = self.wait
         begun_s = wait.clock()
         batch = next(self.batches)[0]
         wait.add(begun_s)

@@ -129,7 +129,8 @@ def _data_in(holder: Mapping[str, Any]) -> dict[str, Any]:
 
 def _added(trainer: TrainerProtocol) -> dict[type[AddOnBase], AddOnBase]:
     """The addons that `add_on` was given, without the one that launches."""
-    found, composed = {type(addon): addon for addon in trainer.active_addons}, cast("type[Any]", type(trainer))
+    composed = cast("type[Any]", type(trainer))
+    found = {type(addon): addon for addon in trainer.active_addons if isinstance(addon, AddOnBase)}
     return {kind: found[kind] for kind in composed.addons if not issubclass(kind, Launcher)}
 
 
