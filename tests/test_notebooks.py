@@ -108,10 +108,10 @@ def test_exported_cells_are_short_and_followed_by_an_example(path: Path) -> None
     exported = run = 0
     for is_export, source in _exported(path):
         n = len(source.splitlines()) - 1
-        assert not is_export or n <= 100, source.splitlines()[1]
+        assert not is_export or n <= 200, source.splitlines()[1]  # a class with its methods is one cell
         run = run + n if is_export else 0
         exported = max(exported, run)
-    assert exported <= 150, "exported lines in a row without an example"
+    assert exported <= 250, "exported lines in a row without an example"
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=_name)

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from ..annotations import checked
 from ..addons.limits import LimitsAddon
 from ..addons.scheduler import scale_schedules
-from ..state.memory import KeptStates
+from ..state.kept_states import KeptStates
 from ..data.continued_loader import continued
 from ..data.stream import set_dataset_epoch
 from ..distributed.launcher import Launcher

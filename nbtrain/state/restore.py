@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .attribute_state import drop_new
-from .memory import KeptState
+from .kept_states import KeptState
 from .parts import has_kept_weights, restore_here, without_weights
 from ..checkpoint.snapshot import restore_views
 from ..rng import set_random_state

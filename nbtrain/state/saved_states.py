@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .attribute_state import trainer_places
 from ..checkpoint.files import ordered_names, read_counts, read_superseded
-from .memory import KeptState
+from .kept_states import KeptState
 from .parts import best_weights_of, read_state
 from ..checkpoint.snapshot import Snapshot
 from ..checkpoint.store import FOLDER

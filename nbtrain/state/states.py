@@ -18,7 +18,7 @@ from .keeper import n_finished, resume_callbacks, resume_epoch, resume_loaders, 
 from .setup import Setup, check_setup, setup_of
 from ..addons.state_manager import StateManagerAddon, resumable
 from .attribute_state import AttributeState, trainer_places
-from .memory import KeptState, size_of
+from .kept_states import KeptState, size_of
 from .parts import keep_weights, kept_weights, own_part
 from ..checkpoint.snapshot import snapshot
 from ..checkpoint.weights import Weights

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from ..state.memory import KeptState
+from ..state.kept_states import KeptState
 from ..errors import ConfigError
 from ..history.history import Row
 from ..state.saved_states import saved_states

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..annotations import checked
-from ..state.memory import KeptState
+from ..state.kept_states import KeptState
 from ..data.loader_state import outside_names
 from ..engine.control import refuse_while_on
 from ..errors import CheckpointError, ConfigError

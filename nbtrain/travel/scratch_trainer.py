@@ -24,7 +24,7 @@ from ..addons.loggers import LoggersAddon, WebLoggerAddon
 from ..addons.non_finite import NonFiniteAddon
 from ..addons.state_manager import StateManagerAddon
 from ..addons.system_monitor import SystemMonitorAddon
-from ..state.memory import KeptState
+from ..state.kept_states import KeptState
 from ..data.loader import as_loader
 from ..data.resumable_loader import borrowed
 from ..data.several_loaders import is_several

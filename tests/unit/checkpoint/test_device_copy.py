@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nbtrain.checkpoint.device_copy import DeviceCopies
 from nbtrain.checkpoint.snapshot import Snapshot, snapshot
-from nbtrain.state.memory import KeptState
+from nbtrain.state.kept_states import KeptState
 from nbtrain.state.restore import _as_state
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="a copy from a GPU, which this machine lacks")

@@ -13,7 +13,7 @@ from samples import Regress, make_loader, make_trainer, make_valid, same_weights
 
 from nbtrain import ConfigError, StateManagerAddon
 from nbtrain.checkpoint.snapshot import Snapshot
-from nbtrain.state.memory import KeptState
+from nbtrain.state.kept_states import KeptState
 from nbtrain.travel.reachable_epochs import reachable_epochs, travel_of
 
 

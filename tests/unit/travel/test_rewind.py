@@ -26,7 +26,7 @@ from nbtrain import (
 )
 from nbtrain.checkpoint.snapshot import Snapshot
 from nbtrain.history.provenance import show
-from nbtrain.state.memory import KeptState, KeptStates
+from nbtrain.state.kept_states import KeptState, KeptStates
 
 
 def keeping(**options: Any) -> Any:
