@@ -20,7 +20,7 @@ import nbtrain
 from nbtrain import AddOnBase, Trainer, addons
 
 ROOT = Path(__file__).resolve().parent.parent
-CHAPTER = ROOT / "nbs" / "trainer" / "addon_options.ipynb"
+CHAPTER = ROOT / "nbs" / "base" / "addon_options.ipynb"
 PREFIX = "addon-types-"  # of the ids of the cells that are written here
 CELL_LINES = 60
 

@@ -16,35 +16,35 @@ PUBLIC = {
     "AggregatedOutputs": "addons.accumulation",
     "Callback": "engine.callback",
     "CheckpointError": "errors",
-    "CompileAddon": "addons.compile",
+    "CompileAddon": "addons.performance",
     "ConfigError": "errors",
     "CosineAnnealingScheduler": "optim.schedulers",
-    "CudaGraphAddon": "addons.cuda_graph",
+    "CudaGraphAddon": "addons.performance",
     "EMAAddon": "addons.ema",
     "EarlyStoppingAddon": "addons.early_stopping",
-    "EnvironmentAddon": "addons.environment",
+    "EnvironmentAddon": "addons.performance",
     "Event": "events",
     "FreezeAddon": "addons.freeze",
     "Gallery": "tools.gallery",
-    "GradientClipAddon": "addons.gradient_clip",
-    "GradientStatsAddon": "addons.gradient_stats",
+    "GradientClipAddon": "addons.gradients",
+    "GradientStatsAddon": "addons.gradients",
     "HFCallback": "addons.hf_callback",
     "History": "history.history",
     "HooksAddon": "addons.hooks",
     "LimitsAddon": "addons.limits",
-    "LoggersAddon": "addons.loggers",
+    "LoggersAddon": "loggers.addon",
     "MetricsAddon": "addons.metrics",
-    "MicroBatchAddon": "addons.micro_batch",
+    "MicroBatchAddon": "addons.accumulation",
     "ModelTrainer": "trainer.model_trainer",
     "MultiGPUAddon": "addons.multi_gpu",
     "MultiOptimizerTrainer": "trainer.multi_optimizer",
     "NbtrainError": "errors",
-    "NeptuneLoggerAddon": "addons.loggers",
+    "NeptuneLoggerAddon": "loggers.addon",
     "NonFiniteAddon": "addons.non_finite",
     "OptionError": "errors",
     "OutOfMemory": "errors",
     "Plan": "events",
-    "PrefetchAddon": "addons.prefetch",
+    "PrefetchAddon": "addons.performance",
     "Progress": "events",
     "ProgressChecker": "base.progress",
     "RangeTest": "tools.lr_finder",
@@ -69,7 +69,7 @@ PUBLIC = {
     "Trainer": "trainer.trainer",
     "TrainerArgs": "jobs.trainer_args",
     "TrainerOptions": "base.addon_options",
-    "WandBLoggerAddon": "addons.loggers",
+    "WandBLoggerAddon": "loggers.addon",
     "WarmUpScheduler": "optim.schedulers",
     "WorkerError": "errors",
     "compare": "history.compare",
@@ -91,27 +91,27 @@ if TYPE_CHECKING:
     from nbtrain.addons.accumulation import AggregatedOutputs as AggregatedOutputs
     from nbtrain.addons.ema import EMAAddon as EMAAddon
     from nbtrain.engine.addon import AddOnBase as AddOnBase
-    from nbtrain.addons.environment import EnvironmentAddon as EnvironmentAddon
+    from nbtrain.addons.performance import EnvironmentAddon as EnvironmentAddon
     from nbtrain.addons.hooks import HooksAddon as HooksAddon
-    from nbtrain.addons.loggers import LoggersAddon as LoggersAddon
-    from nbtrain.addons.loggers import NeptuneLoggerAddon as NeptuneLoggerAddon
-    from nbtrain.addons.loggers import WandBLoggerAddon as WandBLoggerAddon
-    from nbtrain.addons.micro_batch import MicroBatchAddon as MicroBatchAddon
+    from nbtrain.loggers.addon import LoggersAddon as LoggersAddon
+    from nbtrain.loggers.addon import NeptuneLoggerAddon as NeptuneLoggerAddon
+    from nbtrain.loggers.addon import WandBLoggerAddon as WandBLoggerAddon
+    from nbtrain.addons.accumulation import MicroBatchAddon as MicroBatchAddon
     from nbtrain.addons.metrics import MetricsAddon as MetricsAddon
     from nbtrain.addons.multi_gpu import MultiGPUAddon as MultiGPUAddon
     from nbtrain.addons.non_finite import NonFiniteAddon as NonFiniteAddon
-    from nbtrain.addons.gradient_clip import GradientClipAddon as GradientClipAddon
+    from nbtrain.addons.gradients import GradientClipAddon as GradientClipAddon
     from nbtrain.addons.scheduler import SchedulerAddon as SchedulerAddon
-    from nbtrain.addons.compile import CompileAddon as CompileAddon
-    from nbtrain.addons.cuda_graph import CudaGraphAddon as CudaGraphAddon
-    from nbtrain.addons.prefetch import PrefetchAddon as PrefetchAddon
+    from nbtrain.addons.performance import CompileAddon as CompileAddon
+    from nbtrain.addons.performance import CudaGraphAddon as CudaGraphAddon
+    from nbtrain.addons.performance import PrefetchAddon as PrefetchAddon
     from nbtrain.addons.state_manager import StateManagerAddon as StateManagerAddon
     from nbtrain.addons.early_stopping import EarlyStoppingAddon as EarlyStoppingAddon
     from nbtrain.addons.limits import LimitsAddon as LimitsAddon
     from nbtrain.addons.system_monitor import SystemMonitorAddon as SystemMonitorAddon
     from nbtrain.addons.freeze import FreezeAddon as FreezeAddon
     from nbtrain.optim.param_groups import param_groups as param_groups
-    from nbtrain.addons.gradient_stats import GradientStatsAddon as GradientStatsAddon
+    from nbtrain.addons.gradients import GradientStatsAddon as GradientStatsAddon
     from nbtrain.history.compare import compare as compare
     from nbtrain.jobs.trainer_args import TrainerArgs as TrainerArgs
     from nbtrain.data.tensor_loader import TensorLoader as TensorLoader

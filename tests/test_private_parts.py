@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from nbtrain import RunPaused
 from nbtrain.addons import multi_gpu
-from nbtrain.addons.cuda_graph import GraphedTraining
+from nbtrain.addons.performance import GraphedTraining
 from nbtrain.data.resumable_loader import borrowed
 from nbtrain.engine.meter import snapshot
 from nbtrain.engine.step_module import _KnownMetrics

@@ -1,4 +1,4 @@
-"""The addons, one file each: `from nbtrain.addons import StateManagerAddon`. Each is imported when it is first used, as in `nbtrain`."""
+"""The addons, one file a capability: `from nbtrain.addons import StateManagerAddon`. Each is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import nbtrain
 
-__all__ = sorted(name for name, module in nbtrain.PUBLIC.items() if module.startswith("addons."))  # pyright: ignore[reportUnsupportedDunderAll]
+# Those for loggers are in `nbtrain.loggers`
+__all__ = sorted(name for name, module in nbtrain.PUBLIC.items() if module.startswith("addons.") or name.endswith("Addon"))  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..compat.hook_names import HOOK_NAMES, TrainHook, names_at
 from .early_stopping import EarlyStoppingAddon
-from .gradient_stats import GradientStatsAddon
+from .gradients import GradientStatsAddon
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Callback, active_callbacks, call_hook, listeners, notes, notifier
 from ..engine.hooks import HOOKS, check_names

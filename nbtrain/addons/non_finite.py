@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ..distributed.parallelism import local
 from .hooks import HooksAddon
-from .loggers import LoggersAddon, WebLoggerAddon
+from ..loggers.addon import LoggersAddon, WebLoggerAddon
 from ..engine.addon import AddOnBase
 from ..engine.callback import Stopper, active_callbacks
 from ..engine.protocol import EventSink, TrainerProtocol

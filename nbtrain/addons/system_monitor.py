@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from .gradient_clip import GradientClipAddon
+from .gradients import GradientClipAddon
 from .scheduler import SchedulerAddon
 from ..data.batch import batch_size
 from ..engine.addon import AddOnBase, Phase

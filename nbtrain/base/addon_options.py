@@ -46,29 +46,24 @@ if TYPE_CHECKING:
     from pathlib import Path
     from torch.distributed.tensor.parallel import ParallelStyle
     from typing import Any, Literal
-    from nbtrain.addons.accumulation import AccumulationAddon, AggregateOutputs, Reduction
-    from nbtrain.addons.compile import CompileAddon
-    from nbtrain.addons.cuda_graph import CudaGraphAddon
+    from nbtrain.addons.accumulation import AccumulationAddon, AggregateOutputs, MicroBatchAddon, Reduction
     from nbtrain.addons.early_stopping import EarlyStoppingAddon
     from nbtrain.addons.ema import EMAAddon
-    from nbtrain.addons.environment import EnvironmentAddon
     from nbtrain.addons.freeze import FreezeAddon
-    from nbtrain.addons.gradient_clip import GradientClipAddon
-    from nbtrain.addons.gradient_stats import GradientStatsAddon
+    from nbtrain.addons.gradients import GradientClipAddon, GradientStatsAddon
     from nbtrain.addons.hooks import Hooks, HooksAddon
     from nbtrain.addons.limits import LimitsAddon
-    from nbtrain.addons.loggers import LoggersAddon, NeptuneLoggerAddon, WandBLoggerAddon
     from nbtrain.addons.metrics import MetricsAddon
-    from nbtrain.addons.micro_batch import MicroBatchAddon
     from nbtrain.addons.multi_gpu import MultiGPUAddon
     from nbtrain.addons.non_finite import NonFinite, NonFiniteAddon
-    from nbtrain.addons.prefetch import PrefetchAddon
+    from nbtrain.addons.performance import CompileAddon, CudaGraphAddon, EnvironmentAddon, PrefetchAddon
     from nbtrain.addons.scheduler import SchedulerAddon
     from nbtrain.addons.state_manager import SaveType, SaveWeights, StateManagerAddon
     from nbtrain.addons.system_monitor import SystemMonitorAddon, TokenCount
     from nbtrain.checkpoint.files import SaveFormat
     from nbtrain.distributed.parallelism import Parallelize
     from nbtrain.events import MonitorMode
+    from nbtrain.loggers.addon import LoggersAddon, NeptuneLoggerAddon, WandBLoggerAddon
 
     ShippedAddon: TypeAlias = (
         type[AccumulationAddon]

@@ -13,8 +13,8 @@ from weakref import WeakSet
 
 from .. import addons as shipped
 from ..addons.accumulation import AccumulationAddon
-from ..addons.compile import CompileAddon
-from ..addons.gradient_clip import GradientClipAddon
+from ..addons.performance import CompileAddon
+from ..addons.gradients import GradientClipAddon
 from ..addons.hooks import HooksAddon
 from ..addons.non_finite import NonFiniteAddon
 from ..addons.scheduler import SchedulerAddon

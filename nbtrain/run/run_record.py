@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from ..addons.compile import CompileAddon
+from ..addons.performance import CompileAddon
 from ..data.loader import innermost
 from ..data.named_loaders import named_loaders
 from ..data.several_loaders import n_batches

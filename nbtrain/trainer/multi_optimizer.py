@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from typing_extensions import Unpack
 
 from ..addons.accumulation import AccumulationAddon
-from ..addons.cuda_graph import CudaGraphAddon
+from ..addons.performance import CudaGraphAddon
 from ..addons.multi_gpu import MultiGPUAddon
 from ..annotations import checked
 from ..distributed.devices import Device

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
-from ..addons.gradient_clip import GradientClipAddon
+from ..addons.gradients import GradientClipAddon
 from ..addons.hooks import Hooks, HooksAddon
 from ..addons.non_finite import NonFinite
 from ..annotations import checked

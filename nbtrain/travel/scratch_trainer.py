@@ -20,7 +20,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from ..state.keeper import n_finished
-from ..addons.loggers import LoggersAddon, WebLoggerAddon
+from ..loggers.addon import LoggersAddon, WebLoggerAddon
 from ..addons.non_finite import NonFiniteAddon
 from ..addons.state_manager import StateManagerAddon
 from ..addons.system_monitor import SystemMonitorAddon

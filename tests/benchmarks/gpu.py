@@ -22,9 +22,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbtrain import AddOnBase, Event, Trainer
-from nbtrain.addons.compile import CompileAddon
-from nbtrain.addons.cuda_graph import CudaGraphAddon
-from nbtrain.addons.prefetch import PrefetchAddon
+from nbtrain.addons.performance import CompileAddon, CudaGraphAddon, PrefetchAddon
 from nbtrain.views.terminal import View
 
 BATCH, EPOCHS = 64, 6

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from nbtrain import AccumulationAddon, AggregatedOutputs, Event, GradientClipAddon, StateManagerAddon, Trainer
-from nbtrain.addons.window_length import window_of_samples, window_of_tokens
+from nbtrain.addons.accumulation import window_of_samples, window_of_tokens
 from nbtrain.errors import ConfigError, StepError
 
 N_IGNORED = -100

@@ -19,9 +19,16 @@ from samples import Regress, make_data, make_loader, make_model, make_trainer, m
 from torch import nn
 
 from nbtrain import AddOnBase, ConfigError, OptionError, StateManagerAddon, StepError, Trainer
-from nbtrain.addons.compile import CompileAddon, compile_in_place
-from nbtrain.addons.cuda_graph import CudaGraphAddon, CudaGraphs, Graphs, _constants, form_of
-from nbtrain.addons.prefetch import PrefetchAddon
+from nbtrain.addons.performance import (
+    CompileAddon,
+    CudaGraphAddon,
+    CudaGraphs,
+    Graphs,
+    PrefetchAddon,
+    _constants,
+    compile_in_place,
+    form_of,
+)
 from nbtrain.data.batch import tensors
 from nbtrain.data.prefetch import Prefetcher
 
@@ -183,7 +190,7 @@ class Copies:
 
 def test_both_loaders_are_read_ahead_and_the_weights_stay_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = Copies()
-    monkeypatch.setattr("nbtrain.addons.prefetch.prefetch", lambda loader, device: Prefetcher(loader, copies))
+    monkeypatch.setattr("nbtrain.addons.performance.prefetch", lambda loader, device: Prefetcher(loader, copies))
     plain, ahead = make_trainer(), make_trainer(Regress.add_on(PrefetchAddon))
     for trainer in (plain, ahead):
         torch.manual_seed(5)
@@ -196,7 +203,7 @@ def test_both_loaders_are_read_ahead_and_the_weights_stay_the_same(monkeypatch: 
 def test_prefetching_leaves_alone_what_it_is_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, loader = make_trainer(Regress.add_on(PrefetchAddon)), make_loader()
     assert trainer.read_loader(loader, training=True) is loader  # on the CPU
-    monkeypatch.setattr("nbtrain.addons.prefetch.prefetch", lambda loader, device: "ahead")
+    monkeypatch.setattr("nbtrain.addons.performance.prefetch", lambda loader, device: "ahead")
     assert trainer.read_loader(loader, training=True) == "ahead" and trainer.read_loader([loader, loader], training=True) == [
         loader,
         loader,
@@ -205,7 +212,7 @@ def test_prefetching_leaves_alone_what_it_is_not_for(monkeypatch: pytest.MonkeyP
 
 
 def test_a_run_resumed_in_mid_epoch_is_exact_with_batches_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("nbtrain.addons.prefetch.prefetch", lambda loader, device: Prefetcher(loader, Copies()))
+    monkeypatch.setattr("nbtrain.addons.performance.prefetch", lambda loader, device: Prefetcher(loader, Copies()))
     kind = Regress.add_on(PrefetchAddon, StateManagerAddon)
 
     def trained(folder: str, **options: Any) -> Any:

@@ -50,7 +50,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take much longer to import a client and to connect it."""
     for kind in (WandBLoggerAddon, NeptuneLoggerAddon):
         monkeypatch.setattr(kind, "wait_s", 600.0)
-    for name in ("addons.loggers._LOCAL_S", "addons.loggers._AWAY_S", "loggers.wandb._INIT_S", "loggers.wandb._FINISH_S"):
+    for name in ("loggers.addon._LOCAL_S", "loggers.addon._AWAY_S", "loggers.wandb._INIT_S", "loggers.wandb._FINISH_S"):
         monkeypatch.setattr(f"nbtrain.{name}", 600.0)
     monkeypatch.setenv("WANDB__SERVICE_WAIT", "600")
 
@@ -445,7 +445,7 @@ import sys, threading, time
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from samples import Regress, make_loader, make_trainer
 from nbtrain import LoggersAddon, WandBLoggerAddon
-import nbtrain.addons.loggers, nbtrain.loggers.background
+import nbtrain.loggers.addon, nbtrain.loggers.background
 {PATIENT}
 trained = threading.Event()  # a client that has started only after the run
 """
@@ -502,7 +502,7 @@ class Late(DummyLogger):
     def log_metrics(self, metrics, step=None):
         if "train_loss" in metrics:
             print(step, file=open("steps.txt", "a"))
-nbtrain.addons.loggers._AWAY_S = 0.1
+nbtrain.loggers.addon._AWAY_S = 0.1
 make_trainer(Regress.add_on(LoggersAddon), loggers=[Late()]).run(2, make_loader())
 trained.set()
 """
@@ -835,7 +835,7 @@ def test_a_client_that_hangs_holds_up_neither_beginning_nor_end(monkeypatch: pyt
 def test_two_services_that_are_away_are_waited_for_at_the_same_time_and_less_in_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nbtrain.addons.loggers._AWAY_S", 2.0)
+    monkeypatch.setattr("nbtrain.loggers.addon._AWAY_S", 2.0)
     monkeypatch.setattr("nbtrain.loggers.background._SHORT_WAIT_S", 0.2)
     asked, go_on, waited = Semaphore(0), threading.Event(), joins(monkeypatch)
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 from nbtrain import MultiOptimizerTrainer, StepError, Trainer
-from nbtrain.addons.accumulation import AccumulationAddon
-from nbtrain.addons.micro_batch import MicroBatchAddon
+from nbtrain.addons.accumulation import AccumulationAddon, MicroBatchAddon
 from nbtrain.data.batch import batch_size, can_split, split, why_guessed
 from nbtrain.engine.meter import Meter
 from nbtrain.errors import OutOfMemory

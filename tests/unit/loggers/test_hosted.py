@@ -104,7 +104,7 @@ def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("nbtrain.addons.loggers._LOCAL_S", 600.0)
+    monkeypatch.setattr("nbtrain.loggers.addon._LOCAL_S", 600.0)
     monkeypatch.setattr(hosted, "_OPEN", set())
 
 

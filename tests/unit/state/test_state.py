@@ -12,10 +12,10 @@ from samples import Regress, make_loader, make_trainer, make_valid
 
 from nbtrain import MultiGPUAddon, StateManagerAddon
 from nbtrain.addons.multi_gpu import _pool
-from nbtrain.state.replica import load_replica_state, take_state
 from nbtrain.distributed.worker import dumps, loads
 from nbtrain.engine.train_state import TrainState
 from nbtrain.history.history import History
+from nbtrain.state.replica import load_replica_state, take_state
 
 
 @pytest.fixture(autouse=True)
