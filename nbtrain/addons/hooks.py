@@ -99,7 +99,7 @@ def _name(function: Any) -> str:
 
 
 # %% ../../nbs/addons/hooks.ipynb #65f19486
-class _Window:
+class _UpdateBatches:
     """The batches since the last update."""
 
     def __init__(self, trainer: TrainerProtocol, keeps: bool) -> None:
@@ -149,7 +149,7 @@ class _At:
 
     pl_trainer: L.Trainer
     module: L.LightningModule
-    window: _Window
+    window: _UpdateBatches
     given: tuple[Any, ...]
 
     @property
@@ -216,7 +216,7 @@ class _Dispatch(Callback):
     def __init__(self, trainer: TrainerProtocol, hooks: Mapping[str, list[_Bound]]) -> None:
         self.trainer, self.hooks = trainer, hooks
         wants = [bound.n_arguments for name in names_at("on_train_batch_end.last") for bound in hooks.get(name, ())]
-        self.window = _Window(trainer, keeps=max(wants, default=0) > 1)
+        self.window = _UpdateBatches(trainer, keeps=max(wants, default=0) > 1)
         for method in dict.fromkeys(point.method for point in HOOKS if point.name not in _ENDS):
             moments = {point.name: names for point in HOOKS if point.method == method and (names := self._waiting(point.name))}
             if moments or (wants and method == "on_train_batch_start"):

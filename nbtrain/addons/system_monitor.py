@@ -28,7 +28,7 @@ from ..errors import AddOnError
 from ..loggers.step_points import tokens_in
 
 # %% auto #0
-__all__ = ["TokenCount", "memory", "Span", "SystemMonitorAddon"]
+__all__ = ["TokenCount", "memory", "BatchSums", "SystemMonitorAddon"]
 
 
 # %% ../../nbs/addons/system_monitor.ipynb #397f8a69
@@ -46,7 +46,7 @@ def memory(device: torch.device) -> dict[str, float]:
 
 # %% ../../nbs/addons/system_monitor.ipynb #893ef557
 @dataclass
-class Span:
+class BatchSums:
     """Sums over consecutive training batches: samples, tokens, seconds of waiting and seconds of computing."""
 
     n_batches: int = 0
@@ -77,7 +77,7 @@ TokenCount = Callable[[Any], int]
 class _Monitor(L.Callback):
     def __init__(self, addon: SystemMonitorAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer, self.clock = addon, trainer, addon.clock
-        self.window, self.epoch = Span(), Span()  # the batches since the last measurement, and those of the epoch
+        self.window, self.epoch = BatchSums(), BatchSums()  # the batches since the last measurement, and those of the epoch
         self._began_s = self._ended_s = 0.0  # the last batch
         self._due_s = -math.inf  # the next measurement
         self._has_tokens: bool | None = None
@@ -91,7 +91,7 @@ class _Monitor(L.Callback):
         self._device = pl_trainer.strategy.root_device
         if self.addon.throughput and self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
-        self.window, self.epoch = Span(), Span()
+        self.window, self.epoch = BatchSums(), BatchSums()
         self._ended_s = self.clock()
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
@@ -134,12 +134,12 @@ class _Monitor(L.Callback):
             values["grad_norm"] = get_total_norm([p.grad for group in groups for p in group["params"] if p.grad is not None])
         for name, value in {**values, **memory(self.trainer.device)}.items():
             module.log(name, value, on_step=True, on_epoch=False, batch_size=1, logger=bool(module.trainer.loggers))
-        self.window = Span()
+        self.window = BatchSums()
         self._ended_s = self.clock()
 
 
 # %% ../../nbs/addons/system_monitor.ipynb #9807c5a8
-def _throughput(epoch: Span, device: torch.device, late_s: Callable[[], float]) -> dict[str, float]:
+def _throughput(epoch: BatchSums, device: torch.device, late_s: Callable[[], float]) -> dict[str, float]:
     """The rates of an epoch. `late_s`: returns the seconds since the end of its last batch; called after the device has finished."""
     if not epoch.n_batches:
         return {}

@@ -5,6 +5,7 @@
 # %% ../../nbs/config/document.ipynb #0d99f919
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import yaml
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["Key", "At", "dotted", "Problem", "Problems", "child_key", "Document", "parse_yaml", "read_yaml"]
+__all__ = ["Key", "At", "dotted", "Problem", "Problems", "child_key", "literal", "Document", "parse_yaml", "read_yaml"]
 
 # %% ../../nbs/config/document.ipynb #1a33afa2
 Key = str | int
@@ -90,6 +91,17 @@ def _room(holder: Any, key: Key, at: At) -> Any:
     else:
         holder.setdefault(found, None)
     return found
+
+
+# %% ../../nbs/config/document.ipynb #db51f649
+def literal(text: str) -> Any:
+    """Read `text` as a Python literal, with true and false in any case; otherwise return the text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
 
 
 # %% ../../nbs/config/document.ipynb #bb757d26
@@ -188,7 +200,7 @@ _MAX_VALUES = 100_000
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
-class _Reader:
+class _YamlReader:
     """Turns the nodes of one YAML text into a document."""
 
     def __init__(self, text: str, name: str, problems: Problems) -> None:
@@ -241,7 +253,7 @@ def parse_yaml(text: str, name: str = "<text>") -> Document:
     """Parse a YAML text; `name` is the file name in places. Raises ConfigError for invalid YAML, and for anything but a mapping."""
     problems = Problems()
     try:
-        reader = _Reader(text, name, problems)
+        reader = _YamlReader(text, name, problems)
         data = reader.read()
     except yaml.YAMLError as error:
         mark, what = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error).splitlines()[0]

@@ -5,7 +5,6 @@
 # %% ../../nbs/config/instantiate.ipynb #f67a345a
 from __future__ import annotations
 
-import ast
 import builtins
 import inspect
 import re
@@ -14,19 +13,16 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from traceback import extract_tb
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .document import At, Document, Problems, dotted
+from .document import At, Document, Problems, dotted, literal
 from .trust import check_arguments, check_found, check_written
 from ..compat.module_names import current_name
 from ..errors import ConfigError, NbtrainError, add_note, first_line, nearest
 from ..source.user_code import is_user_file
 
-if TYPE_CHECKING:
-    from nbtrain.config.schema import Settings
-
 # %% auto #0
-__all__ = ["load_name", "importable_name", "named", "literal", "load_checked", "Maker", "check_value", "check_name", "check_call"]
+__all__ = ["load_name", "importable_name", "named", "load_checked", "Maker", "check_value", "check_name", "check_call"]
 
 
 # %% ../../nbs/config/instantiate.ipynb #a663f895
@@ -109,17 +105,6 @@ def named(value: Any) -> Any:
     return importable_name(value) if callable(value) else value
 
 
-# %% ../../nbs/config/instantiate.ipynb #db51f649
-def literal(text: str) -> Any:
-    """Read `text` as a Python literal, with true and false in any case; otherwise return the text."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
-
-
 # %% ../../nbs/config/instantiate.ipynb #43d9dcec
 def load_checked(name: Any, at: At, document: Document, problems: Problems, short: str = "") -> Any:
     """Call `load_name`; if it fails, add a problem and return None."""
@@ -148,7 +133,7 @@ class Maker:
     """Makes the objects of a configuration. `settings` is the value of `$!(self)`."""
 
     document: Document
-    settings: Settings | None = None
+    settings: object = None
     made: dict[At, Any] = field(default_factory=dict)
     _open: list[At] = field(default_factory=list)
 

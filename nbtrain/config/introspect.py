@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .document import At, Problems, dotted
-from .instantiate import importable_name, literal
+from .document import At, Problems, dotted, literal
+from .instantiate import importable_name
 from .overrides import escape
 from ..errors import ConfigError, first_line
 from ..source.redaction import blot_out

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .document import At, Document, Problems, dotted
-from .instantiate import literal
+from .document import At, Document, Problems, dotted, literal
 from ..errors import nearest
 
 # %% auto #0
@@ -241,10 +240,10 @@ def shown_fields(kind: type[Any]) -> dict[str, Field[Any]]:
 
 def read_settings(kind: type[Kind], document: Document, problems: Problems) -> Kind:
     """Read the dataclass `kind` from `document`. Invalid values are added to `problems` and replaced by their defaults."""
-    return _Reader(document, problems).section(kind, document.data, ())
+    return _SectionReader(document, problems).section(kind, document.data, ())
 
 
-class _Reader:
+class _SectionReader:
     def __init__(self, document: Document, problems: Problems) -> None:
         self.document, self.problems = document, problems
 

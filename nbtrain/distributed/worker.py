@@ -37,7 +37,19 @@ from ..remote_errors import own_error, remake
 from ..tracebacks import user_frames
 
 # %% auto #0
-__all__ = ["dumps", "loads", "Task", "Failure", "describe_failure", "Terminated", "Channel", "LateReduce", "Agreement", "Rank", "main"]
+__all__ = [
+    "dumps",
+    "loads",
+    "WorkerTask",
+    "RankFailure",
+    "describe_failure",
+    "Terminated",
+    "Channel",
+    "LateReduce",
+    "Agreement",
+    "Rank",
+    "main",
+]
 
 
 # %% ../../nbs/distributed/worker.ipynb #d156a3fd
@@ -56,7 +68,7 @@ def loads(data: bytes) -> Any:
 
 # %% ../../nbs/distributed/worker.ipynb #fa7a8181
 @dataclass(frozen=True)
-class Task:
+class WorkerTask:
     """The work of one rank of `world_size`. `payload`: a pickled function of a `Rank`. `meeting`: where the ranks find each other."""
 
     number: int
@@ -71,7 +83,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Failure:
+class RankFailure:
     """An error of a rank. `error`: the exception, pickled if possible. `lost_peer`: the rank only lost the connection to another one."""
 
     rank: int
@@ -90,15 +102,15 @@ class Failure:
 _LOST_PEER = re.compile("gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|recvValue failed", re.IGNORECASE)
 
 
-def describe_failure(error: BaseException, rank: int) -> Failure:
-    """Make a Failure of `error`, which this rank has just caught."""
+def describe_failure(error: BaseException, rank: int) -> RankFailure:
+    """Make a RankFailure of `error`, which this rank has just caught."""
     error = own_error(error) or error
     last = traceback.extract_tb(error.__traceback__)[-3:]
     text = str(error)
     lost = isinstance(error, dist.DistError) or (type(error) in (RuntimeError, ConnectionError) and bool(_LOST_PEER.search(text)))
     shown = user_frames(error) or "".join(traceback.format_list(last))
     whole = "".join(traceback.format_exception(error))
-    return Failure(rank, time.monotonic(), type(error).__name__, text, shown, whole, _pickled(error), lost)
+    return RankFailure(rank, time.monotonic(), type(error).__name__, text, shown, whole, _pickled(error), lost)
 
 
 def _pickled(error: BaseException) -> bytes | None:
@@ -134,7 +146,7 @@ class Channel:
 
     def __init__(self, connection: Connection) -> None:
         self.commands: list[Any] = []
-        self.tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()  # None: no more tasks
+        self.tasks: queue.SimpleQueue[WorkerTask | None] = queue.SimpleQueue()  # None: no more tasks
         self._connection, self._parent = connection, os.getppid()
         self._lock = threading.Lock()
         self._sigterm, self._reported = threading.Event(), False
@@ -289,7 +301,7 @@ def main(descriptor: int, preload: Sequence[str]) -> None:
         channel.send("result", (result, has_threads))
 
 
-def _do(task: Task, channel: Channel, keep: frozenset[str]) -> bytes:
+def _do(task: WorkerTask, channel: Channel, keep: frozenset[str]) -> bytes:
     channel.begin()
     _clear(keep)
     sys.path[:] = task.path
@@ -304,7 +316,7 @@ def _do(task: Task, channel: Channel, keep: frozenset[str]) -> bytes:
 
 
 @contextmanager
-def _process_group(task: Task) -> Iterator[None]:
+def _process_group(task: WorkerTask) -> Iterator[None]:
     """Set up torch.distributed for one task."""
     place = task.meeting
     store = FileStore(place, task.world_size) if isinstance(place, str) else TCPStore(*place, is_master=False)

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 import cloudpickle
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from .worker import Failure, Rank, Task, dumps, loads
+from .worker import RankFailure, Rank, WorkerTask, dumps, loads
 from ..errors import WorkerError, add_note
 from ..source.redaction import environment_variables
 from ..source.source_code import reach
@@ -239,7 +239,7 @@ class _Outcome:
     def __init__(self, n: int) -> None:
         self.running = set(range(n))
         self.results: dict[int, Any] = {}
-        self.failures: dict[int, Failure] = {}
+        self.failures: dict[int, RankFailure] = {}
         self.exit_codes: dict[int, int] = {}
 
     @property
@@ -259,7 +259,7 @@ class _Outcome:
         self.running.discard(rank)
         self.exit_codes[rank] = exit_code
 
-    def cause(self) -> Failure | int:
+    def cause(self) -> RankFailure | int:
         """The failure that caused the others, or the rank that died."""
         failures = sorted(self.failures.values(), key=lambda failure: failure.time_s)
         causes = [failure for failure in failures if not failure.lost_peer]
@@ -377,7 +377,7 @@ class Launch:
         self._outcome = _Outcome(n)
         self._kill_at_s = float("inf")
         for number, worker in enumerate(self._workers):
-            worker.send("task", Task(number, n, data, backend, self._meeting.place, str(Path.cwd()), sys.path, environment, texts))
+            worker.send("task", WorkerTask(number, n, data, backend, self._meeting.place, str(Path.cwd()), sys.path, environment, texts))
 
     def __enter__(self) -> Launch:
         return self

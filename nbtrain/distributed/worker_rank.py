@@ -70,7 +70,7 @@ class WorkerEnvironment(ClusterEnvironment):
 
 
 # %% ../../nbs/distributed/worker_rank.ipynb #5be0a1c4
-class _Sender:
+class _EventSender:
     """Sends the events of a replica to the process that started the run."""
 
     def __init__(self, send: Callable[[Event], None]) -> None:
@@ -91,7 +91,7 @@ def begin_copy(
     trainer.control.begin(change)
     trainer.control.thread = threading.current_thread()
     if update is not None:
-        trainer.sinks.append(_Sender(update))
+        trainer.sinks.append(_EventSender(update))
 
 
 # %% ../../nbs/distributed/worker_rank.ipynb #17a8b982

@@ -23,7 +23,7 @@ from ..history.run_folder import load_run, run_folders
 from .trainer_args import TrainerArgs
 
 # %% auto #0
-__all__ = ["choices", "Point", "grid", "run_sweep", "compare_sweep"]
+__all__ = ["choices", "GridPoint", "grid", "run_sweep", "compare_sweep"]
 
 # %% ../../nbs/jobs/sweep.ipynb #0d4cb11a
 _MAX_POINTS = 10_000
@@ -53,7 +53,7 @@ def choices(value: str | None) -> list[str | None]:
 
 # %% ../../nbs/jobs/sweep.ipynb #3386c68a
 @dataclass(frozen=True)
-class Point:
+class GridPoint:
     """One run of a sweep: its overrides, and those that vary between the runs."""
 
     overrides: list[Override]
@@ -66,7 +66,7 @@ class Point:
         return re.sub(r"[^\w=,.+-]", "_", text) or "run"
 
 
-def grid(overrides: Sequence[Override]) -> list[Point]:
+def grid(overrides: Sequence[Override]) -> list[GridPoint]:
     """All combinations of the values of the overrides; the last one varies fastest."""
     options = [choices(override.value) for override in overrides]
     _check_length(prod(map(len, options)))
@@ -74,11 +74,11 @@ def grid(overrides: Sequence[Override]) -> list[Point]:
     points = []
     for values in itertools.product(*options):
         at_point = [Override(o.at, value, o.deletes, o.text) for o, value in zip(overrides, values)]
-        points.append(Point(at_point, {o.text[2:]: o.value for o, own in zip(at_point, varied) if own}))
+        points.append(GridPoint(at_point, {o.text[2:]: o.value for o, own in zip(at_point, varied) if own}))
     return points
 
 
-def _command(files: Sequence[str], point: Point, folder: Path, trust: bool) -> list[str]:
+def _command(files: Sequence[str], point: GridPoint, folder: Path, trust: bool) -> list[str]:
     words = [f"{o.text}={o.value}" if o.value is not None else o.text for o in point.overrides]
     given = [word for file in files for word in ("-f", file)] + words
     last = [f"--checkpoint.save_dir={folder / point.name}", "--checkpoint.no_save=false", "--enable_progress_bar=false"]
@@ -91,7 +91,7 @@ def _how_it_ended(code: int, output: Path) -> str:
     return "done" if code == 0 else f"failed with exit code {code}, see {output}"
 
 
-def _run_points(points: Sequence[Point], jobs: int, start: Callable[[Point], int]) -> dict[str, int]:
+def _run_points(points: Sequence[GridPoint], jobs: int, start: Callable[[GridPoint], int]) -> dict[str, int]:
     """Call `start` for each point, `jobs` at a time. Returns the results by name.
 
     Ctrl-C in a terminal reaches the runs too: those in progress are waited for, and the others are not started.
@@ -131,7 +131,7 @@ def run_sweep(
     except OSError as error:
         raise ConfigError(f"{str(folder)!r} can't be made: {error.strerror}.", remedy="Give another folder with -o.") from error
 
-    def start(point: Point) -> int:
+    def start(point: GridPoint) -> int:
         place = Path(folder) / point.name
         place.mkdir(exist_ok=True)
         with (place / "output.txt").open("w") as output:

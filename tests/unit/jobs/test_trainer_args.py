@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from nbtrain import ConfigError, ModelTrainer, StateManagerAddon, TrainerArgs, compare, load_run
 from nbtrain.checkpoint.files import read_checkpoint
 from nbtrain.cli import main
-from nbtrain.config.instantiate import literal
+from nbtrain.config.document import literal
 from nbtrain.config.schema import Precision, Settings, describe_fields, shown_fields
 from nbtrain.engine import precision
 from nbtrain.examples.mlp import MLP, SimpleDataset
