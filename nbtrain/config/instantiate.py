@@ -17,7 +17,7 @@ from typing import Any
 
 from .document import At, Document, Problems, dotted, literal
 from .trust import check_arguments, check_found, check_written
-from ..compat.module_names import current_name
+from ..compat.config_fields import current_name
 from ..errors import ConfigError, NbtrainError, add_note, first_line, nearest
 from ..source.user_code import is_user_file
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..annotations import checked
-from ..compat.result_keys import result_of
+from ..compat.keys import result_of
 from ..events import Event, MonitorMode, Progress, Status
 from ..views import html, plots, text
 from ..views.curve import FEW_EPOCHS, measured_curve

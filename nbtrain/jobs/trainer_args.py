@@ -15,8 +15,7 @@ import yaml
 
 from ..annotations import checked
 from ..tracebacks import boundary
-from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, translate_fields
-from ..compat.module_names import translate_addons
+from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, translate_addons, translate_fields
 from ..config.compute_plan import accumulation, plan_compute
 from ..config.document import Document, Problems, read_yaml
 from ..config.instantiate import named

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from typing_extensions import Unpack
 
 from ..annotations import checked
-from ..compat.model_keys import label_key, prediction_of
+from ..compat.keys import label_key, prediction_of
 from ..data.batch import describe
 from ..data.loader import is_dataset
 from ..data.named_loaders import Loaders

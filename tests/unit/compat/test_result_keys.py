@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from nbtrain.compat.model_keys import label_key, prediction_of
-from nbtrain.compat.result_keys import result_of
+from nbtrain.compat.keys import label_key, prediction_of, result_of
 
 TRAINED = {"epoch": 1, "train_loss": 0.9}
 VALIDATED = {"epoch": 2, "train_loss": 0.5, "val_loss": 0.7}
