@@ -46,11 +46,11 @@ PUBLIC = {
     "Plan": "events",
     "PrefetchAddon": "addons.performance",
     "Progress": "events",
-    "ProgressChecker": "base.progress",
+    "ProgressChecker": "base.progress_checker",
     "RangeTest": "tools.lr_finder",
     "Replay": "travel.replay",
     "Rewound": "travel.rewind",
-    "RunHandle": "run.run_handle",
+    "RunHandle": "run.handle",
     "RunPaused": "errors",
     "RunStopped": "errors",
     "RunResult": "history.history",
@@ -138,7 +138,7 @@ if TYPE_CHECKING:
     from nbtrain.compat.hook_names import TrainHook as TrainHook
     from nbtrain.travel.replay import Replay as Replay
     from nbtrain.travel.rewind import Rewound as Rewound
-    from nbtrain.run.run_handle import RunHandle as RunHandle
+    from nbtrain.run.handle import RunHandle as RunHandle
     from nbtrain.trainer.model_trainer import ModelTrainer as ModelTrainer
     from nbtrain.trainer.multi_optimizer import MultiOptimizerTrainer as MultiOptimizerTrainer
     from nbtrain.data.task_loader import Task as Task
@@ -158,7 +158,7 @@ if TYPE_CHECKING:
     from nbtrain.optim.schedulers import warmup_cosine as warmup_cosine
     from nbtrain.data.seeded_loader import SeededLoader as SeededLoader
     from nbtrain.base.addon_options import TrainerOptions as TrainerOptions
-    from nbtrain.base.progress import ProgressChecker as ProgressChecker
+    from nbtrain.base.progress_checker import ProgressChecker as ProgressChecker
     from nbtrain.trainer.trainer import Trainer as Trainer
 
 

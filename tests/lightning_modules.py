@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 from torchmetrics import MeanSquaredError
 
 from nbtrain import Trainer
-from nbtrain.run.lightning_run import quiet
+from nbtrain.run.lightning_trainer import quiet
 
 Seen = list[Any]
 _HOOKS = (

@@ -35,7 +35,7 @@ from nbtrain.loops.fast_step import find_step
 from nbtrain.loops.lean_evaluation import LeanEvaluationLoop
 from nbtrain.loops.lean_loops import use_lean_loops
 from nbtrain.loops.lean_training import LeanEpochLoop
-from nbtrain.run.lightning_run import _bring_back
+from nbtrain.run.lightning_trainer import _bring_back
 
 
 # -- the page

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningRateFinder, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningRateFinder, OnExceptionCheckpoint, ProgressBar
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 from torch.optim import Optimizer
@@ -25,13 +25,14 @@ from ..annotations import check_values, parameter_hints
 from ..data.several_loaders import n_batches
 from ..errors import ConfigError, OptionError, first_line, nearest
 from ..events import MonitorMode, known_mode
-from .lightning_args import as_list
 
 # %% auto #0
 __all__ = [
     "of_lightning",
     "check_lightning_names",
     "check_lightning",
+    "as_list",
+    "asks_for_bar",
     "accumulates",
     "check_save_path",
     "check_model",
@@ -89,6 +90,16 @@ def check_lightning(arguments: Mapping[str, Any], *, wraps_module: bool = False)
     hints = {f"lightning[{name!r}]": hint for name, hint in parameter_hints(L.Trainer.__init__).items() if name != "strategy"}
     check_values({f"lightning[{name!r}]": value for name, value in arguments.items()}, hints)
     return dict(arguments)
+
+
+def as_list(given: Any) -> list[Any]:
+    """A list of the items in `given`, which may be a list, a single item or None, as in Lightning's arguments."""
+    return given if isinstance(given, list) else [] if given is None else [given]
+
+
+def asks_for_bar(arguments: Mapping[str, Any]) -> bool:
+    """Whether `lightning={...}` has one of Lightning's progress bars, such as RichProgressBar, which then shows the runs."""
+    return any(isinstance(callback, ProgressBar) for callback in as_list(arguments.get("callbacks")))
 
 
 def accumulates(arguments: Mapping[str, Any]) -> bool:

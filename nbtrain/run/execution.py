@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.data import _set_sampler_epoch, sized_len
@@ -27,14 +27,11 @@ from ..loops.lean_loops import use_lean_loops
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
 from ..events import Status
-from .data_source import is_data_source, read_evaluated, read_source
+from .data_module import is_data_source, read_evaluated, read_source
 from .interrupts import keep_handler, signals_stop
-from .lightning_run import continue_counts, driving
-from ..base.lightning_trainer import make_pl_trainer
+from .lightning_trainer import continue_counts, driving, make_pl_trainer
+from ..base.trainer_base import TrainerBase
 from .outcome import name_place
-
-if TYPE_CHECKING:
-    from nbtrain.base.trainer_base import TrainerBase
 
 # %% auto #0
 __all__ = ["why_stopped", "LoaderModule", "batch_size_module", "Execution", "execute_replica"]
@@ -111,7 +108,9 @@ class Execution:
                     if trainer.mode == "test":
                         self._test(pl_trainer, module)
                     else:
-                        self._fit(pl_trainer, module)
+                        continue_counts(pl_trainer, trainer.train_state.counts)
+                        with self._read(module) as given:
+                            pl_trainer.fit(module, **given)
             except Leave as leave:
                 return self._left(pl_trainer, str(leave))
         if trainer.mode == "train" and trainer.train_state.counts.epoch < self.goal:
@@ -128,24 +127,24 @@ class Execution:
                 pl_trainer.validate(module, read_evaluated(self.trainer, module, self.valid_loader), verbose=False)
             pl_trainer.test(module, read_evaluated(self.trainer, module, self.loader), verbose=False)
 
-    def _fit(self, pl_trainer: L.Trainer, module: StepModule) -> None:
+    @contextmanager
+    def _read(self, module: StepModule) -> Iterator[dict[str, Any]]:
+        """A context in which the loaders are read. Yields the arguments for Lightning's `fit`."""
         trainer, valid = self.trainer, None
-        continue_counts(pl_trainer, trainer.train_state.counts)
         if isinstance(module, LoaderModule):
-            pl_trainer.fit(module)
+            yield {}
             return
         if is_data_source(self.loader):
             trainer.state_holder.read_elsewhere()
             with read_source(trainer, module, self.loader) as given:
-                pl_trainer.fit(module, **given)
+                yield given
             return
         if self.valid_loader is not None:
             valid = self._rereadable(read_evaluated(trainer, module, self.valid_loader))
         loader = self._rereadable(self._kept(trainer.read_loader(as_loader(self.loader), training=True), valid))
-        _set_sampler_epoch(
-            loader, trainer.train_state.counts.epoch
-        )  # Lightning does it too late for a loader without a length, which it prefetches from
-        pl_trainer.fit(module, loader, valid)
+        # Lightning does it too late for a loader without a length, which it prefetches from
+        _set_sampler_epoch(loader, trainer.train_state.counts.epoch)
+        yield {"train_dataloaders": loader, "val_dataloaders": valid}
 
     def _kept(self, loader: Iterable[Any], valid: Iterable[Any] | None) -> Iterable[Any]:
         """Wrap `loader` so that its place can be kept in memory, if the run keeps states."""

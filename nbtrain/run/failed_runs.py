@@ -12,15 +12,13 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from types import CellType, FrameType, FunctionType, GeneratorType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet, ref
 
 from ..source.user_code import is_user, module_of
 from ..tracebacks import clear_frames
 from ..views.notebook import get_shell, in_shell, is_watched
-
-if TYPE_CHECKING:
-    from nbtrain.base.trainer_base import TrainerBase
+from ..base.trainer_base import TrainerBase
 
 # %% auto #0
 __all__ = ["pauses_on_error", "needs_thread", "is_reachable", "drop_failure", "drop_unreachable", "keep_watch"]

@@ -31,7 +31,7 @@ from ..optim.schedulers import scale_lr
 from ..base.trainer_base import TrainerBase
 from .redefined import adopt_redefined
 from ..tracebacks import free_last_error
-from .run_handle import RunHandle
+from .handle import RunHandle
 from ..views.notebook import NotebookView
 from ..views.text import format_value
 
@@ -225,7 +225,7 @@ class TrainerPauses(TrainerBase):
         """The handle of the current run."""
         if self.control.state == "idle":
             raise ConfigError("No run is in progress.", remedy="Start one with run(n_epoch, loader).")
-        if self.handle is None or not self.handle.is_on:
+        if not isinstance(self.handle, RunHandle) or not self.handle.is_on:
             raise ConfigError(
                 "This run has the main thread, so it can't be paused and resumed.",
                 remedy="Begin it with run(..., background=True); stop() ends it.",
@@ -267,7 +267,7 @@ class TrainerControls(TrainerPauses):
         During a run the gradients are kept, because the next update needs them. If an error paused the run, the batch is kept too,
         because `resume` tries it again.
         """
-        if self.handle is not None:
+        if isinstance(self.handle, RunHandle):
             self.handle.free()
         free_last_error()
         if self.optimizer is not None and self.control.state == "idle":

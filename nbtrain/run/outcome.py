@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from safetensors.torch import save_file
 
@@ -20,9 +19,7 @@ from ..events import Status
 from ..history.history import ResultMetrics, Row, RunResult
 from .failed_runs import keep_watch
 from ..tracebacks import keep_traceback
-
-if TYPE_CHECKING:
-    from nbtrain.base.trainer_base import TrainerBase
+from ..base.trainer_base import TrainerBase
 
 # %% auto #0
 __all__ = ["write_weights", "name_place", "RunOutcome"]

@@ -10,95 +10,74 @@ import sys
 import threading
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ..addons.state_manager import check_restored
+from ..base.arguments import check_optimizer, check_run
+from ..base.trainer_base import TrainerBase
+from ..checkpoint.files import ordered_names, progress_of
 from ..data.named_loaders import Loaders
+from ..distributed.launcher import Launcher
 from ..engine.control import Leave, refuse_while_on
 from ..engine.protocol import Ran
-from ..errors import ConfigError
+from ..errors import ConfigError, RunStopped
 from ..events import Status
 from ..history.history import RunResult
 from ..remote_errors import own_errors
 from ..rng import seed_all
-from ..base.arguments import check_optimizer, check_run
-from .data_source import check_source, is_data_source, validates
-from .failed_runs import drop_unreachable, needs_thread, pauses_on_error
+from .data_module import check_source, is_data_source, validates
+from .dry_run import check_written, probe
 from .execution import Execution, execute_replica
-from .interrupts import signals_stop, workers_ignore_interrupts
+from .failed_runs import drop_unreachable, needs_thread, pauses_on_error
+from .handle import RunHandle
+from .interrupts import ended_by_hand, exit_with_130, signals_stop, workers_ignore_interrupts
 from .outcome import RunOutcome
-from .probe import check_written, probe
-from .run_handle import RunHandle
-from .run_record import advise, correct_model, header, keep_source
-from .run_stopped import exit_with_130, interrupted_script
-from .run_sinks import RunSinks, refresh_view
-
-if TYPE_CHECKING:
-    from nbtrain.base.trainer_base import TrainerBase
+from .record import advise, correct_model, header, keep_source
+from .sinks import RunSinks
+from ..views.notebook import NotebookView
 
 # %% auto #0
 __all__ = ["Run"]
 
 
 # %% ../../nbs/run/run.ipynb #41bd1d3f
-def _check(run: Run, background: bool) -> None:
-    """Raise ConfigError for invalid arguments, before anything else happens."""
-    trainer = run.trainer
-    refuse_while_on(trainer.control, trainer.recorder.place)
-    check_source(trainer, run.loader, run.valid_loader)
-    check_run(run.n_epoch, run.loader, run.valid_loader, evaluates=trainer.mode == "test")
-    check_written(trainer, run.n_epoch, run.valid_loader)
-    if trainer.mode == "train":
-        if not trainer.configures_optimizers:
-            check_optimizer(trainer.optimizer, trainer.model)
-        loader = None if is_data_source(run.loader) else run.loader
-        check_restored(trainer, loader)
-        trainer.state_holder.check(trainer, loader)
-    if background and trainer.world.size > 1:
-        raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
-    if trainer.on_error == "pause" and (trainer.launcher is not None or trainer.world.size > 1):
-        raise ConfigError('on_error="pause": a run in several processes can\'t be paused by an error.', remedy='Give on_error="raise".')
-    probe(trainer, run.n_epoch, run.valid_loader)
+def _interrupted(trainer: TrainerBase, result: RunResult) -> RunStopped:
+    """What `run` raises after Ctrl-C in a script: it names the checkpoint of the current epoch and update, if there is one."""
+    folder, counts = trainer.run_dir / "checkpoints" if trainer.run_dir is not None else None, trainer.train_state.counts
+    names = ordered_names(folder) if folder is not None and folder.is_dir() else []
+    saved = [name for name in names if progress_of(name) == (counts.epoch, counts.update)]
+    if folder is None or not saved:
+        return ended_by_hand(result, trainer.recorder.place)
+    path, here = folder / saved[-1], Path.cwd()
+    return ended_by_hand(result, trainer.recorder.place, f"state saved in {path.relative_to(here) if path.is_relative_to(here) else path}")
 
 
-# %% ../../nbs/run/run.ipynb #bdb70ef6
+# %% ../../nbs/run/run.ipynb #aceac855
 class Run:
     """One call of `run`: `n_epoch` more epochs of `trainer`, or in mode "test" `n_epoch` evaluations."""
 
     def __init__(self, trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Loaders | None = None) -> None:
         self.trainer, self.n_epoch, self.loader, self.valid_loader = trainer, n_epoch, loader, valid_loader
         self.outcome, self.sinks = RunOutcome(trainer), RunSinks(trainer)
-        self.pauses = False  # on errors
 
     def start(self, *, background: bool = False) -> RunResult | RunHandle:
         """Execute the run. Sets and returns `trainer.result`.
 
         In a notebook the run has a separate thread, and this one waits for it. With `background` the thread's handle is returned at once.
         """
+        trainer, control = self.trainer, self.trainer.control
         drop_unreachable()
-        _check(self, background)
-        self.pauses = pauses_on_error(self.trainer)
+        self._check(background)
         self._prepare()
-        trainer = self.trainer
-        trainer.control.begin(partial(self.sinks.follow, self.outcome.follow))
-        if not (background or needs_thread(trainer)):
-            return self._run_here()
-        handle = RunHandle(trainer.control, lambda: trainer.recorder.place, partial(refresh_view, trainer))
-        with nullcontext() if background else handle.listening():  # ■ pauses the run as soon as it is shown
-            trainer.handle = handle  # for the Stop button
-            self._open()
-            handle.start(self._work)
-            return handle if background else handle.wait()
-
-    def _prepare(self) -> None:
-        """Create the run folder if needed and lock it. Before the first run, also seed the random number generators."""
-        if self.trainer.save_path is not None:
-            self.sinks.claim()
-        if self.trainer.train_state.run == 0 and self.trainer.seed is not None and self.trainer.state_holder.restored is None:
-            seed_all(self.trainer.seed)
-
-    def _run_here(self) -> RunResult:
-        control = self.trainer.control
+        control.begin(partial(self.sinks.follow, self.outcome.follow))
+        if background or needs_thread(trainer):
+            handle = RunHandle(control, lambda: trainer.recorder.place, self._refresh_view)
+            with nullcontext() if background else handle.listening():  # ■ pauses the run as soon as it is shown
+                trainer.handle = handle  # for the Stop button
+                self._open()
+                handle.start(self._work)
+                return handle if background else handle.wait()
         try:
             with signals_stop(control):  # replaces the handler that raises: in a destructor its exception would be lost
                 self._open()
@@ -112,52 +91,84 @@ class Run:
             if control.signum == signal.SIGTERM:
                 sys.exit(128 + signal.SIGTERM)
         if control.signum == signal.SIGINT:
-            raise interrupted_script(self.trainer, result)
+            raise _interrupted(trainer, result)
         return result
+
+    def _check(self, background: bool) -> None:
+        """Raise ConfigError for invalid arguments, before anything else happens."""
+        trainer = self.trainer
+        refuse_while_on(trainer.control, trainer.recorder.place)
+        check_source(trainer, self.loader, self.valid_loader)
+        check_run(self.n_epoch, self.loader, self.valid_loader, evaluates=trainer.mode == "test")
+        check_written(trainer, self.n_epoch, self.valid_loader)
+        if trainer.mode == "train":
+            if not trainer.configures_optimizers:
+                check_optimizer(trainer.optimizer, trainer.model)
+            loader = None if is_data_source(self.loader) else self.loader
+            check_restored(trainer, loader)
+            trainer.state_holder.check(trainer, loader)
+        if background and trainer.world.size > 1:
+            raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
+        if trainer.on_error == "pause" and (trainer.launcher is not None or trainer.world.size > 1):
+            raise ConfigError('on_error="pause": a run in several processes can\'t be paused by an error.', remedy='Give on_error="raise".')
+        probe(trainer, self.n_epoch, self.valid_loader)
+
+    def _prepare(self) -> None:
+        """Create the run folder if needed and lock it. Before the first run, also seed the random number generators."""
+        trainer = self.trainer
+        self.pauses = pauses_on_error(trainer)
+        if trainer.save_path is not None:
+            self.sinks.claim()
+        if trainer.train_state.run == 0 and trainer.seed is not None and trainer.state_holder.restored is None:
+            seed_all(trainer.seed)
 
     def _open(self) -> None:
         """Show the run, and begin its record."""
+        trainer, state = self.trainer, self.trainer.train_state
         self.sinks.open(validates=validates(self.loader, self.valid_loader))
         try:
-            self._begin()
+            self.arguments = trainer.lightning_args()
+            goal = state.counts.epoch + (self.n_epoch if trainer.mode == "train" else 0)
+            if not trainer.continues_run:
+                state.first_epoch, state.phase = state.counts.epoch, state.phase + (trainer.mode == "train")
+            trainer.recorder.start(goal, header(trainer, self.arguments, self.loader, self.valid_loader))
+            correct_model(trainer)
+            if state.run == 1:
+                advise(trainer, self.loader)
+            keep_source(trainer, self.n_epoch, self.loader, self.valid_loader)
+            self.sinks.show_run_before()
+            if trainer.mode == "train":
+                trainer.ran = Ran.after(trainer.ran, goal, self.loader, self.valid_loader)
         except BaseException:
             self.sinks.close()
-            self.trainer.control.end()
+            trainer.control.end()
             raise
-
-    def _begin(self) -> None:
-        trainer, state = self.trainer, self.trainer.train_state
-        self.arguments = trainer.lightning_args()
-        goal = state.counts.epoch + (self.n_epoch if trainer.mode == "train" else 0)
-        if not trainer.continues_run:
-            state.first_epoch, state.phase = state.counts.epoch, state.phase + (trainer.mode == "train")
-        trainer.recorder.start(goal, header(trainer, self.arguments, self.loader, self.valid_loader))
-        correct_model(trainer)
-        if state.run == 1:
-            advise(trainer, self.loader)
-        keep_source(trainer, self.n_epoch, self.loader, self.valid_loader)
-        self.sinks.show_run_before()
-        if trainer.mode == "train":
-            trainer.ran = Ran.after(trainer.ran, goal, self.loader, self.valid_loader)
 
     def _work(self) -> RunResult:
         """Execute and finish the run, in this thread."""
+        trainer, launcher = self.trainer, self.trainer.launcher
         try:
             with workers_ignore_interrupts(self.loader, self.valid_loader), self.outcome.records_errors(), own_errors():
-                status, reason = self._execute()
-            if status in ("completed", "stopped") and self.trainer.mode == "train":
-                self.trainer.finished_phase = self.trainer.train_state.phase
+                if launcher is None:
+                    run = Execution(trainer, self.n_epoch, self.loader, self.valid_loader, pauses=self.pauses)
+                    status, reason = run.execute(self.arguments)
+                else:
+                    status, reason = self._launch(launcher)
+            if status in ("completed", "stopped") and trainer.mode == "train":
+                trainer.finished_phase = trainer.train_state.phase
             return self.outcome.finish(status, reason)
         finally:
-            self.trainer.resumed, self.trainer.continues_run, self.trainer.parent = False, False, None
+            trainer.resumed, trainer.continues_run, trainer.parent = False, False, None
             self.sinks.close()
 
-    def _execute(self) -> tuple[Status, str]:
-        """Execute the run in this process or with a `Launcher`. Returns its status and the reason."""
-        trainer, launcher = self.trainer, self.trainer.launcher
-        if launcher is None:
-            return Execution(trainer, self.n_epoch, self.loader, self.valid_loader, pauses=self.pauses).execute(self.arguments)
+    def _launch(self, launcher: Launcher) -> tuple[Status, str]:
+        """Execute the run in other processes. Returns its status and the reason."""
         try:
-            return launcher.launch(trainer, partial(execute_replica, self.n_epoch), self.loader, self.valid_loader)
+            return launcher.launch(self.trainer, partial(execute_replica, self.n_epoch), self.loader, self.valid_loader)
         except Leave:  # a third ■
-            return "interrupted", trainer.recorder.place
+            return "interrupted", self.trainer.recorder.place
+
+    def _refresh_view(self) -> None:
+        """Update the view in a notebook, after a cell has waited."""
+        if isinstance(self.trainer.view, NotebookView):
+            self.trainer.view.refresh()

@@ -21,7 +21,7 @@ from ..engine.addon import AddOnBase
 from ..engine.pass_module import TrainingModes
 from ..engine.precision import precision_args, precision_plugin
 from ..rng import keep_random
-from ..base.lightning_trainer import ENTRY_POINTS
+from ..run.lightning_trainer import ENTRY_POINTS
 
 if TYPE_CHECKING:
     from nbtrain.base.trainer_base import TrainerBase

@@ -31,10 +31,9 @@ from ..errors import ConfigError, StepError
 from ..rng import keep_random
 from ..base.arguments import check_optimizer
 from ..base.trainer_base import TrainerBase
-from ..run.data_source import is_data_source, read_evaluated, read_source, several_named
+from ..run.data_module import is_data_source, read_evaluated, read_source, several_named
 from .direct_prediction import predict_directly
-from ..run.lightning_run import continue_counts, driving
-from ..base.lightning_trainer import make_pl_trainer
+from ..run.lightning_trainer import continue_counts, driving, make_pl_trainer
 from ..run.run import Run
 
 # %% auto #0

@@ -29,11 +29,9 @@ from ..loops.step_snapshot import restore_attributes
 from ..errors import ConfigError, StepError
 from ..optim.schedulers import check_has_lr, initial_lrs, set_group_lr
 from ..base.arguments import check_optimizer, check_run
-from ..run.lightning_run import driving, quiet
-from ..base.lightning_trainer import make_pl_trainer
+from ..run.lightning_trainer import driving, make_pl_trainer, quiet
 from ..base.trainer_base import TrainerBase
-from ..state.kept_objects import kept_objects
-from .summary import unchanged
+from ..run.dry_run import unchanged
 from ..views.html import image_html
 from ..views.plots import blank, png
 
@@ -132,19 +130,6 @@ def _optimizer_unchanged(optimizer: Optimizer) -> Iterator[None]:
         restore_attributes(vars(optimizer), attributes)
         for group, values in zip(optimizer.param_groups, groups):
             restore_attributes(group, values)
-
-
-@contextmanager
-def _trainer_unchanged(trainer: TrainerBase) -> Iterator[None]:
-    """A context that restores the attributes, state, model and optimizer of the trainer."""
-    assert trainer.optimizer is not None
-    attributes = dict(vars(trainer))
-    with kept_objects(trainer), unchanged(trainer.model), _optimizer_unchanged(trainer.optimizer):
-        trainer.train_state = trainer.train_state.scratch()
-        try:
-            yield
-        finally:
-            restore_attributes(vars(trainer), attributes)
 
 
 # %% ../../nbs/tools/lr_finder.ipynb #b4596945
@@ -255,7 +240,8 @@ def find_lr(trainer: TrainerBase, loader: Iterable[Any], arguments: dict[str, An
     assert trainer.optimizer is not None
     per_decade = (n_batches - 1) / math.log10(end / start)
     rates = [start * 10 ** (i / per_decade) for i in range(n_batches)]
-    with _trainer_unchanged(trainer), _cycled(loader, n_batches) as batches:
+    with unchanged(trainer), _optimizer_unchanged(trainer.optimizer), _cycled(loader, n_batches) as batches:
+        trainer.train_state = trainer.train_state.scratch()
         module = StepModule(trainer, whole_epoch=False, with_addons=False)
         growth = _Growth(module, trainer.optimizer, rates)
         _train(trainer, module, batches, {**arguments, "callbacks": [*arguments.get("callbacks", []), growth]})

@@ -5,11 +5,8 @@
 # %% ../../nbs/tools/summary.ipynb #6a4c80d4
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from itertools import chain
 from typing import Any
 
 import torch
@@ -17,44 +14,13 @@ from torch import Tensor, nn
 
 from ..data.batch import describe, to_device
 from ..engine.step_module import check_output
-from ..loops.step_snapshot import restore_attributes
-from ..rng import keep_random
 from ..base.trainer_base import TrainerBase
-from ..state.kept_objects import kept_objects
+from ..run.dry_run import unchanged
 from ..views.html import table_html
 from ..views.text import format_count, format_value, table_text
 
 # %% auto #0
-__all__ = ["unchanged", "check_steps", "Summary", "own_params", "shared_params", "summarize"]
-
-
-# %% ../../nbs/tools/summary.ipynb #a86854c9
-@contextmanager
-def unchanged(model: nn.Module, *, weights: bool = True) -> Iterator[None]:
-    """A context that restores weights, buffers, gradients, modes, attributes of modules, and the random number generators.
-
-    `weights=False`: don't copy the parameters, if nothing inside trains them.
-    """
-    tensors = chain(model.parameters(), model.buffers()) if weights else model.buffers()
-    values = [(tensor, tensor.detach().clone()) for tensor in tensors]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    parts = [(part, dict(vars(part)), dict(part._buffers)) for part in model.modules()]
-    for parameter, _ in gradients:
-        parameter.grad = None  # so that a backward pass makes new ones instead of adding to these
-    with keep_random():
-        try:
-            yield
-        finally:
-            for part, attributes, buffers in parts:  # a module may have replaced a buffer by another tensor
-                restore_attributes(vars(part), attributes)
-                restore_attributes(part._buffers, buffers)
-            with torch.no_grad():
-                for tensor, value in values:
-                    if tensor.shape != value.shape:  # a buffer that grew
-                        tensor.resize_(value.shape)
-                    tensor.copy_(value)
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
+__all__ = ["check_steps", "Summary", "own_params", "shared_params", "summarize"]
 
 
 # %% ../../nbs/tools/summary.ipynb #99022a2a
@@ -68,7 +34,7 @@ def check_steps(trainer: TrainerBase, batch: Any) -> str:
     """Try both steps on one batch and describe inputs and outputs. Passes on exceptions of the steps. Changes nothing."""
     batch = to_device(batch, trainer.device)
     lines, mode = [f"batch: {describe(batch)}"], trainer.mode
-    with kept_objects(trainer), unchanged(trainer.model):
+    with unchanged(trainer):
         for name, training in (("train_step", True), ("test_step", False)):
             trainer.model.train(training)
             trainer.mode = "train" if training else "test"
@@ -168,7 +134,7 @@ def _called(trainer: TrainerBase, batch: Any, layers: list[tuple[str, nn.Module]
     handles = [layer.register_forward_hook(row(name)) for name, layer in layers]
     try:
         # compiled code would not call the hooks
-        with kept_objects(trainer), unchanged(trainer.model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with unchanged(trainer), torch.no_grad(), torch.compiler.set_stance("force_eager"):
             trainer.model.eval()
             trainer.test_step(to_device(batch, trainer.device))
     finally:

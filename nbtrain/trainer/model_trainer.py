@@ -34,7 +34,7 @@ from ..history.history import RunResult
 from ..optim.param_groups import param_groups
 from ..optim.schedulers import Scheduler
 from ..base.addon_options import TrainerOptions
-from ..run.run_handle import RunHandle
+from ..run.handle import RunHandle
 from .trainer import Trainer
 
 # %% auto #0

@@ -39,8 +39,10 @@ from ..base.addon_options import AddonOptions
 from ..base.arguments import accumulates, check_lightning, check_model, check_run, check_save_path, make_optimizer, resolve_monitor
 from ..base.trainer_base import TrainerBase
 from ..travel.blame import TrainerTimeTravel
+from ..travel.reachable_epochs import travel_of
+from ..views.epoch_slider import Travel
 from ..base.compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
-from ..run.data_source import is_data_source
+from ..run.data_module import is_data_source
 from ..tools.evaluate import TrainerEvaluation
 from ..run.failed_runs import drop_failure
 from ..tools.gallery import Draw, Gallery, first_samples, worst_samples
@@ -48,10 +50,10 @@ from .from_lightning import check_module, lightning_trainer
 from ..run.live_edits import TrainerControls
 from ..tools.lr_finder import RangeTest, find_lr, update_args
 from ..run.outcome import RunOutcome
-from ..run.phases import epochs_left
-from ..base.progress import TrainerProgress
+from ..run.resume import epochs_left
+from ..base.progress_checker import TrainerProgress
 from ..run.run import Run
-from ..run.run_handle import RunHandle
+from ..run.handle import RunHandle
 from ..tools.summary import Summary, check_steps, summarize
 from ..views.html import table_html
 from ..views.text import best_words, format_count
@@ -404,3 +406,6 @@ class Trainer(
         self[HooksAddon].gather(self)  # for its errors
         self._begin_state()
         self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user
+
+    def _travel(self) -> Travel:
+        return travel_of(self)

@@ -18,7 +18,6 @@ from ..source.user_code import is_user
 from ..base.trainer_base import TrainerBase
 from ..run.failed_runs import drop_failure
 from ..state.restore import restore_kept
-from ..run.run_sinks import refresh_slider
 from ..state.saved_states import load_saved, nearest_saved, saved_states
 from .scratch_trainer import recompute
 
@@ -154,7 +153,8 @@ class TrainerRewind(TrainerBase):
         end_paused(self)
         refuse_while_on(self.control, self.recorder.place)
         found = rewind(self, step_of(self, at, epoch, step))
-        refresh_slider(self)
+        if self.slider_view is not None:
+            self.slider_view.refresh_slider()
         return found
 
 

@@ -174,7 +174,7 @@ def test_debugger_begins_in_the_frame_of_the_user(outputs: dict[str, Any]) -> No
 def test_traceback_prints_all_frames(printed: Any) -> None:
     text = printed("whole")
     assert text.startswith("Traceback (most recent call last):\n") and "    trainer.run(1, bad)\n" in text
-    for file in ("nbtrain/run/run_handle.py", "lightning/pytorch/trainer/trainer.py", "torch/nn/modules/linear.py"):
+    for file in ("nbtrain/run/handle.py", "lightning/pytorch/trainer/trainer.py", "torch/nn/modules/linear.py"):
         assert file in text
     assert text.endswith("Digits.train_step, epoch 1, batch 1: the batch is Tensor (8, 5) float32\n")
 

@@ -38,7 +38,7 @@ from nbtrain import (
 from nbtrain.data.first_batch import first_batch
 from nbtrain.data.loader import BatchList
 from nbtrain.rng import random_state
-from nbtrain.run.probe import probe
+from nbtrain.run.dry_run import probe
 from nbtrain.state.kept_objects import kept_objects
 
 

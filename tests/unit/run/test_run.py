@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR,
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from nbtrain import ConfigError, StateManagerAddon, Trainer
-from nbtrain.run.lightning_run import quiet
+from nbtrain.run.lightning_trainer import quiet
 
 
 # -- against a plain loop
@@ -556,7 +556,7 @@ def test_loader_of_many_workers_works() -> None:
 
 
 def test_a_torch_without_tests_is_noted_in_the_first_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nbtrain.run.run_record.unknown_torch", lambda: "9.9")
+    monkeypatch.setattr("nbtrain.run.record.unknown_torch", lambda: "9.9")
     trainer, notes = make_trainer(), list[str]()
     trainer.sinks.append(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
     trainer.run(1, make_loader())

@@ -17,7 +17,7 @@ from nbtrain import RunStopped, Trainer
 from nbtrain.engine.control import Control
 from nbtrain.run import failed_runs
 from nbtrain.run import run as run_module
-from nbtrain.run.run_handle import RunHandle, RunThread
+from nbtrain.run.handle import RunHandle, RunThread
 
 TESTS = Path(__file__).parents[2]
 SCRIPT = """

@@ -19,10 +19,9 @@ from samples import Regress, make_data, make_model, make_trainer
 from torch import Tensor, nn
 
 from nbtrain import CompileAddon, EMAAddon, StateManagerAddon
-from nbtrain.base import lightning_trainer
-from nbtrain.base.lightning_trainer import ENTRY_POINTS, EntryPoints, make_pl_trainer
 from nbtrain.engine.step_module import StepModule
-from nbtrain.run import execution
+from nbtrain.run import execution, lightning_trainer
+from nbtrain.run.lightning_trainer import ENTRY_POINTS, EntryPoints, make_pl_trainer
 from nbtrain.tools import evaluate, lr_finder
 from nbtrain.tools.direct_prediction import needs_lightning, predict_directly
 
@@ -343,4 +342,4 @@ def test_handlers_of_signals_are_after_a_run_as_before() -> None:
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
     make_trainer(lightning={"callbacks": [Sets()]}).run_batch(BATCHES[0])
     assert {number: signal.getsignal(number) for number in signal.valid_signals()} == before
-    assert lightning_trainer.Trainer.__name__ == L.Trainer.__name__
+    assert lightning_trainer.QuickTrainer.__name__ == L.Trainer.__name__
