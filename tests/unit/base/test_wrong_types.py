@@ -35,7 +35,7 @@ EXCEPTIONS = {
     "AggregatedOutputs.__init__": "made in each window by a user's function",
     "mixup": "called in each batch",
     "cutmix": "called in each batch",
-    "TrainerSteps.log": "called in each batch; Lightning checks it",
+    "TrainerBase.log": "called in each batch; Lightning checks it",
     "Composable.drop_addons": "called by a rewind",
     "Composable.add_on": "raises AddOnError, which names what was given",
     "TrainerArgs.__init__": "a configuration is checked as a whole, by `check()`",
