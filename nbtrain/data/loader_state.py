@@ -5,233 +5,35 @@
 # %% ../../nbs/data/loader_state.ipynb #7d89bf41
 from __future__ import annotations
 
-import dis
-import io
 import random
-import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, EnumMeta
-from functools import cache, partial
-from pathlib import PurePath
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .stream import place_keeper
+from nbtrain.objects import (
+    MOST_ITEMS,
+    MOST_NUMBERS,
+    MOST_OBJECTS,
+    Search,
+    generator_state,
+    is_equal,
+    is_known,
+    kind_of,
+    plain_values,
+    same_items,
+    set_generator_state,
+    set_value,
+)
 from ..rng import keep_random
 
 # %% auto #0
-__all__ = [
-    "MOST_NUMBERS",
-    "is_generator",
-    "generator_state",
-    "set_generator_state",
-    "used_by",
-    "LoaderParts",
-    "find_parts",
-    "outside_names",
-    "LoaderState",
-    "is_fixed",
-    "why_not_exact",
-    "draws_in_ranks",
-    "is_default_collate",
-]
-
-# %% ../../nbs/data/loader_state.ipynb #2739bb1f
-_KINDS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
-_GLOBAL = {id(found) for found in (torch.default_generator, np.random.rand.__self__, random.random.__self__)}  # pyright: ignore
-
-
-def is_generator(value: Any) -> bool:
-    """Whether `value` is a random number generator of torch, NumPy or Python."""
-    return isinstance(value, _KINDS)
-
-
-def generator_state(generator: Any) -> Any:
-    """The state of a torch, NumPy or Python generator, as plain values, arrays and tensors. None for `random.SystemRandom`."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state(legacy=False)
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    if isinstance(generator, np.random.BitGenerator):
-        return generator.state
-    return None if isinstance(generator, random.SystemRandom) else generator.getstate()
-
-
-def set_generator_state(generator: Any, state: Any) -> None:
-    """Restore a state that `generator_state` returned. Raises ValueError or TypeError for the state of another kind of generator."""
-    if state is None:
-        return
-    if isinstance(generator, (torch.Generator, np.random.RandomState)):
-        (generator.set_state)(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, np.random.BitGenerator):
-        generator.state = state
-    else:
-        generator.setstate(state)
-
-
-# %% ../../nbs/data/loader_state.ipynb #49663b17
-_MOST_OBJECTS, _MOST_ITEMS, MOST_NUMBERS = 5_000, 256, 64
-_LEAVES = (Tensor, np.ndarray, nn.Module, torch.optim.Optimizer, io.IOBase, ModuleType, type, str, bytes, PurePath)
-_LEAVES += (torch.distributed.ProcessGroup,) if torch.distributed.is_available() else ()
-_PLAIN = (int, float, bool, str, type(None), np.integer, np.floating, np.bool_)
-_CLOSED = (
-    "lightning",
-    "lightning_fabric",
-    "pytorch_lightning",
-    "nbtrain.trainer",
-    "nbtrain.base",
-    "multiprocessing",
-    "threading",
-    "logging",
-)
-_KNOWN = sys.stdlib_module_names | {"torch", "numpy", "nbtrain"}
-_PASSING = ("_iterator",)  # of a DataLoader, for one pass
-
-
-def _as_names(slots: Any) -> Iterable[str]:
-    return (slots,) if isinstance(slots, str) else slots
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """What the search needs to know about a class. `is_closed`: its objects hold far more than a loader does, such as a trainer.
-
-    `is_known`: the class and its bases are of known libraries.
-    """
-
-    is_plain: bool
-    is_generator: bool
-    is_list: bool
-    is_iterator: bool
-    is_enum: bool
-    is_leaf: bool
-    is_closed: bool
-    is_known: bool
-    is_container: bool
-    is_mapping: bool
-    slots: tuple[str, ...]
-
-    @classmethod
-    def of(cls, kind: type) -> _Kind:
-        modules = [found.__module__ for found in kind.__mro__]
-        slots = (name for found in kind.__mro__ for name in _as_names(vars(found).get("__slots__", ())))
-        return cls(
-            is_plain=issubclass(kind, _PLAIN),
-            is_generator=issubclass(kind, _KINDS),
-            is_list=issubclass(kind, (list, deque, np.ndarray, Tensor)),
-            is_iterator=issubclass(kind, Iterator) and not issubclass(kind, io.IOBase),
-            is_enum=issubclass(kind, (Enum, EnumMeta)),
-            is_leaf=issubclass(kind, _LEAVES),
-            is_closed=any(name.startswith(_CLOSED) for name in modules),
-            is_known=all(name.partition(".")[0] in _KNOWN for name in modules),
-            is_container=issubclass(kind, (list, tuple, deque, set, frozenset)),
-            is_mapping=issubclass(kind, dict) or (issubclass(kind, Mapping) and kind.__module__ == "collections"),
-            slots=tuple(name for name in slots if name not in ("__dict__", "__weakref__")),
-        )
-
-
-_SEEN_KINDS: WeakKeyDictionary[type, _Kind] = WeakKeyDictionary()  # a search is made in each pass, and a pass may be one batch
-
-
-def _kind(item: Any) -> _Kind:
-    kind = type(item)
-    if (known := _SEEN_KINDS.get(kind)) is None:
-        known = _SEEN_KINDS[kind] = _Kind.of(kind)
-    return known
-
-
-# %% ../../nbs/data/loader_state.ipynb #loaderkinds
-def _names_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names_in(constant)
-
-
-@cache
-def _set_in_module(code: CodeType) -> frozenset[str]:
-    """The names that a function declares `global` and assigns."""
-    return frozenset(step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL")
-
-
-def _cells(function: FunctionType) -> dict[str, CellType]:
-    return dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
-
-
-def used_by(function: FunctionType, *, all_names: bool = True) -> dict[str, Any]:
-    """A function's closure variables, and the module globals that it uses; with `all_names=False` only those that it assigns."""
-    found = {}
-    for name, cell in _cells(function).items():
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    if (function.__module__ or "").partition(".")[0] not in _KNOWN:
-        names = _names_in(function.__code__) if all_names else _set_in_module(function.__code__)
-        found |= {name: function.__globals__[name] for name in names if name in function.__globals__}
-    return found
-
-
-def _of_class(item: Any) -> Iterator[tuple[str, Any]]:
-    """The classes of `item`, with their generators and methods, except those of known libraries."""
-    for kind in type(item).__mro__:
-        if kind.__module__.partition(".")[0] in _KNOWN:
-            continue
-        yield f".{kind.__name__}", kind
-        for name, value in vars(kind).items():
-            value = getattr(value, "fget", None) or getattr(value, "__func__", value)
-            if isinstance(value, (FunctionType, *_KINDS)):
-                yield f".{name}", value
-
-
-def _attributes(item: Any) -> dict[str, Any]:
-    """The attributes of an instance, in its `__dict__` and in slots."""
-    found = {name: getattr(item, name) for name in _kind(item).slots if hasattr(item, name)}
-    found |= getattr(item, "__dict__", {})
-    for name in _PASSING:
-        found.pop(name, None)
-    return found
-
-
-def _items(item: Any) -> Mapping[Any, Any] | None:
-    """What a container or an instance holds, by key, index or name; None for anything else."""
-    kind = _kind(item)
-    if kind.is_mapping:
-        return item
-    if kind.is_container:
-        return dict(enumerate(item)) if len(item) <= _MOST_ITEMS else {}
-    if isinstance(item, type):
-        return {name: value for name, value in vars(item).items() if not name.startswith("__")}
-    return _attributes(item) if hasattr(type(item), "__slots__") or hasattr(item, "__dict__") else None
-
-
-def _children(item: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(item, FunctionType):
-        yield from ((f".{name}", value) for name, value in used_by(item).items())
-    elif isinstance(item, MethodType):
-        yield from ((".self", item.__self__), ("", item.__func__))
-    elif isinstance(item, partial):
-        yield from ((".func", item.func), (".args", item.args), (".keywords", item.keywords))
-    else:
-        kind = _kind(item)
-        is_instance = not (kind.is_container or isinstance(item, dict))
-        items = _items(item) or {}
-        for key, value in items.items() if len(items) <= _MOST_ITEMS else ():
-            yield (f".{key}" if is_instance else f"[{key!r}]"), value
-        if is_instance and not kind.is_known:
-            yield from _of_class(item)
+__all__ = ["LoaderParts", "find_parts", "LoaderState", "is_fixed", "why_not_exact", "draws_in_ranks", "is_default_collate"]
 
 
 # %% ../../nbs/data/loader_state.ipynb #7cc600e4
@@ -245,117 +47,48 @@ class LoaderParts:
     iterators: dict[str, Any] = field(default_factory=dict)
     lists: dict[str, Any] = field(default_factory=dict)  # and arrays
     datasets: list[Any] = field(default_factory=list)
-    ends: list[Any] = field(default_factory=list)  # not searched: models, files, trainers
+    ends: list[Any] = field(default_factory=list)  # not copied: models, files, trainers
     is_whole: bool = True  # False if there were too many objects to search
 
-    def add(self, path: str, item: Any) -> bool:
-        """Add `item`. Returns whether to search inside it."""
-        kind = _kind(item)
+    def add(self, path: str, item: Any) -> None:
+        """Sort `item` in by its kind."""
+        kind = kind_of(item)
         if kind.is_generator:
             self.generators[path] = item
-            return False
+            return
         if kind.is_list:
             self.lists[path] = item
-        if kind.is_iterator and not hasattr(item, "__dict__"):
+        if kind.is_iterator:
             self.iterators[path] = item
-            return False
-        if kind.is_enum:
-            return False
-        if isinstance(item, type) and item.__module__.partition(".")[0] not in _KNOWN:
-            self.holders[path] = item
-            return False
-        if kind.is_leaf or kind.is_closed:
+        elif kind.is_leaf or kind.is_closed or (isinstance(item, type) and is_known(item.__module__)):
             self.ends += [] if isinstance(item, (Tensor, np.ndarray)) else [item]
-            return False
-        if isinstance(item, DataLoader):
-            self.loaders[path] = item
-            self.datasets.append(item.dataset)
-        elif isinstance(item, Dataset):
-            self.datasets.append(item)
-        self.holders[path] = item
-        return True
+        elif not kind.is_enum:
+            self.holders[path] = item
+            self.loaders |= {path: item} if isinstance(item, DataLoader) else {}
+            self.ends += [item] if isinstance(item, nn.Module) else []
+            if isinstance(item, (DataLoader, Dataset)):
+                self.datasets.append(item.dataset if isinstance(item, DataLoader) else item)
+
+    @property
+    def indexed(self) -> tuple[str, ...]:
+        """The paths of the map-style datasets. What is large in them is data, or a cache of data."""
+        found = [path for path, item in self.holders.items() if isinstance(item, Dataset) and not isinstance(item, IterableDataset)]
+        return (*found, *(f"{path}.dataset" for path, item in self.loaders.items() if not isinstance(item.dataset, IterableDataset)))
 
 
 def find_parts(loader: Any) -> LoaderParts:
-    """Search the objects of `loader` breadth-first, each once."""
-    found, seen, queue = LoaderParts(), set(_GLOBAL), deque([("", loader)])
-    kept = []  # keep the objects alive, or an id could be reused
-    while queue:
-        path, item = queue.popleft()
-        if _kind(item).is_plain or id(item) in seen or (isinstance(item, tuple) and all(isinstance(part, _PLAIN) for part in item)):
-            continue
-        if len(seen) >= _MOST_OBJECTS:
-            found.is_whole = False
-            return found
-        seen.add(id(item))
-        kept.append(item)
-        if found.add(path, item):
-            queue.extend((path + name, child) for name, child in _children(item))
+    """Search the objects of `loader`, each once."""
+    found, search = LoaderParts(), Search([("", loader)], libraries=True)
+    for path, item in search:
+        found.add(path, item)
+    found.is_whole = search.is_whole
     return found
 
 
-# %% ../../nbs/data/loader_state.ipynb #65c86c91
-def _plain_values(item: Any) -> dict[Any, Any]:
-    """The numbers, short strings and small arrays that `item` holds."""
-    if isinstance(item, (MethodType, partial, tuple, set, frozenset)):
-        return {}
-    items = _plain_holder(item)
-    return {key: _kept(value) for key, value in items.items() if _is_small(value)} if len(items) <= _MOST_ITEMS else {}
-
-
-def outside_names(function: Any) -> list[str]:
-    """The `global` names that a function assigns, in its module or notebook."""
-    function = getattr(function, "__func__", function)
-    return sorted(_set_in_module(function.__code__)) if isinstance(function, FunctionType) else []
-
-
-def _is_small(value: Any) -> bool:
-    if not _kind(value).is_plain:
-        if isinstance(value, Tensor):
-            return value.numel() <= MOST_NUMBERS and value.layout is torch.strided
-        return isinstance(value, np.ndarray) and value.size <= MOST_NUMBERS and value.dtype.kind in "biuf"
-    return (type(value) is not int or value.bit_length() < 2000) and (not isinstance(value, str) or len(value) < 1000)
-
-
-def _kept(value: Any) -> Any:
-    """`value`, copied if it is an array or tensor, so that later in-place changes don't affect it."""
-    return value.detach().clone() if isinstance(value, Tensor) else value.copy() if isinstance(value, np.ndarray) else value
-
-
-def _plain_holder(holder: Any) -> Mapping[Any, Any]:
-    return used_by(holder, all_names=False) if isinstance(holder, FunctionType) else _items(holder) or {}
-
-
-def _filled(present: Any, value: Any) -> Any:
-    """Copy `value` into the array `present`, to which others may refer; a copy of `value` if their types or shapes differ."""
-    if type(present) is not type(value) or present.shape != value.shape or present.dtype != value.dtype:
-        return _kept(value)
-    with torch.no_grad():
-        present[...] = value
-    return present
-
-
-def _set_value(holder: Any, key: Any, value: Any) -> None:
-    """Set the value of `holder` under `key`, bypassing a custom `__setattr__`."""
-    if isinstance(value, (Tensor, np.ndarray)):
-        value = _filled(_plain_holder(holder).get(key), value)
-    if isinstance(holder, type):
-        setattr(holder, key, value)
-    elif isinstance(holder, FunctionType):
-        if key in _cells(holder):
-            _cells(holder)[key].cell_contents = value
-        else:
-            holder.__globals__[key] = value
-    elif isinstance(holder, (list, deque)):
-        if key < len(holder):
-            holder[key] = value
-    elif isinstance(holder, dict):
-        holder[key] = value
-    elif hasattr(holder, key):
-        object.__setattr__(holder, key, value)
-
-
 # %% ../../nbs/data/loader_state.ipynb #b439dfc4
+_FEW = 256, 64  # items of a container, and numbers of an array, in which a dataset may count
+
+
 class LoaderState:
     """The generators and counters of `loader`, and its own `state_dict` if it has one."""
 
@@ -363,7 +96,7 @@ class LoaderState:
         self.loader = loader
         self.keeper = place_keeper(loader)
         self.first = find_parts(loader)
-        self._before = {path: _plain_values(holder) for path, holder in self.first.holders.items()}
+        self._before = self._values(self.first)
 
     @property
     def has_own(self) -> bool:
@@ -384,7 +117,9 @@ class LoaderState:
         """Return the loader's place. `changed`: include only values that have changed. `with_own`: include the loader's own state."""
         parts = find_parts(self.loader)
         own = self.keeper.state_dict() if with_own and self.keeper is not None else None
-        values = {path: self._changed(path, holder) if changed else _plain_values(holder) for path, holder in parts.holders.items()}
+        values = self._values(parts)
+        if changed:
+            values = {path: self._changed(path, found) for path, found in values.items()}
         return {
             "own": own,
             "generators": {path: generator_state(generator) for path, generator in parts.generators.items()},
@@ -392,9 +127,20 @@ class LoaderState:
             "workers": [path for path, loader in parts.loaders.items() if loader.persistent_workers and loader._iterator is not None],
         }
 
-    def _changed(self, path: str, holder: Any) -> dict[Any, Any]:
+    def _values(self, parts: LoaderParts) -> dict[str, dict[Any, Any]]:
+        """The plain values in all holders. In data, and beside the loader's own state, only the few that may be counters."""
+        few = ("",) if self.has_own or isinstance(self.loader, (list, tuple)) else parts.indexed
+        budget = [MOST_NUMBERS]
+        return {
+            path: plain_values(holder, budget, *(_FEW if path.startswith(few) else (MOST_ITEMS, MOST_NUMBERS)))
+            for path, holder in parts.holders.items()
+        }
+
+    def _changed(self, path: str, values: dict[Any, Any]) -> dict[Any, Any]:
         before, missing = self._before.get(path, {}), object()
-        return {key: value for key, value in _plain_values(holder).items() if not _is_equal(before.get(key, missing), value)}
+        if same_items(before, values):
+            return {}
+        return {key: value for key, value in values.items() if not is_equal(before.get(key, missing), value)}
 
     def put(self, place: Mapping[str, Any], *, whole: bool = True, workers: bool = True) -> None:
         """Restore a place that `take` returned, for the next pass.
@@ -413,22 +159,14 @@ class LoaderState:
         else:
             for path, values in place.get("values", {}).items():
                 for key, value in values.items() if path in parts.holders else ():
-                    _set_value(parts.holders[path], key, value)
+                    set_value(parts.holders[path], key, value)
         for generator, state in _matched(parts.generators, place["generators"]):
             set_generator_state(generator, state)
 
 
 def _has_odd_keys(values: Mapping[Any, Any]) -> bool:
     """Whether `values` has keys that a checkpoint can't hold. A loader with its own state doesn't need them."""
-    return not all(isinstance(key, _PLAIN) for key in values)
-
-
-def _is_equal(left: Any, right: Any) -> bool:
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, (Tensor, np.ndarray)):
-        return left.dtype == right.dtype and np.array_equal(left, right)
-    return left == right
+    return not all(kind_of(key).is_plain for key in values)
 
 
 def _matched(generators: Mapping[str, Any], states: Any) -> Iterator[tuple[Any, Any]]:
@@ -468,7 +206,7 @@ def why_not_exact(parts: LoaderParts) -> list[str]:
     ]
     reasons += [f"{path[1:]} is an iterator, whose place can't be saved" for path in parts.iterators if path]
     if not parts.is_whole:
-        reasons.append(f"the loader holds more than {_MOST_OBJECTS:,} objects, and a generator or a counter deep in it would not be found")
+        reasons.append(f"the loader holds more than {MOST_OBJECTS:,} objects, and a generator or a counter deep in it would not be found")
     for loader in parts.loaders.values():
         if loader.num_workers and loader.persistent_workers and not (is_fixed(loader.dataset) and is_default_collate(loader.collate_fn)):
             name = type(loader.dataset).__name__

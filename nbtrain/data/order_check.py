@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -24,8 +23,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from .loader_state import MOST_NUMBERS, LoaderParts, LoaderState, find_parts, why_not_exact
+from .loader_state import LoaderParts, LoaderState, find_parts, why_not_exact
 from ..errors import first_line
+from ..objects import MOST_ITEMS, MOST_NUMBERS, kind_of
 from ..rng import keep_random, random_state
 
 # %% auto #0
@@ -96,22 +96,16 @@ def _order(item: Any) -> int | None:
     return hash(tuple(map(id, islice(item, 1_000_000))))
 
 
-def _indexed(parts: LoaderParts) -> tuple[str, ...]:
-    """The paths of the map-style datasets."""
-    found = [path for path, item in parts.holders.items() if isinstance(item, Dataset) and not isinstance(item, IterableDataset)]
-    return (*found, *(f"{path}.dataset" for path, loader in parts.loaders.items() if not isinstance(loader.dataset, IterableDataset)))
-
-
 def _orders(parts: LoaderParts) -> dict[str, tuple[int, int, int | None]]:
     """The lists of a loader that hold more than counters, except those of map-style datasets, which may be caches."""
-    found = {path: item for path, item in parts.lists.items() if not path.startswith(_indexed(parts))}
+    found = {path: item for path, item in parts.lists.items() if not path.startswith(parts.indexed)}
     return {path: (id(item), len(item), _order(item)) for path, item in found.items() if _is_order(item)}
 
 
 def _is_order(item: Any) -> bool:
     if isinstance(item, (np.ndarray, Tensor)):
         return item.ndim == 1 and len(item) > MOST_NUMBERS
-    return len(item) > 256 or not all(isinstance(value, (int, float, str)) for value in item)  # otherwise its items are saved
+    return len(item) > MOST_ITEMS or not all(kind_of(value).is_plain for value in item)  # otherwise its items are saved
 
 
 # %% ../../nbs/data/order_check.ipynb #e0d459c9
@@ -150,7 +144,7 @@ class OrderCheck:
         """The generators and iterators that map-style datasets created in a pass: a new process has none to restore into."""
         first = self.state.first
         made = (parts.generators.keys() - first.generators.keys()) | (parts.iterators.keys() - first.iterators.keys())
-        return sorted(path for path in made if path.startswith(_indexed(parts)))
+        return sorted(path for path in made if path.startswith(parts.indexed))
 
     def _is_moved(self, path: str, found: tuple[int, int, int | None]) -> bool:
         before = self._orders.get(path)

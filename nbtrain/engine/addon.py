@@ -162,6 +162,13 @@ class AddOnBase:
         """Whether this addon had ended the run when the checkpoint `state` was saved, and would end it with its current options."""
         return False
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return what a resumed run needs of the addon; None: the attributes of your addons are saved, as a trainer's are."""
+        return None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
     def lightning_loggers(self, trainer: TrainerProtocol) -> list[Logger]:
         """Return Lightning loggers for each run."""
         return []

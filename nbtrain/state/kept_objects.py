@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
@@ -15,55 +15,28 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from .attribute_state import trainer_attributes
-from .object_state import attributes
-from ..data.loader_state import generator_state, is_generator, set_generator_state, used_by
+from ..engine.protocol import TrainerProtocol
 from ..loops.step_snapshot import restore_attributes
+from nbtrain.objects import (
+    MOST_ITEMS,
+    MOST_NUMBERS,
+    Search,
+    attributes_of,
+    generator_state,
+    holder_items,
+    is_array,
+    is_generator,
+    kind_of,
+    plain_values,
+    set_generator_state,
+    set_value,
+)
 from ..source.user_code import is_user
-from ..base.trainer_base import TrainerBase
+from .attribute_state import objects_of
 
 # %% auto #0
 __all__ = ["kept_objects"]
-
-# %% ../../nbs/state/kept_objects.ipynb #04c9933a
-_MOST_OBJECTS, _MOST_ITEMS, _MOST_NUMBERS = 10_000, 100_000, 2**20
-_CLOSED = (type, str, bytes, int, float, bool, type(None), Optimizer, nn.Parameter)
-
-
-def _is_own(item: Any) -> bool:
-    """Whether it is an object of a user's class, whose attributes may change."""
-    return hasattr(item, "__dict__") and not callable(getattr(item, "__next__", None)) and is_user(type(item))
-
-
-def _inside(item: Any) -> Iterable[Any]:
-    if isinstance(item, nn.Module):
-        return [*attributes(item).values(), *item._buffers.values(), *item.children()]
-    if isinstance(item, dict):
-        return list(item.values()) if len(item) <= _MOST_ITEMS else ()
-    if isinstance(item, (list, tuple, set, frozenset, deque)):
-        return list(item) if len(item) <= _MOST_ITEMS else ()
-    return [] if isinstance(item, (Tensor, np.ndarray)) or not _is_own(item) else list(vars(item).values())
-
-
-def _used_by_steps(trainer: TrainerBase) -> list[Any]:
-    """The containers and modules that the methods of a user's class use as globals, as in a notebook, or in closures."""
-    functions = [item for kind in type(trainer).__mro__ if is_user(kind) for item in vars(kind).values() if isinstance(item, FunctionType)]
-    found = [value for function in functions for value in used_by(function).values()]
-    return [value for value in found if isinstance(value, (list, dict, set, deque, nn.Module))]
-
-
-def _reach(roots: Iterable[Any], known: set[int]) -> Iterator[Any]:
-    """Yield all objects reachable from `roots`, the nearest first, except those with an id in `known`."""
-    queue, seen = deque(roots), set(known)
-    while queue and len(seen) < _MOST_OBJECTS + len(known):
-        item = queue.popleft()
-        if isinstance(item, (*_CLOSED, TrainerBase)) or id(item) in seen:
-            continue
-        seen.add(id(item))
-        yield item
-        queue.extend(_inside(item))
 
 
 # %% ../../nbs/state/kept_objects.ipynb #fe28df1c
@@ -94,36 +67,67 @@ def _restore_module(item: nn.Module, kept: dict[str, Any], buffers: dict[str, An
     restore_attributes(item._buffers, buffers)
 
 
-def _way_back(item: Any) -> Callable[[], None] | None:
-    """Return a function that restores `item`, but not the objects in it; None if it can't change or is too large to copy."""
-    if isinstance(item, nn.Module):
-        return partial(_restore_module, item, dict(vars(item)), dict(item._buffers))
-    if isinstance(item, Tensor):
-        fits = item.numel() <= _MOST_NUMBERS and item.layout is torch.strided and not item.is_meta and not item.is_inference()
-        return partial(_restore_tensor, item, item.detach().clone()) if fits else None
-    if isinstance(item, np.ndarray):
-        return partial(_restore_array, item, item.copy()) if item.size <= _MOST_NUMBERS else None
-    if is_generator(item):
-        return partial(set_generator_state, item, generator_state(item))
-    if isinstance(item, (dict, list, deque, set)) and len(item) > _MOST_ITEMS:
-        return None
-    if isinstance(item, dict):
-        return partial(restore_attributes, item, dict(item))
-    if isinstance(item, (list, deque)):
-        return partial(_restore_list, item, list(item))
-    if isinstance(item, set):
-        return partial(_restore_set, item, set(item))
-    return partial(restore_attributes, vars(item), dict(vars(item))) if _is_own(item) else None
+def _restore_outside(item: Any, kept: dict[Any, Any]) -> None:
+    now = holder_items(item)
+    for name, value in kept.items():
+        if now.get(name) is not value:
+            set_value(item, name, value)
+
+
+def _restore_own(item: Any, kept: dict[str, Any]) -> None:
+    if hasattr(item, "__dict__"):
+        restore_attributes(vars(item), {name: kept[name] for name in kept if name not in kind_of(item).slots})
+    for name in kind_of(item).slots:
+        if name in kept:
+            object.__setattr__(item, name, kept[name])
+        elif hasattr(item, name):
+            object.__delattr__(item, name)
+
+
+class _WayBack:
+    """Functions that restore the kinds of objects, but not the objects in them. It counts the numbers that it copies."""
+
+    def __init__(self) -> None:
+        self.budget = [MOST_NUMBERS]
+
+    def _has_room(self, n: int) -> bool:
+        self.budget[0] -= n if n <= self.budget[0] else 0
+        return n <= self.budget[0]
+
+    def __call__(self, item: Any) -> Callable[[], None] | None:
+        """Return a function that restores `item`; None if it can't change or is too large to copy."""
+        kind = kind_of(item)
+        if isinstance(item, nn.Module):
+            return partial(_restore_module, item, dict(vars(item)), dict(item._buffers))
+        if isinstance(item, Tensor):
+            return (
+                partial(_restore_tensor, item, item.detach().clone()) if is_array(item.detach()) and self._has_room(item.numel()) else None
+            )
+        if isinstance(item, np.ndarray):
+            return partial(_restore_array, item, item.copy()) if self._has_room(item.size) else None
+        if is_generator(item):
+            return partial(set_generator_state, item, generator_state(item))
+        if isinstance(item, (dict, list, deque, set)) and len(item) > MOST_ITEMS:
+            return None
+        if isinstance(item, dict):
+            return partial(restore_attributes, item, dict(item))
+        if isinstance(item, (list, deque)):
+            return partial(_restore_list, item, list(item))
+        if isinstance(item, set):
+            return partial(_restore_set, item, set(item))
+        if isinstance(item, (FunctionType, type)):
+            return partial(_restore_outside, item, plain_values(item, self.budget)) if not kind.is_enum and is_user(item) else None
+        if not kind.is_own:
+            return None
+        return partial(_restore_own, item, attributes_of(item))
 
 
 @contextmanager
-def kept_objects(trainer: TrainerBase) -> Iterator[None]:
-    """A context that restores what a step changes: attributes of the trainer, and the objects that these and the model hold."""
-    own = dict(vars(trainer))
-    of_model = [value for part in trainer.model.modules() for value in attributes(part).values()]
-    known = {id(part) for part in (trainer.model, *trainer.model.modules(), *trainer.model.buffers())}
-    found = _reach([*of_model, *trainer_attributes(trainer), *_used_by_steps(trainer)], known)
-    ways = [way for item in found if (way := _way_back(item)) is not None]
+def kept_objects(trainer: TrainerProtocol) -> Iterator[None]:
+    """A context that restores what a step changes: attributes of the trainer, and the objects that these, the model and the addons hold."""
+    own, way_back = dict(vars(trainer)), _WayBack()
+    known = {id(part) for part in (trainer, trainer.model, *trainer.model.modules(), *trainer.model.buffers())}
+    ways = [way for _, item in Search(objects_of(trainer), known) if (way := way_back(item)) is not None]
     try:
         yield
     finally:

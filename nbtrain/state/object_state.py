@@ -5,7 +5,6 @@
 # %% ../../nbs/state/object_state.ipynb #590625d0
 from __future__ import annotations
 
-import io
 
 import weakref
 import zlib
@@ -14,7 +13,6 @@ from collections.abc import Callable, Container, Mapping
 from copy import copy
 from dataclasses import is_dataclass
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,17 +22,24 @@ from torch.optim import Optimizer
 
 from ..checkpoint.value_kinds import as_plain, is_value
 from ..checkpoint.weights import load_weights
-from ..data.loader_state import generator_state, is_generator, set_generator_state
-from ..source.user_code import is_user
+from nbtrain.objects import (
+    CONSTANT,
+    MOST_OBJECTS,
+    attributes_of,
+    generator_state,
+    is_generator,
+    kind_of,
+    module_attributes,
+    set_generator_state,
+)
 from ..optim.optimizer_state import load_optimizer
 
 # %% auto #0
-__all__ = ["Unsaved", "pack", "Unpacker", "attributes", "pack_module", "fingerprint"]
+__all__ = ["Unsaved", "pack", "Unpacker", "pack_module", "fingerprint"]
 
 # %% ../../nbs/state/object_state.ipynb #ebe7b277
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.Size)
 _KEYS = (type(None), bool, int, float, str)
-_CONSTANT = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, partial, torch.device, io.IOBase)
 _AS = "$as"  # a dict with this key stands for an object of another kind
 _DEPTH = 20
 
@@ -71,7 +76,7 @@ def pack(value: Any, known: Container[int] = (), depth: int = 0) -> Any:
     kind: Any = type(value)
     if kind in _PLAIN:
         return value if kind is not int or value.bit_length() <= 2000 else _refuse(value)
-    if id(value) in known or isinstance(value, _CONSTANT):
+    if id(value) in known or isinstance(value, CONSTANT):
         raise Unsaved
     into = partial(pack, known=known, depth=depth + 1)
     if depth > _DEPTH:
@@ -124,8 +129,8 @@ def _pack_object(value: Any, into: Callable[[Any], Any], known: Container[int]) 
         return {_AS: "module", "state": pack_module(value, known)}
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return {_AS: "state_dict", "state": into(value.state_dict())}
-    if is_user(type(value)) and hasattr(value, "__dict__") and not hasattr(value, "__next__"):
-        return {_AS: "object", "state": {name: into(item) for name, item in vars(value).items() if not isinstance(item, _CONSTANT)}}
+    if kind_of(value).is_own:
+        return {_AS: "object", "state": {name: into(item) for name, item in attributes_of(value).items() if not isinstance(item, CONSTANT)}}
     return _refuse(value)
 
 
@@ -200,7 +205,7 @@ class Unpacker:
             "module": lambda o: isinstance(o, nn.Module),
             "state_dict": lambda o: hasattr(o, "load_state_dict"),
         }
-        if fresh is None or not fits.get(kind, lambda o: hasattr(o, "__dict__"))(fresh):
+        if fresh is None or not fits.get(kind, lambda o: kind_of(o).is_own)(fresh):
             self.missing.append(kind.replace("state_dict", "object"))
         elif kind == "generator":
             self._set_generator(fresh, state)
@@ -211,7 +216,7 @@ class Unpacker:
             load_optimizer(fresh, state) if isinstance(fresh, Optimizer) else fresh.load_state_dict(state)
         else:
             for name, item in state.items():
-                vars(fresh)[name] = self.unpack(item, vars(fresh).get(name))
+                object.__setattr__(fresh, name, self.unpack(item, getattr(fresh, name, None)))
         return fresh
 
     def _set_generator(self, generator: Any, state: Any) -> None:
@@ -236,21 +241,12 @@ class Unpacker:
 
 
 # %% ../../nbs/state/object_state.ipynb #33415c85
-_INTERNAL = frozenset(vars(nn.Module()))  # parameters, buffers, hooks, training
-
-
-def attributes(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module other than parameters, persistent buffers and modules, by name."""
-    buffers = {name: module._buffers[name] for name in module._non_persistent_buffers_set if name in module._buffers}
-    return buffers | {name: value for name, value in vars(module).items() if name not in _INTERNAL and not isinstance(value, _CONSTANT)}
-
-
 def pack_module(module: nn.Module, known: Container[int] = ()) -> dict[str, Any]:
     """The whole state of a module, except what has no plain form."""
     own = _Union(known, {id(t) for t in (*module.parameters(), *module.buffers())})
     packed: dict[str, dict[str, Any]] = {}
     for path, part in module.named_modules():
-        for name, value in attributes(part).items():
+        for name, value in module_attributes(part).items():
             try:
                 packed.setdefault(path, {})[name] = pack(value, known if name in part._buffers else own)
             except Unsaved:
@@ -279,17 +275,38 @@ class _TensorMark:
         return same and self._version is not None and self._version == other._version  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def fingerprint(value: Any, known: Container[int] = (), depth: int = 0) -> Any:
-    """Equal to a later fingerprint of `value` if the value has not changed. Those of random generators are never equal."""
-    if isinstance(value, _CONSTANT) or id(value) in known or depth > _DEPTH:
-        return type(value)
-    into = partial(fingerprint, known=known, depth=depth + 1)
-    if type(value) in (*_PLAIN, complex):
-        return type(value), value
+def fingerprint(value: Any, known: Container[int] = ()) -> Any:
+    """Equal to a later fingerprint of `value` if the value has not changed. Those of random generators are never equal.
+
+    An object that is met again counts as the same one. Beyond 10,000 objects nothing is equal.
+    """
+    numbers: dict[int, int] = {}
+    kept, waiting = list[Any](), deque[Any]()
+
+    def into(item: Any) -> Any:
+        kind = type(item)
+        if kind in (*_PLAIN, complex) or is_value(item):
+            return kind, item
+        if isinstance(item, CONSTANT) or id(item) in known:
+            return kind
+        if (number := numbers.get(id(item))) is None:
+            number = numbers[id(item)] = len(numbers)
+            kept.append(item)  # alive, or its id could be reused
+            waiting.append(item)
+        return number
+
+    marks = [into(value)]
+    while waiting:
+        if len(numbers) > MOST_OBJECTS:
+            return object()
+        marks.append(_mark(waiting.popleft(), into))
+    return marks
+
+
+def _mark(value: Any, into: Callable[[Any], Any]) -> Any:
+    """What `value` is and holds; `into` gives the mark of what it holds."""
     if isinstance(value, Tensor):
         return _TensorMark(value)
-    if is_value(value):
-        return type(value), value
     if isinstance(value, (np.ndarray, np.generic)):
         return value.dtype, value.shape, zlib.crc32(np.asarray(value).tobytes()) if value.dtype.kind in "biufcMmUS" else id(value)
     if isinstance(value, Mapping):
@@ -298,12 +315,9 @@ def fingerprint(value: Any, known: Container[int] = (), depth: int = 0) -> Any:
         return type(value), list(map(into, value))
     if is_generator(value):
         return object()
-    return type(value), _of_object(value, into)
-
-
-def _of_object(value: Any, into: Callable[[Any], Any]) -> Any:
     if isinstance(value, nn.Module):
-        return [into(t) for t in (*value.parameters(), *value.buffers())], [into(attributes(part)) for part in value.modules()]
+        tensors = [into(tensor) for tensor in (*value.parameters(), *value.buffers())]
+        return type(value), tensors, [into(item) for part in value.modules() for item in module_attributes(part).values()]
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-        return into(value.state_dict())
-    return into(vars(value)) if is_user(type(value)) and hasattr(value, "__dict__") else None
+        return type(value), into(value.state_dict())
+    return type(value), [(name, into(item)) for name, item in attributes_of(value).items()] if kind_of(value).is_own else None

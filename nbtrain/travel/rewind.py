@@ -11,7 +11,7 @@ from typing import Literal
 
 from ..annotations import checked
 from ..state.kept_states import KeptState
-from ..data.loader_state import outside_names
+from ..objects import outside_names
 from ..engine.control import refuse_while_on
 from ..errors import CheckpointError, ConfigError
 from ..source.user_code import is_user
