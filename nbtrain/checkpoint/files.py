@@ -26,6 +26,7 @@ from .atomic import is_leftover, sync, written
 from .snapshot import Encoder, Snapshot, State, decode, plain, restore_views, snapshot
 from .tensor_parts import join_parts, part_file, write_tensors
 from ..errors import CheckpointError
+from ..history.journal import flush_journal
 
 # %% auto #0
 __all__ = [
@@ -479,6 +480,7 @@ class Writer:
         self, done: threading.Event, taken: Snapshot, path: Path, save_format: SaveFormat, config: Any, then: Callable[[Path], None] | None
     ) -> None:
         try:
+            flush_journal(taken.state, path)
             self._write_state(taken, path, save_format, config)
             if then is not None:
                 then(path)

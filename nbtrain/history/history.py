@@ -9,6 +9,7 @@ import csv
 import importlib.util
 import math
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -50,6 +51,7 @@ class StepTable:
         self.steps = array("q")
         self.columns: dict[str, array[float]] = {}
         self._stride, self._seen = 1, 0
+        self.n_saved = 0  # rows at the beginning that the journal has
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -68,28 +70,34 @@ class StepTable:
         self.steps.extend(range(first_step + keep.start, first_step + n, keep.step))
         self._seen += n
         while len(self) > self.max_rows:
-            self._stride *= 2
+            self._stride, self.n_saved = self._stride * 2, 0
             self.steps = self.steps[::2]
             self.columns = {name: column[::2] for name, column in self.columns.items()}
 
     def drop_after(self, step: int) -> None:
         """Drop the rows after `step`, which a resumed run repeats."""
-        n = sum(s <= step for s in self.steps)
-        self.steps = self.steps[:n]
-        self.columns = {name: column[:n] for name, column in self.columns.items()}
+        n = bisect_right(self.steps, step)
+        for column in (self.steps, *self.columns.values()):
+            del column[n:]
+        self.n_saved = min(self.n_saved, n)
         seen = (n - 1) * self._stride + 1 + step - self.steps[-1] if n else 0  # the next thinning depends on it
         self._seen = min(self._seen, seen, n * self._stride)
 
     def state_dict(self) -> dict[str, Any]:
         """The state, with columns as bytes: a checkpoint copies lists value by value, at 0.5 µs each."""
         columns = {name: column.tobytes() for name, column in self.columns.items()}
-        return {"steps": self.steps.tobytes(), "columns": columns, "stride": self._stride, "seen": self._seen}
+        return {"steps": self.steps.tobytes(), "columns": columns, **self.thinning}
+
+    @property
+    def thinning(self) -> dict[str, int]:
+        """How rows are left out: one of `stride` is kept, of `seen` so far."""
+        return {"stride": self._stride, "seen": self._seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
         self.steps = array("q", state["steps"])  # array() decodes bytes
         self.columns = {name: array("d", column) for name, column in state["columns"].items()}
-        self._stride, self._seen = state["stride"], state["seen"]
+        self._stride, self._seen, self.n_saved = state["stride"], state["seen"], 0
 
     def __getitem__(self, name: str) -> list[float]:
         """The values of one metric."""
@@ -158,6 +166,9 @@ class MeasuredRows:
         self.marks: list[tuple[Progress, str]] = []
         self.steps = {phase: StepTable() for phase in ("train", "valid", "test")}
         self._best, self.restarts = text.GrowingBest(), BestRestarts()
+        names = "epochs", "validations", "tests", "marks"
+        self.n_saved: dict[str, int] = dict.fromkeys(names, 0)  # rows at the beginning that the journal has
+        self.journal: tuple[str, list[int]] | None = None  # its file, and the place of its newest record there
 
     def update(self, event: Event) -> None:
         """Add the data of `event`."""
@@ -194,21 +205,28 @@ class MeasuredRows:
         if text.is_same_validation(row, self.validations):
             old, self.validations[-1] = self.validations[-1], row
             row.path = old.path
+            self.n_saved["validations"] = min(self.n_saved["validations"], len(self.validations) - 1)
             self._best.replace(old, row)
         return row
 
     def drop_after(self, step: int, epoch: int) -> None:
         """Drop everything measured after `step`, and the rows after `epoch`, including that of an epoch that was cut at `step`."""
         self._best = text.GrowingBest()
-        dropped = [row for row in self.epochs if row.get("step", 0) > step or row["epoch"] > epoch]
-        self.epochs = [row for row in self.epochs if row not in dropped]
+        dropped = {id(row) for row in self.epochs if row.get("step", 0) > step or row["epoch"] > epoch}
         validations = [row for row in self.validations if row.get("step", 0) <= step]
-        self.validations = [validation_alone(row) if row in dropped else row for row in validations]
-        self.tests = [row for row in self.tests if row.get("step", 0) <= step]
-        self.marks = [(progress, text) for progress, text in self.marks if progress.step <= step]
+        self._keep("validations", [validation_alone(row) if id(row) in dropped else row for row in validations])
+        self._keep("epochs", [row for row in self.epochs if id(row) not in dropped])
+        self._keep("tests", [row for row in self.tests if row.get("step", 0) <= step])
+        self._keep("marks", [mark for mark in self.marks if mark[0].step <= step])
         self.restarts.drop_after(step)
         for table in self.steps.values():
             table.drop_after(step)
+
+    def _keep(self, name: str, rows: list[Any]) -> None:
+        """Replace a table by `rows`, of which those at the beginning are the same."""
+        n_same = next((i for i, (old, new) in enumerate(zip(getattr(self, name), rows)) if old is not new), len(rows))
+        self.n_saved[name] = min(self.n_saved[name], n_same)
+        setattr(self, name, rows)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole history as plain data."""
@@ -228,6 +246,15 @@ class MeasuredRows:
         self.restarts.places = [(step, epoch) for step, epoch in state.get("restarts", ())]  # not in a state of an older version
         for phase, table in state["steps"].items():
             self.steps[phase].load_state_dict(table)
+        self.set_journal(state.get("saved"))
+
+    def set_journal(self, journal: tuple[str, list[int]] | None) -> None:
+        """Note that the journal of this file and place has all rows; None: no journal has any."""
+        self.journal = journal
+        for name in self.n_saved:
+            self.n_saved[name] = len(getattr(self, name)) if journal is not None else 0
+        for table in self.steps.values():
+            table.n_saved = len(table) if journal is not None else 0
 
 
 # %% ../../nbs/history/history.ipynb #d248a72a
@@ -251,6 +278,20 @@ class RankedRows(MeasuredRows):
         """The row with the best monitored value; on a tie the earlier one, never a NaN. It may be a validation inside an epoch."""
         found: Any = self._best.of(self.candidates, self.monitor, self.monitor_mode)
         return found
+
+    def short_state(self) -> dict[str, Any]:
+        """As `state_dict`, but only with the last and the best rows, which a resumed run needs."""
+        rows = {name: list(map(dict, self._best_and_last(getattr(self, name)))) for name in ("epochs", "validations", "tests")}
+        steps = {phase: {"steps": b"", "columns": {}, **table.thinning} for phase, table in self.steps.items()}
+        more = {"marks": [], "restarts": list(map(list, self.restarts.places)), "steps": steps}
+        return {"monitor": self.monitor, "mode": self.monitor_mode, **rows, **more}
+
+    def _best_and_last(self, rows: list[Row]) -> list[Row]:
+        best, last = self.best, rows[-1:]
+        if best is None or not rows or best is rows[-1]:
+            return last
+        at = bisect_left(rows, best.get("step", 0), key=lambda row: row.get("step", 0))
+        return [best, *last] if at < len(rows) and rows[at] is best else last
 
     @property
     def last_is_best(self) -> bool:

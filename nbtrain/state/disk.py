@@ -27,6 +27,7 @@ from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import first_line
 from ..history.history import Row
+from ..history.journal import save_history
 from ..rng import random_state
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "part_of",
     "write_state",
-    "name_best",
+    "name_parts",
     "note_inexact",
     "check_loaders",
     "stop_settings",
@@ -85,7 +86,7 @@ def write_state(
         row = history.epochs[-1]
     if row is not None and row.path is None:
         row.path = path
-    best = name_best(addon, trainer, state["nbtrain"], path)
+    best = name_parts(addon, trainer, state["nbtrain"], path)
     earlier = best == path and history.best is not None and history.best["step"] != counts.step  # it was within a window
     keep_weights(state, kept_weights(trainer), trainer.train_state.best_weights if earlier else None)
     if addon.base is not None and not in_parts:
@@ -98,9 +99,13 @@ def write_state(
     return path
 
 
-def name_best(addon: StateManagerAddon, trainer: TrainerProtocol, own: dict[str, Any], path: Path) -> Path | None:
-    """Store the name of the best checkpoint, or else the best weights, in nbtrain's part. Returns the path of the best, or None."""
+def name_parts(addon: StateManagerAddon, trainer: TrainerProtocol, own: dict[str, Any], path: Path) -> Path | None:
+    """Store in nbtrain's part where its history and the best weights are; weights that are in no file are stored themselves.
+
+    Returns the path of the best checkpoint, or None.
+    """
     history = trainer.train_state.history
+    own["history"] = save_history(history, path)
     best = history.best.path if addon.save_best and history.best is not None else None
     best = best if best is not None and best.parent == path.parent else None
     own["best"] = best.name if best is not None else None
@@ -279,7 +284,7 @@ def _ended(saver: StateSaver, pl_trainer: L.Trainer, path: Path) -> dict[str, An
     """The state of the trainer at the end of the run, for a checkpoint of an epoch that ended early."""
     module: Any = pl_trainer.lightning_module
     own = part_of(saver.addon, saver.trainer, module, None, random_state())
-    name_best(saver.addon, saver.trainer, own, path)
+    name_parts(saver.addon, saver.trainer, own, path)
     rest = {} if isinstance(pl_trainer.strategy, SplitStrategy) else without_weights(saver.dump(pl_trainer))
     return rest | {"nbtrain": own}
 
@@ -314,7 +319,7 @@ def save_after_error(saver: StateSaver, pl_trainer: L.Trainer, *, was_paused: bo
     path = trainer.open_run_dir() / f"after-error{suffix}"
     try:
         own = part_of(addon, trainer, module, finished, random_state())
-        name_best(addon, trainer, own, path)
+        name_parts(addon, trainer, own, path)
         state = saver.dump(pl_trainer) | {"nbtrain": own | {"awaits_validation": is_whole}}
         keep_weights(state, kept_weights(trainer))
         if addon.base is not None:

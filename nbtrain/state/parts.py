@@ -30,6 +30,7 @@ from ..engine.step_module import StepModule
 from ..engine.train_state import Counts
 from ..errors import CheckpointError, first_line
 from ..history.history import History
+from ..history.journal import journal_of, whole_history
 from ..optim.optimizer_state import load_optimizer
 
 # %% auto #0
@@ -87,14 +88,14 @@ def own_part(
     loader: ResumableLoader | None,
     valid: ValidLoader | None,
     attributes: AttributeState,
-    without: tuple[str, ...] = ("best_weights",),
+    without: tuple[str, ...] = ("best_weights", "history"),
 ) -> dict[str, Any]:
     """Make nbtrain's part of a state. `finished`: the number of finished batches in the open epoch; None between epochs.
 
     `without`: the pieces of the TrainState that are saved elsewhere. In mid-epoch all ranks must call it; the result has the parts of
     each rank.
     """
-    state = trainer.train_state.state_dict(without=without)  # usually a checkpoint names the file with the best weights
+    state = trainer.train_state.state_dict(without=without)  # usually a checkpoint names the files with the best weights and the history
     meters = state.pop("meters")
     parts: dict[str, Any] = {
         "random": random,
@@ -338,11 +339,33 @@ class Restorable(TrainerProtocol, Protocol):
     parent: str | None  # the checkpoint that a new run continues from
 
 
+def _beside(checkpoint: str | Path, name: str) -> str | Path:
+    """The path, or URL, of the file `name` next to a checkpoint."""
+    url = url_of(checkpoint)
+    return f"{url.rpartition('/')[0]}/{name}" if url else Path(checkpoint).with_name(name)
+
+
+def _whole_history(history: Any, checkpoint: str | Path) -> Any:
+    """The history of a state, read from the journal next to the checkpoint; as far as the state has it, if the journal is missing."""
+    file = journal_of(history)
+    if file is None or not url_of(checkpoint):
+        return whole_history(history, Path(checkpoint).parent)
+    try:
+        with local_file(_beside(checkpoint, file)) as copy:
+            return whole_history(history, copy.parents[file.count("/")], remote=True)
+    except CheckpointError:
+        return whole_history(history, Path())
+
+
 def read_state(trainer: TrainerProtocol, checkpoint: str | Path) -> dict[str, Any]:
     """Read a checkpoint, by path or URL. Raises CheckpointError if `trainer` can't restore it. Changes nothing."""
     path = Path(checkpoint)
     with local_file(checkpoint) as file:
         state = read_checkpoint(file)
+    for part in (state, state.get("end")):
+        own = part.get("nbtrain") if isinstance(part, dict) else None
+        if isinstance(own, dict) and "history" in own:
+            own["history"] = _whole_history(own["history"], checkpoint)
     checked(trainer, state, path)
     state = put_in(state, trainer.model, path)
     _check_fits(trainer, state, path)
@@ -362,6 +385,8 @@ def restore(
     trainer.run_dir = run_dir
     trainer.parent = None if run_dir is not None else url_of(checkpoint) or str(path.resolve())
     history = trainer.train_state.history
+    if lacks := own["history"].get("lacks"):
+        trainer.recorder.note(lacks)
     if own["finished"] is None and history.epochs:
         history.epochs[-1].path = path
     _restore_best(trainer, state, checkpoint)
@@ -410,10 +435,10 @@ def best_weights_of(
     weights, best = state["nbtrain"].get("best_weights"), state["nbtrain"]["best"]
     if best is None or not is_named:
         return (with_frozen(weights, model) if weights is not None else None), None
-    name, url = Path(best).name, url_of(checkpoint)
+    name = Path(best).name
     file = Path(checkpoint).with_name(name)
     try:
-        with local_file(f"{url.rpartition('/')[0]}/{name}" if url else file) as local:
+        with local_file(_beside(checkpoint, name)) as local:
             found = weights_of(state if file == Path(checkpoint) else _named(read_checkpoint(local), file))
         return with_frozen({name: value for name, value in found.items() if isinstance(value, Tensor)}, model), file
     except CheckpointError as error:

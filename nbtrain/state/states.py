@@ -154,7 +154,7 @@ def take_state(
     assert isinstance(module, StepModule)
     if restored is None:
         places = (_here(holder.open_loader), _here(holder.open_valid))
-        own = own_part(trainer, module, finished, random_state(), *places, holder.attributes, without=_ELSEWHERE)
+        own = own_part(trainer, module, finished, random_state(), *places, holder.attributes)
     else:
         pieces = trainer.train_state.state_dict(without=(*_ELSEWHERE, "meters", "metrics"))
         own = {**restored["nbtrain"], **pieces, "attributes": holder.attributes.state_dict(trainer)}

@@ -173,7 +173,7 @@ def test_resumed_run_has_the_best_of_the_uninterrupted_one(way: str, seed: int, 
     saves = [path for path in sorted((whole.run_dir / "checkpoints").glob("epoch=*-step=*")) if not path.is_symlink()]
     for path in saves[:-1]:
         again = build(tmp_path / "again", WAYS[way], (), seed=5)
-        n_seen = len(read_checkpoint(path)["nbtrain"]["history"]["validations"])
+        n_seen = read_checkpoint(path)["nbtrain"]["history"]["journal"]["rows"]["validations"]
         again.values = iter(values[n_seen:])
         again.run(3, make_loader(), make_valid(), resume=path)
         assert str(without_times(again.history.validations)) == str(without_times(whole.history.validations)), path.name

@@ -250,7 +250,7 @@ def as_killed_after(folder: Path, name: str) -> None:
     """Leave in a folder of checkpoints what is there when `name` was just written: no later one, and no link yet."""
     path = folder / name
     for other in list(folder.iterdir()):
-        if other.is_symlink() or other.stat().st_mtime_ns > path.stat().st_mtime_ns:
+        if other.is_symlink() or (other.name != "history.jsonl" and other.stat().st_mtime_ns > path.stat().st_mtime_ns):
             other.unlink()
 
 
@@ -371,7 +371,8 @@ def test_a_run_that_went_back_is_resumed_and_not_what_it_left_behind(keep_last_n
 
 # -- when and where
 def saved(trainer: Any) -> list[str]:
-    return sorted(path.name for path in (trainer.run_dir / "checkpoints").iterdir())
+    """What is in the folder of the checkpoints, beside the journal of the history."""
+    return sorted(path.name for path in (trainer.run_dir / "checkpoints").iterdir() if path.name != "history.jsonl")
 
 
 def test_each_epoch_is_saved_where_nothing_else_is_said(tmp_path: Path) -> None:
