@@ -29,7 +29,7 @@ from nbtrain.addons import multi_gpu
 from nbtrain.addons.performance import GraphedTraining
 from nbtrain.data.resumable_loader import borrowed
 from nbtrain.engine.meter import snapshot
-from nbtrain.engine.step_module import _KnownMetrics
+from nbtrain.engine.logged import KnownMetrics
 from nbtrain.loggers.background import Delivery
 from nbtrain.loops.fast_step import find_step
 from nbtrain.loops.lean_evaluation import LeanEvaluationLoop
@@ -190,7 +190,7 @@ class Logs(L.Callback):
 def logged(monkeypatch: pytest.MonkeyPatch, *, short: bool) -> tuple[list[Any], int]:
     """What the callback has seen in two epochs, and how many `log` calls took nbtrain's short way, where they may."""
     added: list[bool] = []
-    add = _KnownMetrics.add
+    add = KnownMetrics.add
 
     def counted(known: Any, module: Any, name: str, *rest: Any) -> bool:
         was_added = short and add(known, module, name, *rest)
@@ -200,7 +200,7 @@ def logged(monkeypatch: pytest.MonkeyPatch, *, short: bool) -> tuple[list[Any], 
 
     logs = Logs()
     with monkeypatch.context() as patch:
-        patch.setattr(_KnownMetrics, "add", counted)
+        patch.setattr(KnownMetrics, "add", counted)
         make_trainer(lightning={"callbacks": [logs]}).run(2, make_loader())
     return logs.seen, added.count(True)
 

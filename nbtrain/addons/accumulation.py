@@ -22,7 +22,8 @@ from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Notifier, active_callbacks, notifier
 from ..engine.meter import N_SAMPLES
 from ..engine.protocol import TrainerProtocol
-from ..engine.step_module import StepModule, count_samples
+from ..engine.step_module import StepModule
+from ..engine.step_output import count_samples
 from ..errors import ConfigError, StepError
 from ..loops.lean_training import LeanEpochLoop
 

@@ -21,7 +21,7 @@ from ..addons.scheduler import SchedulerAddon
 from ..annotations import FOREIGN, checked
 from ..tracebacks import boundary
 from ..engine.addon import AddOnBase, options, ordered
-from ..engine.addon_instance import copy_addon, is_same, join_options, merge_instances
+from ..engine.addon import copy_addon, is_same, join_options, merge_instances
 from ..errors import AddOnError, OptionError, nearest
 from .addon_options import AddonCommands, TrainerFactory
 from .arguments import of_lightning

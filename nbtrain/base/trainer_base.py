@@ -30,7 +30,7 @@ from ..distributed.launcher import Launcher
 from ..state.replica import launcher_of, world_of
 from ..distributed.world import World
 from ..engine.control import Control
-from ..engine.optimizer_modes import OptimizerModes, with_modes
+from ..optim.optimizer_modes import OptimizerModes, with_modes
 from ..engine.precision import precision_args
 from ..engine.protocol import EventSink, Ran, Turn
 from ..engine.recorder import Recorder

@@ -34,7 +34,7 @@ from .introspect import Reader, parameters_of, same_value, say_it, why_another
 from .overrides import escape
 from .schema import Settings, read_settings
 from ..engine.addon import AddOnBase, options
-from ..engine.addon_instance import chosen_options
+from ..engine.addon import chosen_options
 from ..engine.protocol import Ran, TrainerProtocol
 from ..errors import ConfigError
 from ..optim.schedulers import n_required

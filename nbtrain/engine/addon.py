@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import cache, wraps
 from itertools import combinations, count
 from typing import Any, ClassVar, Literal
@@ -23,7 +23,19 @@ from ..errors import AddOnError, OptionError, nearest
 from ..tracebacks import shorten
 
 # %% auto #0
-__all__ = ["Phase", "TrainStep", "options", "AddOnBase", "precedes", "ordered"]
+__all__ = [
+    "Phase",
+    "TrainStep",
+    "options",
+    "AddOnBase",
+    "precedes",
+    "ordered",
+    "chosen_options",
+    "copy_addon",
+    "is_same",
+    "merge_instances",
+    "join_options",
+]
 
 
 # %% ../../nbs/engine/addon.ipynb #7bbfe7f4
@@ -256,3 +268,67 @@ def _check_loaders(addons: Iterable[type[AddOnBase]]) -> None:
                 f"{addon.__name__} and {other.__name__} both change the loader, and neither says which comes first.",
                 remedy=f"Write after = ({addon.__name__},) in {other.__name__}, or the other way round.",
             )
+
+
+# %% ../../nbs/engine/addon.ipynb #750c29e4
+def chosen_options(addon: AddOnBase) -> dict[str, Any]:
+    """The options of an addon that differ from their defaults."""
+    found = {}
+    for name, field in options(type(addon)).items():
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        value = getattr(addon, name)
+        if type(value) is not type(default) or not is_same(value, default):
+            found[name] = value
+    return found
+
+
+def copy_addon(addon: AddOnBase, **changes: Any) -> AddOnBase:
+    """A new addon with the same options except for the `changes`, without the state of a run."""
+    return replace(addon, **changes)  # pyright: ignore[reportArgumentType]
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two values are equal. Values without a single truth value of `==`, such as arrays, are the same only if identical."""
+    try:
+        return one is other or bool(one == other)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+# %% ../../nbs/engine/addon.ipynb #a83f5c17
+def merge_instances(known: Mapping[type[AddOnBase], AddOnBase], addons: Iterable[Any], title: str) -> dict[type[AddOnBase], AddOnBase]:
+    """Merge the instances in `known` and `addons`. Raises AddOnError for two instances of one addon with different options."""
+    found = dict(known)
+    for addon in addons:
+        if isinstance(addon, AddOnBase) and not is_same(found.setdefault(type(addon), addon), addon):
+            what = f"{title} was given {type(addon).__name__} twice, with different options."
+            raise AddOnError(what, remedy="Give one instance with all options.")
+    return found
+
+
+# %% ../../nbs/engine/addon.ipynb #db628f4a
+def join_options(
+    instances: Iterable[AddOnBase],
+    given: Mapping[str, Any],
+    *,
+    shared: Collection[str],
+    taken: Collection[str],
+    defaults: Callable[[str], Any],
+) -> dict[str, Any]:
+    """Join the arguments `given` to a trainer with the options of its addon instances.
+
+    For the `shared` options, which the trainer takes, too, an instance's value replaces one of the trainer's `defaults(name)`. Other names
+    that are `taken` get the addon's name as a prefix: "Tilt.alpha". Raises OptionError if the trainer was given another value.
+    """
+    found = dict(given)
+    for addon in instances:
+        owner = type(addon).__name__
+        for name, value in chosen_options(addon).items():
+            if name not in shared:
+                found[f"{owner}.{name}" if name in taken or name in found else name] = value
+                continue
+            if not any(is_same(found[name], other) for other in (value, *defaults(name))):
+                what = f"{owner} was given {name}={value!r}, and the trainer {name}={found[name]!r}."
+                raise OptionError(what, remedy="Give it in one place.")
+            found[name] = value
+    return found

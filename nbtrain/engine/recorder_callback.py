@@ -12,7 +12,7 @@ import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .epoch_metrics import current_results
+from .logged import current_results
 from .pass_module import is_sanity_check
 from .recorder import DataWait, PassPlace, Recorder
 from .step_module import StepModule, in_validation_of_run

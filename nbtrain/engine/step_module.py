@@ -6,475 +6,52 @@
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from numbers import Integral, Real
 from typing import Any
-from weakref import ReferenceType, ref
 
 import lightning as L
 import torch
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..compat.weight_names import bare, by_own_names
-from ..data.stream import set_dataset_epoch
-from ..data.task_loader import Task
-from ..data.batch import batch_size, describe, to_device, why_guessed
-from .addon import AddOnBase, Phase, TrainStep
-from .epoch_metrics import current_results
-from .meter import N_SAMPLES, Scalar
+from ..data.batch import describe, to_device
+from .addon import AddOnBase, TrainStep
+from .logged import KnownMetrics, current_results, lend_log, take_log_back
 from .pass_module import PassModule, StepsProtocol, is_sanity_check
-from .protocol import EventSink, TrainerProtocol, Turn
-from .train_state import Mode
+from .protocol import EventSink
+from .step_output import check_output, count_samples
 from ..errors import NbtrainError, StepError, add_note
 
 # %% auto #0
-__all__ = [
-    "as_output",
-    "check_output",
-    "run_step",
-    "step_place",
-    "named",
-    "ModuleLog",
-    "lend_log",
-    "take_log_back",
-    "count_samples",
-    "split_count",
-    "CountingModule",
-    "RecordingModule",
-    "SteppingModule",
-    "StepModule",
-    "is_whole_epoch",
-    "in_validation_of_run",
-]
-
-# %% ../../nbs/engine/step_module.ipynb #f1722b22
-_USUAL_TYPES = frozenset({Tensor, float, int})
-_CPU = torch.device("cpu")
-
-
-def as_output(returned: Any) -> dict[str, Any]:
-    """What the training step of a LightningModule returned, as a dict: it may be the loss alone, or None."""
-    return dict(returned) if isinstance(returned, Mapping) else {} if returned is None else {"loss": returned}
-
-
-def check_output(output: Any, step: str, where: Callable[[], str], device: torch.device | None = None) -> Mapping[str, Any]:
-    """Return the step's dict if it is valid. Raises StepError if not. `train_step` must return a loss.
-
-    `where` returns the text of the place; it is called only for an error, because this function runs in each batch.
-    """
-    example = 'Return a dict such as {"loss": loss, "accuracy": acc}.'
-    if type(output) is not dict and not isinstance(output, Mapping):
-        remedy = 'Return {"loss": loss}.' if isinstance(output, Tensor) else example
-        raise StepError(f"{step} returned {'None' if output is None else type(output).__name__}, not a dict.", where=where(), remedy=remedy)
-    if step.startswith("train_step"):  # a trainer with several optimizers has train_step_<name>
-        if "loss" not in output:
-            names = "{" + ", ".join(map(repr, output)) + "}"
-            raise StepError(f"{step} returned {names}, without 'loss'.", where=where(), remedy=example)
-        _check_loss(output["loss"], step, where, device)
-    for name, value in output.items():
-        if type(value) is Tensor and value.is_complex() and value.numel() == 1:
-            raise StepError(
-                f"{step} returned {name!r} as a complex number.", where=where(), remedy="Return real ones: z.real, z.imag or z.abs()."
-            )
-    if _USUAL_TYPES.issuperset(map(type, output.values())):
-        return output
-    for name, value in output.items():
-        if not isinstance(value, (Tensor, Real, list, tuple, Mapping)):
-            raise StepError(
-                f"{step} returned {name!r} as {type(value).__name__}, which is neither a number nor made of tensors.",
-                where=where(),
-                remedy="Return scalars as numbers or 0-d tensors, and leave everything else out.",
-            )
-    return output
-
-
-def _check_loss(loss: Any, step: str, where: Callable[[], str], device: torch.device | None) -> None:
-    if not isinstance(loss, Tensor):
-        raise StepError(
-            f"{step} returned its loss as {type(loss).__name__}, which has no gradient.", where=where(), remedy="Return it as a tensor."
-        )
-    if loss.is_complex():
-        raise StepError(f"{step} returned a complex loss.", where=where(), remedy="Return a real number: loss.abs() or loss.real.")
-    if loss.ndim and loss.numel() != 1:
-        raise StepError(
-            f"{step} returned a loss of shape {tuple(loss.shape)}, not a scalar.", where=where(), remedy="Take its mean: loss.mean()."
-        )
-    # In the middle of a step `device.type` costs 8 µs, and `is_cpu` nothing
-    if device is not None and loss.is_cpu is not (device == _CPU) and loss.device.type != device.type:
-        raise StepError(
-            f"{step} returned a loss on {loss.device}, and the model is on {device}.",
-            where=where(),
-            remedy="Make all tensors of the loss on the batch's device: torch.zeros(..., device=x.device).",
-        )
-    if not loss.requires_grad:
-        raise StepError(
-            f"{step} returned a loss without a gradient.",
-            where=where(),
-            remedy="Make it from the model's output, without .detach(), .item() or torch.no_grad().",
-        )
-
-
-# %% ../../nbs/engine/step_module.ipynb #4fad86bb
-_FLOATS = (torch.float32, torch.float64)
-
-
-class _KnownMetrics:
-    """The metrics of Lightning's result collection that a plain `log` can update directly: through Lightning it takes 200 µs."""
-
-    def __init__(self) -> None:
-        # By hook and name: the metric, its collection and its key there, the options
-        self._known: dict[tuple[str | None, str], tuple[_ResultMetric, _ResultCollection, str, dict[str, Any]]] = {}
-
-    def learn(self, module: L.LightningModule, name: str, options: dict[str, Any]) -> None:
-        """Remember the metric that Lightning made for a `log` call, if it can be updated directly."""
-        results = module._trainer._results if module._trainer is not None else None
-        key = f"{module._current_fx_name}.{name}"
-        metric = results.get(key) if results is not None else None
-        if results is None or metric is None or not metric.is_tensor:
-            return
-        if metric.meta.is_mean_reduction and not metric.meta.sync.should and not metric.meta.enable_graph:
-            usual_options = {k: v for k, v in options.items() if k != "batch_size"}
-            self._known[module._current_fx_name, name] = metric, results, key, usual_options
-
-    def add(self, module: L.LightningModule, name: str, value: Any, options: dict[str, Any]) -> bool:
-        """Add `value` to its metric if that is known; otherwise return False."""
-        pl_trainer, known = module._trainer, self._known.get((module._current_fx_name, name))
-        if known is None or pl_trainer is None or pl_trainer._logger_connector._first_loop_iter is not False:
-            return False  # Lightning resets metrics in an epoch's first batch
-        metric, results, key, usual_options = known
-        if results.batch is None or results.get(key) is not metric:
-            return False  # another loop is at work: only that one's collection has a batch
-        rest = {k: v for k, v in options.items() if k != "batch_size"} if "batch_size" in options else options
-        if type(value) is float:
-            value = torch.tensor(value, dtype=torch.get_default_dtype(), device=metric.value.device)  # pyright: ignore[reportOptionalMemberAccess]
-        if rest != usual_options or type(value) is not Tensor or value.ndim or value.dtype not in _FLOATS:
-            return False
-        if not (value.is_cpu and metric.value.is_cpu) and value.device != metric.value.device:  # pyright: ignore[reportOptionalMemberAccess]
-            return False
-        n = results._extract_batch_size(metric, options.get("batch_size"), metric.meta) if metric.meta.on_epoch else 1  # unused in a step
-        self._update(metric, value.detach() if value.requires_grad else value, n)
-        return True
-
-    @staticmethod
-    def _update(metric: _ResultMetric, value: Tensor, n: int) -> None:
-        """Do what `_ResultMetric.update` does for a mean; setting an attribute through torchmetrics and nn.Module costs 1 µs each."""
-        state: dict[str, Any] = vars(metric)
-        if metric.meta.on_step:
-            state["_forward_cache"] = value.clone()
-        if metric.meta.on_epoch:
-            state["value"] = state["value"] + value * n
-            state["cumulated_batch_size"] = state["cumulated_batch_size"] + n
-        else:
-            state["value"] = state["_forward_cache"]
-        state.update(_computed=None, _update_count=state["_update_count"] + 1, has_reset=False)
-
-
-# %% ../../nbs/engine/step_module.ipynb #35ed74ad
-def run_step(trainer: StepsProtocol, name: str, batch: Any, batch_idx: int, device: torch.device | None = None) -> Mapping[str, Any]:
-    """Run "train_step" or "test_step" for `batch`; returns its checked output. An error in it gets a note with its place."""
-    try:
-        output = trainer.train_step(batch) if name == "train_step" else trainer.test_step(batch)
-    except NbtrainError:
-        raise
-    except Exception as error:
-        add_note(error, f"{step_place(trainer, name, batch_idx)}: the batch is {describe(batch)}")
-        raise
-    try:
-        return check_output(output, name, partial(step_place, trainer, name, batch_idx), device)
-    except StepError as error:
-        error.output = output
-        raise
-
-
-def step_place(trainer: StepsProtocol, name: str, batch_idx: int) -> str:
-    """The place of a step as text."""
-    return f"{trainer.title}.{name}, epoch {trainer.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
-
-
-# %% ../../nbs/engine/step_module.ipynb #dd0cd5f4
-def named(output: Mapping[str, Any], end: str) -> dict[str, Any]:
-    """The scalars of a step, with a suffix on their names, such as `_generator` for its turn or `/hard` for its loader."""
-    scalars = {key: item for key, item in output.items() if isinstance(item, Real) or (isinstance(item, Tensor) and item.numel() == 1)}
-    return {key + end: item for key, item in scalars.items() if key != N_SAMPLES}
-
-
-# %% ../../nbs/engine/step_module.ipynb #29f4605a
-class ModuleLog:
-    """The `log` of a module, as an attribute of an inner LightningModule. Copies and pickles don't include the module."""
-
-    def __init__(self, module: L.LightningModule | None = None) -> None:
-        self._module: ReferenceType[L.LightningModule] | None = None if module is None else ref(module)
-
-    def __call__(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        module = self._module() if self._module is not None else None
-        if module is not None:
-            module.log(name, value, *args, **options)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleLog:
-        return ModuleLog()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ModuleLog, ()
-
-
-def lend_log(module: L.LightningModule, model: nn.Module) -> None:
-    """Give the LightningModules in `model` the `log` and the trainer of `module`."""
-    for part in model.modules():
-        if isinstance(part, L.LightningModule):
-            vars(part)["log"] = ModuleLog(module)
-            part.trainer = module._trainer
-
-
-def take_log_back(model: nn.Module) -> None:
-    """Undo `lend_log` for the LightningModules in `model`."""
-    for part in model.modules():
-        if isinstance(part, L.LightningModule):
-            vars(part).pop("log", None)
-            part.trainer = None
-
-
-# %% ../../nbs/engine/step_module.ipynb #7529b899
-_STATE_IT = "Return 'n_samples' from the step, or give the trainer count_samples=lambda batch: ..."
-
-
-def count_samples(trainer: TrainerProtocol, batch: Any) -> int:
-    """The number of samples in `batch`, by the trainer's `count_samples` or by the batch itself. Raises StepError for an invalid count."""
-    if trainer.count_samples is None:
-        return batch_size(batch)
-    n = trainer.count_samples(batch)
-    if isinstance(n, bool) or not isinstance(n, Integral) or n < 0:
-        raise StepError(
-            f"count_samples returned {n!r} for a batch.", where=f"{trainer.title}: the batch is {describe(batch)}", remedy="Return an int."
-        )
-    return int(n)
-
-
-def split_count(output: Mapping[str, Any], where: str) -> tuple[dict[str, Any], Scalar]:
-    """Split a step's output into its metrics and its "n_samples". Raises StepError if that is not a number."""
-    values = dict(output)
-    n = values.pop(N_SAMPLES)
-    if isinstance(n, Tensor) and n.numel() == 1 and not n.is_complex():
-        return values, n
-    if isinstance(n, bool) or not isinstance(n, Real) or not 0 <= float(n) < math.inf:
-        raise StepError(
-            f"The step returned 'n_samples' as {n!r}, not as a number of samples.",
-            where=where,
-            remedy='Return a number or a 0-d tensor: {"loss": loss, "n_samples": mask.sum()}.',
-        )
-    return values, n
-
-
-# %% ../../nbs/engine/step_module.ipynb #cntmod01
-class CountingModule(PassModule):
-    """Records what the steps return, weighted by samples."""
-
-    def __init__(self, trainer: StepsProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool) -> None:
-        super().__init__(trainer, addons, whole_epoch=whole_epoch)
-        self.output: dict[str, Any] = {}  # of the newest batch, if it is a single one
-        self._losses: list[Tensor] = []  # of the newest batch, if it has several steps
-        self.loader_names: tuple[str, ...] = ()  # if several loaders are evaluated
-        self.loader_name: str | None = None  # of the current batch
-        self._counted: set[Mode] = set()  # the modes in which a batch was counted
-
-    def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
-        """Add a step's output for `batch` to the current pass of `mode`; for a task also under its name."""
-        meter = self.owner.train_state.meters[mode]
-        if N_SAMPLES in output:
-            values, n = split_count(output, f"{self.owner.title}, mode {mode!r}")
-        else:
-            values, n = output, count_samples(self.owner, batch)
-            if mode not in self._counted:
-                self._counted.add(mode)
-                self._note_guess(batch, n)
-        meter.add(values, n)
-        ends = [f"_{batch.name}"] if type(batch) is Task and self.owner.turn is None else []
-        ends += [f"/{self.loader_name}"] if mode == "test" and self.loader_name is not None else []
-        for end in ends:
-            for name, value in named(output, end).items():
-                meter.amend(name, value)
-        if not self.whole_epoch:
-            self.output = apply_to_collection(dict(output), Tensor, Tensor.detach)
-
-    def _note_guess(self, batch: Any, n: int) -> None:
-        """Note once in a record that the number of samples in the batches was guessed."""
-        if self.owner.count_samples is not None or not (doubt := why_guessed(batch)):
-            return
-        samples = "one sample" if n == 1 else f"{n} samples"
-        text = f"The means count a {type(batch).__name__} as {samples}, which is a guess: {doubt}. {_STATE_IT}"
-        self.owner.recorder.note(text, once=True)
-
-    def add_turn(self, turn: Turn, output: Mapping[str, Any], batch: Any) -> None:
-        """Add the output of one of several steps for the batch. The first one may state the number of samples."""
-        row = named(output, f"_{turn.name}")
-        if turn.is_first:
-            self._losses = []
-            stated = {N_SAMPLES: output[N_SAMPLES]} if N_SAMPLES in output else {}
-            self.add_output("train", row | stated, batch)
-        else:
-            self._amend_output(row)
-        self._losses.append(output["loss"].detach())
-        if turn.is_last:
-            self._amend_output({"loss": torch.stack(self._losses).sum()})
-
-    def _amend_output(self, output: Mapping[str, Any]) -> None:
-        for name, value in output.items():
-            self.owner.train_state.meters["train"].amend(name, value)
-        if not self.whole_epoch:
-            self.output |= apply_to_collection(dict(output), Tensor, Tensor.detach)
-
-    def record(self, name: str, value: Scalar) -> None:
-        """Add a scalar to the training batch that is being processed: `train_<name>` in the history."""
-        turn = self.owner.turn
-        self.owner.train_state.meters["train"].amend(name if turn is None else f"{name}_{turn.name}", value)
-
-
-# %% ../../nbs/engine/step_module.ipynb #85076575
-class RecordingModule(CountingModule):
-    """Records what the steps return, and what is logged."""
-
-    def __init__(self, trainer: StepsProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool) -> None:
-        super().__init__(trainer, addons, whole_epoch=whole_epoch)
-        self._batches: Any = None  # Lightning's count of them
-        self._recorded: tuple[int, str] | None = None  # the newest batch and the turn whose output was counted
-        self._known_metrics = _KnownMetrics()
-        self.names_loaders = True  # whether logged names include the loader's name
-        self.saves_state = False  # whether nbtrain is creating a checkpoint
-
-    def on_train_epoch_start(self) -> None:
-        super().on_train_epoch_start()
-        vars(self).update(_batches=self.trainer.fit_loop.epoch_loop.batch_progress.total, _recorded=None)
-        set_dataset_epoch(self.trainer.train_dataloader, self.owner.train_state.counts.epoch)
-
-    on_train_epoch_end = PassModule.end_train_pass
-
-    def is_repeated(self) -> bool:
-        """Whether this batch was counted already. LBFGS and SAM call their closure several times; the first call makes the row."""
-        turn, before = self.owner.turn, self._recorded
-        if self._batches is None:  # an epoch that Lightning restarts has no start
-            self._batches = self.trainer.fit_loop.epoch_loop.batch_progress.total
-        here = self._batches.ready, "" if turn is None else turn.name
-        self.__dict__["_recorded"] = here  # through nn.Module it costs 1 µs
-        return here == before
-
-    def forget_newest(self) -> None:
-        """Count the newest batch again, because it has failed after its step."""
-        self.__dict__["_recorded"] = None
-
-    def enter_loader(self, index: int | None) -> None:
-        """Set the loader, of several, that the next batches come from; None: the pass over them has ended."""
-        self.__dict__["loader_name"] = self.loader_names[index] if index is not None and self.loader_names else None
-
-    def _end(self, phase: Phase, mode: Mode) -> None:
-        self.enter_loader(None)
-        super()._end(phase, mode)
-
-    def after_epoch(self, call: Callable[[], None]) -> None:
-        """Do `call` when all metrics of the epoch are known: at once, while the callbacks are notified of its end."""
-        call()
-
-    def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Lightning's `log`, faster for a number that was logged before in this epoch; with several loaders, under the loader's name.
-
-        A mean is weighted by samples, like the means of a step's output.
-        """
-        if self.loader_name is not None and self.names_loaders and options.get("add_dataloader_idx", True):
-            name, options = f"{name}/{self.loader_name}", {**options, "add_dataloader_idx": False}
-        results = current_results(self._trainer) if self._trainer is not None else None
-        if results is not None and results.batch_size is None and results.batch is not None:
-            results.batch_size = count_samples(self.owner, results.batch)
-        if args or not self._known_metrics.add(self, name, value, options):
-            super().log(name, value, *args, **options)
-            if not args:
-                self._known_metrics.learn(self, name, options)
-
-
-# %% ../../nbs/engine/step_module.ipynb #d633161c
-class SteppingModule(RecordingModule):
-    """Calls the trainer's steps, and records what they return."""
-
-    def __init__(self, trainer: StepsProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool) -> None:
-        super().__init__(trainer, addons, whole_epoch=whole_epoch)
-        self.predict: Callable[[Any], Any] | None = None
-        self._wrapped_step: TrainStep | None = None  # where an addon wraps the step
-
-    def training_step(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
-        """None for a batch that is left out after an error."""
-        if self.guard is None:
-            return self._train(batch, batch_idx)
-        assert self._trainer is not None  # and the property would cost 1 µs
-        results = self._trainer.fit_loop.epoch_loop._results
-        return self.guard.step("train_step", batch, results, partial(self._train, batch, batch_idx))
-
-    def _train(self, batch: Any, batch_idx: int) -> Mapping[str, Any]:
-        if self._wrapped_step is None:
-            output = run_step(self.owner, "train_step", batch, batch_idx, self._device)
-        else:
-            place = partial(step_place, self.owner, "train_step", batch_idx)
-            output = check_output(self._wrapped_step(batch), "train_step, as addons wrap it,", place, self._device)
-        if self.guard is not None:
-            self.guard.check_loss(output)
-        before = self._recorded
-        if self.is_repeated():
-            return output
-        try:
-            if self.owner.turn is None:
-                self.add_output("train", output, batch)
-            else:
-                self.add_turn(self.owner.turn, output, batch)
-        except StepError:
-            self.__dict__["_recorded"] = before
-            raise
-        return output
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Mapping[str, Any] | None:
-        """None for a batch that is left out after an error."""
-        if self.loader_names:
-            self.enter_loader(dataloader_idx)
-        if self.guard is None:
-            return self._evaluate(batch, batch_idx)
-        results = self.trainer._evaluation_loop._results
-        return self.guard.step("test_step", batch, results, partial(self._evaluate, batch, batch_idx))
-
-    def _evaluate(self, batch: Any, batch_idx: int) -> Mapping[str, Any]:
-        output = run_step(self.owner, "test_step", batch, batch_idx, self._device)
-        if not self._sanity_check:
-            self.add_output("test", output, batch)
-        return output
-
-    test_step = validation_step
-
-    def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        assert self.predict is not None
-        return self.predict(batch)
-
-
-# %% ../../nbs/engine/step_module.ipynb #61ac0048
-for _step in (SteppingModule.training_step, SteppingModule.validation_step, SteppingModule.predict_step):
-    _step.__signature__ = inspect.signature(_step)  # pyright: ignore[reportFunctionMemberAccess]
+__all__ = ["StepModule", "is_whole_epoch", "in_validation_of_run"]
 
 
 # %% ../../nbs/engine/step_module.ipynb #0b2ea9a4
-class StepModule(SteppingModule):
-    """The LightningModule around the steps of a trainer, `owner`. `with_addons=False` leaves out its addons."""
+class StepModule(PassModule):
+    """The LightningModule around the steps of a trainer, `owner`. `with_addons=False` leaves out its addons.
+
+    `whole_epoch=False`: for a single batch, which counts as a step but not as an epoch.
+    """
 
     def __init__(self, trainer: StepsProtocol, *, whole_epoch: bool = True, with_addons: bool = True) -> None:
         super().__init__(trainer, trainer.active_addons if with_addons else [], whole_epoch=whole_epoch)
-        self.with_addons = with_addons
-        self.model = trainer.model
+        self.model, self.with_addons = trainer.model, with_addons
+        self.predict: Callable[[Any], Any] | None = None
+        self.names_loaders = True  # whether logged names include the loader's name
+        self.saves_state = False  # whether nbtrain is creating a checkpoint
         self.wrapped_by: list[AddOnBase] = []  # the addons that wrap the step
+        self._wrapped_step: TrainStep | None = None  # where an addon wraps the step
         self._sinks: list[EventSink] = []
+        self._known_metrics = KnownMetrics()
 
+    # -- set up
     def setup(self, stage: str) -> None:
         """The callbacks are set up already."""
         if stage != "predict" and self.owner.module is not None:
             self.owner.module.close()  # an error has ended its run in your own lightning.Trainer
-        super().setup(stage)
+        self.owner.module = self
         lend_log(self, self.model)
         if stage == "fit":
             self._wrap()
@@ -484,7 +61,7 @@ class StepModule(SteppingModule):
 
     def _wrap(self) -> None:
         def bare(batch: Any) -> Mapping[str, Any]:
-            return run_step(self.owner, "train_step", batch, self.trainer.fit_loop.epoch_loop.batch_idx, self._device)
+            return self._run("train_step", batch, self.trainer.fit_loop.epoch_loop.batch_idx)
 
         step, self.wrapped_by = bare, []
         for addon in self._addons:
@@ -520,6 +97,97 @@ class StepModule(SteppingModule):
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return to_device(batch, device)
+
+    # -- steps
+    def training_step(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
+        """None for a batch that is left out after an error."""
+        if self.guard is None:
+            return self._train(batch, batch_idx)
+        assert self._trainer is not None  # and the property would cost 1 µs
+        results = self._trainer.fit_loop.epoch_loop._results
+        return self.guard.step("train_step", batch, results, partial(self._train, batch, batch_idx))
+
+    def _train(self, batch: Any, batch_idx: int) -> Mapping[str, Any]:
+        if self._wrapped_step is None:
+            output = self._run("train_step", batch, batch_idx)
+        else:
+            place = partial(self._place, "train_step", batch_idx)
+            output = check_output(self._wrapped_step(batch), "train_step, as addons wrap it,", place, self._device)
+        if self.guard is not None:
+            self.guard.check_loss(output)
+        before = self._recorded
+        if self.is_repeated():
+            return output
+        try:
+            if self.owner.turn is None:
+                self.add_output("train", output, batch)
+            else:
+                self.add_turn(self.owner.turn, output, batch)
+        except StepError:
+            self.__dict__["_recorded"] = before
+            raise
+        return output
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Mapping[str, Any] | None:
+        """None for a batch that is left out after an error."""
+        if self.loader_names:
+            self.enter_loader(dataloader_idx)
+        if self.guard is None:
+            return self._evaluate(batch, batch_idx)
+        results = self.trainer._evaluation_loop._results
+        return self.guard.step("test_step", batch, results, partial(self._evaluate, batch, batch_idx))
+
+    def _evaluate(self, batch: Any, batch_idx: int) -> Mapping[str, Any]:
+        output = self._run("test_step", batch, batch_idx)
+        if not self._sanity_check:
+            self.add_output("test", output, batch)
+        return output
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        assert self.predict is not None
+        return self.predict(batch)
+
+    def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        """Lightning's `log`, faster for a number that was logged before in this epoch; with several loaders, under the loader's name.
+
+        A mean is weighted by samples, like the means of a step's output.
+        """
+        if self.loader_name is not None and self.names_loaders and options.get("add_dataloader_idx", True):
+            name, options = f"{name}/{self.loader_name}", {**options, "add_dataloader_idx": False}
+        results = current_results(self._trainer) if self._trainer is not None else None
+        if results is not None and results.batch_size is None and results.batch is not None:
+            results.batch_size = count_samples(self.owner, results.batch)
+        if args or not self._known_metrics.add(self, name, value, options):
+            super().log(name, value, *args, **options)
+            if not args:
+                self._known_metrics.learn(self, name, options)
+
+    def _run(self, name: str, batch: Any, batch_idx: int) -> Mapping[str, Any]:
+        """Run "train_step" or "test_step" for `batch`; returns its checked output. An error in it gets a note with its place."""
+        owner = self.owner
+        try:
+            output = owner.train_step(batch) if name == "train_step" else owner.test_step(batch)
+        except NbtrainError:
+            raise
+        except Exception as error:
+            add_note(error, f"{self._place(name, batch_idx)}: the batch is {describe(batch)}")
+            raise
+        try:
+            return check_output(output, name, partial(self._place, name, batch_idx), self._device)
+        except StepError as error:
+            error.output = output
+            raise
+
+    def _place(self, name: str, batch_idx: int) -> str:
+        """The place of a step as text."""
+        return f"{self.owner.title}.{name}, epoch {self.owner.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
+
+
+# %% ../../nbs/engine/step_module.ipynb #61ac0048
+for _step in (StepModule.training_step, StepModule.validation_step, StepModule.predict_step):
+    _step.__signature__ = inspect.signature(_step)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 # %% ../../nbs/engine/step_module.ipynb #41dd34a2

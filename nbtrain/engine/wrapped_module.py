@@ -16,13 +16,14 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from .addon import Phase
-from .pass_module import StepsProtocol, close_pass
-from .step_module import StepModule, count_samples, named
+from .pass_module import StepsProtocol
+from .step_module import StepModule
+from .step_output import count_samples, named
 from .train_state import Mode
 from ..rng import random_state
 
 # %% auto #0
-__all__ = ["overrides", "logged_in_pass", "logged_apart", "WrapsModule", "CountingModule", "ForwardingModule", "WrappedModule"]
+__all__ = ["overrides", "logged_in_pass", "logged_apart", "WrapsModule", "WrappedModule"]
 
 # %% ../../nbs/engine/wrapped_module.ipynb #10e073e6
 _PASSED_ON = (
@@ -72,8 +73,41 @@ class WrapsModule(StepsProtocol, Protocol):
     def restored(self) -> Mapping[str, Any] | None: ...  # the checkpoint from which the run continues
 
 
-class CountingModule(StepModule):
-    """Records what the steps of an inner LightningModule return, and what it logs."""
+def _own_first(name: str) -> Callable[..., Any]:
+    def hook(self: WrappedModule, *args: Any, **options: Any) -> Any:
+        getattr(super(WrappedModule, self), name)(*args, **options)
+        return getattr(self.inner, name)(*args, **options)
+
+    return hook
+
+
+def _own_last(name: str) -> Callable[..., Any]:
+    def hook(self: WrappedModule, *args: Any, **options: Any) -> None:
+        getattr(self.inner, name)(*args, **options)
+        getattr(super(WrappedModule, self), name)(*args, **options)
+
+    return hook
+
+
+def _part(name: str) -> property:
+    def put(self: WrappedModule, value: Any) -> None:
+        setattr(self.inner, name, value)
+
+    return property(lambda self: getattr(self.inner, name), put)
+
+
+_PREFIX = "model."
+
+
+def _without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(_PREFIX): value for name, value in weights.items()}
+
+
+# %% ../../nbs/engine/wrapped_module.ipynb #46c2ce56
+class WrappedModule(StepModule):
+    """The LightningModule around the user's LightningModule, which is the trainer's model: it counts what that returns and logs, and passes on
+    hooks and attributes.
+    """
 
     def __init__(self, trainer: WrapsModule, *, whole_epoch: bool = True) -> None:
         super().__init__(trainer, whole_epoch=whole_epoch)
@@ -81,6 +115,10 @@ class CountingModule(StepModule):
         self._by_step: dict[str, Any] = {}  # what this batch has logged only by step
         self._own_names: dict[str, str] = {}  # by recorded name: the module's own name
         self._after_epoch: list[Callable[[], None]] = []
+        own = vars(self)
+        own |= {name: value for name, value in vars(self.inner).items() if name.startswith(("_hparams", "_log_hyperparams"))}
+        self.pass_on()
+        own |= {"_is_made": True}
 
     @property
     def inner(self) -> L.LightningModule:
@@ -88,6 +126,42 @@ class CountingModule(StepModule):
         assert isinstance(self.model, L.LightningModule)
         return self.model
 
+    # -- set up
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        self.inner.setup(stage)
+        state = self.maker.restored() if stage == "fit" else None
+        if state is not None:
+            self.inner.on_load_checkpoint({**state, "state_dict": _without_prefix(state["state_dict"])})
+
+    def configure_optimizers(self) -> Any:
+        return self.maker.configure(self.inner.configure_optimizers)
+
+    def on_fit_start(self) -> None:
+        self.maker.adopt(self.trainer)
+        self.inner.on_fit_start()
+
+    def teardown(self, stage: str) -> None:
+        self.inner.teardown(stage)
+        super().teardown(stage)
+
+    def close(self) -> None:
+        """Restore the inner module to its original form, with the trained weights."""
+        super().close()
+        self._after_epoch = []
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["state_dict"] = _without_prefix(checkpoint["state_dict"])
+        self.inner.on_save_checkpoint(checkpoint)
+        if self.saves_state:
+            checkpoint["state_dict"] = {f"{_PREFIX}{name}": value for name, value in checkpoint["state_dict"].items()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.inner.on_load_checkpoint(checkpoint)
+        checkpoint["state_dict"] = {f"{_PREFIX}{name}": value for name, value in checkpoint["state_dict"].items()}
+
+    # -- steps, and what they log
     def guarded(self, mode: Mode, name: str, batch: Any, *args: Any, **options: Any) -> Any:
         """`count`, where an error of the module's lets the run wait; None for a batch that is left out."""
         call = partial(self.count, mode, name, batch, *args, **options)
@@ -132,7 +206,7 @@ class CountingModule(StepModule):
         self.enter_loader(None)
         if not self.whole_epoch:
             return
-        found = close_pass(self.owner, self._addons, phase, mode, self.guard)
+        found = self._close_pass(phase, mode)
         self._keep({self._own_names.get(name, name): value for name, value in found.items()})
         if phase != "train":
             self._keep_logged()
@@ -162,41 +236,7 @@ class CountingModule(StepModule):
     def isolate_validation(self) -> None:
         """Do nothing: a validation changes the random state of the training, as with Lightning alone."""
 
-
-# %% ../../nbs/engine/wrapped_module.ipynb #46c2ce56
-def _own_first(name: str) -> Callable[..., Any]:
-    def hook(self: ForwardingModule, *args: Any, **options: Any) -> Any:
-        getattr(super(ForwardingModule, self), name)(*args, **options)
-        return getattr(self.inner, name)(*args, **options)
-
-    return hook
-
-
-def _own_last(name: str) -> Callable[..., Any]:
-    def hook(self: ForwardingModule, *args: Any, **options: Any) -> None:
-        getattr(self.inner, name)(*args, **options)
-        getattr(super(ForwardingModule, self), name)(*args, **options)
-
-    return hook
-
-
-def _part(name: str) -> property:
-    def put(self: ForwardingModule, value: Any) -> None:
-        setattr(self.inner, name, value)
-
-    return property(lambda self: getattr(self.inner, name), put)
-
-
-class ForwardingModule(CountingModule):
-    """Passes hooks and attribute access on to an inner LightningModule."""
-
-    def __init__(self, trainer: WrapsModule, *, whole_epoch: bool = True) -> None:
-        super().__init__(trainer, whole_epoch=whole_epoch)
-        inner, own = self.inner, vars(self)
-        own |= {name: value for name, value in vars(inner).items() if name.startswith(("_hparams", "_log_hyperparams"))}
-        self.pass_on()
-        own |= {"_is_made": True}
-
+    # -- hooks and attributes
     def pass_on(self) -> None:
         """Pass the hooks and steps on that the inner module's class has now."""
         inner, own = self.inner, vars(self)
@@ -213,7 +253,7 @@ class ForwardingModule(CountingModule):
     def __class__(self) -> type:
         """The class of the inner module, for `isinstance(pl_module, MyModule)` in a callback; `type()` returns the outer class."""
         inner = self.__dict__.get("_modules", {}).get("model")
-        return ForwardingModule if inner is None else type(inner)
+        return WrappedModule if inner is None else type(inner)
 
     automatic_optimization, strict_loading = _part("automatic_optimization"), _part("strict_loading")
     example_input_array = _part("example_input_array")
@@ -221,12 +261,17 @@ class ForwardingModule(CountingModule):
     on_validation_end, on_test_end = _own_first("on_validation_end"), _own_first("on_test_end")
     on_test_start = _own_first("on_test_start")
     on_train_batch_end = _own_last("on_train_batch_end")
-    on_validation_epoch_end, on_test_epoch_end = _own_last("on_validation_epoch_end"), _own_last("on_test_epoch_end")
+    on_test_epoch_end = _own_last("on_test_epoch_end")
 
     def on_train_epoch_end(self) -> None:
         super().on_train_epoch_end()
         self.inner.on_train_epoch_end()
         self.end_epoch()
+
+    def on_validation_epoch_end(self) -> None:
+        self.inner.on_validation_epoch_end()
+        super().on_validation_epoch_end()
+        self.random_before = random_state()  # a resumed run continues with those after the validation
 
     def on_validation_model_zero_grad(self) -> None:
         self.inner.on_validation_model_zero_grad()
@@ -258,53 +303,3 @@ class ForwardingModule(CountingModule):
             super().__setattr__(name, value)
         else:
             setattr(self.inner, name, value)
-
-
-# %% ../../nbs/engine/wrapped_module.ipynb #a0029690
-class WrappedModule(ForwardingModule):
-    """The LightningModule around the user's LightningModule, which is the trainer's model."""
-
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
-        self.inner.setup(stage)
-        state = self.maker.restored() if stage == "fit" else None
-        if state is not None:
-            self.inner.on_load_checkpoint({**state, "state_dict": _without_prefix(state["state_dict"])})
-
-    def configure_optimizers(self) -> Any:
-        return self.maker.configure(self.inner.configure_optimizers)
-
-    def on_fit_start(self) -> None:
-        self.maker.adopt(self.trainer)
-        self.inner.on_fit_start()
-
-    def on_validation_epoch_end(self) -> None:
-        super().on_validation_epoch_end()
-        self.random_before = random_state()  # a resumed run continues with those after the validation
-
-    def teardown(self, stage: str) -> None:
-        self.inner.teardown(stage)
-        super().teardown(stage)
-
-    def close(self) -> None:
-        """Restore the inner module to its original form, with the trained weights."""
-        super().close()
-        self._after_epoch = []
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["state_dict"] = _without_prefix(checkpoint["state_dict"])
-        self.inner.on_save_checkpoint(checkpoint)
-        if self.saves_state:
-            checkpoint["state_dict"] = {f"{_PREFIX}{name}": value for name, value in checkpoint["state_dict"].items()}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.inner.on_load_checkpoint(checkpoint)
-        checkpoint["state_dict"] = {f"{_PREFIX}{name}": value for name, value in checkpoint["state_dict"].items()}
-
-
-_PREFIX = "model."
-
-
-def _without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.removeprefix(_PREFIX): value for name, value in weights.items()}

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from ..engine.epoch_metrics import publish, reset_results
+from ..engine.logged import publish, reset_results
 from .lean_pass import call_hooks, call_module_hook
 from .lean_training import LeanEpochLoop
 

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.optim import Optimizer
 
 from ..engine.control import Boundary, Control, LeaveAfterError
-from ..engine.epoch_metrics import publish
+from ..engine.logged import publish
 from .fast_step import replaceable
 from .lean_pass import LeanPass, direct_fetcher, exhaust, explain_full_memory, find_pass, pass_sources, why_not_lean
 from .lean_update import LeanUpdate, WholeStep

@@ -27,7 +27,9 @@ from ..data.task_loader import Task
 from ..engine.addon import AddOnBase
 from ..engine.meter import N_SAMPLES, Meter
 from ..engine.precision import precision_plugin
-from ..engine.step_module import StepModule, check_output, lend_log, take_log_back
+from ..engine.logged import lend_log, take_log_back
+from ..engine.step_module import StepModule
+from ..engine.step_output import check_output
 from ..loops.step_snapshot import restore_attributes
 from ..errors import ConfigError, NbtrainError, add_note
 from ..rng import keep_random

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..data.batch import batch_size, describe, tensors, to_device
 from ..data.loader import as_loader
 from ..data.resumable_loader import borrowed
-from ..engine.step_module import check_output
+from ..engine.step_output import check_output
 from ..errors import ConfigError, StepError
 from ..rng import keep_random
 from ..base.arguments import check_run

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import describe, to_device
-from ..engine.step_module import check_output
+from ..engine.step_output import check_output
 from ..base.trainer_base import TrainerBase
 from ..run.dry_run import unchanged
 from ..views.html import table_html

@@ -16,7 +16,8 @@ from torch.utils.data import Dataset
 from ..addons.state_manager import StateManagerAddon
 from ..annotations import checked
 from ..data.named_loaders import Loaders
-from ..engine.step_module import StepModule, as_output
+from ..engine.step_module import StepModule
+from ..engine.step_output import as_output
 from ..engine.wrapped_module import WrappedModule, overrides
 from ..errors import ConfigError, StepError
 from ..optim.optimizer_state import load_optimizer

@@ -23,7 +23,7 @@ from ..annotations import checked
 from ..distributed.devices import Device
 from ..engine.protocol import Turn
 from ..engine.meter import N_SAMPLES
-from ..engine.step_module import check_output, named
+from ..engine.step_output import check_output, named
 from ..engine.train_state import Mode
 from ..errors import ConfigError, nearest
 from ..optim.optimizer_state import load_optimizer

@@ -15,7 +15,7 @@ import torch
 
 from ..annotations import checked
 from ..data.batch import batch_size
-from ..engine.step_module import check_output
+from ..engine.step_output import check_output
 from ..errors import ConfigError
 from ..rng import keep_random
 from ..base.trainer_base import TrainerBase

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ..annotations import checked
 from ..data.batch import describe, tensors
 from ..engine.control import Leave
-from ..engine.step_module import as_output
+from ..engine.step_output import as_output
 from ..errors import ConfigError, first_line
 from ..base.trainer_base import TrainerBase
 from .rewind import nearest_state

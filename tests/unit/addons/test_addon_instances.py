@@ -32,8 +32,7 @@ from nbtrain import (
     WarmUpScheduler,
     addons,
 )
-from nbtrain.engine.addon import options
-from nbtrain.engine.addon_instance import chosen_options
+from nbtrain.engine.addon import chosen_options, options
 from nbtrain.run.redefined import with_addons
 
 

@@ -16,7 +16,7 @@ from samples import Regress, make_data, make_loader, make_trainer, make_valid
 from torch import nn
 from traced import Memory, Trace
 
-from nbtrain.engine.epoch_metrics import EpochMetrics, reset_results
+from nbtrain.engine.logged import EpochMetrics, reset_results
 from nbtrain.rng import random_state, set_random_state
 
 

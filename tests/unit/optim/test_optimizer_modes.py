@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
 
 from nbtrain import MultiOptimizerTrainer, StateManagerAddon, Trainer
-from nbtrain.engine.optimizer_modes import OptimizerModes
+from nbtrain.optim.optimizer_modes import OptimizerModes
 
 
 class Averaged(torch.optim.SGD):
