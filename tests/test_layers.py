@@ -31,7 +31,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "data": ("rng", "objects"),
     "optim": ("events", "views"),
     "engine": ("compat", "events", "rng", "source", "data", "history"),
-    "loops": ("events", "rng", "source", "data", "engine"),
+    "loops": ("rng", "source", "data", "engine"),
     "loggers": ("events", "data", "engine", "views", "history"),
     "distributed": ("events", "rng", "data", "optim", "engine", "history", "source"),
     "checkpoint": ("compat", "history", "distributed"),

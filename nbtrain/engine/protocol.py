@@ -32,7 +32,7 @@ class EventSink(Protocol):
 
 
 class AddOnProtocol(Protocol):
-    """The part of an addon that other addons, checkpoints and processes use. Where they look for a certain addon, they ask for its class."""
+    """The part of an addon that other addons, checkpoints and processes use. Where they need a certain addon, they ask for its class."""
 
     commands: ClassVar[tuple[str, ...]]
 

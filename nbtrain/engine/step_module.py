@@ -115,7 +115,6 @@ class StepModule(PassModule):
             output = check_output(self._wrapped_step(batch), "train_step, as addons wrap it,", place, self._device)
         if self.guard is not None:
             self.guard.check_loss(output)
-        before = self._recorded
         if self.is_repeated():
             return output
         try:
@@ -124,7 +123,7 @@ class StepModule(PassModule):
             else:
                 self.add_turn(self.owner.turn, output, batch)
         except StepError:
-            self.__dict__["_recorded"] = before
+            self.forget_newest()
             raise
         return output
 

@@ -105,9 +105,7 @@ def _without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 # %% ../../nbs/engine/wrapped_module.ipynb #46c2ce56
 class WrappedModule(StepModule):
-    """The LightningModule around the user's LightningModule, which is the trainer's model: it counts what that returns and logs, and passes on
-    hooks and attributes.
-    """
+    """The LightningModule around the user's, which is the trainer's model: it counts what that returns and logs, and passes on hooks."""
 
     def __init__(self, trainer: WrapsModule, *, whole_epoch: bool = True) -> None:
         super().__init__(trainer, whole_epoch=whole_epoch)
