@@ -13,8 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from ..engine.addon import AddOnBase
-from ..engine.protocol import TrainerProtocol
+from ..engine.protocol import AddOnProtocol, TrainerProtocol
 from ..objects import is_generator, kind_of, known_kind, module_attributes
 from .object_state import Unpacker, Unsaved, fingerprint, pack
 
@@ -44,12 +43,12 @@ def _own_attributes(trainer: TrainerProtocol) -> dict[str, Any]:
     return {**shared, **{n: v for n, v in own.items() if n not in own["own_names"]}}
 
 
-def _own_addons(trainer: TrainerProtocol) -> dict[str, AddOnBase]:
+def _own_addons(trainer: TrainerProtocol) -> dict[str, AddOnProtocol]:
     """The addons whose attributes are saved, by the name of their class: yours, without a `state_dict`."""
     return {type(addon).__qualname__: addon for addon in trainer.active_addons if kind_of(addon).is_own and addon.state_dict() is None}
 
 
-def _stated_addons(trainer: TrainerProtocol) -> dict[str, tuple[AddOnBase, dict[str, Any]]]:
+def _stated_addons(trainer: TrainerProtocol) -> dict[str, tuple[AddOnProtocol, dict[str, Any]]]:
     """The addons with a `state_dict`, each with that."""
     found = ((addon, addon.state_dict()) for addon in trainer.active_addons)
     return {type(addon).__qualname__: (addon, state) for addon, state in found if state is not None}
