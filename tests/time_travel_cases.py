@@ -59,7 +59,7 @@ class Journey:
         np.random.seed(1)
         self.trainer.run(N_EPOCHS, *self.loaders)
         if self.chance.random() < 0.5:  # what lies between is trained again
-            states = self.trainer.kept_states
+            states = self.trainer.states.memory
             while len(states.states) > 1:
                 states._drop(len(states.states) - 1)
 

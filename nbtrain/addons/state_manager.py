@@ -5,103 +5,34 @@
 # %% ../../nbs/addons/state_manager.ipynb #d1f9d204
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import lightning as L
-
 from .accumulation import AccumulationAddon
-from ..state.keeper import StateKeeper, begin_attributes, load_attributes, save_between
-from ..state.setup import check_setup, in_words, setup_of
-from ..state.disk import note_inexact, part_of, write_state
-from ..state.attribute_state import AttributeState
-from ..checkpoint.files import SaveFormat, Writer
+from ..checkpoint.files import SaveFormat
 from ..checkpoint.frozen_base import FrozenBase
-from ..state.parts import Restorable, check_optimizer, from_outside, loader_of_rank, n_readers, of_rank
-from ..state.parts import read_state, restore, restore_end, without_weights
 from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder, own_run
 from ..checkpoint.weights import url_of
 from ..data.loader_state import draws_in_ranks
-from ..data.resumable_loader import NO_PLACE, ResumableLoader, ValidLoader
-from ..data.several_loaders import SeveralLoaders, is_several
-from ..distributed.launcher import Launcher
-from ..state.replica import world_of
+from ..data.resumable_loader import ValidLoader
+from ..distributed.launcher import Launcher, n_readers, world_of
 from ..engine.addon import AddOnBase
 from ..engine.control import Boundary, refuse_while_on
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError, ConfigError
 from ..history.run_lock import RunLock
-from ..rng import random_state, set_random_state
+from ..state.disk import Disk
+from ..state.keeper import StateKeeper
+from ..state.restore import check_optimizer, fit_setup, note_differences, read_state, restore
+from ..state.states import StatefulTrainer
 
 # %% auto #0
-__all__ = ["SaveType", "SaveWeights", "resumable", "open_loader", "StateManagerAddon", "check_restored", "end_before"]
+__all__ = ["SaveType", "SaveWeights", "StateManagerAddon"]
 
 # %% ../../nbs/addons/state_manager.ipynb #45daac65
 SaveType = Literal["merged", "sharded", "deduped"]
 SaveWeights = Literal["all", "trainable"]
-
-
-def _resolve_options(addon: StateManagerAddon) -> None:
-    """Raise ConfigError for an invalid option. Without an interval, every epoch is saved."""
-    if addon.save_path is None:
-        raise ConfigError("StateManagerAddon needs a folder to save in.", remedy='Give save_path="runs/my-run".')
-    if addon.every_n_epochs is not None and addon.every_n_steps is not None:
-        raise ConfigError("every_n_epochs and every_n_steps are both given.", remedy="Give one of them.")
-    for name in ("every_n_epochs", "every_n_steps", "keep_last_n"):
-        value = getattr(addon, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{name}={value!r} must be a positive integer.", remedy="Give 1, 2, 3, … or leave it out.")
-    if addon.every_n_epochs is None and addon.every_n_steps is None:
-        addon.every_n_epochs = 1
-
-
-def _check_seen(trainer: TrainerProtocol, path: Path) -> None:
-    if not world_of(trainer).is_first and not path.exists():
-        raise CheckpointError(
-            f"{path.name} is on the machine of rank 0, and not on this one.",
-            where=str(path),
-            remedy="Give a save_path on a disk that all machines share.",
-        )
-
-
-def resumable(loader: Any, restored: Mapping[str, Any] | None, kind: type[ResumableLoader] = ResumableLoader) -> ResumableLoader:
-    """Wrap `loader` so that its position can be saved, and move it to the restored position."""
-    found = kind(loader)
-    if restored is not None and (state := loader_of_rank(restored["nbtrain"])) is not None:
-        random = of_rank(restored["nbtrain"])["random"]
-        found.resume_at(state, random if random is not None else random_state())
-    return found
-
-
-def _check_one_process(trainer: TrainerProtocol) -> None:
-    if n_readers(trainer) > 1:
-        raise ConfigError(
-            "StateManagerAddon can't save the place in a list of loaders that several processes read.",
-            remedy="Give one loader whose batches hold what those of the others do, or train in one process.",
-        )
-
-
-def open_loader(addon: StateManagerAddon, trainer: TrainerProtocol, loader: Any, *, training: bool) -> Any:
-    """Return `loader` as a run reads it, and note what can't be resumed exactly."""
-    if not training:
-        if trainer.mode == "train":
-            addon.open_valid = ValidLoader(loader)
-            note_inexact(addon, trainer, addon.open_valid.check.reasons)
-        return loader
-    if is_several(loader):
-        _check_one_process(trainer)
-        loader = SeveralLoaders(loader)
-    if addon.base is not None:  # before anything trains
-        addon.base.begin(trainer.model)
-    addon.open_loader = resumable(loader, addon.restored)
-    addon.noted.clear()
-    if costs := addon.open_loader.why_read_again():
-        trainer.recorder.note(costs)
-    in_ranks = draws_in_ranks(addon.open_loader.state.first) if n_readers(trainer) > 1 else []
-    note_inexact(addon, trainer, [*addon.open_loader.check.reasons, *in_ranks])
-    return addon.open_loader
 
 
 # %% ../../nbs/addons/state_manager.ipynb #380c4c24
@@ -117,9 +48,12 @@ class StateManagerAddon(AddOnBase):
         save_type: For a model that is sharded over ranks. "merged": rank 0 writes the whole model. "sharded": each rank writes all of its
             shards to one folder. "deduped": as "sharded", but each value is written once. Other models are always saved as a whole.
         save_weights: "trainable" leaves out weights that are frozen in the first run; a resume takes them from the model, by checksums.
-        every_n_epochs: Save every n epochs; by default 1, unless `every_n_steps` is given.
+        every_n_epochs: Save every n epochs; by default 1, unless `every_n_steps` or `every_n_minutes` is given.
         every_n_steps: Save every n optimizer updates. Can't be combined with `every_n_epochs`.
+        every_n_minutes: Save after the update at which the newest checkpoint is n minutes old; alone, or besides one of the others.
         keep_last_n: Keep only the newest n checkpoints, besides those that `best` and `last` point to. None keeps all.
+        keep_best_n: Keep the n best checkpoints by `monitor`, and save each epoch or validation that is among the best n so far. Others are
+            removed, except those of `keep_last_n`, and those that `best` and `last` point to.
         save_best: Also save each epoch with the best `monitor` so far, and point `best` to it.
         save_last: Point `last` to the newest checkpoint.
         symlink_best_and_last: Make `best` and `last` symbolic links; with False, or on a file system without links, they are copies.
@@ -137,7 +71,9 @@ class StateManagerAddon(AddOnBase):
     save_weights: SaveWeights = "all"
     every_n_epochs: int | None = None
     every_n_steps: int | None = None
+    every_n_minutes: float | None = None
     keep_last_n: int | None = None
+    keep_best_n: int | None = None
     save_best: bool = True
     save_last: bool = True
     symlink_best_and_last: bool = True
@@ -150,156 +86,121 @@ class StateManagerAddon(AddOnBase):
     after = (Launcher, AccumulationAddon)  # a resumed loader wraps the shard of a rank
 
     def __post_init__(self) -> None:
-        _resolve_options(self)
-        self.store = CheckpointStore(self.keep_last_n, self.save_best, self.save_last, self.symlink_best_and_last)
+        self._check_options()
+        self.store = CheckpointStore(self.keep_last_n, self.save_best, self.save_last, self.symlink_best_and_last, self.keep_best_n)
         self.made_in, self.base = Path.cwd(), FrozenBase() if self.save_weights == "trainable" else None
-        self.restored: dict[str, Any] | None = None  # a checkpoint, until the next run has reached its first batch
-        self.restored_from: str | Path | None = None
-        self.open_loader: ResumableLoader | None = None
-        self.attributes = AttributeState()
-        self.open_valid: ValidLoader | None = None
-        self.noted: set[str] = set()  # the notes of this run, each added once
-        self.rest, self.places = dict[str, Any](), dict[str, Any]()  # Lightning's part of the newest checkpoint; places and setup
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"open_loader": None, "open_valid": None}
+    def _check_options(self) -> None:
+        """Raise ConfigError for an invalid option. Without an interval, every epoch is saved."""
+        if self.save_path is None:
+            raise ConfigError("StateManagerAddon needs a folder to save in.", remedy='Give save_path="runs/my-run".')
+        intervals = [name for name in ("every_n_epochs", "every_n_steps") if getattr(self, name) is not None]
+        if intervals[1:]:
+            raise ConfigError("every_n_epochs and every_n_steps are both given.", remedy="Give one of them.")
+        for name in ("every_n_epochs", "every_n_steps", "keep_last_n", "keep_best_n"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value!r} must be a positive integer.", remedy="Give 1, 2, 3, … or leave it out.")
+        if self.every_n_minutes is not None and not self.every_n_minutes > 0:
+            raise ConfigError(
+                f"every_n_minutes={self.every_n_minutes!r} must be a positive number.", remedy="Give 10, 0.5, … or leave it out."
+            )
+        if self.keep_best_n is not None and not self.save_best:
+            raise ConfigError("keep_best_n is given, and save_best=False saves no best checkpoint.", remedy="Leave one of them out.")
+        if not intervals and self.every_n_minutes is None:
+            self.every_n_epochs = 1
 
     @property
     def saves_to(self) -> Path:
         """The folder of the run folders."""
         return self.made_in / (self.save_path or "")
 
-    def folder(self, trainer: TrainerProtocol) -> Path:
+    def folder(self, trainer: StatefulTrainer) -> Path:
         """The folder of this run's checkpoints. It is created if it does not exist."""
         return open_folder(trainer.open_run_dir())
 
-    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
-        return [StateKeeper(self, trainer)]
+    def loader(self, trainer: StatefulTrainer, loader: Any, *, training: bool) -> Any:
+        states = trainer.states
+        if not training:
+            if trainer.mode == "train":
+                states.open_valid = ValidLoader(loader)
+                states.note_inexact(trainer, states.open_valid.check.reasons)
+            return loader
+        if self.base is not None:  # before anything trains
+            self.base.begin(trainer.model)
+        opened = states.open(trainer, loader)
+        if costs := opened.why_read_again():
+            trainer.recorder.note(costs)
+        in_ranks = draws_in_ranks(opened.state.first) if n_readers(trainer) > 1 else []
+        states.note_inexact(trainer, [*opened.check.reasons, *in_ranks])
+        return opened
 
-    def loader(self, trainer: TrainerProtocol, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
-        return open_loader(self, trainer, loader, training=training)
-
-    def save_state(self, trainer: TrainerProtocol) -> Path | None:
+    def save_state(self, trainer: StatefulTrainer) -> Path | None:
         """Save a checkpoint now, or, during a run, between two batches. Returns its path after it is written.
 
         In a step, a callback, or with worker processes it returns None, and the save follows. Raises CheckpointError if it fails.
         """
         if trainer.control.request_elsewhere("save_state"):
             return None
-        return trainer.control.do(lambda at: _save_now(self, trainer, at), whole=True)
+        return trainer.control.do(partial(self._save_now, trainer), whole=True)
 
-    def load_state(self, trainer: Restorable, path: str | Path | None = None) -> Path:
+    def _save_now(self, trainer: StatefulTrainer, at: Boundary | None) -> Path | None:
+        if at is None:
+            disk = Disk(self, trainer)
+            path = disk.save_outside()
+        else:
+            keeper = next(c for c in at.pl_trainer.callbacks if isinstance(c, StateKeeper))  # pyright: ignore[reportAttributeAccessIssue]
+            assert keeper.disk is not None
+            disk = keeper.disk
+            path = keeper.save_between(at.pl_trainer)
+        disk.writer.wait()
+        for error in disk.writer.take_errors():
+            raise error
+        if at is not None:
+            trainer.recorder.mark("the state was saved")
+        return path
+
+    def load_state(self, trainer: StatefulTrainer, path: str | Path | None = None) -> Path:
         """Restore the checkpoint at `path`, by default the newest complete one of the newest run; the next `run` continues from it.
 
         Raises CheckpointError if there is none, or if it belongs to another model or optimizer, and ConfigError during a run.
         """
-        return _load(self, trainer, path)
+        refuse_while_on(trainer.control)
+        found = path if path is not None else self.find(trainer, "auto")
+        if found is None:
+            raise CheckpointError(f"There is no checkpoint in {str(self.save_path)!r} yet.", remedy="Run an epoch first, or give a path.")
+        self.restore(trainer, found)
+        trainer.train_state.first_epoch = trainer.train_state.counts.epoch
+        return Path(found)
 
     def find(self, trainer: TrainerProtocol, resume: str | Path) -> str | Path | None:
         """Return the checkpoint that `resume` names: "last", "best", "auto", a path or a URL. None if there is none yet."""
         return world_of(trainer).agree(partial(find_checkpoint, self.saves_to, resume, trainer.recorder.note))
 
-    def restore(self, trainer: Restorable, checkpoint: str | Path, loader: Any = None) -> str | Path:
+    def restore(self, trainer: StatefulTrainer, checkpoint: str | Path, loader: Any = None) -> str | Path:
         """Restore the trainer from a checkpoint, by path or URL; callbacks and loader are restored in the next run. Returns the file.
 
         `loader`: the loader of the next run, if known. Raises CheckpointError for a state that does not fit; then nothing changes.
         """
-        return _restore(self, trainer, checkpoint, loader)
-
-
-# %% ../../nbs/addons/state_manager.ipynb #0cd3f022
-def _load(addon: StateManagerAddon, trainer: Restorable, path: str | Path | None) -> Path:
-    """`load_state` between two runs."""
-    refuse_while_on(trainer.control)
-    found = path if path is not None else addon.find(trainer, "auto")
-    if found is None:
-        raise CheckpointError(f"There is no checkpoint in {str(addon.save_path)!r} yet.", remedy="Run an epoch first, or give a path.")
-    addon.restore(trainer, found)
-    trainer.train_state.first_epoch = trainer.train_state.counts.epoch
-    return Path(found)
-
-
-def _restore(addon: StateManagerAddon, trainer: Restorable, checkpoint: str | Path, loader: Any) -> str | Path:
-    run_dir = None
-    if not url_of(checkpoint):
-        path = Path(checkpoint)
-        checkpoint = path = path.resolve() if path.is_symlink() else path  # `last` will point to another one soon
-        _check_seen(trainer, path)
-        run_dir = own_run(addon.saves_to, trainer.run_dir, path)
-    if run_dir is not None and loader is not None:  # a run follows at once
-        world_of(trainer).agree(RunLock(run_dir).check)
-    state = read_state(trainer, checkpoint)
-    found = _fit(addon, trainer, state, checkpoint, loader)
-    if "optimizer" not in found:
-        check_optimizer(trainer, state, Path(checkpoint))
-    _note_differences(trainer, checkpoint, found)
-    begin_attributes(addon, trainer)
-    restore(trainer, checkpoint, state, run_dir, with_optimizer="optimizer" not in found)
-    addon.restored, addon.restored_from, addon.rest = state, checkpoint, without_weights(state)
-    addon.places = _places_in(state["nbtrain"])
-    if addon.base is not None:
-        addon.base.resume(state["nbtrain"])
-    load_attributes(addon, trainer, state["nbtrain"])
-    return checkpoint
-
-
-def _places_in(own: Mapping[str, Any]) -> dict[str, Any]:
-    """The places of the loaders in a checkpoint between two epochs."""
-    return {name: own.get(name) for name in ("loader", "valid")} | {"setup": own.get("setup", {})} if own["finished"] is None else {}
-
-
-def _fit(addon: StateManagerAddon, trainer: TrainerProtocol, state: dict[str, Any], checkpoint: str | Path, loader: Any) -> dict[str, str]:
-    """Compare `state` with the setup of the run. Returns the differences by part, and adapts `state` to the run."""
-    if trainer.mode == "test":
-        return {}
-    own, given = state["nbtrain"], setup_of(trainer, loader)
-    found = check_setup(own, given, Path(checkpoint), strict=addon.strict)
-    state["nbtrain"] = own | {"setup": own.get("setup", {}) | given}
-    if "loader" in found:  # an open epoch begins again
-        state["nbtrain"] |= {"finished": None, "loader": NO_PLACE}
-    return found
-
-
-def _note_differences(trainer: TrainerProtocol, checkpoint: str | Path, found: Mapping[str, str]) -> None:
-    if found:
-        trainer.recorder.note(f"{Path(checkpoint).name} was saved with {in_words(found)}. The run continues with the current settings.")
-
-
-def check_restored(trainer: TrainerProtocol, loader: Any) -> None:
-    """Raise CheckpointError if a loaded state can't be continued with `loader`."""
-    for addon in trainer.active_addons:
-        if isinstance(addon, StateManagerAddon) and addon.restored is not None and addon.restored_from is not None:
-            _note_differences(trainer, addon.restored_from, _fit(addon, trainer, addon.restored, addon.restored_from, loader))
-
-
-def end_before(addon: StateManagerAddon, trainer: Restorable, checkpoint: str | Path) -> None:
-    """Restore the end of a finished run at once, because no run follows that would do it."""
-    assert addon.restored is not None
-    if "end" in addon.restored:  # it ended within an epoch
-        addon.restored = restore_end(trainer, addon.restored, checkpoint)
-        addon.rest, addon.places = without_weights(addon.restored), _places_in(addon.restored["nbtrain"])
-        load_attributes(addon, trainer, addon.restored["nbtrain"])
-    own = addon.restored["nbtrain"]
-    if own["finished"] is None and own["random"] is not None:
-        set_random_state(own["random"])
-        own["random"] = None
-
-
-def _save_now(addon: StateManagerAddon, trainer: TrainerProtocol, at: Boundary | None) -> Path | None:
-    """`save_state` at a boundary of a run, or between two runs."""
-    if at is None:
-        state = from_outside(trainer, addon.rest)
-        addon.folder(trainer)
-        state["nbtrain"] = part_of(addon, trainer, None, None, random_state())
-        writer = Writer()
-        path = write_state(addon, trainer, state, writer, [])
-    else:
-        keeper = next(c for c in at.pl_trainer.callbacks if isinstance(c, StateKeeper))  # pyright: ignore[reportAttributeAccessIssue]
-        writer = keeper.saver.writer
-        path = save_between(keeper.saver, at.pl_trainer)
-    writer.wait()
-    for error in writer.take_errors():
-        raise error
-    if at is not None:
-        trainer.recorder.mark("the state was saved")
-    return path
+        run_dir = None
+        if not url_of(checkpoint):
+            path = Path(checkpoint)
+            checkpoint = path = path.resolve() if path.is_symlink() else path  # `last` will point to another one soon
+            if not world_of(trainer).is_first and not path.exists():
+                raise CheckpointError(
+                    f"{path.name} is on the machine of rank 0, and not on this one.",
+                    where=str(path),
+                    remedy="Give a save_path on a disk that all machines share.",
+                )
+            run_dir = own_run(self.saves_to, trainer.run_dir, path)
+        if run_dir is not None and loader is not None:  # a run follows at once
+            world_of(trainer).agree(RunLock(run_dir).check)
+        state = read_state(trainer, checkpoint)
+        found = fit_setup(trainer, state, checkpoint, loader, strict=self.strict)
+        if "optimizer" not in found:
+            check_optimizer(trainer, state, Path(checkpoint))
+        note_differences(trainer, checkpoint, found)
+        restore(trainer, checkpoint, state, run_dir, with_optimizer="optimizer" not in found)
+        if self.base is not None:
+            self.base.resume(state["nbtrain"])
+        return checkpoint

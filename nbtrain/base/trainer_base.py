@@ -22,12 +22,12 @@ from torch.optim import Optimizer
 from ..annotations import checked
 from ..addons.limits import LimitsAddon
 from ..addons.scheduler import scale_schedules
-from ..state.kept_states import KeptStates
+from ..addons.state_manager import StateManagerAddon
 from ..data.continued_loader import continued
 from ..data.stream import set_dataset_epoch
 from ..distributed.devices import device_args
 from ..distributed.launcher import Launcher
-from ..state.replica import launcher_of, world_of
+from ..distributed.launcher import launcher_of, world_of
 from ..distributed.world import World
 from ..engine.control import Control
 from ..optim.optimizer_modes import OptimizerModes, with_modes
@@ -49,7 +49,10 @@ from ..state.best_weights import BestWeights
 from .compose import Composable, given_addons, new_instance, written_class
 from .arguments import as_list, asks_for_bar
 from .progress_checker import ProgressChecker
-from ..state.states import StateHolder, StateTaker, scale_restored
+from ..state.disk import Disk
+from ..state.keeper import StateKeeper
+from ..state.memory import Memory
+from ..state.states import States
 from ..views.epoch_slider import Travel
 from ..views.notebook import NotebookView, in_shell
 from ..views.terminal import View
@@ -212,7 +215,7 @@ class TrainerBase(Composable, TracebackKeeper):
         self.probed: Any = None  # the step of the last dry run, and its monitor
         self.fork: Fork | None = None  # where this trainer branched from another
         self.branches: list[Any] = []  # made with the slider below a run
-        self.kept_states, self.state_holder = KeptStates(), StateHolder()
+        self.states = States()
 
     def _emit(self, event: Event) -> None:
         with self.control.lock:
@@ -232,8 +235,6 @@ class TrainerBase(Composable, TracebackKeeper):
             "slider_view": None,
             "probed": None,
             "sinks": [self.train_state.history],
-            "kept_states": KeptStates(0),
-            "state_holder": StateHolder(),
             "branches": [],
         }
         return new_instance, (base, () if base is type(self) else given_addons(type(self))), state
@@ -277,12 +278,14 @@ class TrainerBase(Composable, TracebackKeeper):
         """Multiply all later learning rates, after the current one was set by hand."""
         scale_schedules(self, factor)
         if self.module is None:
-            scale_restored(self, factor)
+            self.states.scale_restored(factor)
 
     def callbacks(self) -> list[L.Callback]:
         """The callbacks of a run. The recorder comes first, because schedules change what it reads."""
         own = [callback for addon in self.active_addons for callback in addon.callbacks(self)]
-        keeper = [StateTaker(self)] if self.keeps_states else []
+        memory = Memory(self) if self.keeps_states else None
+        disk = next((Disk(addon, self) for addon in self.active_addons if isinstance(addon, StateManagerAddon)), None)
+        keeper = [StateKeeper(self, memory, disk)] if memory is not None or disk is not None else []
         modes = [OptimizerModes(self)] if self.configures_optimizers or with_modes(self.optimizer) else []
         return [RecorderCallback(self.recorder), *modes, *own, BestWeights(self), *keeper]
 

@@ -149,19 +149,27 @@ class _TensorCopier:
 
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #7ff6cebd
-def snapshot(state: Mapping[str, Any], into: Snapshot | None = None, *, waits: bool = True) -> Snapshot:
+def snapshot(state: Mapping[str, Any], into: Snapshot | None = None, *, copied: Snapshot | None = None, waits: bool = True) -> Snapshot:
     """Copy a Lightning checkpoint dict off the devices; hyper-parameters become plain data.
 
-    `into`: an older snapshot, no longer needed, whose memory is used again for tensors that fit. `waits=False`: copies from a GPU may be
-    unfinished until `Snapshot.ready` is called, unless training is delayed by them. A value that can't be stored is left
-    out with its key in the nearest dict. Raises CheckpointError for a tensor of the model or the optimizer that can't be stored.
+    `into`: an older snapshot, no longer needed, whose memory is used again for tensors that fit. `copied`: another snapshot; its values
+    that are in `state` are not copied again. `waits=False`: copies from a GPU may be unfinished until `Snapshot.ready` is called,
+    unless training is delayed by them. A value that can't be stored is left out with its key in the nearest dict. Raises
+    CheckpointError for a tensor of the model or the optimizer that can't be stored.
     """
     tensors = _TensorCopier(into.buffers if into is not None else {})
     copier = _Copier(tensors)
+    done = {key for key, value in state.items() if value is copied.ready().state.get(key, copier)} if copied is not None else set()
     with torch.no_grad():
-        copied = copier.copy_items({key: plain(value) if key in _HYPER_PARAMETERS else value for key, value in state.items()}, ())
+        items = {key: plain(value) if key in _HYPER_PARAMETERS else value for key, value in state.items() if key not in done}
+        found = copier.copy_items(items, ())
     tensors.from_devices.finish()
-    taken = Snapshot(copied, copier.views, tensors.buffers, copier.boxes, tuple(copier.left_out), tensors.from_devices)
+    if copied is not None:
+        found = {key: state[key] if key in done else found[key] for key in state if key in done or key in found}
+        copier.views |= {where: kind for where, kind in copied.views.items() if where[0] in done}
+        copier.boxes |= {where: box for where, box in copied.boxes.items() if where[0] in done}
+        copier.left_out += copied.left_out
+    taken = Snapshot(found, copier.views, tensors.buffers, copier.boxes, tuple(copier.left_out), tensors.from_devices)
     return taken.ready() if waits or tensors.from_devices.delays_training else taken
 
 

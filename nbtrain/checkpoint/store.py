@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,10 +34,16 @@ class CheckpointStore:
     save_best: bool = True
     save_last: bool = True
     symlinks: bool = True
+    keep_best_n: int | None = None
+    _top: list[Path] = field(default_factory=list, init=False, repr=False)  # the best `keep_best_n`
     _best: Path | None = field(default=None, init=False, repr=False)  # what `best` points to, if this process set it
 
-    def settle(self, path: Path, best: Path | None) -> list[Path]:
-        """Set the links and remove old checkpoints after a save to `path`. `best`: the best checkpoint. Returns the removed paths."""
+    def settle(self, path: Path, best: Path | None, top: Sequence[Path] = ()) -> list[Path]:
+        """Set the links and remove old checkpoints after a save to `path`. Returns the removed paths.
+
+        `best`: the best checkpoint. `top`: the best `keep_best_n`.
+        """
+        self._top = list(top)
         if progress := progress_of(path.name):
             go_back(path.parent, *progress)
         if self.save_last:
@@ -58,14 +64,16 @@ class CheckpointStore:
         self._best = path
 
     def _remove_old(self, newest: Path) -> list[Path]:
-        if self.keep_last_n is None:
+        if self.keep_last_n is None and self.keep_best_n is None:
             return []
         folder = newest.parent
         with os.scandir(folder) as entries:
             links = [entry.path for entry in entries if entry.is_symlink()]
         kept = {newest.name, *(Path(link).resolve().name for link in links)}
         kept |= {self._best.name} if self._best is not None and self._best.parent == folder else set()
-        old = [folder / name for name in ordered_names(folder)[: -self.keep_last_n] if name not in kept][:_MAX_REMOVED]
+        kept |= {found.name for found in self._top}
+        names = ordered_names(folder)
+        old = [folder / name for name in names[: len(names) - (self.keep_last_n or 0)] if name not in kept][:_MAX_REMOVED]
         for path in old:
             with suppress(FileNotFoundError):
                 _delete(path)

@@ -142,6 +142,11 @@ class LoaderState:
             return {}
         return {key: value for key, value in values.items() if not is_equal(before.get(key, missing), value)}
 
+    def only_changed(self, place: Mapping[str, Any]) -> dict[str, Any]:
+        """`place` without the values that the loader had at first."""
+        values = {path: self._changed(path, found) for path, found in place.get("values", {}).items()}  # an older state may have none
+        return {**place, "values": {path: found for path, found in values.items() if found}}
+
     def put(self, place: Mapping[str, Any], *, whole: bool = True, workers: bool = True) -> None:
         """Restore a place that `take` returned, for the next pass.
 

@@ -85,8 +85,6 @@ class _Announced:
 class RereadableLoader(LoaderWrapper):
     """A wrapper around `loader` whose current pass can be read again from its beginning, up to any batch. `check` reports what can't be."""
 
-    changed_only = True  # False: a place has all values, to restore the same objects after they have changed
-
     def __init__(self, loader: Iterable[Any]) -> None:
         super().__init__(loader)
         self.state = LoaderState(loader)
@@ -114,7 +112,7 @@ class RereadableLoader(LoaderWrapper):
         """
         self._n_handed = 0
         with_own = own is None and not after_cut and not self.state.is_of_stream
-        place = self.state.take(changed=self.changed_only, with_own=with_own)
+        place = self.state.take(changed=False, with_own=with_own)
         self._begin = {"place": place if own is None else place | {"own": own}, "random": random_state()}
         return iter(self.loader)
 
@@ -238,16 +236,20 @@ class ResumableLoader(RereadableLoader):
         set_random_state(random)
         return batches
 
-    def place(self, finished: int | None = None) -> dict[str, Any]:
-        """The place in the current pass after `finished` batches; `finished=None` means between two passes."""
+    def place(self, finished: int | None = None, *, whole: bool = False) -> dict[str, Any]:
+        """The place in the current pass after `finished` batches; `finished=None` means between two passes.
+
+        `whole`: include values that have not changed, to restore the same objects after they have changed.
+        """
         with_own = finished is not None or not self.state.is_of_stream
-        state = {"length": self._length(), "place": self.state.take(changed=self.changed_only, with_own=with_own)}
+        state = {"length": self._length(), "place": self.state.take(changed=not whole, with_own=with_own)}
         if finished is None:
             return state | {"finished": None, "whole": self._is_whole()}
         own = dict(self._newest).get(finished) if finished < self._n_handed else None
         if own is not None and same_random(self._begin["place"]["generators"], state["place"]["generators"]):
             state["newest"] = own  # a separate generator would be a batch ahead of the loader's own state
-        return state | {"finished": finished, "handed": self._n_handed, "begin": self._begin}
+        begin = self._begin if whole else self._begin | {"place": self.state.only_changed(self._begin["place"])}
+        return state | {"finished": finished, "handed": self._n_handed, "begin": begin}
 
     def resume_at(self, state: dict[str, Any], random: dict[str, Any]) -> None:
         """Let the next pass resume at `state`; training then continues with the random state `random`.
@@ -277,19 +279,17 @@ class ValidLoader:
     `is_read`: whether it was read in this run. `is_cut`: whether validations stop before its end.
     """
 
-    changed_only = True  # as of a RereadableLoader
-
     def __init__(self, loader: Iterable[Any]) -> None:
         self.state = LoaderState(loader)
         self.check = OrderCheck(self.state)
         self.is_read = self.is_cut = False
         self._own: Any = None  # the loader's own state that was restored
 
-    def state_dict(self) -> dict[str, Any]:
-        """The place for the next validation."""
+    def state_dict(self, *, whole: bool = False) -> dict[str, Any]:
+        """The place for the next validation. `whole`: as for a ResumableLoader."""
         # Some loaders draw a random number to make a state before they are read; a stream's state is a place in the pass that has ended
         asks = self.is_read and not self.is_cut and not self.state.is_of_stream
-        place = self.state.take(changed=self.changed_only, with_own=asks)
+        place = self.state.take(changed=not whole, with_own=asks)
         return place | ({} if asks else {"own": self._own}) | {"whole": not self.is_cut}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

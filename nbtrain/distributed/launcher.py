@@ -17,7 +17,7 @@ from ..engine.protocol import TrainerProtocol
 from ..events import Status
 
 # %% auto #0
-__all__ = ["Launcher"]
+__all__ = ["Launcher", "launcher_of", "world_of", "n_readers"]
 
 
 # %% ../../nbs/distributed/launcher.ipynb #322b6ae9
@@ -60,3 +60,19 @@ class Launcher(AddOnBase):
         raise NotImplementedError(
             f"{type(self).__name__} does not define launch: write launch(self, trainer, drive, loader, valid_loader)."
         )
+
+
+def launcher_of(trainer: TrainerProtocol) -> Launcher | None:
+    """The addon that executes the runs of `trainer` elsewhere; None if they execute here."""
+    return next((addon for addon in trainer.active_addons if isinstance(addon, Launcher) and addon.is_elsewhere), None)
+
+
+def world_of(trainer: TrainerProtocol) -> World:
+    """The processes, started by torchrun or SLURM, that the runs of `trainer` are distributed over."""
+    return next((addon.world for addon in trainer.active_addons if isinstance(addon, Launcher)), World())
+
+
+def n_readers(trainer: TrainerProtocol) -> int:
+    """The number of processes that read different batches; each has its place in the loader."""
+    launcher = launcher_of(trainer)
+    return launcher.n_readers if launcher is not None else world_of(trainer).size

@@ -5,7 +5,7 @@
 # %% ../../nbs/engine/train_state.ipynb #94c38463
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -49,9 +49,9 @@ class TrainState:
         self.metrics: dict[Mode, dict[str, float]] = {"train": {}, "test": {}}  # of `metric_on_epoch_end`, of the newest passes
         self.best_weights: dict[str, Tensor] | None = None
 
-    def state_dict(self, without: Container[str] = ()) -> dict[str, Any]:
-        """The parts as plain data, except those named in `without`."""
-        return {name: _packed(piece) for name, piece in vars(self).items() if name not in without}
+    def state_dict(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """The parts as plain data; with `names`, only these."""
+        return {name: _packed(vars(self)[name]) for name in (vars(self) if names is None else names)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the parts in `state`, in place. Other keys of `state` are ignored."""

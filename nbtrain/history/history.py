@@ -10,7 +10,7 @@ import importlib.util
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -292,6 +292,13 @@ class RankedRows(MeasuredRows):
             return last
         at = bisect_left(rows, best.get("step", 0), key=lambda row: row.get("step", 0))
         return [best, *last] if at < len(rows) and rows[at] is best else last
+
+    def ranked(self, rows: Iterable[Row], n: int) -> list[Row]:
+        """The best `n` of `rows` by `monitor`, the best first; on a tie the earlier one, never a NaN."""
+        known = list(rows)
+        name = "train_loss" if self.monitor == "val_loss" and not any(self.monitor in row for row in known) else self.monitor
+        found = [row for row in known if not math.isnan(row.get(name, math.nan))]
+        return sorted(found, key=lambda row: row[name], reverse=self.monitor_mode == "max")[:n]
 
     @property
     def last_is_best(self) -> bool:

@@ -122,10 +122,9 @@ def read_source(trainer: TrainerBase, module: StepModule, source: Any) -> Iterat
 
 def _restore(trainer: TrainerBase, source: L.LightningDataModule) -> None:
     """Restore the state of a data module from a checkpoint."""
-    for addon in trainer.active_addons:
-        state = addon.restored if isinstance(addon, StateManagerAddon) else None
-        if state is not None and type(source).__qualname__ in state:
-            source.load_state_dict(state[type(source).__qualname__])
+    state = trainer.states.restored
+    if state is not None and type(source).__qualname__ in state:
+        source.load_state_dict(state[type(source).__qualname__])
 
 
 def several_named(given: Any) -> Mapping[str, Any] | None:

@@ -135,10 +135,11 @@ class Execution:
             yield {}
             return
         if is_data_source(self.loader):
-            trainer.state_holder.read_elsewhere()
+            trainer.states.begin()
             with read_source(trainer, module, self.loader) as given:
                 yield given
             return
+        trainer.states.begin(self.loader, self.valid_loader)
         if self.valid_loader is not None:
             valid = self._rereadable(read_evaluated(trainer, module, self.valid_loader))
         loader = self._rereadable(self._kept(trainer.read_loader(as_loader(self.loader), training=True), valid))
@@ -148,10 +149,9 @@ class Execution:
 
     def _kept(self, loader: Iterable[Any], valid: Iterable[Any] | None) -> Iterable[Any]:
         """Wrap `loader` so that its place can be kept in memory, if the run keeps states."""
-        self.trainer.state_holder.loaders = self.loader, self.valid_loader
         if not self.trainer.keeps_states:
             return loader
-        return self.trainer.state_holder.open(self.trainer, loader, valid)
+        return self.trainer.states.keep_in_memory(self.trainer, loader, valid)
 
     def _rereadable(self, loader: Iterable[Any]) -> Iterable[Any]:
         """Wrap `loader` so that a failed batch can be read again, if errors pause the run and it is a single loader with a length."""

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..state.keeper import has_stopped
+from ..state.disk import has_stopped
+from ..state.restore import restore_end
 from ..addons.early_stopping import EarlyStoppingAddon
 from ..addons.limits import LimitsAddon
-from ..addons.state_manager import StateManagerAddon, end_before
+from ..addons.state_manager import StateManagerAddon
 from ..engine.control import refuse_while_on
 from ..errors import ConfigError
 from ..base.trainer_base import TrainerBase
@@ -38,13 +39,13 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
         return n_epoch
     path = manager.restore(trainer, path, loader)
     number = number if resume in ("auto", "last") else state.phase
-    left = _left(trainer, n_epoch, number, manager.restored or {})
+    left = _left(trainer, n_epoch, number, trainer.states.restored or {})
     trainer.resumed, trainer.continues_run = left > 0, left > 0 and number == state.phase
     state.run += not trainer.continues_run  # a new run gets the next number
     if left and trainer.parent is None:
         trainer.recorder.note(f"resumed from {Path(path).name}")
     elif not left:
-        _end_before(trainer, manager, path, number)
+        _end_before(trainer, number)
     return left
 
 
@@ -58,10 +59,10 @@ def _left(trainer: TrainerBase, n_epoch: int, number: int, saved: Mapping[str, A
     return max(state.first_epoch + n_epoch - state.counts.epoch, 0)
 
 
-def _end_before(trainer: TrainerBase, manager: StateManagerAddon, path: str | Path, number: int) -> None:
+def _end_before(trainer: TrainerBase, number: int) -> None:
     """Put the trainer in the state in which the finished run left it."""
     trainer.finished_phase = number
-    end_before(manager, trainer, path)
+    restore_end(trainer)
     for addon in trainer.active_addons:
         if isinstance(addon, EarlyStoppingAddon):
             addon.end(trainer)

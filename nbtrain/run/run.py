@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..addons.state_manager import check_restored
+from ..addons.state_manager import StateManagerAddon
+from ..state.restore import check_restored
 from ..base.arguments import check_optimizer, check_run
 from ..base.trainer_base import TrainerBase
 from ..checkpoint.files import ordered_names, progress_of
@@ -105,8 +106,8 @@ class Run:
             if not trainer.configures_optimizers:
                 check_optimizer(trainer.optimizer, trainer.model)
             loader = None if is_data_source(self.loader) else self.loader
-            check_restored(trainer, loader)
-            trainer.state_holder.check(trainer, loader)
+            strict = all(addon.strict for addon in trainer.active_addons if isinstance(addon, StateManagerAddon))
+            check_restored(trainer, loader, strict=strict)
         if background and trainer.world.size > 1:
             raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
         if trainer.on_error == "pause" and (trainer.launcher is not None or trainer.world.size > 1):
@@ -119,7 +120,7 @@ class Run:
         self.pauses = pauses_on_error(trainer)
         if trainer.save_path is not None:
             self.sinks.claim()
-        if trainer.train_state.run == 0 and trainer.seed is not None and trainer.state_holder.restored is None:
+        if trainer.train_state.run == 0 and trainer.seed is not None and trainer.states.restored is None:
             seed_all(trainer.seed)
 
     def _open(self) -> None:

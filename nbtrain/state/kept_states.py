@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from .attribute_state import Place
-from ..checkpoint.snapshot import Snapshot
+from ..checkpoint.snapshot import Snapshot, restore_views
 from ..checkpoint.weights import Weights
 
 # %% auto #0
@@ -54,6 +55,14 @@ class KeptState:
     def name(self) -> str:
         """A description of where it was taken."""
         return f"the state of epoch {self.epoch}, step {self.step}"
+
+    def state(self) -> dict[str, Any]:
+        """A copy of the state, because training changes it. Waits for copies from a GPU."""
+        state = restore_views(deepcopy(self.taken.ready().state), self.taken.views)
+        for callback in state.get("callbacks", {}).values():
+            if isinstance(callback, dict) and isinstance(begin := callback.get("begin"), dict):
+                begin["goal"] = self.goal  # of a schedule
+        return state
 
 
 _NUMBERS = frozenset((int, float, bool))

@@ -5,29 +5,23 @@
 # %% ../../nbs/state/replica.ipynb #b0f2ac11
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import PurePath
 from typing import Any, cast
 
-import lightning as L
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.optim import Optimizer
 
 from ..data.resumable_loader import loader_place, restore_loader
-from ..distributed.launcher import Launcher
+from ..distributed.launcher import Launcher, launcher_of
 from ..distributed.parallelism import whole
 from ..distributed.rank import InWorld, RankCallback
 from ..distributed.worker import dumps, loads
 from ..distributed.worker_pool import pack
 from ..distributed.worker_rank import begin_copy
-from ..distributed.world import World
 from ..engine.addon import AddOnBase, options
 from ..engine.precision import convert_model
 from ..engine.protocol import TrainerProtocol
@@ -37,31 +31,26 @@ from ..events import Event, Status
 from ..history.history import Row
 from ..optim.optimizer_state import load_optimizer
 from ..rng import random_state, set_random_state
+from .parts import Moment, parts_of, put_parts, take_named
+from .states import StatefulTrainer
 
 # %% auto #0
-__all__ = ["launcher_of", "world_of", "take_state", "load_replica_state", "restore_trainer", "forward_event", "drive_copy", "run_copy"]
-
-
-# %% ../../nbs/state/replica.ipynb #7d985afb
-def launcher_of(trainer: TrainerProtocol) -> Launcher | None:
-    """The addon that executes the runs of `trainer` elsewhere; None if they execute here."""
-    return next((addon for addon in trainer.active_addons if isinstance(addon, Launcher) and addon.is_elsewhere), None)
-
-
-def world_of(trainer: TrainerProtocol) -> World:
-    """The processes, started by torchrun or SLURM, that the runs of `trainer` are distributed over."""
-    return next((addon.world for addon in trainer.active_addons if isinstance(addon, Launcher)), World())
-
+__all__ = ["take_state", "load_replica_state", "restore_trainer", "forward_event", "drive_copy", "run_copy"]
 
 # %% ../../nbs/state/replica.ipynb #9a969c26
-def take_state(trainer: TrainerProtocol, loaders: Iterable[Any]) -> dict[str, Any]:
+_OF_RUN = ("random", "loader", "valid")  # parts that the run's objects in this process have of their own
+_OF_STATES = ("restored", "restored_from", "rest", "places", "attributes")
+
+
+def take_state(trainer: StatefulTrainer, loaders: Iterable[Any]) -> dict[str, Any]:
     """Take everything that a run may have changed in `trainer` and `loaders`. If the model is sharded, all ranks must call it."""
+    names = [name for name in vars(trainer.train_state) if name != "history"]  # whose rows have come back as events
     return {
         "stateful": {name: whole(part.state_dict()) for name, part in _stateful(trainer).items()},
         "buffers": whole(dict(trainer.model.named_buffers())),  # also those that are not in a state_dict
-        "train_state": trainer.train_state.state_dict(without=("history",)),  # whose rows have come back as events
-        "module_values": {path: _data_in(holder) for path, holder in _holders(trainer).items()},
-        "values": {name: value for name, value in _of_user(trainer).items() if _is_data(value)},
+        "parts": take_named(Moment(trainer, whole=True), parts_of(trainer).keys() - _OF_RUN),
+        "train_state": trainer.train_state.state_dict(names),
+        "states": {name: vars(trainer.states)[name] for name in _OF_STATES},
         "addons": {kind: _gathered(addon) for kind, addon in _added(trainer).items()},
         "paths": [row.path for row in _rows(trainer)],
         "places": [loader_place(loader) for loader in loaders],
@@ -69,7 +58,7 @@ def take_state(trainer: TrainerProtocol, loaders: Iterable[Any]) -> dict[str, An
     }
 
 
-def load_replica_state(trainer: TrainerProtocol, loaders: Iterable[Any], state: Mapping[str, Any]) -> None:
+def load_replica_state(trainer: StatefulTrainer, loaders: Iterable[Any], state: Mapping[str, Any]) -> None:
     """Restore `trainer` and `loaders` from `state`, in place."""
     convert_model(trainer.model, trainer.precision)  # as in the replica, or 64-bit weights would be rounded here
     for name, part in _stateful(trainer).items():
@@ -77,10 +66,10 @@ def load_replica_state(trainer: TrainerProtocol, loaders: Iterable[Any], state: 
         load_optimizer(part, saved) if isinstance(part, Optimizer) else part.load_state_dict(saved)
     for name, buffer in trainer.model.named_buffers():
         buffer.copy_(state["buffers"][name])
-    vars(trainer).update(state["values"])
-    for path, holder in _holders(trainer).items():
-        holder.update(state["module_values"].get(path, {}))
+    own = {"nbtrain": state["parts"] | {"finished": None}}
+    put_parts("now", Moment(trainer, state=own, whole=True, without=("model", "optimizers")))
     trainer.train_state.load_state_dict(state["train_state"])
+    vars(trainer.states).update(state["states"])
     addons = _added(trainer)
     for kind, values in state["addons"].items():
         vars(addons[kind]).update(values)
@@ -97,50 +86,21 @@ def _rows(trainer: TrainerProtocol) -> list[Row]:
     return [*history.epochs, *history.validations]
 
 
-def _of_user(trainer: TrainerProtocol) -> dict[str, Any]:
-    """The attributes that the user's class or steps have added to the trainer."""
-    attributes = vars(trainer)
-    return {name: value for name, value in attributes.items() if name not in attributes["own_names"]}
-
-
 def _stateful(trainer: TrainerProtocol) -> dict[str, Any]:
-    """The parts with a `state_dict`: model, optimizers, scheduler, the user's callbacks and attributes."""
+    """The parts with a `state_dict`: model, optimizers, scheduler and the user's callbacks."""
     attributes = vars(trainer)
     callbacks = attributes["lightning"].get("callbacks") or []
     callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
     parts = {name: attributes.get(name) for name in ("model", "optimizer", "scheduler", "configured")}
     parts |= {f"callback {i}": callback for i, callback in enumerate(callbacks)}
-    parts |= _of_user(trainer)
     return {name: part for name, part in parts.items() if hasattr(part, "state_dict") and hasattr(part, "load_state_dict")}
-
-
-_OF_LIGHTNING = frozenset(vars(L.LightningModule())) | {"_hparams"}
-
-
-def _holders(trainer: TrainerProtocol) -> dict[str, MutableMapping[str, Any]]:
-    """The attributes and the hyper-parameters of each LightningModule in the model."""
-    modules = {path: part for path, part in trainer.model.named_modules() if isinstance(part, L.LightningModule)}
-    return {path: vars(part) for path, part in modules.items()} | {f"{path}.hparams": part.hparams for path, part in modules.items()}
-
-
-def _data_in(holder: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in holder.items() if name not in _OF_LIGHTNING and _is_data(value)}
 
 
 def _added(trainer: TrainerProtocol) -> dict[type[AddOnBase], AddOnBase]:
     """The addons that `add_on` was given, without the one that launches."""
+    found: dict[Any, Any] = {type(addon): addon for addon in trainer.active_addons}
     composed = cast("type[Any]", type(trainer))
-    found = {type(addon): addon for addon in trainer.active_addons if isinstance(addon, AddOnBase)}
     return {kind: found[kind] for kind in composed.addons if not issubclass(kind, Launcher)}
-
-
-def _is_data(value: Any) -> bool:
-    """Whether `value` consists only of numbers, text, tensors, arrays and paths."""
-    if isinstance(value, Mapping):
-        return all(_is_data(item) for pair in value.items() for item in pair)
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return all(map(_is_data, value))
-    return isinstance(value, (int, float, complex, str, bytes, type(None), Tensor, np.ndarray, np.generic, PurePath))
 
 
 def _gathered(addon: AddOnBase) -> dict[str, Any]:
@@ -150,7 +110,7 @@ def _gathered(addon: AddOnBase) -> dict[str, Any]:
 
 
 # %% ../../nbs/state/replica.ipynb #5a042dd3
-def restore_trainer(trainer: TrainerProtocol, loaders: tuple[Any, Any], state: bytes | None, before: Counts) -> None:
+def restore_trainer(trainer: StatefulTrainer, loaders: tuple[Any, Any], state: bytes | None, before: Counts) -> None:
     """Load the `state` of a replica into `trainer`; without one, restore the counts and the history from `before` the run."""
     if state is not None:
         load_replica_state(trainer, loaders, loads(state))
@@ -187,7 +147,7 @@ def drive_copy(
 
 
 # %% ../../nbs/state/replica.ipynb #f0c20e07
-def run_copy(trainer: TrainerProtocol, drive: Callable[..., tuple[Status, str]], loaders: tuple[Any, Any]) -> tuple[Status, str]:
+def run_copy(trainer: StatefulTrainer, drive: Callable[..., tuple[Status, str]], loaders: tuple[Any, Any]) -> tuple[Status, str]:
     """Call `drive` with a replica of `trainer` in this rank of torchrun or SLURM, and load its state into `trainer`."""
     before, states = replace(trainer.train_state.counts), list[bytes]()
     copy, *own = loads(pack((trainer, *loaders)))

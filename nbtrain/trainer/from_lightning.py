@@ -13,7 +13,6 @@ import lightning as L
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from ..addons.state_manager import StateManagerAddon
 from ..annotations import checked
 from ..data.named_loaders import Loaders
 from ..engine.step_module import StepModule
@@ -170,8 +169,7 @@ class LightningSteps(TrainerEvaluation):
 
     def restored(self) -> Mapping[str, Any] | None:
         """The state that the next run continues from, or None."""
-        found = [addon.restored for addon in self.active_addons if isinstance(addon, StateManagerAddon)]
-        return found[0] if found else self.state_holder.restored
+        return self.states.restored
 
     def optimizer_states(self) -> list[dict[str, Any]]:
         """The states of all optimizers, for a checkpoint that is saved between two runs."""

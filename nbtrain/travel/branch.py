@@ -17,10 +17,9 @@ from ..base.trainer_base import TrainerBase
 from ..run.live_edits import check_options, set_options
 from ..run.redefined import change_class, mark_steps
 from ..state.restore import restore_kept
-from .rewind import nearest_state, saved_at, step_of
-from ..state.saved_states import load_saved
+from .rewind import load_saved, nearest_state, saved_at, step_of
 from .scratch_trainer import copy_trainer, recompute
-from ..state.states import manager_of
+from ..addons.state_manager import StateManagerAddon
 from ..views.text import format_value
 
 BranchType = TypeVar("BranchType", bound="TrainerBranch")
@@ -53,8 +52,9 @@ def branch(trainer: BranchType, step: int, steps: type[TrainerBase] | None, opti
     restore = _restorer(trainer, step)
     made: Any = copy_trainer(trainer)
     made.keep_states, made.result, made.handle = trainer.keep_states, None, None
-    if (manager := manager_of(made)) is not None:
-        manager.__post_init__()
+    for addon in made.active_addons:
+        if isinstance(addon, StateManagerAddon):
+            addon.__post_init__()
     restore(made)
     made.run_dir, counts = None, made.train_state.counts
     parent = trainer.run_dir.name if trainer.run_dir is not None else trainer.title

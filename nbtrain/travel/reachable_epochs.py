@@ -15,7 +15,7 @@ from weakref import ref
 from ..state.kept_states import KeptState
 from ..errors import ConfigError
 from ..history.history import Row
-from ..state.saved_states import saved_states
+from ..state.disk import saved_states
 from .scratch_trainer import can_train
 from ..views.epoch_slider import Place, Travel
 from ..views.text import format_value
@@ -32,11 +32,11 @@ class _Reach:
     """Finds the state from which a step of `trainer` can be reached."""
 
     def __init__(self, trainer: TrainerBase) -> None:
-        kept = trainer.kept_states
+        kept = trainer.states.memory
         self.states, self.steps = kept.states, [state.step for state in kept.states]
         self.starts = sorted(kept.run_starts)
         self.edits = sorted(at.step for at, _ in trainer.train_state.history.marks)
-        self.files = saved_states(trainer)
+        self.files = saved_states(trainer.run_dir)
 
     def find(self, step: int) -> KeptState | Path | None:
         """Return the state or the checkpoint file that leads to `step`, or None."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..annotations import checked
+from ..addons.state_manager import StateManagerAddon
 from ..state.kept_states import KeptState
 from ..objects import outside_names
 from ..engine.control import refuse_while_on
@@ -18,11 +19,11 @@ from ..source.user_code import is_user
 from ..base.trainer_base import TrainerBase
 from ..run.failed_runs import drop_failure
 from ..state.restore import restore_kept
-from ..state.saved_states import load_saved, nearest_saved, saved_states
+from ..state.disk import nearest_saved, saved_states
 from .scratch_trainer import recompute
 
 # %% auto #0
-__all__ = ["step_of", "nearest_state", "outside", "Rewound", "saved_at", "rewind", "TrainerRewind", "end_paused"]
+__all__ = ["step_of", "nearest_state", "outside", "Rewound", "saved_at", "load_saved", "rewind", "TrainerRewind", "end_paused"]
 
 
 # %% ../../nbs/travel/rewind.ipynb #80c257c3
@@ -43,7 +44,7 @@ def step_of(trainer: TrainerBase, at: str | None, epoch: int | None, step: int |
             )
         return step
     if epoch == 0:
-        return min(trainer.kept_states.run_starts, default=0)
+        return min(trainer.states.memory.run_starts, default=0)
     row = next((row for row in history.epochs if row["epoch"] == epoch), None)
     if row is None:
         raise ConfigError(f"There is no epoch {epoch}: {counts.epoch} are finished.", remedy="Give 0 for the start, 1, 2, …")
@@ -52,7 +53,7 @@ def step_of(trainer: TrainerBase, at: str | None, epoch: int | None, step: int |
 
 def nearest_state(trainer: TrainerBase, step: int) -> KeptState:
     """Return the state, in memory or else on disk, from which training reaches `step`. Raises CheckpointError if there is none."""
-    kept = trainer.kept_states.find(step) or nearest_saved(trainer, step)
+    kept = trainer.states.memory.find(step) or nearest_saved(trainer, step)
     if kept is None:
         raise CheckpointError(f"No state up to step {step} is in memory.", remedy=_remedy(trainer))
     marks = [(at.step, text) for at, text in trainer.train_state.history.marks if kept.step < at.step <= step]
@@ -66,7 +67,7 @@ def nearest_state(trainer: TrainerBase, step: int) -> KeptState:
 
 def _remedy(trainer: TrainerBase) -> str:
     if trainer.keeps_states:
-        steps = [state.step for state in trainer.kept_states.states]
+        steps = [state.step for state in trainer.states.memory.states]
         return f"The first one is of step {steps[0]}." if steps else "Run an epoch first."
     return "Make the trainer with keep_states=True, which is the default in a notebook, or save states with StateManagerAddon."
 
@@ -76,9 +77,9 @@ def outside(trainer: TrainerBase) -> list[str]:
     methods = [value for kind in type(trainer).__mro__ if is_user(kind) for value in vars(kind).values()]
     names = [name for method in methods for name in outside_names(method)]
     found = [f"{name} is outside of the trainer, and stays as it is" for name in dict.fromkeys(names)]
-    holder = trainer.state_holder
-    reasons = holder.open_loader.why_not_exact() if holder.open_loader is not None else []
-    return list(dict.fromkeys([*holder.reasons, *reasons, *found]))
+    states = trainer.states
+    reasons = states.open_loader.why_not_exact() if states.open_loader is not None else []
+    return list(dict.fromkeys([*states.reasons, *reasons, *found]))
 
 
 # %% ../../nbs/travel/rewind.ipynb #8e09d8f4
@@ -111,7 +112,17 @@ class Rewound:
 
 def saved_at(trainer: TrainerBase, step: int) -> Path | None:
     """Return the checkpoint of `step`, if no state in memory leads there; else None."""
-    return saved_states(trainer).get(step) if trainer.kept_states.find(step) is None else None
+    return saved_states(trainer.run_dir).get(step) if trainer.states.memory.find(step) is None else None
+
+
+def load_saved(trainer: TrainerBase, file: Path) -> int | None:
+    """Restore `trainer` to its state when `file` was saved. Returns the finished batches of the open epoch; None between two epochs."""
+    trainer[StateManagerAddon].load_state(trainer, file)
+    counts, restored = trainer.train_state.counts, trainer.states.restored
+    trainer.train_state.history.drop_after(counts.step, counts.epoch)
+    trainer.states.memory.drop_after(counts.step)
+    assert restored is not None
+    return restored["nbtrain"]["finished"]
 
 
 def rewind(trainer: TrainerBase, step: int) -> Rewound:
@@ -125,7 +136,7 @@ def rewind(trainer: TrainerBase, step: int) -> Rewound:
     missing = restore_kept(trainer, state)
     notes = [*outside(trainer), *([f"{missing} is made after the run has begun"] if missing else [])]
     if state is not kept:
-        trainer.kept_states.add(state)
+        trainer.states.memory.add(state)
     found = Rewound(state.epoch, state.step, state.batch, step - kept.step, tuple(notes))
     trainer.recorder.mark(f"rewound to {found.place}")
     return found

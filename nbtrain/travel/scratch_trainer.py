@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
-from ..state.keeper import n_finished
+from ..state.capture import Capture, n_finished
 from ..loggers.addon import LoggersAddon, WebLoggerAddon
 from ..addons.non_finite import NonFiniteAddon
 from ..addons.state_manager import StateManagerAddon
@@ -35,7 +35,8 @@ from ..base.trainer_base import TrainerBase
 from ..run.execution import Execution
 from ..state.kept_objects import kept_objects
 from ..state.restore import restore_kept
-from ..state.states import take_state
+from ..state.memory import keep
+from ..state.states import States
 
 # %% auto #0
 __all__ = ["copy_trainer", "scratch_trainer", "can_train", "train_from", "recompute"]
@@ -88,7 +89,7 @@ def copy_trainer(trainer: TrainerBase) -> TrainerBase:
     for optimizer, copied in zip(trainer.all_optimizers, made.all_optimizers):
         if hasattr(optimizer.step, _MARK):
             _mark_step(copied)
-    made.given, made.kept_states, made.keep_states = dict(trainer.given), trainer.kept_states.copy(), True
+    made.given, made.states, made.keep_states = dict(trainer.given), States(trainer.states.memory.copy()), True
     return made
 
 
@@ -167,7 +168,7 @@ class _Arrival(Checkpoint):
 
     def _take(self, pl_trainer: L.Trainer, finished: int | None) -> None:
         if self.state is None and self.trainer.train_state.counts.step == self.step:
-            self.state = take_state(self.trainer, pl_trainer, finished)
+            self.state = keep(Capture(self.trainer, pl_trainer, finished))
 
 
 def recompute(trainer: TrainerBase, kept: KeptState, step: int) -> KeptState:

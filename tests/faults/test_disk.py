@@ -101,7 +101,7 @@ class FullForAnEpoch(Callback):
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         keeper: Any = trainer.checkpoint_callbacks[0]
-        keeper.saver.writer.wait()
+        keeper.disk.writer.wait()
         limit = 1 if trainer.current_epoch == 1 else resource.RLIM_INFINITY
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 

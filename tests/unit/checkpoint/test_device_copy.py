@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from nbtrain.checkpoint.device_copy import DeviceCopies
 from nbtrain.checkpoint.snapshot import Snapshot, snapshot
 from nbtrain.state.kept_states import KeptState
-from nbtrain.state.restore import _as_state
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="a copy from a GPU, which this machine lacks")
 
@@ -76,7 +75,7 @@ def test_a_state_is_read_only_after_its_copies() -> None:
     copies.copy(torch.ones(4), into := torch.zeros(4))
     copies.finish()
     kept = KeptState(1, 0, 0, None, 1, True, Snapshot({"weights": into}, copies=copies), ([], None))
-    assert _as_state(kept)["weights"].sum() == 4 and log == ["waited for training", "waited for copies"]
+    assert kept.state()["weights"].sum() == 4 and log == ["waited for training", "waited for copies"]
 
 
 @pytest.mark.parametrize(("waits", "delays", "expected"), [(False, False, 0), (False, True, 1), (True, False, 1)])

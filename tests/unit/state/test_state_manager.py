@@ -678,7 +678,7 @@ class FolderGone(Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.current_epoch == 1:
             keeper: Any = next(callback for callback in trainer.checkpoint_callbacks)
-            keeper.saver.writer.wait()
+            keeper.disk.writer.wait()
             folder = self.root / "run-001" / "checkpoints"
             folder.rename(self.root / "gone")
             folder.touch()

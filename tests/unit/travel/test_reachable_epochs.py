@@ -39,7 +39,7 @@ def test_every_epoch_that_is_offered_can_be_reached_and_no_other_one() -> None:
 
     trainer = keeping(kind=Slowing)
     trainer.run(5, make_loader())
-    kept = trainer.kept_states
+    kept = trainer.states.memory
     kept.states = [state for state in kept.states if state.step == 0 or state.step > 11]  # as the budget may thin them
     offered = {place.epoch for place in reachable_epochs(trainer)}
     reached = set()
@@ -56,7 +56,7 @@ def test_every_epoch_that_is_offered_can_be_reached_and_no_other_one() -> None:
 def test_what_is_recomputed_is_said() -> None:
     trainer = keeping()
     trainer.run(3, make_loader())
-    trainer.kept_states.states = trainer.kept_states.states[:1]
+    trainer.states.memory.states = trainer.states.memory.states[:1]
     words = [place.words.partition(" · ")[2] for place in reachable_epochs(trainer)]
     assert words == ["", *(f"recomputes {n} batches" for n in (5, 10, 15))]
 
@@ -74,7 +74,7 @@ def test_nothing_is_offered_where_no_state_is_kept_and_in_mode_test() -> None:
 def test_an_iterator_can_only_be_rewound_to_what_is_kept() -> None:
     trainer = keeping()
     trainer.run(1, iter([*make_loader()]))
-    trainer.kept_states.states = trainer.kept_states.states[:1]
+    trainer.states.memory.states = trainer.states.memory.states[:1]
     assert [place.epoch for place in reachable_epochs(trainer)] == [0]
 
 
@@ -126,7 +126,7 @@ def test_slider_does_not_hold_the_trainer() -> None:
 def test_ten_thousand_epochs_are_looked_up_at_once() -> None:
     trainer = keeping()
     trainer.run(1, make_loader())
-    (row,), kept = trainer.history.epochs, trainer.kept_states
+    (row,), kept = trainer.history.epochs, trainer.states.memory
     trainer.history.epochs += [type(row)({**row, "epoch": n, "step": 5 * n}) for n in range(2, 10_001)]
     loaders = kept.states[0].loaders
     kept.states += [KeptState(1, n, 5 * n, None, 10_000, False, Snapshot({}), loaders) for n in range(10, 10_001, 10)]

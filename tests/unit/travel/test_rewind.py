@@ -391,7 +391,7 @@ def test_a_step_behind_a_change_between_rewind_and_run_is_recomputed_with_it() -
     trainer.set(lr=0.001)
     trainer.run(1, loader)
     expected = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    kept = trainer.kept_states
+    kept = trainer.states.memory
     kept.states = [state for state in kept.states if state.step in (0, 7)]  # the start, and the one that the change was made in
     assert trainer.rewind(step=9).n_recomputed == 2
     trainer.run(1, loader)

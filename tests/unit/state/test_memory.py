@@ -11,7 +11,7 @@ import torch
 from samples import Regress, make_loader, make_trainer
 from torch import Tensor, nn
 
-from nbtrain.state import state_keeper
+from nbtrain.state import memory
 
 
 def keeping(kind: Any = Regress, **options: Any) -> Any:
@@ -22,19 +22,19 @@ def keeping(kind: Any = Regress, **options: Any) -> Any:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A clock that stands still unless a test moves it."""
     now = [0.0]
-    monkeypatch.setattr(state_keeper, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(memory, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     return now
 
 
 def take_s(monkeypatch: pytest.MonkeyPatch, now: list[float], seconds: float) -> None:
     """Let each copy of a state take `seconds`."""
-    take = state_keeper.take_state
+    take = memory.keep
 
     def slow(*args: Any, **options: Any) -> Any:
         now[0] += seconds
         return take(*args, **options)
 
-    monkeypatch.setattr(state_keeper, "take_state", slow)
+    monkeypatch.setattr(memory, "keep", slow)
 
 
 def test_of_a_thousand_epochs_of_one_batch_the_start_and_the_last_three_are_held(
@@ -43,7 +43,7 @@ def test_of_a_thousand_epochs_of_one_batch_the_start_and_the_last_three_are_held
     take_s(monkeypatch, clock, 0.001)  # while the epochs take no time at all: no state is ever due
     trainer = keeping()
     trainer.run(1000, [next(iter(make_loader()))])
-    assert [state.epoch for state in trainer.kept_states.states] == [0, 998, 999, 1000]
+    assert [state.epoch for state in trainer.states.memory.states] == [0, 998, 999, 1000]
     for epoch in (1000, 999, 998, 0):
         assert trainer.rewind(epoch=epoch).n_recomputed == 0
     assert trainer.counts.epoch == 0
@@ -53,7 +53,7 @@ def test_states_that_are_slowly_copied_stay_within_their_share_at_the_end_too(mo
     take_s(monkeypatch, clock, 0.5)
     trainer = keeping()
     trainer.run(4, make_loader())
-    assert [state.epoch for state in trainer.kept_states.states] == [0]
+    assert [state.epoch for state in trainer.states.memory.states] == [0]
 
 
 def test_a_state_is_taken_after_each_two_hundred_times_what_states_took(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
@@ -66,7 +66,7 @@ def test_a_state_is_taken_after_each_two_hundred_times_what_states_took(monkeypa
 
     trainer = keeping(Slow)
     trainer.run(20, make_loader())  # 20 s each: the second state is due after 100 s, the third after 200 s, …
-    assert [state.epoch for state in trainer.kept_states.states] == [0, 5, 10, 15, 18, 19, 20]  # the last three have their own share
+    assert [state.epoch for state in trainer.states.memory.states] == [0, 5, 10, 15, 18, 19, 20]  # the last three have their own share
 
 
 def test_all_epochs_are_held_that_take_as_long_as_two_hundred_copies(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
@@ -79,7 +79,7 @@ def test_all_epochs_are_held_that_take_as_long_as_two_hundred_copies(monkeypatch
 
     trainer = keeping(Slow)
     trainer.run(6, make_loader())
-    assert [state.epoch for state in trainer.kept_states.states] == [0, 1, 2, 3, 4, 5, 6]
+    assert [state.epoch for state in trainer.states.memory.states] == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_the_best_epoch_is_held_where_better_ones_are_rare(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
@@ -93,7 +93,7 @@ def test_the_best_epoch_is_held_where_better_ones_are_rare(monkeypatch: pytest.M
     trainer = keeping(Scored, monitor="train_score", monitor_mode="max")
     trainer.run(50, make_loader())
     assert trainer.history.best["epoch"] == 43
-    assert [state.epoch for state in trainer.kept_states.states] == [0, 5, 10, 15, 20, 25, 30, 35, 40, 43, 45, 48, 49, 50]
+    assert [state.epoch for state in trainer.states.memory.states] == [0, 5, 10, 15, 20, 25, 30, 35, 40, 43, 45, 48, 49, 50]
     assert trainer.rewind("best").n_recomputed == 0
 
 
@@ -108,9 +108,9 @@ def test_copies_take_one_percent_of_a_run_whose_epochs_all_are_better(monkeypatc
     trainer = keeping(Better, monitor="train_score", monitor_mode="max")
     trainer.run(200, make_loader())
     now_s = clock[0]
-    taken = trainer.kept_states.states
+    taken = trainer.states.memory.states
     assert 0.9 * now_s / 100 < 0.5 * len(taken) <= now_s / 100
-    assert [state.epoch for state in trainer.kept_states.states[-3:]] == [198, 199, 200]
+    assert [state.epoch for state in trainer.states.memory.states[-3:]] == [198, 199, 200]
 
 
 def test_the_epoch_that_a_callback_ends_a_run_with_is_held(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
@@ -122,7 +122,7 @@ def test_the_epoch_that_a_callback_ends_a_run_with_is_held(monkeypatch: pytest.M
 
     trainer = keeping(lightning={"callbacks": [Enough()]})
     trainer.run(50, make_loader())
-    assert [state.epoch for state in trainer.kept_states.states] == [0, trainer.counts.epoch]
+    assert [state.epoch for state in trainer.states.memory.states] == [0, trainer.counts.epoch]
     assert trainer.rewind(epoch=trainer.counts.epoch).n_recomputed == 0
 
 
@@ -140,7 +140,7 @@ def test_the_place_of_a_pause_and_of_a_stop_by_hand_is_held(monkeypatch: pytest.
     handle = trainer.run(4, make_loader(), background=True)
     handle.join() if ends else trainer.control.wait_settled()
     weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    states = [(state.epoch, state.batch) for state in trainer.kept_states.states]
+    states = [(state.epoch, state.batch) for state in trainer.states.memory.states]
     assert trainer.rewind(step=8).n_recomputed == 0
     assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
     assert states == [(0, None), (1, 3)]
@@ -182,11 +182,11 @@ def test_last_epochs_of_a_run_that_is_paused_or_fails_are_reached_exactly_where_
         with pytest.raises(ValueError, match="broken"):
             handle.wait()
     trainer.control.wait_settled()
-    held = [state.epoch for state in trainer.kept_states.states]
+    held = [state.epoch for state in trainer.states.memory.states]
     assert held == ([0, 8] if end == "pause" else [0])  # the pause is in epoch 9
     for epoch in (8, 7, 6, trainer.history.best["epoch"], 0):
         found = trainer.branch(epoch=epoch).model.state_dict()
-        expected = seen.weights[epoch - 1] if epoch else trainer.kept_states.states[0].taken.state["state_dict"]
+        expected = seen.weights[epoch - 1] if epoch else trainer.states.memory.states[0].taken.state["state_dict"]
         assert all(torch.equal(value, expected[name if epoch else f"model.{name}"]) for name, value in found.items())
     assert trainer.rewind(epoch=8).n_recomputed == 40
 
@@ -202,12 +202,12 @@ def _n_bytes(value: Any, seen: set[int]) -> int:
 
 
 def test_states_of_many_epochs_stay_within_the_budget_with_their_best_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_keeper, "_SHARE", 0)  # each epoch is kept
+    monkeypatch.setattr(memory, "_SHARE", 0)  # each epoch is kept
     sizes: list[tuple[int, int]] = []
 
     class Counting(L.Callback):
         def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
-            kept, seen = pl_module.owner.kept_states, set[int]()
+            kept, seen = pl_module.owner.states.memory, set[int]()
             tensors = sum(_n_bytes([state.taken.state, state.best_weights], seen) for state in kept.states)
             sizes.append((kept.n_bytes, tensors))
 
@@ -217,16 +217,16 @@ def test_states_of_many_epochs_stay_within_the_budget_with_their_best_weights(mo
 
     model, options = nn.Sequential(nn.Linear(8, 2000), nn.Linear(2000, 1)), {"monitor": "train_score", "monitor_mode": "max"}
     trainer = keeping(Better, model=model, lightning={"callbacks": [Counting()]}, **options)
-    trainer.kept_states.budget = budget = 5_000_000
+    trainer.states.memory.budget = budget = 5_000_000
     trainer.run(100, [next(iter(make_loader()))])
     assert all(tensors < n_bytes <= budget for n_bytes, tensors in sizes) and sizes[-1][0] > 0.9 * budget
-    states = trainer.kept_states.states
+    states = trainer.states.memory.states
     assert 10 < len(states) < 20 and len({id(state.best_weights) for state in states}) == len(states)
     assert [state.epoch for state in states if state.epoch in (0, 98, 99, 100)] == [0, 98, 99, 100]
 
 
 def test_where_memory_is_tight_the_start_the_best_and_the_last_three_epochs_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_keeper, "_SHARE", 0)
+    monkeypatch.setattr(memory, "_SHARE", 0)
 
     class Changing(Regress):
         def train_step(self, batch: Any) -> dict[str, Any]:
@@ -235,9 +235,9 @@ def test_where_memory_is_tight_the_start_the_best_and_the_last_three_epochs_are_
             return super().train_step(batch) | {"score": torch.tensor(float(self.counts.epoch == 2))}
 
     trainer = keeping(Changing, monitor="train_score", monitor_mode="max")
-    trainer.kept_states.budget = 100_000  # less than two states
+    trainer.states.memory.budget = 100_000  # less than two states
     trainer.run(12, make_loader())
-    assert [(state.epoch, state.batch) for state in trainer.kept_states.states] == [(epoch, None) for epoch in (0, 3, 10, 11, 12)]
+    assert [(state.epoch, state.batch) for state in trainer.states.memory.states] == [(epoch, None) for epoch in (0, 3, 10, 11, 12)]
 
 
 def test_weights_of_the_best_epoch_of_another_course_are_not_taken_for_those_of_this_one(
