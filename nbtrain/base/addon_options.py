@@ -228,7 +228,9 @@ class StateManagerOptions(TypedDict, total=False):
     save_weights: SaveWeights
     every_n_epochs: int | None
     every_n_steps: int | None
+    every_n_minutes: float | None
     keep_last_n: int | None
+    keep_best_n: int | None
     save_best: bool
     save_last: bool
     symlink_best_and_last: bool
