@@ -33,7 +33,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine": ("compat", "events", "rng", "source", "data", "history"),
     "loops": ("rng", "source", "data", "engine"),
     "loggers": ("events", "data", "engine", "views", "history"),
-    "distributed": ("events", "rng", "data", "optim", "engine", "history", "source"),
+    "distributed": ("events", "rng", "source", "data", "engine"),
     "checkpoint": ("compat", "history", "distributed"),
 }
 ALLOWED["state"] = tuple(ALLOWED)

@@ -42,7 +42,7 @@ from ..events import Event, Status
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["fit_parallelism", "MultiGPUAddon"]
+__all__ = ["MultiGPUAddon"]
 
 # %% ../../nbs/addons/multi_gpu.ipynb #9f40651c
 _NOISE = (
@@ -96,96 +96,6 @@ def _all_devices(device: Devices) -> list[torch.device]:
     return devices
 
 
-# %% ../../nbs/addons/multi_gpu.ipynb #8d74134e
-def _address(addon: MultiGPUAddon) -> tuple[str, int] | None:
-    """The host and port where the ranks meet, or None. Raises ConfigError for an `init_method` other than tcp://HOST:PORT."""
-    if addon.init_method is None:
-        port = os.environ.get("MASTER_PORT")
-        if port and not port.isdecimal():
-            raise ConfigError(f"MASTER_PORT={port!r} must be a port number.", remedy="Unset it: then no port is needed.")
-        return (os.environ.get("MASTER_ADDR", "localhost"), int(port)) if port else None
-    found = re.fullmatch(r"tcp://([^:/]+|\[.+\]):(\d{1,5})", addon.init_method)
-    if found is None:
-        remedy = 'Give "tcp://localhost:12355", or leave it out: then no port is needed.'
-        raise ConfigError(f"init_method: expected tcp://HOST:PORT, got {addon.init_method!r}.", remedy=remedy)
-    return found[1].strip("[]"), int(found[2])
-
-
-def _check(addon: MultiGPUAddon) -> None:
-    if addon.init_method is not None:
-        _address(addon)
-    if addon.num_nodes not in (1, addon.world.n_machines):
-        raise ConfigError(
-            f"num_nodes={addon.num_nodes!r}, but the number of machines is {addon.world.n_machines}.",
-            remedy="Start the script on each machine, with torchrun --nnodes or srun.",
-        )
-    if addon.memory_gb is not None and (addon.strategy != "auto" or not addon.memory_gb > 0):
-        raise ConfigError(
-            f"memory_gb={addon.memory_gb!r} is invalid with strategy={addon.strategy!r}.",
-            remedy="Give a positive number with strategy='auto'.",
-        )
-
-
-def fit_parallelism(addon: MultiGPUAddon, trainer: TrainerProtocol) -> None:
-    """Choose the parallelism for "auto". Raises ConfigError for a strategy or an addon that does not work for `trainer` in ranks."""
-    for name in {"strategy", "num_nodes", "use_distributed_sampler"} & trainer.lightning.keys():
-        remedy = f"Leave it out, or use {name}=... of the addon."
-        raise ConfigError(f"lightning={{{name!r}: ...}} is set by MultiGPUAddon.", remedy=remedy)
-    if trainer.configures_optimizers and (addon.strategy == "auto" or addon.parallelism.splits or not addon.parallelism.returns):
-        what = f"strategy={addon.strategy!r} can't shard a LightningModule here."
-        raise ConfigError(what, remedy="Use strategy='ddp', or shard it in its configure_model, with lightning.Trainer(strategy=...).")
-    if addon.strategy == "auto":
-        _choose(addon, trainer)
-    if not addon.parallelism.returns:
-        _check_shards(addon, trainer)
-    # An addon's copy of the weights would not be sharded
-    keepers = [type(other).__name__ for other in trainer.active_addons if type(other).weights is not AddOnBase.weights]
-    if keepers and addon.parallelism.splits:
-        raise ConfigError(
-            f"{keepers[0]} keeps whole weights, and the model is sharded ({addon.parallelism}).",
-            remedy="Leave it out, or use strategy='ddp'.",
-        )
-
-
-def _check_shards(addon: MultiGPUAddon, trainer: TrainerProtocol) -> None:
-    """Raise ConfigError if no rank has whole weights or states. DeepSpeed's stages 1 and 2 shard only the optimizer."""
-    environment = addon.world.environment
-    made = addon.parallelism.make(environment) if environment is not None else None
-    if not isinstance(made, DeepSpeedStrategy) or made.zero_stage_3:
-        name = addon.strategy if isinstance(addon.strategy, str) else type(addon.strategy).__name__
-        raise ConfigError(
-            f"strategy={name!r} has shards of a form that can't be restored into the trainer.",
-            remedy="Use strategy='fsdp2', DeepSpeed's stage 1 or 2 under torchrun, or a lightning.Trainer of your own: "
-            "fit(trainer.as_lightning_module(), loader).",
-        )
-    if any(isinstance(other, StateManagerAddon) for other in trainer.active_addons):
-        raise ConfigError(
-            "StateManagerAddon can't save the optimizer, which DeepSpeed shards over the ranks.",
-            remedy="Leave it out, and give lightning={\"callbacks\": [ModelCheckpoint(...)]}, or use strategy='fsdp2'.",
-        )
-
-
-def _choose(addon: MultiGPUAddon, trainer: TrainerProtocol) -> None:
-    n = addon.n_processes
-    size = min(device_memory(device, n) for device in addon.devices) if addon.memory_gb is None else int(addon.memory_gb * 1e9)
-    plan = plan_devices(trainer.model, trainer.optimizer if trainer.mode == "train" else None, n, size)
-    for line in str(plan).splitlines():
-        trainer.recorder.note(line)
-    addon.parallelism = plan.chosen()
-
-
-# %% ../../nbs/addons/multi_gpu.ipynb #fe8e8cf6
-def _rank_args(addon: MultiGPUAddon, rank: RankCallback) -> dict[str, Any]:
-    """Lightning's arguments in a rank."""
-    environment, n = cast(ClusterEnvironment, addon.world.environment), addon.world.n_local
-    if isinstance(rank, InWorker):
-        environment, n = WorkerEnvironment(rank.rank), len(addon.devices)
-    strategy = addon.parallelism.make(environment)
-    on_cuda = addon.devices[0].type == "cuda"
-    devices = [device.index for device in addon.devices[:n]] if on_cuda else n
-    return {"devices": devices, "num_nodes": addon.world.n_machines, "strategy": strategy, "use_distributed_sampler": False}
-
-
 # %% ../../nbs/addons/multi_gpu.ipynb #4a090545
 @cache
 def _pool() -> Pool:
@@ -235,7 +145,18 @@ class MultiGPUAddon(Launcher):
     def __post_init__(self) -> None:
         self.in_rank: RankCallback | None = None
         self.world = find_world()
-        _check(self)
+        if self.init_method is not None:
+            self._address()
+        if self.num_nodes not in (1, self.world.n_machines):
+            raise ConfigError(
+                f"num_nodes={self.num_nodes!r}, but the number of machines is {self.world.n_machines}.",
+                remedy="Start the script on each machine, with torchrun --nnodes or srun.",
+            )
+        if self.memory_gb is not None and (self.strategy != "auto" or not self.memory_gb > 0):
+            raise ConfigError(
+                f"memory_gb={self.memory_gb!r} is invalid with strategy={self.strategy!r}.",
+                remedy="Give a positive number with strategy='auto'.",
+            )
         self.devices = _all_devices(self.device)
         self.parallelism = resolve_parallelism(
             self.strategy,
@@ -246,6 +167,19 @@ class MultiGPUAddon(Launcher):
             tensor_plan=self.tensor_plan,
             parallelize=self.parallelize,
         )
+
+    def _address(self) -> tuple[str, int] | None:
+        """The host and port where the ranks meet, or None. Raises ConfigError for an `init_method` other than tcp://HOST:PORT."""
+        if self.init_method is None:
+            port = os.environ.get("MASTER_PORT")
+            if port and not port.isdecimal():
+                raise ConfigError(f"MASTER_PORT={port!r} must be a port number.", remedy="Unset it: then no port is needed.")
+            return (os.environ.get("MASTER_ADDR", "localhost"), int(port)) if port else None
+        found = re.fullmatch(r"tcp://([^:/]+|\[.+\]):(\d{1,5})", self.init_method)
+        if found is None:
+            remedy = 'Give "tcp://localhost:12355", or leave it out: then no port is needed.'
+            raise ConfigError(f"init_method: expected tcp://HOST:PORT, got {self.init_method!r}.", remedy=remedy)
+        return found[1].strip("[]"), int(found[2])
 
     @classmethod
     def home(cls, device: Devices) -> torch.device:
@@ -265,11 +199,53 @@ class MultiGPUAddon(Launcher):
     def n_readers(self) -> int:
         return self.parallelism.n_readers
 
+    def _fit_parallelism(self, trainer: TrainerProtocol) -> None:
+        """Choose the parallelism for "auto". Raises ConfigError for a strategy or an addon that does not work for `trainer` in ranks."""
+        for name in {"strategy", "num_nodes", "use_distributed_sampler"} & trainer.lightning.keys():
+            remedy = f"Leave it out, or use {name}=... of the addon."
+            raise ConfigError(f"lightning={{{name!r}: ...}} is set by MultiGPUAddon.", remedy=remedy)
+        if trainer.configures_optimizers and (self.strategy == "auto" or self.parallelism.splits or not self.parallelism.returns):
+            what = f"strategy={self.strategy!r} can't shard a LightningModule here."
+            raise ConfigError(what, remedy="Use strategy='ddp', or shard it in its configure_model, with lightning.Trainer(strategy=...).")
+        if self.strategy == "auto":
+            n = self.n_processes
+            size = min(device_memory(device, n) for device in self.devices) if self.memory_gb is None else int(self.memory_gb * 1e9)
+            plan = plan_devices(trainer.model, trainer.optimizer if trainer.mode == "train" else None, n, size)
+            for line in str(plan).splitlines():
+                trainer.recorder.note(line)
+            self.parallelism = plan.chosen()
+        if not self.parallelism.returns:
+            self._check_shards(trainer)
+        # An addon's copy of the weights would not be sharded
+        keepers = [type(other).__name__ for other in trainer.active_addons if type(other).weights is not AddOnBase.weights]
+        if keepers and self.parallelism.splits:
+            raise ConfigError(
+                f"{keepers[0]} keeps whole weights, and the model is sharded ({self.parallelism}).",
+                remedy="Leave it out, or use strategy='ddp'.",
+            )
+
+    def _check_shards(self, trainer: TrainerProtocol) -> None:
+        """Raise ConfigError if no rank has whole weights or states. DeepSpeed's stages 1 and 2 shard only the optimizer."""
+        environment = self.world.environment
+        made = self.parallelism.make(environment) if environment is not None else None
+        if not isinstance(made, DeepSpeedStrategy) or made.zero_stage_3:
+            name = self.strategy if isinstance(self.strategy, str) else type(self.strategy).__name__
+            raise ConfigError(
+                f"strategy={name!r} has shards of a form that can't be restored into the trainer.",
+                remedy="Use strategy='fsdp2', DeepSpeed's stage 1 or 2 under torchrun, or a lightning.Trainer of your own: "
+                "fit(trainer.as_lightning_module(), loader).",
+            )
+        if any(isinstance(other, StateManagerAddon) for other in trainer.active_addons):
+            raise ConfigError(
+                "StateManagerAddon can't save the optimizer, which DeepSpeed shards over the ranks.",
+                remedy="Leave it out, and give lightning={\"callbacks\": [ModelCheckpoint(...)]}, or use strategy='fsdp2'.",
+            )
+
     # -- in a rank
     def _rank(self, trainer: TrainerProtocol) -> RankCallback | None:
         """The callback of this rank, or None if this process is not one."""
         if self.in_rank is None and self.world.size > 1 and not self.is_elsewhere:
-            fit_parallelism(self, trainer)
+            self._fit_parallelism(trainer)
             self.in_rank = InWorld(trainer, self.world, self.parallelism)
         return self.in_rank
 
@@ -287,30 +263,31 @@ class MultiGPUAddon(Launcher):
 
     def lightning_args(self, trainer: TrainerProtocol) -> dict[str, Any]:
         rank = self._rank(trainer)
-        return {} if rank is None else _rank_args(self, rank)
+        if rank is None:
+            return {}
+        environment, n = cast(ClusterEnvironment, self.world.environment), self.world.n_local
+        if isinstance(rank, InWorker):
+            environment, n = WorkerEnvironment(rank.rank), len(self.devices)
+        strategy = self.parallelism.make(environment)
+        on_cuda = self.devices[0].type == "cuda"
+        devices = [device.index for device in self.devices[:n]] if on_cuda else n
+        return {"devices": devices, "num_nodes": self.world.n_machines, "strategy": strategy, "use_distributed_sampler": False}
 
     # -- in this process, while the ranks train
     def launch(
         self, trainer: TrainerProtocol, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any
     ) -> tuple[Status, str]:
-        return _launch(self, trainer, drive, loader, valid_loader)
+        self._fit_parallelism(trainer)
+        with _off_devices(trainer):
+            if self.world.environment is not None:
+                return run_copy(trainer, drive, (loader, valid_loader))
+            job = _Job(trainer, drive, (loader, valid_loader), self.devices, random_state(devices=False))
+            backend = "cpu:gloo,cuda:nccl" if self.devices[0].type == "cuda" else "gloo"
+            with Launch(job, len(self.devices), pool=_pool(), backend=backend, address=self._address()) as launch:
+                return _follow(launch, trainer, job.loaders)
 
 
 # %% ../../nbs/addons/multi_gpu.ipynb #70ae4538
-def _launch(
-    addon: MultiGPUAddon, trainer: TrainerProtocol, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any
-) -> tuple[Status, str]:
-    """Run in the ranks, and restore their results into `trainer`."""
-    fit_parallelism(addon, trainer)
-    with _off_devices(trainer):
-        if addon.world.environment is not None:
-            return run_copy(trainer, drive, (loader, valid_loader))
-        job = _Job(trainer, drive, (loader, valid_loader), addon.devices, random_state(devices=False))
-        backend = "cpu:gloo,cuda:nccl" if addon.devices[0].type == "cuda" else "gloo"
-        with Launch(job, len(addon.devices), pool=_pool(), backend=backend, address=_address(addon)) as launch:
-            return _follow(launch, trainer, job.loaders)
-
-
 def _follow(launch: Launch, trainer: TrainerProtocol, loaders: tuple[Any, Any]) -> tuple[Status, str]:
     """Wait for the ranks, and restore the state that they return."""
     before, listener, control = replace(trainer.train_state.counts), _Listener(trainer, launch), trainer.control
