@@ -69,18 +69,14 @@ def _files_below(folder: Path, patterns: Sequence[str]) -> dict[str, bytes]:
 class _Stops(L.Callback):
     """Marks a run as stopped on purpose, so that the service does not show it as failed."""
 
-    def __init__(self, trainer: TrainerProtocol, deliveries: Sequence[Delivery]) -> None:
+    def __init__(self, trainer: TrainerProtocol, deliveries: Sequence[Logger]) -> None:
         self.trainer, self.deliveries = trainer, deliveries
 
     def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if isinstance(exception, Leave) and self.trainer.control.signum is None:
             for delivery in self.deliveries:
-                delivery.end_is_wanted()
-
-
-def _points_of(trainer: TrainerProtocol, ours: Sequence[Logger]) -> StepPoints | None:
-    """The callback that sends the values of steps to these loggers."""
-    return next((callback for callback in active_callbacks(trainer, StepPoints) if list(callback.loggers) == list(ours)), None)
+                if isinstance(delivery, Delivery):
+                    delivery.end_is_wanted()
 
 
 class _WholeRun(L.Callback):
@@ -124,7 +120,19 @@ _ID_FILE = "tracker-id"  # in the run folder
 _AWAY_S, _LOCAL_S = 10.0, 30.0  # timeouts for a service that may be unreachable, and for a client that writes to the local disk
 
 
-class WebLoggerAddon(AddOnBase):
+class _LoggingAddon(AddOnBase):
+    """Base class of addons that log: each logger of `lightning_loggers` is a Delivery."""
+
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
+        ours = self.lightning_loggers(trainer)
+        return [StepPoints(trainer, ours), _Stops(trainer, ours)]
+
+    def sink(self, trainer: TrainerProtocol) -> EventSink | None:
+        ours = self.lightning_loggers(trainer)
+        return next((callback for callback in active_callbacks(trainer, StepPoints) if list(callback.loggers) == ours), None)
+
+
+class WebLoggerAddon(_LoggingAddon):
     """Base class of the addons for web services.
 
     Raises OptionError for an unknown service in `web_logger`, and AddOnError if the package of the service is not installed.
@@ -181,14 +189,10 @@ class WebLoggerAddon(AddOnBase):
             self._delivery = Delivery(self.service, connect, lambda text: trainer.recorder.note(text), wait_s=self.wait_s)
         return [self._delivery]
 
-    def sink(self, trainer: TrainerProtocol) -> EventSink | None:
-        return _points_of(trainer, self.lightning_loggers(trainer))
-
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
-        self.lightning_loggers(trainer)
+        points, stops = super().callbacks(trainer)
         assert self._delivery is not None
-        ours = [self._delivery]
-        return [StepPoints(trainer, ours), _WholeRun(trainer, self, self._delivery), _Stops(trainer, ours)]
+        return [points, _WholeRun(trainer, self, self._delivery), stops]
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_delivery": None}
@@ -242,7 +246,7 @@ class NeptuneLoggerAddon(WebLoggerAddon):
 _PACKAGES = {name: package for name, (package, _) in (LOCAL | HOSTED).items()}
 
 
-class LoggersAddon(AddOnBase):
+class LoggersAddon(_LoggingAddon):
     """Log runs to local trackers by name, and to any Lightning loggers.
 
     Args:
@@ -279,13 +283,6 @@ class LoggersAddon(AddOnBase):
         connect: Connect = partial(_begin, trainer, given) if isinstance(given, str) else lambda note: given
         wait_s = _LOCAL_S if isinstance(given, str) else _AWAY_S
         return Delivery(label, connect, lambda text: trainer.recorder.note(text), wait_s=wait_s)
-
-    def sink(self, trainer: TrainerProtocol) -> EventSink | None:
-        return _points_of(trainer, self._deliveries)
-
-    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
-        self.lightning_loggers(trainer)
-        return [StepPoints(trainer, self._deliveries), _Stops(trainer, self._deliveries)]
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_deliveries": []}

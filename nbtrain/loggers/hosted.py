@@ -18,7 +18,7 @@ from lightning.pytorch.loggers.logger import Logger
 
 from ..errors import AddOnError
 from .background import hushed
-from .local import without_prints
+from .local import Tracker, without_prints
 from .step_points import web_name
 
 # %% auto #0
@@ -29,17 +29,6 @@ _OPEN: set[str] = set()  # the clients that have a run in this process
 _LOCK = threading.Lock()
 
 
-def _open_client(name: str) -> None:
-    """Reserve the client `name`. Raises AddOnError if another run of this process has it."""
-    with _LOCK:
-        if name in _OPEN:
-            remedy = "Start this run when the other has ended, or in a separate process."
-            raise AddOnError(
-                f"loggers=[{name!r}]: another run of this process logs to it, and its client can have only one.", remedy=remedy
-            )
-        _OPEN.add(name)
-
-
 def _close_client(name: str) -> None:
     with _LOCK:
         _OPEN.discard(name)
@@ -47,8 +36,14 @@ def _close_client(name: str) -> None:
 
 @contextmanager
 def _opened(name: str) -> Iterator[None]:
-    """Inside, a run begins with the client `name`; an error frees it for the next."""
-    _open_client(name)
+    """Inside, a run begins with the client `name`; an error frees it. Raises AddOnError if another run of the process has it."""
+    with _LOCK:
+        if name in _OPEN:
+            remedy = "Start this run when the other has ended, or in a separate process."
+            raise AddOnError(
+                f"loggers=[{name!r}]: another run of this process logs to it, and its client can have only one.", remedy=remedy
+            )
+        _OPEN.add(name)
     try:
         yield
     except BaseException:
@@ -57,25 +52,11 @@ def _opened(name: str) -> Iterator[None]:
 
 
 # %% ../../nbs/loggers/hosted.ipynb #hostcom2
-class CometTracker(Logger):
+class CometTracker(Tracker):
     """A Lightning logger for one experiment of Comet's client, which it ends."""
 
     def __init__(self, experiment: Any) -> None:
-        super().__init__()
-        self.run = experiment
-
-    @property
-    def experiment(self) -> Any:
-        """The client's experiment."""
-        return self.run
-
-    @property
-    def name(self) -> str:
-        return "comet"
-
-    @property
-    def version(self) -> str:
-        return str(self.run.get_key())
+        super().__init__(experiment, "comet", str(experiment.get_key()))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         values = {web_name(name): value for name, value in metrics.items() if name != "epoch"}
@@ -119,54 +100,38 @@ def connect_comet(folder: Path, title: str, note: Callable[[str], None]) -> Come
 
 
 # %% ../../nbs/loggers/hosted.ipynb #hostcle2
-class ClearMLTracker(Logger):
+class ClearMLTracker(Tracker):
     """A Lightning logger for one task of ClearML's client. It closes the task, unless it `is_users`, and moves an offline one to `folder`.
 
     Values that are not finite are left out: the client would write zeros.
     """
 
     def __init__(self, task: Any, folder: Path, is_users: bool = False) -> None:
-        super().__init__()
-        self.task, self.folder, self.is_users = task, folder, is_users
-
-    @property
-    def experiment(self) -> Any:
-        """The client's task."""
-        return self.task
-
-    @property
-    def name(self) -> str:
-        return "clearml"
-
-    @property
-    def version(self) -> str:
-        return str(self.task.id)
+        super().__init__(task, "clearml", str(task.id))
+        self.folder, self.is_users = folder, is_users
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        board = self.task.get_logger()
+        board = self.run.get_logger()
         for name, value in metrics.items():
             series, _, title = web_name(name).rpartition("/")
             if math.isfinite(value):
                 board.report_scalar(title, series or title, float(value), iteration=step or 0)
 
     def log_hyperparams(self, params: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        self.task.connect(dict(params))
+        self.run.connect(dict(params))
 
     def finalize(self, status: str) -> None:
         try:
             if not self.is_users:
                 with hushed("clearml"), without_prints("clearml"):
-                    self._close()
+                    session = self.run.get_offline_mode_folder()  # None where the task is online
+                    self.run.close()
+                    if session is not None:
+                        archive = Path(session).with_suffix(".zip")
+                        (self.folder / f"clearml-{archive.name}").write_bytes(archive.read_bytes())
+                        archive.unlink()
         finally:
             _close_client("clearml")
-
-    def _close(self) -> None:
-        session = self.task.get_offline_mode_folder()  # None where the task is online
-        self.task.close()
-        if session is not None:
-            archive = Path(session).with_suffix(".zip")
-            (self.folder / f"clearml-{archive.name}").write_bytes(archive.read_bytes())
-            archive.unlink()
 
 
 # %% ../../nbs/loggers/hosted.ipynb #hostconn

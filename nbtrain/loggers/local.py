@@ -23,7 +23,7 @@ from lightning.pytorch.loggers.logger import Logger
 from .background import hushed
 
 # %% auto #0
-__all__ = ["COLUMNS", "LOCAL", "TrainingLog", "without_prints", "TrackioTracker", "TensorBoardTracker", "MLflowTracker"]
+__all__ = ["COLUMNS", "LOCAL", "Tracker", "TrainingLog", "without_prints", "TrackioTracker", "TensorBoardTracker", "MLflowTracker"]
 
 # %% ../../nbs/loggers/local.ipynb #d0128f1c
 COLUMNS = ("epoch", "step", "time", "train_loss", "learning_rate", "grad_norm", "val_loss", "tokens_per_sec")
@@ -36,7 +36,28 @@ _SOURCES = {  # a column has the value of the first name that is logged
 }
 
 
-class TrainingLog(Logger):
+class Tracker(Logger):
+    """A Lightning logger around the run of a client."""
+
+    def __init__(self, run: Any, name: str, version: str) -> None:
+        super().__init__()
+        self.run, self._name, self._version = run, name, version
+
+    @property
+    def experiment(self) -> Any:
+        """The client's run."""
+        return self.run
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def version(self) -> str:
+        return self._version
+
+
+class TrainingLog(Tracker):
     """A Lightning logger that writes `COLUMNS` to the CSV file `path`. It first removes the file's rows after `step` finished updates.
 
     `epoch` and `step` count from 1; `time` is in seconds since 1970, from `wall`. A cell is empty if its value is
@@ -44,7 +65,7 @@ class TrainingLog(Logger):
     """
 
     def __init__(self, path: Path, step: int = 0, wall: Callable[[], float] = time.time) -> None:
-        super().__init__()
+        super().__init__(path, "csv", path.stem)
         self.path, self.wall = path, wall
         self._step: int | None = None  # of the row that is not written yet
         self._values: dict[str, Any] = {}
@@ -52,19 +73,6 @@ class TrainingLog(Logger):
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
         path.write_text(text.getvalue(), encoding="utf-8")
-
-    @property
-    def name(self) -> str:
-        return "csv"
-
-    @property
-    def version(self) -> str:
-        return self.path.stem
-
-    @property
-    def experiment(self) -> Path:
-        """The path of the file."""
-        return self.path
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if step != self._step:
@@ -116,28 +124,14 @@ def without_prints(client: str) -> Iterator[None]:
                 del vars(module)["print"]
 
 
-class TrackioTracker(Logger):
+class TrackioTracker(Tracker):
     """A Lightning logger around one run of Trackio's client; `finalize` closes the run."""
 
     def __init__(self, project: str, run_name: str) -> None:
         trackio = importlib.import_module("trackio")
-        super().__init__()
-        self._project, self._run_name = project, run_name
         with without_prints("trackio"):
-            self.run: Any = trackio.init(project, name=run_name, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False)
-
-    @property
-    def experiment(self) -> Any:
-        """The client's run."""
-        return self.run
-
-    @property
-    def name(self) -> str:
-        return self._project
-
-    @property
-    def version(self) -> str:
-        return self._run_name
+            run = trackio.init(project, name=run_name, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False)
+        super().__init__(run, project, run_name)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self.run.log(dict(metrics), step=step)
@@ -176,10 +170,6 @@ class MLflowTracker(MLFlowLogger):
 
 
 # %% ../../nbs/loggers/local.ipynb #7e3ec647
-def _tensorboard(folder: Path, title: str, step: int) -> Logger:
-    return TensorBoardTracker(folder, name="tensorboard", version="", default_hp_metric=False)
-
-
 def _mlflow(folder: Path, title: str, step: int) -> Logger:
     """One database for all runs in the parent folder; the run's id is kept in the run folder."""
     known = folder / "mlflow-run-id"
@@ -199,7 +189,10 @@ def _mlflow(folder: Path, title: str, step: int) -> Logger:
 # By name: the package that it needs, if any, and a function of the run folder, the trainer's title, and the number of finished updates
 LOCAL: dict[str, tuple[str | None, Callable[[Path, str, int], Logger]]] = {
     "csv": (None, lambda folder, title, step: TrainingLog(folder / "training_log.csv", step)),
-    "tensorboard": ("tensorboard", _tensorboard),
+    "tensorboard": (
+        "tensorboard",
+        lambda folder, title, step: TensorBoardTracker(folder, name="tensorboard", version="", default_hp_metric=False),
+    ),
     "mlflow": ("mlflow", _mlflow),
     "trackio": ("trackio", lambda folder, title, step: TrackioTracker(title, f"{folder.parent.name}-{folder.name}")),
 }

@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers.logger import Logger
-
 from ..errors import OptionError, nearest
 from .background import hushed
+from .local import Tracker
 from .step_points import web_name
 
 # %% auto #0
@@ -27,7 +26,7 @@ __all__ = ["CLOSED", "NeptuneTracker", "check_neptune", "connect_neptune"]
 _GATHER_S = 1.0  # a call takes 0.13 ms for one value or for fifty
 
 
-class NeptuneTracker(Logger):
+class NeptuneTracker(Tracker):
     """A Lightning logger for one run of Neptune's client; `finalize` closes the run.
 
     Values that are not finite are left out, because the client rejects them. The values of one second are written
@@ -35,23 +34,10 @@ class NeptuneTracker(Logger):
     """
 
     def __init__(self, run: Any, clock: Callable[[], float] = time.time) -> None:
-        super().__init__()
-        self.run, self.clock = run, clock
+        super().__init__(run, "neptune", str(run._id))
+        self.clock = clock
         self._waiting: dict[str, list[tuple[float, float, float]]] = {}  # (step, value, time_s) by series, after its first value
         self._written_s = clock()
-
-    @property
-    def experiment(self) -> Any:
-        """The client's run."""
-        return self.run
-
-    @property
-    def name(self) -> str:
-        return "neptune"
-
-    @property
-    def version(self) -> str:
-        return str(self.run._id)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if self.clock() - self._written_s >= _GATHER_S:

@@ -58,14 +58,10 @@ def why_offline(base_url: str, key: str | None, timeout_s: float = _PROBE_S) -> 
         error.close()
         return "its key is refused" if error.code == 401 else ""
     except urllib.error.URLError as error:
-        return f"{base_url} can't be reached" if isinstance(error.reason, OSError) and not _is_certificate(error) else ""
+        return f"{base_url} can't be reached" if isinstance(error.reason, OSError) and "CERTIFICATE" not in str(error.reason) else ""
     except OSError:  # no answer in time
         return f"{base_url} does not answer"
     return ""
-
-
-def _is_certificate(error: urllib.error.URLError) -> bool:
-    return "CERTIFICATE" in str(error.reason)
 
 
 # %% ../../nbs/loggers/wandb.ipynb #cd2d67be
