@@ -40,14 +40,11 @@ class Average:
         if self.n == 0:
             self.values = [p.clone() for p in parameters]
         else:
-            self._follow(parameters[0].device)
+            if self.values[0].device != parameters[0].device:
+                self.values = [value.to(parameters[0].device) for value in self.values]
             decay = min(self.decay, (1 + self.n) / (10 + self.n)) if self.warmup else self.decay
             torch._foreach_lerp_(self.values, parameters, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]
         self.n += 1
-
-    def _follow(self, device: torch.device) -> None:
-        if self.values[0].device != device:
-            self.values = [value.to(device) for value in self.values]
 
     def swap_into(self, model: nn.Module) -> list[Tensor]:
         """Copy the average into the model. Returns copies of the weights that it replaces."""
@@ -96,11 +93,9 @@ class _Averaging(L.Callback):
     on_validation_end = on_test_end = on_predict_end = teardown = on_exception = _take_back
 
     def state_dict(self) -> dict[str, Any]:
-        return {"n": self.addon.average.n, "exact": self._exact()}
-
-    def _exact(self) -> list[Tensor]:
-        """The averages of 16-bit weights in 32 bits, which the weights in a checkpoint round."""
-        return [v for v, p in zip(self.addon.average.values, self.trainer.model.parameters()) if v.dtype != p.dtype]
+        average, parameters = self.addon.average, self.trainer.model.parameters()
+        # the averages of 16-bit weights in 32 bits, which the weights in a checkpoint round
+        return {"n": average.n, "exact": [v for v, p in zip(average.values, parameters) if v.dtype != p.dtype]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         average = self.addon.average

@@ -51,7 +51,8 @@ class _Clip(L.Callback):
         """Clip in place and return the norm before clipping."""
         if self.algorithm == "norm" and not any(isinstance(p, DTensor) for p in parameters):
             return clip_grad_norm_(parameters, self.bound)
-        norm = _total_norm(parameters)
+        norms = [get_total_norm([p.grad for p in alike if p.grad is not None]) for alike in _by_mesh(parameters)]
+        norm = get_total_norm([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms])  # with other ranks' shards
         for alike in _by_mesh(parameters):
             if self.algorithm == "norm":
                 clip_grads_with_norm_(alike, self.bound, norm)
@@ -66,12 +67,6 @@ def _by_mesh(parameters: list[Tensor]) -> list[list[Tensor]]:
     for p in parameters:
         groups.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
     return list(groups.values())
-
-
-def _total_norm(parameters: list[Tensor]) -> Tensor:
-    """The L2 norm of all gradients, including the shards of other ranks."""
-    norms = [get_total_norm([p.grad for p in alike if p.grad is not None]) for alike in _by_mesh(parameters)]
-    return get_total_norm([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms])
 
 
 # %% ../../nbs/addons/gradients.ipynb #dbcd5ab4

@@ -114,9 +114,21 @@ def _check(possible: bool, name: str, flag: str, needed: str) -> None:
         )
 
 
-# %% ../../nbs/addons/hf_callback.ipynb #875da80d
-class _Adapter(Stopper):
-    """The callback of transformers, with the state that it reads and the control that it sets."""
+# %% ../../nbs/addons/hf_callback.ipynb #edb16eeb
+class HFCallback(Stopper):
+    """Use a TrainerCallback of transformers as a Lightning callback: `lightning={"callbacks": [HFCallback(callback)]}`.
+
+    It calls the events on_train_begin, on_epoch_begin, on_step_begin, on_pre_optimizer_step, on_optimizer_step, on_substep_end,
+    on_step_end, on_log, on_evaluate, on_save, on_epoch_end and on_train_end. on_log is called every `args.logging_steps` updates, with
+    the mean loss since the last call, and after each validation. Checkpoints have the TrainerState and the state that the callback
+    exports.
+
+    Args:
+        callback: An instance of a TrainerCallback.
+        args: TrainingArguments for the callback, instead of the RunArguments of the run.
+
+    Raises ConfigError if transformers is missing or `callback` is not a TrainerCallback, and in a run for a request that can't be met.
+    """
 
     def __init__(self, callback: Any, args: Any = None) -> None:
         try:
@@ -173,29 +185,6 @@ class _Adapter(Stopper):
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.notify("on_log", pl_trainer, module, logs=logs)
 
-    def _note_best(self, metrics: Mapping[str, float]) -> None:
-        """Update the best metric after the callback was called with the metrics, as transformers does."""
-        value, best = metrics.get(_eval_name(self.args.metric_for_best_model)), self.state.best_metric
-        if value is not None and (best is None or (value > best if self.args.greater_is_better else value < best)):
-            self.state.best_metric, self.state.best_global_step = value, self.state.global_step
-
-
-# %% ../../nbs/addons/hf_callback.ipynb #edb16eeb
-class HFCallback(_Adapter):
-    """Use a TrainerCallback of transformers as a Lightning callback: `lightning={"callbacks": [HFCallback(callback)]}`.
-
-    It calls the events on_train_begin, on_epoch_begin, on_step_begin, on_pre_optimizer_step, on_optimizer_step, on_substep_end,
-    on_step_end, on_log, on_evaluate, on_save, on_epoch_end and on_train_end. on_log is called every `args.logging_steps` updates, with
-    the mean loss since the last call, and after each validation. Checkpoints have the TrainerState and the state that the callback
-    exports.
-
-    Args:
-        callback: An instance of a TrainerCallback.
-        args: TrainingArguments for the callback, instead of the RunArguments of the run.
-
-    Raises ConfigError if transformers is missing or `callback` is not a TrainerCallback, and in a run for a request that can't be met.
-    """
-
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.args = self.given_args if self.given_args is not None else RunArguments.of(pl_trainer, _owner(pl_module))
         state = self.state
@@ -235,14 +224,11 @@ class HFCallback(_Adapter):
         self.notify("on_optimizer_step", pl_trainer, pl_module)
         self.notify("on_step_end", pl_trainer, pl_module)
         if self.control.should_log or self.state.global_step % self.state.logging_steps == 0:
-            self._log_loss(pl_trainer, pl_module)
+            group = pl_trainer.optimizers[0].param_groups[0]
+            logs = {"loss": float(self._loss) / self._n_updates} | ({"learning_rate": float(group["lr"])} if "lr" in group else {})
+            self._loss, self._n_updates = 0.0, 0
+            self._log(pl_trainer, pl_module, logs)
         self._stop_if_requested(pl_trainer)
-
-    def _log_loss(self, pl_trainer: L.Trainer, module: L.LightningModule) -> None:
-        group = pl_trainer.optimizers[0].param_groups[0]
-        logs = {"loss": float(self._loss) / self._n_updates} | ({"learning_rate": float(group["lr"])} if "lr" in group else {})
-        self._loss, self._n_updates = 0.0, 0
-        self._log(pl_trainer, module, logs)
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if pl_trainer.sanity_checking or pl_trainer.state.fn != TrainerFn.FITTING:
@@ -251,7 +237,9 @@ class HFCallback(_Adapter):
         metrics = {_eval_name(name): float(value) for name, value in found.items() if name.startswith("val_")}
         self._log(pl_trainer, pl_module, metrics)
         self.notify("on_evaluate", pl_trainer, pl_module, metrics=metrics)
-        self._note_best(metrics)
+        value, best = metrics.get(_eval_name(self.args.metric_for_best_model)), self.state.best_metric
+        if value is not None and (best is None or (value > best if self.args.greater_is_better else value < best)):
+            self.state.best_metric, self.state.best_global_step = value, self.state.global_step  # after the call, as in transformers
         self._stop_if_requested(pl_trainer)
 
     def on_save_checkpoint(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -83,7 +83,10 @@ def _bound(given: Any, *, strict: bool) -> list[tuple[str, _Bound]]:
     for name in given:
         if name not in HOOK_NAMES:
             raise ConfigError(f"There is no hook {name!r}.", remedy=nearest(str(name), HOOK_NAMES))
-    return [(name, _bind(name, function, f"{name} ({_name(function)})")) for name, function in given.items()]
+    return [
+        (name, _bind(name, function, f"{name} ({getattr(function, '__qualname__', type(function).__name__)})"))
+        for name, function in given.items()
+    ]
 
 
 def _has_hooks(given: Any) -> bool:
@@ -92,10 +95,6 @@ def _has_hooks(given: Any) -> bool:
         return True
     names = () if isinstance(given, (type, Mapping, L.Callback)) else dir(type(given))
     return any(name.startswith(("on_", "before_", "after_")) and callable(getattr(type(given), name)) for name in names)
-
-
-def _name(function: Any) -> str:
-    return getattr(function, "__qualname__", type(function).__name__)
 
 
 # %% ../../nbs/addons/hooks.ipynb #65f19486
@@ -218,12 +217,13 @@ class _Dispatch(Callback):
         wants = [bound.n_arguments for name in names_at("on_train_batch_end.last") for bound in hooks.get(name, ())]
         self.window = _UpdateBatches(trainer, keeps=max(wants, default=0) > 1)
         for method in dict.fromkeys(point.method for point in HOOKS if point.name not in _ENDS):
-            moments = {point.name: names for point in HOOKS if point.method == method and (names := self._waiting(point.name))}
+            moments = {
+                point.name: names
+                for point in HOOKS
+                if point.method == method and (names := [name for name in names_at(point.name) if name in hooks])
+            }
             if moments or (wants and method == "on_train_batch_start"):
                 setattr(self, method, partial(_CALLS.get(method, _Dispatch._call), self, moments))
-
-    def _waiting(self, moment: str) -> list[str]:
-        return [name for name in names_at(moment) if name in self.hooks]
 
     def _call(self, moments: _Moments, pl_trainer: L.Trainer, module: L.LightningModule, *given: Any) -> None:
         if pl_trainer.sanity_checking:

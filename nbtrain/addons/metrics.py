@@ -96,15 +96,12 @@ def _joined(parts: Sequence[Tensor]) -> Any:
     shapes = [part.shape[1:] for part in parts]
     if len(set(shapes)) > 1:
         whole = [max(sizes) for sizes in zip(*shapes)]
-        parts = [_filled(part, whole) for part in parts]
+        filled = [part.new_full((len(part), *whole), -100) for part in parts]
+        for part, padded in zip(parts, filled):
+            padded[tuple(map(slice, part.shape))] = part
+        parts = filled
     joined = torch.cat(list(parts)) if parts[0].ndim else torch.stack(list(parts))
     return (joined.float() if joined.dtype in (torch.bfloat16, torch.float16) else joined).numpy()
-
-
-def _filled(part: Tensor, shape: Sequence[int]) -> Tensor:
-    filled = part.new_full((len(part), *shape), -100)
-    filled[tuple(map(slice, part.shape))] = part
-    return filled
 
 
 def _label_and_output(phase: str, outputs: Any) -> tuple[Tensor, Tensor]:
@@ -156,7 +153,8 @@ class _Gathered:
                 warnings.filterwarnings("ignore", "The ``compute`` method of metric")
                 found |= {name: _numbers(name, clone.compute()) for name, clone in self.clones.items()}
         if self.functions:
-            pairs = _over_processes(self.pairs, self.readers)
+            rounds = zip_longest(*gather(self.pairs, self.readers))  # the batches of all ranks, in the order of the loader
+            pairs = [pair for round_ in rounds for pair in round_ if pair is not None]
             kept = [without_ignored(label, output, self.ignore_index) for label, output in pairs]
             if any(label.numel() for label, _ in kept):
                 found |= self._call(pairs, kept)
@@ -181,11 +179,6 @@ def _clone(metric: Any, device: torch.device, readers: Any) -> Any:
     for one in clone.values() if isinstance(clone, MetricCollection) else [clone]:
         one.process_group = readers or one.process_group
     return clone
-
-
-def _over_processes(pairs: list[tuple[Tensor, Tensor]], readers: Any) -> list[tuple[Tensor, Tensor]]:
-    """The batches of all ranks, in the order of the loader."""
-    return [pair for round_ in zip_longest(*gather(pairs, readers)) for pair in round_ if pair is not None]
 
 
 def _numbers(name: str, value: Any) -> dict[str, float]:
@@ -237,12 +230,6 @@ class _Measure(PassKeeper):
     def load_pass_state(self, state: Any) -> None:
         self._resumed = state or []
 
-    def _continue_pass(self, device: torch.device) -> None:
-        for group, state in self._resumed:
-            self._passes["train"][group] = self._gathered(group, device)
-            self._passes["train"][group].load_state(state, device)
-        self._resumed = []
-
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._rank = find_rank(pl_trainer)
 
@@ -277,7 +264,10 @@ class _Measure(PassKeeper):
             return
         label, output = _label_and_output(phase, outputs)
         if phase == "train":
-            self._continue_pass(output.device)
+            for group, state in self._resumed:
+                self._passes["train"][group] = self._gathered(group, output.device)
+                self._passes["train"][group].load_state(state, output.device)
+            self._resumed = []
         for group in groups:
             if group not in self._passes[phase]:
                 self._passes[phase][group] = self._gathered(group, output.device)
@@ -310,15 +300,11 @@ class _Measure(PassKeeper):
                 named = {f"{key}{end}": math.nan if values is None else values[key] for key in self.addon.keys.get(name, (name,))}
                 missing += named if values is None else ()
                 found |= named
-        self._note_missing(phase, missing)
-        return found
-
-    def _note_missing(self, phase: Phase, names: list[str]) -> None:
-        """Note, once in a run, which metrics of a pass can't be computed."""
-        if names and phase not in self._noted:
+        if missing and phase not in self._noted:
             self._noted.add(phase)
             what = f"A {_PASSES[phase]} pass has only labels of {self.addon.ignore_index}"
-            self.trainer.recorder.note(f"{what}, so these metrics are nan: {', '.join(names)}.")
+            self.trainer.recorder.note(f"{what}, so these metrics are nan: {', '.join(missing)}.")
+        return found
 
 
 # %% ../../nbs/addons/metrics.ipynb #2091e078

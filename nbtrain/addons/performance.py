@@ -276,14 +276,12 @@ def why_not_graphed(pl_trainer: L.Trainer, graphs: Graphs | None) -> str:
         f"gradients of {pl_trainer.accumulate_grad_batches} batches are accumulated": pl_trainer.accumulate_grad_batches > 1,
         f"{', '.join(wrapping)} wraps the training step": bool(wrapping),
         f"a callback or the module overrides {(hook := overridden_hook(pl_trainer, _INNER_HOOKS))}": bool(hook),
-        f"{type(optimizer).__name__} is not capturable (make it with capturable=True)": not _is_capturable(optimizer),
+        f"{type(optimizer).__name__} is not capturable (make it with capturable=True)": not all(
+            group.get("capturable", False) for group in optimizer.param_groups
+        ),
         f"{type(optimizer).__name__} has hooks": bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def _is_capturable(optimizer: Optimizer) -> bool:
-    return all(group.get("capturable", False) for group in optimizer.param_groups)
 
 
 # %% ../../nbs/addons/performance.ipynb #439603ef
@@ -340,18 +338,15 @@ class GraphedTraining:
                     usual()
                 return None
             self._capture(batch)
-        if self.step is None or form != self.step.form or not self._holds():
+        if self.step is not None and self._constants != _constants(self.optimizer):
+            self.step, self.broken = None, "an option of the optimizer has changed (a rate that changes must be a tensor on the device)"
+        if self.step is None or form != self.step.form:
             usual()
             return None
         output = self.step.replay(batch)
         self.n_replays += 1
         self.module.add_output("train", output, batch)
         return output
-
-    def _holds(self) -> bool:
-        if self._constants != _constants(self.optimizer):
-            self.step, self.broken = None, "an option of the optimizer has changed (a rate that changes must be a tensor on the device)"
-        return self.step is not None
 
     def _capture(self, batch: Any) -> None:
         self.optimizer.zero_grad()  # so that the backward pass makes gradients in the graph's own memory

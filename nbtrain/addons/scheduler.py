@@ -34,25 +34,17 @@ __all__ = ["scale_schedules", "set_next_lr", "SchedulerAddon"]
 _OF_FACTORY = "A factory gets the length of each run: scheduler=lambda optimizer, plan: ..."
 
 
-def _last_step(begun: int | None, plan: Plan, *, on_batch: bool) -> int | None:
-    """The number of steps that an instance has taken at the end of a run, at whose beginning it had taken `begun`; None if unknown."""
-    if begun is None or (on_batch and plan.batches_per_epoch is None):
-        return None
-    n_steps = plan.n_epochs * (plan.batches_per_epoch or 1) if on_batch else plan.n_epochs
-    return begun + (min(n_steps, plan.max_steps * plan.accumulate) if on_batch and plan.max_steps is not None else n_steps)
-
-
 def _note_length(trainer: TrainerProtocol, scheduler: Any, plan: Plan, begin: dict[str, int], *, on_batch: bool) -> None:
     """Note or refuse an instance that ends before the run."""
     if not trainer.continues_run and isinstance(begun := getattr(scheduler, "last_epoch", None), int):
         begin["scheduled"] = begun
-    n_steps = _last_step(begin.get("scheduled"), plan, on_batch=on_batch)
-    if n_steps is not None and (text := check_length(scheduler, n_steps, _OF_FACTORY, on_batch=on_batch)):
+    if "scheduled" not in begin or (on_batch and plan.batches_per_epoch is None):
+        return
+    n_steps = plan.n_epochs * (plan.batches_per_epoch or 1) if on_batch else plan.n_epochs
+    if on_batch and plan.max_steps is not None:
+        n_steps = min(n_steps, plan.max_steps * plan.accumulate)
+    if text := check_length(scheduler, begin["scheduled"] + n_steps, _OF_FACTORY, on_batch=on_batch):
         trainer.recorder.note(text)
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _plan(trainer: TrainerProtocol, pl_trainer: L.Trainer, begin: dict[str, int]) -> tuple[Plan, dict[str, int]]:
@@ -115,7 +107,10 @@ class _Step(L.Callback):
         plan, self._begin = _plan(self.trainer, pl_trainer, self._begin)
         optimizer = self.trainer.optimizer
         assert optimizer is not None
-        groups = [{name: _copied(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+        groups: list[dict[str, Any]] = [
+            {name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
         rates = initial_lrs(optimizer) if self.addon.is_base_set else []
         self._schedule = resolve_schedule(self.scheduler, optimizer, plan, on_batch=self.on_batch, update=self._update)
         kind = type(self._schedule.scheduler).__qualname__

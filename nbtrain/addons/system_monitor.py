@@ -25,7 +25,7 @@ from ..engine.callback import active_callbacks
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import AddOnError
-from ..loggers.step_points import tokens_in
+from ..loggers.step_points import gpu_memory, tokens_in
 
 # %% auto #0
 __all__ = ["TokenCount", "memory", "BatchSums", "SystemMonitorAddon"]
@@ -38,7 +38,7 @@ def memory(device: torch.device) -> dict[str, float]:
 
     found = {"ram_gb": psutil.Process().memory_info().rss / 1e9}
     if device.type == "cuda":
-        found |= {"gpu_gb": torch.cuda.memory_allocated(device) / 1e9, "gpu_held_gb": torch.cuda.memory_reserved(device) / 1e9}
+        found |= gpu_memory(device)
         if importlib.util.find_spec("pynvml") is not None:
             found["gpu_load"] = torch.cuda.utilization(device) / 100
     return found
@@ -137,17 +137,16 @@ class _Monitor(L.Callback):
         self.window = BatchSums()
         self._ended_s = self.clock()
 
-
-# %% ../../nbs/addons/system_monitor.ipynb #9807c5a8
-def _throughput(epoch: BatchSums, device: torch.device, late_s: Callable[[], float]) -> dict[str, float]:
-    """The rates of an epoch. `late_s`: returns the seconds since the end of its last batch; called after the device has finished."""
-    if not epoch.n_batches:
-        return {}
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        epoch.step_s += late_s()
-    found = epoch.rates() | {"step_time_s": epoch.step_s / epoch.n_batches}
-    return found | {"memory_peak_gb": torch.cuda.max_memory_allocated(device) / 1e9} if device.type == "cuda" else found
+    def throughput(self) -> dict[str, float]:
+        """The rates of an epoch, after its last batch."""
+        epoch, on_cuda = self.epoch, self._device.type == "cuda"
+        if not epoch.n_batches:
+            return {}
+        if on_cuda:
+            torch.cuda.synchronize(self._device)
+            epoch.step_s += self.clock() - self._ended_s
+        found = epoch.rates() | {"step_time_s": epoch.step_s / epoch.n_batches}
+        return found | {"memory_peak_gb": torch.cuda.max_memory_allocated(self._device) / 1e9} if on_cuda else found
 
 
 # %% ../../nbs/addons/system_monitor.ipynb #7a0cdc89
@@ -185,4 +184,4 @@ class SystemMonitorAddon(AddOnBase):
 
     def pass_metrics(self, trainer: TrainerProtocol, phase: Phase) -> dict[str, float]:
         found = active_callbacks(trainer, _Monitor) if self.throughput and phase == "train" else []
-        return _throughput(found[0].epoch, found[0]._device, lambda: self.clock() - found[0]._ended_s) if found else {}
+        return found[0].throughput() if found else {}

@@ -24,43 +24,13 @@ from ..engine.train_state import Mode
 from ..rng import random_state
 
 # %% auto #0
-__all__ = ["ModuleRank", "RankCallback", "find_rank", "InWorld"]
-
-
-# %% ../../nbs/distributed/rank.ipynb #rankmod1
-class ModuleRank(L.Callback):
-    """What a rank does for a LightningModule, whose ranks read and draw as under `lightning.Trainer`."""
-
-    trainer: TrainerProtocol
-    group: Any
-
-    def sampled(self, loader: Any, number: int, n_ranks: int, *, training: bool) -> Any:
-        """The samples of rank `number`."""
-        shuffle = training and not self.trainer.lightning.get("overfit_batches")
-        return sampled_share(loader, number, n_ranks, shuffle=shuffle, note=partial(self.trainer.recorder.note, once=True))
-
-    def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not self.trainer.configures_optimizers:
-            return  # a RankLoader begins each epoch with the random state of rank 0
-        states = gather(random_state(devices=False), self.group)
-        if not all(same_random(states[0], state) for state in states[1:]):
-            text = "The processes end an epoch with different random numbers. A second run and a resume begin with those of rank 0."
-            self.trainer.recorder.note(text, once=True)
-
-
-def _group_of_readers(n_ranks: int, n_sharing: int) -> Any:
-    """The group of ranks, with this one, that together read each batch once; None if these are all ranks."""
-    if n_sharing == 1:
-        return None
-    columns = [list(range(first, n_ranks, n_sharing)) for first in range(n_sharing)]
-    return dist.new_subgroups_by_enumeration(columns)[0]
-
+__all__ = ["RankCallback", "find_rank", "InWorld"]
 
 # %% ../../nbs/distributed/rank.ipynb #9f89cf07
 _MEET = timedelta(seconds=5)  # how long a rank that has failed waits for the others to fail too
 
 
-class RankCallback(ModuleRank):
+class RankCallback(L.Callback):
     """Makes a run rank `number` of `n_ranks`: it gets its share of the data, and its shard of the model if `parallelism` splits it.
 
     `trainer` is the trainer of this rank. Consecutive ranks that compute on batches together read the same ones.
@@ -71,7 +41,10 @@ class RankCallback(ModuleRank):
         n_sharing = parallelism.tensor_size
         self.group: Any = dist.new_group(backend="gloo")
         self.n_readers = n_ranks // n_sharing
-        self.readers = _group_of_readers(n_ranks, n_sharing)
+        self.readers: Any = None  # the group of ranks, with this one, that together read each batch once; None if these are all
+        if n_sharing > 1:
+            columns = [list(range(first, n_ranks, n_sharing)) for first in range(n_sharing)]
+            self.readers = dist.new_subgroups_by_enumeration(columns)[0]
         # Whether the current batch counts. In a last round without a batch for this rank, it computes on another
         # rank's, which does not count
         self.counts = True
@@ -98,7 +71,9 @@ class RankCallback(ModuleRank):
     def loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         """This rank's share of the batches of `loader`."""
         if self.trainer.configures_optimizers:
-            return self.sampled(loader, self._reader, self.n_readers, training=training)
+            shuffle = training and not self.trainer.lightning.get("overfit_batches")
+            note = partial(self.trainer.recorder.note, once=True)
+            return sampled_share(loader, self._reader, self.n_readers, shuffle=shuffle, note=note)
         self.loaders[training] = RankLoader(loader, self._reader, self.n_readers, self.group)
         return self.loaders[training]
 
@@ -126,6 +101,14 @@ class RankCallback(ModuleRank):
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.obey()
+
+    def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self.trainer.configures_optimizers:
+            return  # a RankLoader begins each epoch with the random state of rank 0
+        states = gather(random_state(devices=False), self.group)
+        if not all(same_random(states[0], state) for state in states[1:]):
+            text = "The processes end an epoch with different random numbers. A second run and a resume begin with those of rank 0."
+            self.trainer.recorder.note(text, once=True)
 
     def on_validation_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.obey_soon()

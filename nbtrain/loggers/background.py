@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -303,103 +303,10 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-# %% ../../nbs/loggers/background.ipynb #ed476606
+# %% ../../nbs/loggers/background.ipynb #99e83e06
 _SHORT_WAIT_S = 2.0  # for a service that was not reached in the run before
 
 
-class _Connection:
-    """A logger's sender, a new one for each run, and how long a run waits for it."""
-
-    def __init__(self, label: str, connect: Connect, note: Callable[[str], None], wait_s: float, retry_s: float) -> None:
-        self.label, self.connect, self.note, self.wait_s, self.retry_s = label, connect, note, wait_s, retry_s
-        self.sender: _Sender | None = None  # None between runs
-        self._patience_s = wait_s
-        self._noted: set[str] = set()  # by `connect`, which repeats its notes in each run
-
-    @property
-    def logger(self) -> Any:
-        """The connected Logger, or None."""
-        return self.sender.logger if self.sender is not None else None
-
-    def open(self, together: Iterable[_Connection]) -> None:
-        """Connect all connections in `together`, and wait for this one, unless it is open. Raises an NbtrainError of `connect`."""
-        if self.sender is not None and self.sender.waited_s is not None:
-            return
-        random_state = random.getstate()
-        for connection in together:
-            connection._start(random_state)
-        sender = self._start(random_state)
-        is_settled = sender.wait_until_connected(self._patience_s)
-        random.setstate(sender.random_state)
-        if isinstance(sender.calls.error, NbtrainError):
-            self.close("failed", together)
-            raise sender.calls.error
-        if not is_settled:
-            self.note(f"{self.label} did not answer within {self._patience_s:g} s; the run continues, and what it misses is kept.")
-            sender.guard.start()
-        self._register()
-        self._show_notes(sender)
-
-    def put(self, call: Callable[[Any], Any]) -> None:
-        if (sender := self.sender) is not None:
-            sender.put(call)
-            self._show_notes(sender)
-
-    def close(self, status: str, together: Iterable[_Connection]) -> None:
-        """Close all connections in `together` and wait for this one, up to `wait_s`; if never connected, less what `open` waited."""
-        if (sender := self.sender) is None:
-            return
-        atexit.unregister(self.finish)
-        sender.close(status)
-        for connection in together:  # the others close while this one is waited for
-            if connection.sender is not None:
-                connection.sender.close(status)
-        self.sender = None
-        is_connected = sender.logger is not None
-        sender.join(self.wait_s if is_connected else self._patience_s - (sender.waited_s or 0.0))
-        self._patience_s = self.wait_s if sender.logger is not None else min(self.wait_s, _SHORT_WAIT_S)
-        self._show_notes(sender)
-        if (outcome := sender.outcome(self.wait_s)) is not None:
-            self.note(outcome)
-        if sender.is_late:
-            sender.guard.start()
-
-    def _start(self, random_state: Any) -> _Sender:
-        if self.sender is None:
-            connect: Connect = lambda note: self.connect(self._once(note))  # noqa: E731
-            self.sender = _Sender(self.label, connect, self.retry_s, random_state, self._register)
-            self.sender.thread.start()
-        return self.sender
-
-    def _register(self) -> None:
-        """Register `finish` for the end of the process. Handlers run in reverse order, so it runs before those of a connected client."""
-        atexit.unregister(self.finish)
-        atexit.register(self.finish)
-
-    def finish(self) -> None:
-        """Close at the end of the process, if a run has not ended."""
-        sender = self.sender
-        self.close("failed", [])
-        if sender is not None and sender.is_late:
-            sender.guard.finish()
-
-    def _once(self, note: Callable[[str], None]) -> Callable[[str], None]:
-        def note_once(text: str) -> None:
-            if text not in self._noted:
-                self._noted.add(text)
-                note(text)
-
-        return note_once
-
-    def _show_notes(self, sender: _Sender) -> None:
-        while sender.notes:
-            self.note(sender.notes.popleft())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"sender": None}
-
-
-# %% ../../nbs/loggers/background.ipynb #99e83e06
 class Delivery(Logger):
     """A Lightning logger that passes every call to another logger, in a background thread.
 
@@ -412,25 +319,34 @@ class Delivery(Logger):
 
     def __init__(self, label: str, connect: Connect, note: Callable[[str], None], *, wait_s: float = 10.0, retry_s: float = 1.0) -> None:
         super().__init__()
-        self.label = label
+        self.label, self.connect, self.note, self.wait_s, self.retry_s = label, connect, note, wait_s, retry_s
         self.together: Sequence[Delivery] = [self]  # the loggers of the same runs
-        self._connection = _Connection(label, connect, note, wait_s, retry_s)
+        self._sender: _Sender | None = None  # a new one for each run; None between runs
+        self._patience_s = wait_s
+        self._noted: set[str] = set()  # by `connect`, which repeats its notes in each run
+
+    @property
+    def _logger(self) -> Any:
+        """The connected Logger, or None."""
+        return self._sender.logger if self._sender is not None else None
 
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
         """The client's object for this run; until it is connected, an object that ignores every call."""
-        self._connection.open([delivery._connection for delivery in self.together])
-        return _experiment(self._connection.logger) if self._connection.logger is not None else _DummyExperiment()
+        self._open()
+        return _experiment(self._logger) if self._logger is not None else _DummyExperiment()
 
     def put(self, call: Callable[[Any], Any]) -> None:
         """Queue `call(logger)` for the thread, with the logger that `connect` returned. Does nothing outside a run."""
-        self._connection.put(call)
+        if (sender := self._sender) is not None:
+            sender.put(call)
+            self._show_notes(sender)
 
     def end_is_wanted(self) -> None:
         """Mark this run as stopped by the user, so that the status is a success although Lightning reports a failure."""
-        if self._connection.sender is not None:
-            self._connection.sender.is_stopped = True
+        if self._sender is not None:
+            self._sender.is_stopped = True
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -457,16 +373,89 @@ class Delivery(Logger):
     @rank_zero_only
     def finalize(self, status: str) -> None:
         """Deliver the rest and close, in at most `wait_s` seconds. A note says what was not delivered."""
-        self._connection.close(status, [delivery._connection for delivery in self.together])
+        self._close(status)
 
     @property
     def name(self) -> str | None:
-        return self._connection.logger.name if self._connection.logger is not None else self.label
+        return self._logger.name if self._logger is not None else self.label
 
     @property
     def version(self) -> int | str | None:
-        return self._connection.logger.version if self._connection.logger is not None else None
+        return self._logger.version if self._logger is not None else None
 
     @property
     def save_dir(self) -> str | None:
-        return self._connection.logger.save_dir if self._connection.logger is not None else None
+        return self._logger.save_dir if self._logger is not None else None
+
+    # -- the sender of a run
+    def _open(self) -> None:
+        """Connect all loggers in `together`, and wait for this one, unless it is open. Raises an NbtrainError of `connect`."""
+        if self._sender is not None and self._sender.waited_s is not None:
+            return
+        random_state = random.getstate()
+        for delivery in self.together:
+            delivery._start(random_state)
+        sender = self._start(random_state)
+        is_settled = sender.wait_until_connected(self._patience_s)
+        random.setstate(sender.random_state)
+        if isinstance(sender.calls.error, NbtrainError):
+            self._close("failed")
+            raise sender.calls.error
+        if not is_settled:
+            self.note(f"{self.label} did not answer within {self._patience_s:g} s; the run continues, and what it misses is kept.")
+            sender.guard.start()
+        self._register()
+        self._show_notes(sender)
+
+    def _close(self, status: str) -> None:
+        """Close all loggers in `together` and wait for this one, up to `wait_s`; if never connected, less what the beginning waited."""
+        if (sender := self._sender) is None:
+            return
+        atexit.unregister(self._finish)
+        sender.close(status)
+        for delivery in self.together:  # the others close while this one is waited for
+            if delivery._sender is not None:
+                delivery._sender.close(status)
+        self._sender = None
+        is_connected = sender.logger is not None
+        sender.join(self.wait_s if is_connected else self._patience_s - (sender.waited_s or 0.0))
+        self._patience_s = self.wait_s if sender.logger is not None else min(self.wait_s, _SHORT_WAIT_S)
+        self._show_notes(sender)
+        if (outcome := sender.outcome(self.wait_s)) is not None:
+            self.note(outcome)
+        if sender.is_late:
+            sender.guard.start()
+
+    def _start(self, random_state: Any) -> _Sender:
+        if self._sender is None:
+            connect: Connect = lambda note: self.connect(self._once(note))  # noqa: E731
+            self._sender = _Sender(self.label, connect, self.retry_s, random_state, self._register)
+            self._sender.thread.start()
+        return self._sender
+
+    def _register(self) -> None:
+        """Register `finish` for the end of the process. Handlers run in reverse order, so it runs before those of a connected client."""
+        atexit.unregister(self._finish)
+        atexit.register(self._finish)
+
+    def _finish(self) -> None:
+        """Close at the end of the process, if a run has not ended."""
+        sender = self._sender
+        self._close("failed")
+        if sender is not None and sender.is_late:
+            sender.guard.finish()
+
+    def _once(self, note: Callable[[str], None]) -> Callable[[str], None]:
+        def note_once(text: str) -> None:
+            if text not in self._noted:
+                self._noted.add(text)
+                note(text)
+
+        return note_once
+
+    def _show_notes(self, sender: _Sender) -> None:
+        while sender.notes:
+            self.note(sender.notes.popleft())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_sender": None}
