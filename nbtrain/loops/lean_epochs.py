@@ -52,7 +52,10 @@ class LeanFitLoop(_FitLoop):
         pl_trainer, connector = self.trainer, self.trainer._logger_connector
         connector._first_loop_iter = None
         self.epoch_progress.increment_processed()
-        self._call_epoch_end()
+        callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        call_hooks(pl_trainer, "on_train_epoch_end", [callback for callback in callbacks if not isinstance(callback, _MONITORING)])
+        call_module_hook(pl_trainer.lightning_module, "on_train_epoch_end")
+        call_hooks(pl_trainer, "on_train_epoch_end", [callback for callback in callbacks if isinstance(callback, _MONITORING)])
         publish(pl_trainer, loop._results)
         connector._current_fx = None
         if pl_trainer.lr_scheduler_configs and loop._num_ready_batches_reached():
@@ -67,10 +70,3 @@ class LeanFitLoop(_FitLoop):
         self.epoch_progress.increment_completed()
         if pl_trainer.received_sigterm:
             raise SIGTERMException
-
-    def _call_epoch_end(self) -> None:
-        pl_trainer, name = self.trainer, "on_train_epoch_end"
-        callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-        call_hooks(pl_trainer, name, [callback for callback in callbacks if not isinstance(callback, _MONITORING)])
-        call_module_hook(pl_trainer.lightning_module, name)
-        call_hooks(pl_trainer, name, [callback for callback in callbacks if isinstance(callback, _MONITORING)])

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import lightning as L
-from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from ..engine.control import Control
@@ -19,23 +18,16 @@ __all__ = ["use_lean_loops"]
 
 
 # %% ../../nbs/loops/lean_loops.ipynb #38a5296d
-def _fit_loop(stock: _FitLoop) -> LeanFitLoop:
-    """A lean loop over epochs in the state of `stock`."""
-    made = LeanFitLoop(stock.trainer, min_epochs=stock.min_epochs, max_epochs=stock.max_epochs)
-    vars(made).update(vars(stock))
-    return made
-
-
 def use_lean_loops(pl_trainer: L.Trainer, *, lean: bool = True, control: Control | None = None) -> LeanEpochLoop:
     """Replace the loops of `pl_trainer` by lean ones, which attend to `control`. Returns the epoch loop.
 
     With `lean=False` they do what Lightning's do, and attend to `control`.
     """
-    stock = pl_trainer.fit_loop.epoch_loop
+    fit_loop, stock = pl_trainer.fit_loop, pl_trainer.fit_loop.epoch_loop
     loop = LeanEpochLoop(pl_trainer, min_steps=stock.min_steps, max_steps=stock.max_steps)
     loop.val_loop = LeanEvaluationLoop(pl_trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False)
-    pl_trainer.fit_loop = _fit_loop(pl_trainer.fit_loop)
-    pl_trainer.fit_loop.epoch_loop = loop
+    pl_trainer.fit_loop = LeanFitLoop(pl_trainer, min_epochs=fit_loop.min_epochs, max_epochs=fit_loop.max_epochs)
+    vars(pl_trainer.fit_loop).update(vars(fit_loop), epoch_loop=loop)
     for name in ("validate_loop", "test_loop"):
         old = getattr(pl_trainer, name)
         new = LeanEvaluationLoop(pl_trainer, old._trainer_fn, old._stage, verbose=old.verbose, inference_mode=old.inference_mode)

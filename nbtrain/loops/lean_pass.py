@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import is_
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import lightning as L
@@ -30,10 +30,8 @@ from .ddp_step import ddp_functions, find_ddp_step
 from ..engine.precision import CastPrecision
 from ..engine.step_module import StepModule
 from ..remote_errors import raise_own
+from .error_guard import ErrorGuard
 from .step_snapshot import RandomSnapshot
-
-if TYPE_CHECKING:
-    from nbtrain.loops.error_guard import ErrorGuard
 
 # %% auto #0
 __all__ = [

@@ -54,26 +54,8 @@ def validates_anyway(pl_trainer: L.Trainer) -> bool:
         pl_trainer.should_stop = stops
 
 
-def _objection(loop: LeanEpochLoop, data_fetcher: _DataFetcher) -> str:
-    if not loop.lean:
-        return "turned off"
-    if loop.restarting:
-        return "an epoch that Lightning restarts"
-    if loop.automatic_optimization._skip_backward:
-        return "a pass without updates"
-    if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
-        return "a training_step that takes dataloader_iter"
-    return why_not_lean(loop.trainer)
-
-
 _HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 _HOOKS += ("on_train_batch_end",)
-
-
-def _sources(loop: LeanEpochLoop, fetcher: _DataFetcher) -> tuple[Any, ...]:
-    """What a pass is made from, as far as it may differ from one epoch to the next."""
-    optimizer = loop.trainer.optimizers[0]
-    return fetcher, loop.whole_step, optimizer, *replaceable(optimizer), *pass_sources(loop.trainer, "training_step")
 
 
 # %% ../../nbs/loops/lean_training.ipynb #5de3a17c
@@ -108,25 +90,40 @@ class LeanEpochLoop(_TrainingEpochLoop):
             self.start_at = 0
 
     def run(self, data_fetcher: _DataFetcher) -> None:
-        self.stood_aside, is_rest = _objection(self, data_fetcher), self.restarting
+        self.stood_aside, is_rest = self._objection(data_fetcher), self.restarting
         with explain_full_memory(self):
             if self.stood_aside:
                 super().run(data_fetcher)
             else:
-                self._run_lean(data_fetcher)
+                self.reset()
+                self.on_run_start(data_fetcher)
+                if self.val_loop.restarting:  # as in Lightning's `advance`: else the next validation would be the rest of an old one
+                    self.val_loop.restarting = False
+                try:
+                    self._find_pass(data_fetcher).run()
+                finally:
+                    self.on_iteration_done()
         if not is_rest:  # of an epoch that Lightning restarts: it reads the loader from its beginning, and not to its end
             exhaust(data_fetcher)
 
-    def _run_lean(self, data_fetcher: _DataFetcher) -> None:
-        self.reset()
-        self.on_run_start(data_fetcher)
-        if self.val_loop.restarting:
-            self.val_loop.restarting = False  # as in Lightning's `advance`: else the next validation would be the rest of an old one
-        self._pass = find_pass(self._pass, _sources(self, data_fetcher), partial(_TrainingPass, self, data_fetcher))
-        try:
-            self._pass.run()
-        finally:
-            self.on_iteration_done()
+    def _objection(self, data_fetcher: _DataFetcher) -> str:
+        if not self.lean:
+            return "turned off"
+        if self.restarting:
+            return "an epoch that Lightning restarts"
+        if self.automatic_optimization._skip_backward:
+            return "a pass without updates"
+        if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
+            return "a training_step that takes dataloader_iter"
+        return why_not_lean(self.trainer)
+
+    def _find_pass(self, data_fetcher: _DataFetcher) -> _TrainingPass:
+        """The pass of the epoch before, if it would be made from the same objects."""
+        optimizer = self.trainer.optimizers[0]
+        own = data_fetcher, self.whole_step, optimizer, *replaceable(optimizer)
+        sources = *own, *pass_sources(self.trainer, "training_step")
+        self._pass = find_pass(self._pass, sources, partial(_TrainingPass, self, data_fetcher))
+        return self._pass
 
     @property
     def done(self) -> bool:
@@ -177,95 +174,12 @@ class LeanEpochLoop(_TrainingEpochLoop):
             pl_trainer._logger_connector._first_loop_iter = first_loop_iter
 
 
-# %% ../../nbs/loops/lean_training.ipynb #61a621a5
+# %% ../../nbs/loops/lean_training.ipynb #trainpass1
 def _val_options(pl_trainer: L.Trainer) -> tuple[Any, ...]:
     """What a callback may set in mid-epoch to leave out the validation at its end."""
     return pl_trainer.limit_val_batches, pl_trainer.check_val_every_n_epoch
 
 
-class _BetweenBatches:
-    """What follows a batch, in the order of `_TrainingEpochLoop.on_advance_end`."""
-
-    def __init__(self, lean: LeanPass, loop: LeanEpochLoop, fetcher: _DataFetcher) -> None:
-        self.lean, self.loop, self.fetcher, self.pl_trainer = lean, loop, fetcher, loop.trainer
-        self.progress, self.total, self.current, self.signals = lean.progress, lean.total, lean.current, lean.signals
-        self.updates: Any = loop.automatic_optimization.optim_progress.optimizer.step.total
-
-    def begin(self) -> None:
-        self.run_state = self.loop.control.run_state
-        self.n_batches = self.pl_trainer.num_training_batches
-        self.has_plateau = any(config.reduce_on_plateau for config in self.pl_trainer.lr_scheduler_configs)
-        self.has_loggers = bool(self.pl_trainer.loggers)
-        self.validates = self.loop.validate_epochs is not None or self.loop._should_check_val_epoch()
-        self.val_options = _val_options(self.pl_trainer)
-        # Nothing but the number of the batch decides whether a validation is due, and little follows it
-        self.validates_plainly = not (self.loop.validate_epochs is not None or self.has_loggers or self.has_plateau)
-        self.log_every: int = self.pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
-
-    def is_over(self) -> bool:
-        """Is the epoch over?"""
-        return self.is_last() or (self.pl_trainer.should_stop and self.loop.done)
-
-    def is_last(self) -> bool:
-        """Was this the last batch, of the loader or of the run?"""
-        if self.progress.is_last_batch or self.current.ready == self.n_batches:
-            return True
-        return -1 < self.loop.max_steps <= self.updates.completed
-
-    def settle(self, *, is_open: bool) -> bool:
-        """Log, validate, attend to requests. `is_open`: the window of accumulated gradients is. Returns whether the epoch is over."""
-        loop, pl_trainer = self.loop, self.pl_trainer
-        is_last = self.is_last()
-        needs_lightning = loop.validate_next or self.has_plateau or pl_trainer.should_stop or self.signals.received_sigterm
-        if self.validates and not needs_lightning:
-            n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
-            is_due = n % (pl_trainer.val_check_batch or 1) == 0
-            if is_due and self.validates_plainly and not loop._skip_next_val and self.val_options == _val_options(pl_trainer):
-                return self._validate(is_open=is_open)
-            needs_lightning = is_last or is_due
-        if needs_lightning or is_last:
-            publish(pl_trainer, self.lean.results, on_step=True)
-        if needs_lightning:
-            if self.has_loggers:
-                self.lean.connector.update_train_step_metrics()
-            loop.on_advance_end(self.fetcher)
-            return self.is_over()
-        if not is_open:
-            loop._batches_that_stepped += 1
-            if self.has_loggers and loop._batches_that_stepped % self.log_every == 0:
-                self._log()
-        if self.run_state.requested:
-            loop.attend()
-            return self.is_over()
-        return is_last
-
-    def _validate(self, *, is_open: bool) -> bool:
-        """Validate, and do what Lightning does after it. Returns whether the epoch is over."""
-        loop, pl_trainer, connector = self.loop, self.pl_trainer, self.lean.connector
-        publish(pl_trainer, self.lean.results, on_step=True)
-        first_loop_iter, pl_trainer.validating = connector._first_loop_iter, True
-        if not is_open:
-            self.lean.names["_current_fx_name"] = "on_validation_model_zero_grad"
-            self.lean.module.on_validation_model_zero_grad()
-            self.lean.names["_current_fx_name"] = None
-        loop.val_loop.run()
-        pl_trainer.training, connector._first_loop_iter = True, first_loop_iter
-        loop._batches_that_stepped += not is_open
-        loop.validate_next = False
-        if self.signals.received_sigterm and not self.is_last():
-            raise SIGTERMException
-        if self.run_state.requested:
-            loop.attend()
-        return self.is_over()
-
-    def _log(self) -> None:
-        if self.lean.logs_anything():
-            self.loop._batches_that_stepped -= 1  # the loggers' step is that of the batch
-            self.lean.connector.update_train_step_metrics()
-            self.loop._batches_that_stepped += 1
-
-
-# %% ../../nbs/loops/lean_training.ipynb #trainpass1
 class _TrainingPass(LeanPass):
     """A training epoch of a `LeanEpochLoop`."""
 
@@ -276,26 +190,33 @@ class _TrainingPass(LeanPass):
         self.loop, self.fetcher = loop, fetcher
         progress = loop.automatic_optimization.optim_progress.optimizer
         self.update = LeanUpdate(self, self.pl_trainer.optimizers[0], progress, loop.whole_step)
-        self.gradients = self.update.gradients
-        self.between = _BetweenBatches(self, loop, fetcher)
+        self.updates: Any = progress.step.total
 
     def _begin(self) -> None:
         self.look_up_hooks()
         self.batches = direct_fetcher(self.fetcher, self.guard)
         self.wait = self.module.owner.recorder.wait if isinstance(self.module, StepModule) else DataWait()
         self.has_schedulers = bool(self.pl_trainer.lr_scheduler_configs)
-        self.is_open, self.gradients.n_added = False, 0  # is the window of accumulated gradients open after this batch?
-        self.between.begin()
+        self.is_open, self.update.n_added = False, 0  # is the window of accumulated gradients open after this batch?
+        self.run_state = self.loop.control.run_state
+        self.n_batches = self.pl_trainer.num_training_batches
+        self.has_plateau = any(config.reduce_on_plateau for config in self.pl_trainer.lr_scheduler_configs)
+        self.has_loggers = bool(self.pl_trainer.loggers)
+        self.validates = self.loop.validate_epochs is not None or self.loop._should_check_val_epoch()
+        self.val_options = _val_options(self.pl_trainer)
+        # Nothing but the number of the batch decides whether a validation is due, and little follows it
+        self.validates_plainly = not (self.loop.validate_epochs is not None or self.has_loggers or self.has_plateau)
+        self.log_every: int = self.pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
 
     def run(self) -> None:
         self._begin()
-        gradients, between = self.gradients, self.between
+        update = self.update
         try:
-            is_over = between.is_over()
+            is_over = self.is_over()
             while not is_over:
                 self.advance(self.next_batch())
-                gradients.release()  # before a validation, which needs the memory
-                is_over = between.settle(is_open=self.is_open)
+                update.release()  # before a validation, which needs the memory
+                is_over = self.settle()
         except BaseException as error:  # StopIteration: the loader ended before the end that was known
             if self.pl_trainer.training and self.connector._first_loop_iter is not None and self.logs_anything():
                 self.connector.on_batch_end()
@@ -303,7 +224,7 @@ class _TrainingPass(LeanPass):
                 self.release(error)
                 raise
         finally:
-            gradients.release()
+            update.release()
             self.batches = None  # the workers of a loader live as long as its iterator
 
     def next_batch(self) -> Any:
@@ -343,9 +264,9 @@ class _TrainingPass(LeanPass):
         total.processed += 1
         current.processed += 1
         if self.has_schedulers:
-            self.step_schedulers(is_last=self.progress.is_last_batch or current.ready == self.between.n_batches)
+            self.step_schedulers(is_last=self.progress.is_last_batch or current.ready == self.n_batches)
         if end is not None:
-            end.fire(self.gradients.output_for_hooks(), batch, index)
+            end.fire(self.update.output_for_hooks(), batch, index)
         self.end_batch()
 
     def skip_rest(self) -> None:
@@ -362,3 +283,64 @@ class _TrainingPass(LeanPass):
             self.loop._update_learning_rates("step", update_plateau_schedulers=False)
         if is_last:
             self.loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+
+    def is_over(self) -> bool:
+        """Is the epoch over?"""
+        return self.is_last() or (self.pl_trainer.should_stop and self.loop.done)
+
+    def is_last(self) -> bool:
+        """Was this the last batch, of the loader or of the run?"""
+        if self.progress.is_last_batch or self.current.ready == self.n_batches:
+            return True
+        return -1 < self.loop.max_steps <= self.updates.completed
+
+    def settle(self) -> bool:
+        """What follows a batch, in the order of `_TrainingEpochLoop.on_advance_end`: log, validate, attend to requests.
+
+        Returns whether the epoch is over.
+        """
+        loop, pl_trainer = self.loop, self.pl_trainer
+        is_last = self.is_last()
+        needs_lightning = loop.validate_next or self.has_plateau or pl_trainer.should_stop or self.signals.received_sigterm
+        if self.validates and not needs_lightning:
+            n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
+            is_due = n % (pl_trainer.val_check_batch or 1) == 0
+            if is_due and self.validates_plainly and not loop._skip_next_val and self.val_options == _val_options(pl_trainer):
+                return self._validate()
+            needs_lightning = is_last or is_due
+        if needs_lightning or is_last:
+            publish(pl_trainer, self.results, on_step=True)
+        if needs_lightning:
+            if self.has_loggers:
+                self.connector.update_train_step_metrics()
+            loop.on_advance_end(self.fetcher)
+            return self.is_over()
+        if not self.is_open:
+            loop._batches_that_stepped += 1
+            if self.has_loggers and loop._batches_that_stepped % self.log_every == 0 and self.logs_anything():
+                loop._batches_that_stepped -= 1  # the loggers' step is that of the batch
+                self.connector.update_train_step_metrics()
+                loop._batches_that_stepped += 1
+        if self.run_state.requested:
+            loop.attend()
+            return self.is_over()
+        return is_last
+
+    def _validate(self) -> bool:
+        """Validate, and do what Lightning does after it. Returns whether the epoch is over."""
+        loop, pl_trainer, connector = self.loop, self.pl_trainer, self.connector
+        publish(pl_trainer, self.results, on_step=True)
+        first_loop_iter, pl_trainer.validating = connector._first_loop_iter, True
+        if not self.is_open:
+            self.names["_current_fx_name"] = "on_validation_model_zero_grad"
+            self.module.on_validation_model_zero_grad()
+            self.names["_current_fx_name"] = None
+        loop.val_loop.run()
+        pl_trainer.training, connector._first_loop_iter = True, first_loop_iter
+        loop._batches_that_stepped += not self.is_open
+        loop.validate_next = False
+        if self.signals.received_sigterm and not self.is_last():
+            raise SIGTERMException
+        if self.run_state.requested:
+            loop.attend()
+        return self.is_over()

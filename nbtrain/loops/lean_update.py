@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
@@ -19,7 +20,7 @@ from .lean_pass import Hook, LeanPass, takes_index
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["WholeStep", "ZeroGrad", "Gradients", "LeanUpdate"]
+__all__ = ["WholeStep", "ZeroGrad", "LeanUpdate"]
 
 
 # %% ../../nbs/loops/lean_update.ipynb #00cb98e4
@@ -56,59 +57,84 @@ class ZeroGrad:
             counts.completed += 1
 
 
-# %% ../../nbs/loops/lean_update.ipynb #64886627
-class Gradients:
-    """Forward and backward on one batch at a time. Between two batches `release` lets nothing of a batch stay in memory."""
+# %% ../../nbs/loops/lean_update.ipynb #8ba4a419
+# Does forward, backward and the optimizer's step of a batch in one: given the batch and a function that does them in the usual way, it
+# returns what the step returned, its loss without a gradient, or None where it has called that function
+WholeStep = Callable[[Any, Callable[[], None]], dict[str, Any] | None]
+
+
+class LeanUpdate:
+    """Forward, backward and, where a window of accumulated gradients ends, the optimizer's step: one batch at a time.
+
+    Between two batches `release` lets nothing of a batch stay in memory.
+    """
 
     batch: Any
     output: Any  # of the user's step
     loss: Tensor | None
     detached: Tensor | None  # the loss without its graph
 
-    def __init__(self, lean: LeanPass, zero_grad: ZeroGrad) -> None:
-        self.hooks, self.names, self.context, self.zero_grad = lean.hooks, lean.names, lean.context, zero_grad
-        self.backward = find_backward()
+    def __init__(self, lean: LeanPass, optimizer: Optimizer, progress: Any, whole_step: WholeStep | None) -> None:
+        self.lean, self.optimizer, self.guard = lean, optimizer, lean.guard
+        self.hooks, self.names, self.context = lean.hooks, lean.names, lean.context
+        self.total, self.current = progress.step.total, progress.step.current
+        self.zero_grad = ZeroGrad(optimizer, progress.zero_grad, lean.hooks)
         self.takes_index = takes_index(lean.module.training_step)
-        self.step = lean.find_step("training_step")
+        self.step, self.backward, self.optimizer_step = lean.find_step("training_step"), find_backward(), find_step(optimizer)
+        self.whole_step = None if lean.is_wrapped else whole_step
+        self.compute: Callable[[], None] = self._compute if lean.guard is None else self._compute_again
         self.index, self.n_accumulated = 0, 1  # of the batch in its epoch; batches of a window
         self.n_added = 0  # batches whose gradients are there since the last update
         self.n_calls = 0  # of `compute` for this batch
-        self.guard = lean.guard
         self.release()
 
     def release(self) -> None:
         self.batch = self.loss = self.detached = self.output = None
         self.n_calls = 0
 
-    def compute(self) -> None:
-        """Step, loss and gradients of the batch. An error outside of the step pauses the run, where that pauses on errors."""
-        if self.guard is None:
-            self.run()
+    def run(self, batch: Any, index: int, n_accumulated: int, *, is_open: bool) -> None:
+        """Compute the gradients of `batch`, and step. `is_open`: the window continues after this batch, so there is no step yet."""
+        self.batch, self.index, self.n_accumulated = batch, index, n_accumulated
+        if is_open:
+            with _block_parallel_sync_behavior(self.lean.pl_trainer.strategy) if self.lean.is_wrapped else nullcontext():
+                self.compute()
+            self.n_added += 1
             return
-        meter, n_zeroed = self.guard.trainer.train_state.meters["train"], self.zero_grad.total.ready
-        n_batches = meter.n_batches
-        while True:
-            try:
-                self.run()
-                return
-            except Exception as error:
-                if self.guard.is_final(error):
-                    raise
-                if meter.n_batches > n_batches:
-                    meter.drop_newest()
-                    self.guard.module.forget_newest()
-                self.zero_grad.uncount(n_zeroed)
-                if not self.guard.repaired(error, "the backward pass", self.batch, lost=self.drop()):
-                    self.output = self.loss = self.detached = None
-                    return
+        total, current, whole = self.total, self.current, None
+        total.ready += 1
+        current.ready += 1
+        if self.whole_step is None or n_accumulated > 1:
+            self.optimizer_step(self.closure)
+        else:
+            whole = self.whole_step(batch, partial(self.optimizer_step, self.closure))
+        if whole is not None:
+            self.output, self.loss = whole, whole["loss"]
+            self.zero_grad.count()
+        elif not self.n_calls:
+            raise ConfigError(
+                f"{type(self.optimizer).__name__}.step has not called its closure, which computes the loss and the gradients.",
+                remedy="Begin its step(self, closure) with: loss = closure().",
+            )
+        self.n_added = 0
+        total.completed += 1
+        current.completed += 1
 
-    def drop(self) -> str:
-        """Drop the gradients, of which a part is that of a batch that has failed. Returns what is lost with them."""
-        n, self.n_added = self.n_added, 0
-        self.zero_grad.set_to_none()
-        return f"the gradients of the {n} batches before it in this window are lost" if n else ""
+    def closure(self) -> Tensor | None:
+        """What the optimizer calls for its gradients. Returns the loss."""
+        if self.n_calls and self.n_accumulated > 1:
+            raise ConfigError(
+                f"{type(self.optimizer).__name__} calls its closure several times an update, and the batches before in a window of "
+                f"{self.n_accumulated} are gone.",
+                remedy="Train without accumulated gradients, on larger batches.",
+            )
+        self.compute()
+        hook = self.hooks["on_before_optimizer_step"]
+        if hook is not None:
+            hook.fire(self.optimizer)
+        return self.detached
 
-    def run(self) -> None:
+    def _compute(self) -> None:
+        """Step, loss and gradients of the batch."""
         self.n_calls += 1
         self.names["_current_fx_name"] = "training_step"
         if self.context is None:
@@ -131,6 +157,32 @@ class Gradients:
             after.fire()
         self.detached = loss.detach()
 
+    def _compute_again(self) -> None:
+        """Compute the gradients. An error outside of the step pauses the run, and the batch is computed again after a fix."""
+        assert self.guard is not None
+        meter, n_zeroed = self.guard.trainer.train_state.meters["train"], self.zero_grad.total.ready
+        n_batches = meter.n_batches
+        while True:
+            try:
+                self._compute()
+                return
+            except Exception as error:
+                if self.guard.is_final(error):
+                    raise
+                if meter.n_batches > n_batches:
+                    meter.drop_newest()
+                    self.guard.module.forget_newest()
+                self.zero_grad.uncount(n_zeroed)
+                if not self.guard.repaired(error, "the backward pass", self.batch, lost=self.drop()):
+                    self.output = self.loss = self.detached = None
+                    return
+
+    def drop(self) -> str:
+        """Drop the gradients, of which a part is that of a batch that has failed. Returns what is lost with them."""
+        n, self.n_added = self.n_added, 0
+        self.zero_grad.set_to_none()
+        return f"the gradients of the {n} batches before it in this window are lost" if n else ""
+
     def find_loss(self) -> Tensor | None:
         output, n_accumulated = self.output, self.n_accumulated
         loss = output if type(output) is Tensor else output.get("loss") if type(output) is dict else None
@@ -144,65 +196,3 @@ class Gradients:
             return None if self.batch is None else {}
         loss = self.loss.detach() if self.detached is None else self.detached  # a whole step has no graph
         return {"loss": loss} if isinstance(self.output, Tensor) else {**self.output, "loss": loss}
-
-
-# %% ../../nbs/loops/lean_update.ipynb #8ba4a419
-# Does forward, backward and the optimizer's step of a batch in one: given the batch and a function that does them in the usual way, it
-# returns what the step returned, its loss without a gradient, or None where it has called that function
-WholeStep = Callable[[Any, Callable[[], None]], dict[str, Any] | None]
-
-
-class LeanUpdate:
-    """The optimizer's part of a batch: its step, where the window of accumulated gradients ends with this batch."""
-
-    def __init__(self, lean: LeanPass, optimizer: Optimizer, progress: Any, whole_step: WholeStep | None) -> None:
-        self.lean, self.optimizer, self.hooks = lean, optimizer, lean.hooks
-        self.total, self.current = progress.step.total, progress.step.current
-        self.zero_grad = ZeroGrad(optimizer, progress.zero_grad, lean.hooks)
-        self.gradients = Gradients(lean, self.zero_grad)
-        self.optimizer_step = find_step(optimizer)
-        self.whole_step = None if lean.is_wrapped else whole_step
-
-    def run(self, batch: Any, index: int, n_accumulated: int, *, is_open: bool) -> None:
-        """Compute the gradients of `batch`, and step. `is_open`: the window continues after this batch, so there is no step yet."""
-        gradients = self.gradients
-        gradients.batch, gradients.index, gradients.n_accumulated = batch, index, n_accumulated
-        if is_open:
-            with _block_parallel_sync_behavior(self.lean.pl_trainer.strategy) if self.lean.is_wrapped else nullcontext():
-                gradients.compute()
-            gradients.n_added += 1
-            return
-        total, current = self.total, self.current
-        total.ready += 1
-        current.ready += 1
-        if self.whole_step is None or n_accumulated > 1:
-            self.step()
-        elif (output := self.whole_step(batch, self.step)) is not None:
-            gradients.output, gradients.loss = output, output["loss"]
-            self.zero_grad.count()
-        gradients.n_added = 0
-        total.completed += 1
-        current.completed += 1
-
-    def step(self) -> None:
-        """Forward, backward and the optimizer's step."""
-        self.optimizer_step(self.closure)
-        if not self.gradients.n_calls:
-            raise ConfigError(
-                f"{type(self.optimizer).__name__}.step has not called its closure, which computes the loss and the gradients.",
-                remedy="Begin its step(self, closure) with: loss = closure().",
-            )
-
-    def closure(self) -> Tensor | None:
-        """What the optimizer calls for its gradients. Returns the loss."""
-        if self.gradients.n_calls and self.gradients.n_accumulated > 1:
-            raise ConfigError(
-                f"{type(self.optimizer).__name__} calls its closure several times an update, and the batches before in a window of "
-                f"{self.gradients.n_accumulated} are gone.",
-                remedy="Train without accumulated gradients, on larger batches.",
-            )
-        self.gradients.compute()
-        hook = self.hooks["on_before_optimizer_step"]
-        if hook is not None:
-            hook.fire(self.optimizer)
-        return self.gradients.detached
