@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 # %% auto #0
@@ -49,6 +49,7 @@ class Progress:
 
 
 # %% ../nbs/events.ipynb #efc92c2a
+_FINITE = {float, int}
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -63,18 +64,21 @@ def _encode(value: Any) -> Any:
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
-def _decode(values: Mapping[str, Any]) -> dict[str, Any]:
+def _decode(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """A table of metrics, with the strings for non-finite numbers converted back to floats."""
+    return values if _FINITE.issuperset(map(type, values.values())) else {name: _number(value) for name, value in values.items()}
 
-    def number(item: Any) -> Any:
-        return _NOT_FINITE.get(item, item) if isinstance(item, str) else item
 
-    return {key: [number(i) for i in item] if isinstance(item, list) else number(item) for key, item in values.items()}
+def _number(value: Any) -> Any:
+    if isinstance(value, list):
+        return value if _FINITE.issuperset(map(type, value)) else list(map(_number, value))
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 # %% ../nbs/events.ipynb #99d87157
-_Test = Callable[[Any], bool]
 _TOO_LARGE = 2**63
+_PHASES, _STATUSES, _MODES = (frozenset(get_args(words)) for words in (Phase, Status, MonitorMode))
+_STATES, _RANKINGS = ("running", "pausing", "paused", "stopping"), (None, "restarts", "returns")  # the latter are of the best value
 
 
 def _is_number(value: Any) -> bool:
@@ -86,56 +90,53 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_row(row: Any) -> bool:
-    return isinstance(row, dict) and all(map(_is_number, row.values())) and all(_is_count(row.get(name, 0)) for name in ("epoch", "step"))
+    return isinstance(row, dict) and all(map(_is_number, row.values())) and _is_count(row.get("epoch", 0)) and _is_count(row.get("step", 0))
 
 
-def _is_text(name: str) -> _Test:
-    return lambda data: isinstance(data[name], str)
+def _is_epoch(data: Mapping[str, Any]) -> bool:
+    return _is_row(data["row"]) and "epoch" in data["row"]
 
 
-def _is_one_of(name: str, *words: str) -> _Test:
-    return lambda data: data[name] in words
-
-
-def _is_header(data: dict[str, Any]) -> bool:
+def _is_header(data: Mapping[str, Any]) -> bool:
     rest = {name: value for name, value in data.items() if name != "best"}
     numbers = [data.get(name) for name in ("n_params", "n_train_batches", "n_valid_batches")]
     is_plain = all(isinstance(value, (str, type(None))) or _is_number(value) for value in rest.values())
-    return (
-        is_plain and all(number is None or _is_count(number) for number in numbers) and (data.get("best") is None or _is_row(data["best"]))
-    )
+    has_counts = all(number is None or _is_count(number) for number in numbers)
+    has_best = data.get("best") is None or _is_row(data["best"])
+    return is_plain and has_counts and has_best and isinstance(data["monitor"], str) and data["monitor_mode"] in _MODES
 
 
-def _is_block(data: dict[str, Any]) -> bool:
+def _is_block(data: Mapping[str, Any]) -> bool:
+    n, lr = data["n"], data.get("lr")
+    is_measured = _is_count(n) and _is_number(data["samples"]) and _is_number(data.get("data_s", 0.0)) and (lr is None or _is_number(lr))
     columns = data["values"].values()
-    same_length = all(isinstance(column, list) and len(column) == data["n"] for column in columns)
-    numbers = [data["samples"], data.get("data_s", 0.0)] + ([data["lr"]] if data.get("lr") is not None else [])
-    is_measured = _is_count(data["n"]) and all(map(_is_number, numbers))
-    return same_length and is_measured and all(_is_number(value) for column in columns for value in column)
+    return is_measured and all(isinstance(values, list) and len(values) == n and all(map(_is_number, values)) for values in columns)
 
 
-_RANKING = (None, "restarts", "returns")  # what a change by hand means for the best value measured before it
-_DATA: dict[str, tuple[_Test, ...]] = {
-    "start": (_is_header, _is_text("monitor"), _is_one_of("monitor_mode", *get_args(MonitorMode))),
-    "steps": (_is_block,),
-    "valid": (lambda data: _is_row(data["row"]) and "epoch" in data["row"],),
-    "epoch": (lambda data: _is_row(data["row"]) and "epoch" in data["row"],),
-    "test": (lambda data: _is_row(data["row"]),),
-    "note": (_is_text("text"),),
-    "mark": (_is_text("text"), lambda data: isinstance(data.get("diff", ""), str), lambda data: data.get("ranking") in _RANKING),
-    "state": (_is_one_of("state", "running", "pausing", "paused", "stopping"),),
-    "end": (_is_one_of("status", *get_args(Status)), _is_text("reason")),
+_DATA: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "start": _is_header,
+    "steps": _is_block,
+    "valid": _is_epoch,
+    "epoch": _is_epoch,
+    "test": lambda data: _is_row(data["row"]),
+    "note": lambda data: isinstance(data["text"], str),
+    "mark": lambda data: isinstance(data["text"], str) and isinstance(data.get("diff", ""), str) and data.get("ranking") in _RANKINGS,
+    "state": lambda data: data["state"] in _STATES,
+    "end": lambda data: data["status"] in _STATUSES and isinstance(data["reason"], str),
 }
 
 
-def _is_placed(event: Any) -> bool:
+def _is_placed(kind: str, p: Progress, time_s: Any) -> bool:
     """Whether an event has a valid time and a valid progress for its kind."""
-    progress = event.progress
-    counts = (progress.run, progress.epoch, progress.n_epochs, progress.batch, progress.step, progress.update)
-    times = all(_is_number(time) and math.isfinite(time) for time in (progress.elapsed_s, event.time_s))
-    n_batches = progress.n_batches is None or _is_count(progress.n_batches)
-    phase = progress.phase in get_args(Phase) and (event.kind != "steps" or progress.phase != "idle")
-    return times and n_batches and all(map(_is_count, counts)) and phase
+    times = _is_number(p.elapsed_s) and _is_number(time_s) and math.isfinite(p.elapsed_s) and math.isfinite(time_s)
+    counts = all(map(_is_count, (p.run, p.epoch, p.n_epochs, p.batch, p.step, p.update)))
+    return (
+        times
+        and counts
+        and (p.n_batches is None or _is_count(p.n_batches))
+        and p.phase in _PHASES
+        and (kind != "steps" or p.phase != "idle")
+    )
 
 
 # %% ../nbs/events.ipynb #9742f624
@@ -161,10 +162,13 @@ class Event:
         """Read an event that `to_json` wrote. Raises ValueError for a line that is incomplete or not a valid event."""
         try:
             fields = json.loads(line)
-            event = cls(**{**fields, "progress": Progress(**fields["progress"])})
-            tables = {key: _decode(event.data[key]) for key in ("values", "row", "best") if event.data.get(key) is not None}
-            event = replace(event, data={**event.data, **tables})
-            is_whole = _is_placed(event) and all(is_valid(event.data) for is_valid in _DATA[event.kind])
+            fields["progress"] = Progress(**fields["progress"])
+            data = fields["data"]
+            for name in ("values", "row", "best"):
+                if data.get(name) is not None:
+                    data[name] = _decode(data[name])
+            event = cls(**fields)
+            is_whole = _is_placed(event.kind, event.progress, event.time_s) and _DATA[event.kind](data)
         except (TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"not an event: {line[:80]!r}") from error
         if not is_whole:

@@ -421,13 +421,14 @@ def _origin(content: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in rows.items() if value is not None}
 
 
-def _recorded(folder: Path) -> tuple[Board, History, dict[str, Any] | None, list[str]]:
-    """The board, the history and the record of a run, and notes on what can't be read."""
-    board, history, notes = Board(), History(), []
+def _recorded(folder: Path, *, history: History | None = None) -> tuple[Board, dict[str, Any] | None, list[str]]:
+    """The board and the record of a run, and notes on what can't be read; its events are also added to a `history`."""
+    board, notes = Board(), list[str]()
     for event in read_events(folder, notes.append):
         board.update(event)
-        history.update(event)
-    return board, history, _known_record(folder, notes), notes
+        if history is not None:
+            history.update(event)
+    return board, _known_record(folder, notes), notes
 
 
 def _newest_source(content: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -448,7 +449,7 @@ def show(path: str | Path) -> str:
     Raises ConfigError if there is no run.
     """
     folder = find_run(path)
-    board, _, content, notes = _recorded(folder)
+    board, content, notes = _recorded(folder)
     parts = ["\n".join([str(folder), record_text(board), *map(note_line, notes)])]
     parts += ["\n".join(["Tree", *tree_lines(runs)])] if (runs := family(folder)) else []
     if content is None:
@@ -506,7 +507,8 @@ def diff(a: str | Path, b: str | Path) -> str:
     Raises ConfigError if one of them has no run.
     """
     folders = [find_run(a), find_run(b)]
-    boards, histories, (old, new), notes = zip(*map(_recorded, folders))
+    histories = [History(), History()]
+    boards, (old, new), notes = zip(*(_recorded(folder, history=history) for folder, history in zip(folders, histories)))
     lines = [f"{name} {folder} · {summary_line(board)}" for name, folder, board in zip("ab", folders, boards)]
     lines += [note_line(f"{name}: {text}") for name, texts in zip("ab", notes) for text in texts]
     parts = list(filter(None, ["\n".join(lines), _metrics(histories)]))
