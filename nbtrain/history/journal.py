@@ -144,15 +144,14 @@ def whole_history(state: dict[str, Any], folder: Path, *, remote: bool = False) 
     return found if remote else found | {"saved": (str((folder / name).absolute()), place)}
 
 
-def _read(content: bytes, place: list[int] | None, state: dict[str, Any]) -> dict[str, Any]:
+def _read(content: bytes, place: list[int], state: dict[str, Any]) -> dict[str, Any]:
     """The state of the history at a place. Raises ValueError or another error if its records are not there."""
-    records: list[dict[str, Any]] = []
-    while place is not None:
-        records.append(_record(content, place))
-        before = records[-1]["before"]
-        if before is not None and before[0] >= place[0]:
+    records = [_record(content, place)]
+    while (before := records[-1]["before"]) is not None:
+        if before[0] >= place[0]:
             raise ValueError("a record follows itself")
         place = before
+        records.append(_record(content, place))
     tables: dict[str, list[Any]] = {name: [] for name in ("epochs", "validations", "tests", "marks")}
     steps = {phase: StepTable() for phase in state["steps"]}
     for record in reversed(records):

@@ -1,7 +1,8 @@
 """What earlier versions of nbtrain have saved is loaded bit for bit, and a run goes on from it as if nothing had happened.
 
-`fixtures/saved_before` was written by the nbtrain of before its modules became packages; `fixtures/make_saved.py` says how. Only public
-names are used here, as in the code of those who have such files.
+`fixtures/saved_before` was written by the nbtrain of before its modules became packages, `fixtures/saved_with_history` by that of before a
+state had its place in a journal instead of its history; `fixtures/make_saved.py` says how. Only public names are used here, as in the code
+of those who have such files.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from samples import some
 from nbtrain import Trainer, TrainerArgs, load_run
 
 SAVED = Path(__file__).parent.parent / "fixtures" / "saved_before"
+LATER = SAVED.with_name("saved_with_history")
 OTHERS = ("weights", "lightning_checkpoint", "job", "config_with_names_of_modules")
 RUN = Path("saves") / "run-001"
 
@@ -35,9 +37,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def take(name: str) -> dict[str, Any]:
+def take(name: str, root: Path = SAVED) -> dict[str, Any]:
     """Copy a fixture into the working folder, its files older the smaller their names are: git keeps no times. Returns what is expected."""
-    shutil.copytree(SAVED / name, ".", symlinks=True, dirs_exist_ok=True)
+    shutil.copytree(root / name, ".", symlinks=True, dirs_exist_ok=True)
     for n, path in enumerate(sorted(path for path in Path().rglob("*") if not path.is_symlink())):
         os.utime(path, (1e9 + n, 1e9 + n))
     expected = Path("expected.json")
@@ -63,25 +65,27 @@ def saved(name: str, root: Path = Path()) -> Path:
 
 
 def test_each_saved_kind_is_tested_and_no_file_of_it_is_ignored_by_git() -> None:
-    assert {path.name for path in SAVED.iterdir()} == {*kinds.KINDS, *OTHERS}
+    assert {path.name for path in SAVED.iterdir()} == {*kinds.KINDS, *OTHERS} and {path.name for path in LATER.iterdir()} == {*kinds.KINDS}
     ignored = (SAVED.parent.parent.parent / ".gitignore").read_text().split()
-    parts = {part for path in SAVED.rglob("*") for part in path.relative_to(SAVED).parts}
+    parts = {part for root in (SAVED, LATER) for path in root.rglob("*") for part in path.relative_to(root).parts}
     assert not any(Path(part).match(pattern.rstrip("/")) for part in parts for pattern in ignored)
 
 
+@pytest.mark.parametrize("root", [SAVED, LATER], ids=lambda root: root.name)
 @pytest.mark.parametrize("name", kinds.KINDS)
-def test_state_is_loaded_bit_for_bit(name: str) -> None:
-    expected = take(name)["loaded"]
+def test_state_is_loaded_bit_for_bit(name: str, root: Path) -> None:
+    expected = take(name, root)["loaded"]
     kinds.seed(3)
     trainer = kinds.KINDS[name].make(Path("saves"))
     trainer.load_state(saved(name))
     assert differences(kinds.loaded(trainer), expected) == []
 
 
-@pytest.mark.parametrize("resume", some(["auto", "path", "last", "best"], 2))
+@pytest.mark.parametrize("resume", [*some(["auto", "path", "last", "best"], 2), "auto, saved later"])
 @pytest.mark.parametrize("name", some(kinds.KINDS, 2))
 def test_run_goes_on_and_ends_as_the_one_that_was_not_broken_off(name: str, resume: str) -> None:
-    kind, expected = kinds.KINDS[name], take(name)["finished"]
+    resume, _, is_later = resume.partition(",")
+    kind, expected = kinds.KINDS[name], take(name, LATER if is_later else SAVED)["finished"]
     kinds.seed(3)
     trainer = kind.make(Path("saves"))
     kind.run(trainer, resume=saved(name) if resume == "path" else resume)
