@@ -28,7 +28,11 @@ TOPICS = {  # title, what the page is for, the packages whose public names it li
     "runs": ("Run and history", "What a run returns and records, and how you read it again.", ("history", "events")),
     "loaders": ("Loaders and batches", "Loaders that resume, and functions that change a batch.", ("data",)),
     "schedules": ("Schedules and parameter groups", "Learning-rate schedules, their pictures, and parameter groups.", ("optim",)),
-    "addons": ("Addons and their options", "One capability each, with the keywords that it adds to a trainer.", ("addons", "compat")),
+    "addons": (
+        "Addons and their options",
+        "One capability each, with the keywords that it adds to a trainer.",
+        ("addons", "loggers", "compat"),
+    ),
     "configuration": ("Commands and configuration", "The command line, and the fields of a YAML file.", ("jobs", "config")),
 }
 MOVED = {"AddOnBase": "addons", "RunHandle": "runs", "RunPaused": "runs", "RunStopped": "runs"}  # where a reader looks for them

@@ -169,7 +169,7 @@ def test_no_page_asks_another_host(site: Path, pages: dict[Path, _Page]) -> None
 
 def test_names_in_the_text_lead_to_their_entries(site: Path, pages: dict[Path, _Page]) -> None:
     assert "../api/addons.state_manager.html#nbtrain.addons.state_manager.StateManagerAddon" in pages[site / "docs" / "resume.html"].links
-    assert "api/trainer.trainer.html#nbtrain.trainer.trainer.TrainerRuns.run" in pages[site / "index.html"].links
+    assert "api/trainer.trainer.html#nbtrain.trainer.trainer.Trainer.run" in pages[site / "index.html"].links
     assert "../nbs/history/history.html" in pages[site / "api" / "history.history.html"].links  # [source] is the chapter
 
 

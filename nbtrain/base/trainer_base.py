@@ -53,7 +53,6 @@ from ..state.disk import Disk
 from ..state.keeper import StateKeeper
 from ..state.memory import Memory
 from ..state.states import States
-from ..views.epoch_slider import Travel
 from ..views.notebook import NotebookView, in_shell
 from ..views.terminal import View
 
@@ -340,7 +339,3 @@ class TrainerBase(Composable, TracebackKeeper):
         for addon in self.active_addons:
             loader = addon.loader(self, loader, training=training)
         return loader
-
-    def _travel(self) -> Travel | None:
-        """The epochs that the slider below a run offers, and its actions; without them there is no slider."""
-        return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import threading
 from types import NoneType
 from typing import Any
 
@@ -17,11 +16,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..addons.scheduler import set_next_lr
-from ..annotations import checked
-from ..tracebacks import boundary
 from ..engine.callback import notify
 from ..engine.control import Boundary
-from ..loops.error_guard import Failure
 from ..loops.lean_training import LeanEpochLoop
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
@@ -30,13 +26,12 @@ from ..history.history import RunResult
 from ..optim.schedulers import scale_lr
 from ..base.trainer_base import TrainerBase
 from .redefined import adopt_redefined
-from ..tracebacks import free_last_error
 from .handle import RunHandle
 from ..views.notebook import NotebookView
 from ..views.text import format_value
 
 # %% auto #0
-__all__ = ["check_options", "set_options", "validate_now", "TrainerPauses", "TrainerControls"]
+__all__ = ["check_options", "set_options", "validate_now", "handle_of", "resume"]
 
 
 # %% ../../nbs/run/live_edits.ipynb #e815dabc
@@ -149,126 +144,38 @@ def _validate(trainer: TrainerProtocol, at: Boundary | None) -> dict[str, float]
 
 
 # %% ../../nbs/run/live_edits.ipynb #07a8931c
-class TrainerPauses(TrainerBase):
-    """Pause, resume and stop a run."""
-
-    @boundary
-    def pause(self) -> None:
-        """Pause the run between two batches, and wait until it is paused. Called in a step or a callback, it returns at once.
-
-        Raises ConfigError for a run in the main thread, such as `run` in a script: nothing could resume it.
-        """
-        self._need_handle()
-        self.control.pause()
-        if threading.current_thread() is not self.control.thread:
-            self.control.wait_settled()
-
-    @checked
-    def resume(
-        self, steps: type[TrainerBase] | type[L.LightningModule] | None = None, *, skip: bool = False, background: bool = False
-    ) -> RunResult | RunHandle | None:
-        """Continue a paused run at its next batch, as if it had never been paused, and wait for it unless `background`.
-
-        `steps` is a redefined class, such as `Digits` after you edited and ran its cell: its steps are used from the next batch on. If they
-        fail on that batch, the old ones are restored and the run stays paused.
-
-        Where `from_lightning` made the trainer, `steps` is your LightningModule's class.
-
-        If an error paused the run, the failed batch is tried again with everything that you redefined in the notebook since, including
-        callbacks, datasets and models. `skip=True` skips the batch, without an update. If no run is paused, it says so, and the next
-        run uses `steps`.
-        Returns the result, or the RunHandle with `background=True`.
-        """
-        if steps is not None and not skip and self.control.state == "idle":
-            self.use(steps)
-            print(f"No run is paused. The next run() uses the steps of {steps.__name__}.")
-            return None
-        handle = self._need_handle()
-        if not background:
-            handle.refuse_in_run("resume")
-        if skip and self.control.failure is None:
-            raise ConfigError("skip=True: no error has paused this run.", remedy="resume() continues it at its next batch.")
-        if steps is not None or self.control.failure is not None:
-            self.control.do(lambda at: adopt_redefined(self, steps))
-        if background:
-            self.control.proceed("skip" if skip else "retry")
-            return handle
-        with handle.listening():
-            self.control.proceed("skip" if skip else "retry")
-            if isinstance(self.view, NotebookView):
-                self.view.show(once=True)
-            return handle.wait()
-
-    @checked
-    def use(self, steps: type[TrainerBase] | type[L.LightningModule]) -> None:
-        """Use the steps of a redefined class, such as `Digits` after you edited and ran its cell: at once, or after the current batch."""
-        self.control.do(lambda at: adopt_redefined(self, steps))
-
-    @property
-    def failure(self) -> Failure | None:
-        """The error that paused the run, with its place, the batch and the variables of the step; else None."""
-        return self.control.failure
-
-    @boundary
-    def stop(self) -> RunResult | None:
-        """End the run between two batches, wait until it has ended, and return the result.
-
-        The state is saved if the trainer has a StateManagerAddon. Called in a step or a callback, it returns at once. Does nothing if no
-        run is in progress.
-        """
-        self.control.stop()
-        if threading.current_thread() is not self.control.thread and self.handle is not None:
-            self.handle.join()
-        return self.result
-
-    def _need_handle(self) -> RunHandle:
-        """The handle of the current run."""
-        if self.control.state == "idle":
-            raise ConfigError("No run is in progress.", remedy="Start one with run(n_epoch, loader).")
-        if not isinstance(self.handle, RunHandle) or not self.handle.is_on:
-            raise ConfigError(
-                "This run has the main thread, so it can't be paused and resumed.",
-                remedy="Begin it with run(..., background=True); stop() ends it.",
-            )
-        return self.handle
+def handle_of(trainer: TrainerBase) -> RunHandle:
+    """The handle of the run in progress. Raises ConfigError without a run, and for one in the main thread, which nothing could resume."""
+    if trainer.control.state == "idle":
+        raise ConfigError("No run is in progress.", remedy="Start one with run(n_epoch, loader).")
+    if not isinstance(trainer.handle, RunHandle) or not trainer.handle.is_on:
+        raise ConfigError(
+            "This run has the main thread, so it can't be paused and resumed.",
+            remedy="Begin it with run(..., background=True); stop() ends it.",
+        )
+    return trainer.handle
 
 
-# %% ../../nbs/run/live_edits.ipynb #f0010acd
-class TrainerControls(TrainerPauses):
-    """Change, validate and show a run in progress."""
-
-    @boundary
-    def set(self, **options: Any) -> None:
-        """Change options of the optimizer between two batches: `set(lr=1e-4)`. A new learning rate scales the schedule too."""
-        check_options(self.optimizer, options)
-        if not self.control.request_elsewhere("set", **options):
-            set_options(self, options)
-
-    @boundary
-    def validate_now(self) -> dict[str, float] | None:
-        """Validate between two batches, in a run with a `valid_loader`. Returns the metrics.
-
-        Called in a step or a callback, it returns None, and the run validates after the batch.
-        """
-        return None if self.control.request_elsewhere("validate_now") else validate_now(self)
-
-    @boundary
-    def show(self) -> None:
-        """Show the newest run in this cell; during a run, the view is live."""
-        if isinstance(self.view, NotebookView):
-            self.view.show()
-        else:
-            print(repr(self.train_state.history))
-
-    @boundary
-    def free(self) -> None:
-        """Release the batch and the gradients that the traceback of a failed run holds; `%debug` does not work afterwards.
-
-        During a run the gradients are kept, because the next update needs them. If an error paused the run, the batch is kept too,
-        because `resume` tries it again.
-        """
-        if isinstance(self.handle, RunHandle):
-            self.handle.free()
-        free_last_error()
-        if self.optimizer is not None and self.control.state == "idle":
-            self.optimizer.zero_grad()
+def resume(
+    trainer: TrainerBase, steps: type[TrainerBase] | type[L.LightningModule] | None, *, skip: bool, background: bool
+) -> RunResult | RunHandle | None:
+    """Continue a paused run at its next batch, with redefined `steps` if they are given; without a run, the next one uses them."""
+    if steps is not None and not skip and trainer.control.state == "idle":
+        trainer.control.do(lambda at: adopt_redefined(trainer, steps))
+        print(f"No run is paused. The next run() uses the steps of {steps.__name__}.")
+        return None
+    handle = handle_of(trainer)
+    if not background:
+        handle.refuse_in_run("resume")
+    if skip and trainer.control.failure is None:
+        raise ConfigError("skip=True: no error has paused this run.", remedy="resume() continues it at its next batch.")
+    if steps is not None or trainer.control.failure is not None:
+        trainer.control.do(lambda at: adopt_redefined(trainer, steps))
+    if background:
+        trainer.control.proceed("skip" if skip else "retry")
+        return handle
+    with handle.listening():
+        trainer.control.proceed("skip" if skip else "retry")
+        if isinstance(trainer.view, NotebookView):
+            trainer.view.show(once=True)
+        return handle.wait()

@@ -36,6 +36,7 @@ from .interrupts import ended_by_hand, exit_with_130, signals_stop, workers_igno
 from .outcome import RunOutcome
 from .record import advise, correct_model, header, keep_source
 from .sinks import RunSinks
+from ..views.epoch_slider import Travel
 from ..views.notebook import NotebookView
 
 # %% auto #0
@@ -56,11 +57,16 @@ def _interrupted(trainer: TrainerBase, result: RunResult) -> RunStopped:
 
 # %% ../../nbs/run/run.ipynb #aceac855
 class Run:
-    """One call of `run`: `n_epoch` more epochs of `trainer`, or in mode "test" `n_epoch` evaluations."""
+    """One call of `run`: `n_epoch` more epochs of `trainer`, or in mode "test" `n_epoch` evaluations.
 
-    def __init__(self, trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Loaders | None = None) -> None:
+    `travel`: the epochs and actions of the slider below it; without them there is no slider.
+    """
+
+    def __init__(
+        self, trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Loaders | None = None, travel: Travel | None = None
+    ) -> None:
         self.trainer, self.n_epoch, self.loader, self.valid_loader = trainer, n_epoch, loader, valid_loader
-        self.outcome, self.sinks = RunOutcome(trainer), RunSinks(trainer)
+        self.outcome, self.sinks = RunOutcome(trainer), RunSinks(trainer, travel)
 
     def start(self, *, background: bool = False) -> RunResult | RunHandle:
         """Execute the run. Sets and returns `trainer.result`.

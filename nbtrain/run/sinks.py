@@ -17,6 +17,7 @@ from ..history.ghost import ghost_of, run_before
 from ..history.run_folder import RunFolder
 from ..history.run_lock import RunLock
 from ..views.curve import Ghost
+from ..views.epoch_slider import Travel
 from ..views.notebook import Controls, NotebookView, open_view
 from ..views.terminal import LogView, TerminalView
 from ..engine.protocol import EventSink
@@ -28,7 +29,7 @@ __all__ = ["view_controls", "RunSinks"]
 
 
 # %% ../../nbs/run/sinks.ipynb #c517b9e7
-def view_controls(trainer: TrainerBase, *, validates: bool) -> Controls:
+def view_controls(trainer: TrainerBase, *, validates: bool, travel: Travel | None = None) -> Controls:
     """Return the buttons of a live view and their actions."""
     control = trainer.control
     actions: dict[str, Callable[[], Any]] = {"pause": control.pause, "continue": control.proceed, "stop": partial(_stop, trainer)}
@@ -36,7 +37,7 @@ def view_controls(trainer: TrainerBase, *, validates: bool) -> Controls:
         actions["save"] = partial(_submit, trainer, "save_state")
     if validates:
         actions["validate"] = partial(_submit, trainer, "validate_now")
-    return Controls(actions, lambda: trainer.handle is not None and trainer.handle.is_waited_for, trainer._travel())
+    return Controls(actions, lambda: trainer.handle is not None and trainer.handle.is_waited_for, travel)
 
 
 def _stop(trainer: TrainerBase) -> None:
@@ -69,8 +70,8 @@ def _ghost(other: Path | None, folder: Path | None, title: str) -> Ghost | None:
 class RunSinks:
     """The sinks of a run's events, in addition to the trainer's history."""
 
-    def __init__(self, trainer: TrainerBase) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: TrainerBase, travel: Travel | None = None) -> None:
+        self.trainer, self.travel = trainer, travel
         self._opened: list[EventSink] = []
         self._lock: RunLock | None = None  # of the run folder
 
@@ -117,7 +118,7 @@ class RunSinks:
         if not trainer.world.is_first:
             return
         shows = trainer.log_bar and not asks_for_bar(trainer.lightning)
-        trainer.view = open_view(view_controls(trainer, validates=validates)) if shows else None
+        trainer.view = open_view(view_controls(trainer, validates=validates, travel=self.travel)) if shows else None
         if trainer.mode == "train":
             if trainer.slider_view is not None:
                 trainer.slider_view.refresh_slider(withdraw=True)

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -15,29 +14,24 @@ import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, ProgressBar
 from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer
 from lightning.pytorch.loggers.logger import DummyLogger
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from ..annotations import checked
 from ..data.batch import to_device
 from ..data.loader import BatchList, is_dataset
-from ..data.named_loaders import Loaders
-from ..data.tensor_loader import as_tensor, is_array
 from ..distributed.devices import device_args
 from ..engine.control import refuse_while_on
 from ..loops.lean_loops import use_lean_loops
 from ..engine.step_module import StepModule
-from ..errors import ConfigError, StepError
+from ..errors import ConfigError
 from ..rng import keep_random
 from ..base.arguments import check_optimizer
 from ..base.trainer_base import TrainerBase
 from ..run.data_module import is_data_source, read_evaluated, read_source, several_named
-from .direct_prediction import predict_directly
 from ..run.lightning_trainer import continue_counts, driving, make_pl_trainer
 from ..run.run import Run
 
 # %% auto #0
-__all__ = ["run_batch", "validate", "collect", "measure", "TrainerEvaluation"]
+__all__ = ["run_batch", "validate", "collect", "measure", "batches_of", "evaluate"]
 
 
 # %% ../../nbs/tools/evaluate.ipynb #f4ddce57
@@ -156,81 +150,23 @@ def _measure(trainer: TrainerBase, loader: Any) -> dict[str, float]:
 
 
 # %% ../../nbs/tools/evaluate.ipynb #b51ac985
-class TrainerEvaluation(TrainerBase):
-    """Single batches, evaluations and predictions."""
+def batches_of(data: Any, batch_size: int | None) -> Any:
+    """A loader of a dataset, in its order; anything else as it is."""
+    return DataLoader(data, batch_size or 32) if is_dataset(data) else data
 
-    @checked
-    def run_batch(self, batch: Any) -> dict[str, Any]:
-        """Train on one batch, or evaluate it in mode "test". It counts as a step, but not as an epoch. Returns what the step returned."""
-        return run_batch(self, batch)
 
-    @checked
-    def evaluate(self, data: Loaders | Dataset[Any] | L.LightningDataModule, batch_size: int = 32) -> dict[str, float]:
-        """Evaluate a loader or a dataset: return the mean of each metric of `test_step`, by the names that the step uses.
-
-        For several loaders, `{"easy": a, "hard": b}`, it returns `loss` over all samples, `loss/easy` and `loss/hard`.
-
-        The metrics are recorded in `history.tests`; mode and `result` don't change. `batch_size` applies to a dataset. During a run, also
-        a paused one, it evaluates between two batches and records nothing; metrics of addons are then missing.
-        """
-        loader = self._batches(data, batch_size)
-        if self.control.state != "idle":
-            if is_data_source(loader):
-                raise ConfigError("A data module can't be set up while a run is on.", remedy="Give a loader.")
-            return measure(self, loader)
-        mode, result = self.mode, self.result
-        self.toggle("test")
-        try:
-            Run(self, 1, loader).start()
-            found = self.result.metrics if self.result is not None else {}
-            return {name.removeprefix("test_"): value for name, value in found.items() if name.startswith("test_")}
-        finally:
-            self.toggle(mode)
-            self.result = result
-
-    @checked
-    def validate(self, loader: Loaders | L.LightningDataModule) -> dict[str, float]:
-        """Validate once: return the mean of each metric of `test_step` over a loader, by the names that the step uses, as a run would now.
-
-        The metrics are recorded in `history.tests` as `val_*`. Mode, `result` and the random number generators don't change.
-        """
-        return {name.removeprefix("val_"): value for name, value in validate(self, loader).items()}
-
-    @checked
-    def inference(self, loader: Iterable[Any] | Dataset[Any] | L.LightningDataModule, batch_size: int | None = None) -> list[Any]:
-        """Return the "output" of `test_step` for each batch of `loader`, on the CPU. Mode, logs, metrics and history don't change.
-
-        `batch_size` applies to a dataset; the default is 32.
-        """
-        return collect(self, self._batches(loader, batch_size), self._test_output)
-
-    @checked
-    def predict(self, x: Any, batch_size: int | None = None) -> Any:
-        """Predict for a tensor, an array, a pandas DataFrame, a batch, a loader or a dataset.
-
-        For a tensor, an array or a DataFrame it returns the output of the model; for a batch (a tuple, list, mapping or dataclass) the
-        "output" of `test_step`; for a loader the outputs of its batches in its order, concatenated if they are tensors. A dataset is read
-        in its order, in batches of `batch_size` (32). Inputs are moved to the device; the result is on the CPU. Nothing else changes.
-        """
-        x = as_tensor(x) if is_array(x) else x
-        if isinstance(x, Tensor):
-            directly = self.control.do(lambda at: predict_directly(self, x))
-            return collect(self, [x], self.model)[0] if directly is None else directly[0]
-        if isinstance(x, (tuple, list, Mapping)) or is_dataclass(x):
-            return collect(self, [x], self._test_output)[0]
-        outputs = collect(self, self._batches(x, batch_size), lambda b: self.model(b) if isinstance(b, Tensor) else self._test_output(b))
-        return torch.cat(outputs) if outputs and all(isinstance(output, Tensor) for output in outputs) else outputs
-
-    def _batches(self, data: Any, batch_size: int | None) -> Any:
-        """A loader of a dataset, in its order; anything else as it is."""
-        return DataLoader(data, batch_size or 32) if is_dataset(data) else data
-
-    def _test_output(self, batch: Any) -> Any:
-        output = self.test_step(batch)
-        if not isinstance(output, Mapping) or "output" not in output:
-            raise self._without_output(output)
-        return output["output"]
-
-    def _without_output(self, output: Any) -> StepError:
-        names = ", ".join(map(repr, output)) if isinstance(output, Mapping) else type(output).__name__
-        return StepError(f"test_step returned {names}, without 'output'.", remedy='Return {"output": ...} too, to predict.')
+def evaluate(trainer: TrainerBase, loader: Any) -> dict[str, float]:
+    """Return the mean of each metric of `test_step`, by a run in mode "test"; during a run, between two of its batches."""
+    if trainer.control.state != "idle":
+        if is_data_source(loader):
+            raise ConfigError("A data module can't be set up while a run is on.", remedy="Give a loader.")
+        return measure(trainer, loader)
+    mode, result = trainer.mode, trainer.result
+    trainer.toggle("test")
+    try:
+        Run(trainer, 1, loader).start()
+        found = trainer.result.metrics if trainer.result is not None else {}
+        return {name.removeprefix("test_"): value for name, value in found.items() if name.startswith("test_")}
+    finally:
+        trainer.toggle(mode)
+        trainer.result = result

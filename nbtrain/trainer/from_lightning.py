@@ -21,8 +21,9 @@ from ..engine.wrapped_module import WrappedModule, overrides
 from ..errors import ConfigError, StepError
 from ..optim.optimizer_state import load_optimizer
 from ..optim.schedulers import check_length, scale_rates
+from ..base.trainer_base import TrainerBase
 from ..base.compose import compose, given_addons, written_class
-from ..tools.evaluate import TrainerEvaluation, validate
+from ..tools.evaluate import batches_of, evaluate, validate
 
 # %% auto #0
 __all__ = ["check_module", "Configured", "LightningSteps", "lightning_trainer"]
@@ -101,7 +102,7 @@ class Configured:
 
 
 # %% ../../nbs/trainer/from_lightning.ipynb #67e2ff95
-class LightningSteps(TrainerEvaluation):
+class LightningSteps(TrainerBase):
     """A trainer whose model is a LightningModule, which provides the steps."""
 
     lean_loops = False  # a module may use anything of Lightning
@@ -182,7 +183,7 @@ class LightningSteps(TrainerEvaluation):
         self._need("test_step", "evaluate")
         if self.control.state != "idle":
             raise ConfigError("A LightningModule can't be evaluated while a run is on.", remedy="Wait for its end, or stop() it.")
-        super().evaluate(data, batch_size)
+        evaluate(self, batches_of(data, batch_size))
         return {name: value for name, value in self.train_state.history.tests[-1].metrics.items() if name not in _NO_METRICS}
 
     @checked

@@ -5,7 +5,9 @@
 # %% ../../nbs/trainer/trainer.ipynb #69eeeb26
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
@@ -13,289 +15,68 @@ from typing import Any, Literal, TypeVar, overload
 # Not deeper in the stack: Python 3.11 allocates memory for frames in pieces, and SciPy's import then takes 0.3 s longer at the end of one.
 # That holds where a script imports this module itself; through a lazy `from nbtrain import Trainer` the stack is deeper already
 import lightning as L
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import Dataset
 from typing_extensions import Unpack
 
 from ..addons.gradients import GradientClipAddon
 from ..addons.hooks import Hooks, HooksAddon
 from ..addons.non_finite import NonFinite
 from ..annotations import checked
-from ..checkpoint.frozen_base import with_base
-from ..checkpoint.sharded import merge_checkpoint
-from ..checkpoint.weights import load_weights, read_weights, save_weights
-from ..data.named_loaders import Loaders
-from ..distributed.devices import Device, device_args, resolve_device
-from ..distributed.launcher import Launcher
-from ..engine.precision import resolve_precision
-from ..engine.train_state import Mode
-from ..errors import CheckpointError
-from ..events import MonitorMode
-from ..history.history import RunResult, short_path
-from ..history.run_folder import find_run
-from ..optim.schedulers import Scheduler, check_stepping
-from ..rng import check_seed
 from ..base.addon_options import AddonOptions
 from ..base.arguments import accumulates, check_lightning, check_model, check_run, check_save_path, make_optimizer, resolve_monitor
-from ..base.trainer_base import TrainerBase
-from ..travel.blame import TrainerTimeTravel
-from ..travel.reachable_epochs import travel_of
-from ..views.epoch_slider import Travel
 from ..base.compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
+from ..base.trainer_base import TrainerBase
+from ..checkpoint.frozen_base import with_base
+from ..checkpoint.sharded import merge_checkpoint
+from ..checkpoint.weights import Weights, load_weights, read_weights, save_weights
+from ..data.named_loaders import Loaders
+from ..data.tensor_loader import as_tensor, is_array
+from ..distributed.devices import Device, device_args, resolve_device
+from ..distributed.launcher import Launcher
+from ..engine.meter import EpochLog, Meter
+from ..engine.precision import resolve_precision
+from ..engine.train_state import Counts, Mode
+from ..errors import CheckpointError, StepError
+from ..events import MonitorMode
+from ..history.history import History, RunResult, short_path
+from ..history.run_folder import find_run
+from ..loops.error_guard import Failure
+from ..optim.schedulers import Scheduler, check_stepping
+from ..rng import check_seed
 from ..run.data_module import is_data_source
-from ..tools.evaluate import TrainerEvaluation
 from ..run.failed_runs import drop_failure
-from ..tools.gallery import Draw, Gallery, first_samples, worst_samples
-from .from_lightning import check_module, lightning_trainer
-from ..run.live_edits import TrainerControls
-from ..tools.lr_finder import RangeTest, find_lr, update_args
-from ..run.outcome import RunOutcome
-from ..run.resume import epochs_left
-from ..base.progress_checker import TrainerProgress
-from ..run.run import Run
 from ..run.handle import RunHandle
+from ..run.live_edits import check_options, handle_of, resume, set_options, validate_now
+from ..run.outcome import RunOutcome
+from ..run.redefined import adopt_redefined
+from ..run.resume import epochs_left
+from ..run.run import Run
+from ..tools.direct_prediction import predict_directly
+from ..tools.evaluate import batches_of, collect, evaluate, run_batch, validate
+from ..tools.gallery import Draw, Gallery, first_samples, worst_samples
+from ..tools.lr_finder import RangeTest, find_lr, update_args
 from ..tools.summary import Summary, check_steps, summarize
+from ..tracebacks import boundary, free_last_error
+from .from_lightning import check_module, lightning_trainer
+from ..travel.blame import blame
+from ..travel.branch import BranchType, branch
+from ..travel.reachable_epochs import travel_of
+from ..travel.replay import Replay, replay
+from ..travel.rewind import Rewound, rewind
 from ..views.html import table_html
+from ..views.notebook import NotebookView
 from ..views.text import best_words, format_count
 
 # %% auto #0
-__all__ = ["AnyTrainer", "TrainerWeights", "TrainerInspection", "TrainerRuns", "TrainerFactories", "Trainer"]
-
+__all__ = ["AnyTrainer", "Trainer"]
 
 # %% ../../nbs/trainer/trainer.ipynb #daa6da77
-class TrainerWeights(TrainerBase):
-    """Save and load the weights of the model."""
-
-    @checked
-    def save_model(self, filename: str | Path, *, overwrite: bool = False) -> str | Path:
-        """Save the model's `state_dict` to `filename`, a path or a URL such as "s3://...".
-
-        A name that ends in ".safetensors" is written in that format, any other as a torch file. Returns `filename`. Raises
-        CheckpointError if the file exists, unless `overwrite` is True.
-        """
-        return self.control.do(lambda at: save_weights(self.model, filename, overwrite=overwrite))
-
-    @checked
-    def apply_weights(self, filename: str | Path | None = None, strict: bool = True) -> None:
-        """Load weights into the model, from a file or a URL. The default is the weights of the best epoch.
-
-        Raises CheckpointError if there are no weights, or if they don't fit the model. With `strict=False`, the weights that fit are
-        loaded and the others are ignored.
-        """
-        weights = self.train_state.best_weights if filename is None else with_base(read_weights(filename), self.model, filename)
-        if weights is None:
-            raise CheckpointError("There are no best weights yet.", remedy="Run an epoch first, or give a filename.")
-        self.control.do(lambda at: load_weights(self.model, weights, strict))
-
-    @staticmethod
-    @checked
-    def merge_checkpoint(files: str | Path | Iterable[str | Path], out: str | Path) -> Path:
-        """Merge a sharded checkpoint (`save_type="sharded"` or `"deduped"`), which each rank wrote a part of, into one.
-
-        `files`: the folder of the checkpoint, or all files in it. `out`: a file such as "whole.ckpt", which Lightning alone can read too;
-        or, if the name has no suffix, a folder of safetensors. Returns the path. If a part is missing, raises a CheckpointError that
-        names it.
-        """
-        return merge_checkpoint(files, out)
-
-
-# %% ../../nbs/trainer/trainer.ipynb #9b8c1e3f
-class TrainerInspection(TrainerBase):
-    """Inspect a trainer, its model and its data, without changing them."""
-
-    @checked
-    def check(self, batch: Any) -> None:
-        """Try `train_step` (with a backward pass) and `test_step` on one batch, and print their inputs and outputs. Changes nothing."""
-        print(self.control.do(lambda at: check_steps(self, batch)))
-
-    @checked
-    def summary(self, batch: Any) -> Summary:
-        """Summarize the layers of the model: output shapes and parameter counts, as found by calling `test_step` on `batch`."""
-        return self.control.do(lambda at: summarize(self, batch))
-
-    @checked
-    def lr_find(self, loader: Iterable[Any], *, start: float = 1e-7, end: float = 10.0, n_batches: int = 100) -> RangeTest:
-        """Find a learning rate: train on `n_batches` batches while the rate grows from `start` to `end`, then restore everything.
-
-        Returns the loss at each rate, with a `suggestion` and a `plot()`. Precision, accumulation and gradient clipping apply as in a run;
-        the schedule, other addons, and the callbacks and loggers of `lightning=` do not. The rate is set on the first parameter group;
-        the other groups keep their ratio to it. What the steps append to a list meanwhile is removed, also from a list that they reach
-        by a closure or a global name. Raises ConfigError for invalid arguments.
-        """
-        arguments = device_args(self.device) | update_args(self.precision, self.lightning)
-        clips = [addon for addon in self.active_addons if isinstance(addon, GradientClipAddon)]
-        arguments["callbacks"] = [callback for addon in clips for callback in addon.callbacks(self)]
-        return find_lr(self, loader, arguments, start, end, n_batches)
-
-    @checked
-    def show_results(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
-        """Show the first `n` samples of `loader` with the "output" of `test_step` and the label, as a figure. Changes nothing.
-
-        The label is the step's "label", or else the second item of the batch. `draw(axes, sample)` draws a sample on matplotlib axes.
-        Without it, images, curves, short rows of features and segmentation masks are recognized and drawn. `classes` are the class
-        names, by number.
-        """
-        return self.control.do(lambda at: first_samples(self, loader, n, draw, classes))
-
-    @checked
-    def show_worst(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
-        """Show the `n` samples of `loader` with the highest loss, the worst first. The arguments are as for `show_results`.
-
-        If `test_step` returns "losses", of shape (B,), they are used. Otherwise `test_step` is called once for each sample, in a batch of
-        one.
-        """
-        return self.control.do(lambda at: worst_samples(self, loader, n, draw, classes))
-
-    @checked
-    def to_config(self, path: str | Path | None = None, **fields: Any) -> str:
-        """Describe the newest run as YAML, and write it to `path` if given; `nbtrain fit -f run.yaml` repeats the run.
-
-        `fields` are fields of the configuration; they override what is read from the trainer. For a model that does not keep its arguments
-        under their names, give just those: `to_config("run.yaml", model={"args": {"width": 32}})`. Raises one ConfigError that lists
-        everything that can't be written: classes defined in cells, arguments that no object keeps, loaders other than a DataLoader.
-        """
-        kind = written_class(type(self))
-        from nbtrain.config.from_trainer import configuration_text  # not needed by a first step
-
-        text = configuration_text(self, (kind, constructor_parameters(kind)), fields)
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
-
-    def __repr__(self) -> str:
-        history = self.train_state.history
-        n_params = format_count(sum(p.numel() for p in self.model.parameters()))
-        parts = [f"{type(self.model).__name__} with {n_params} params on {self.device}", f"mode {self.mode}"]
-        if self.train_state.counts.epoch:
-            parts.append(f"{self.train_state.counts.epoch} epochs done")
-        if (best := history.best) is not None:
-            parts.append(best_words(best, self.monitor))
-        if self.run_dir is not None:
-            parts.append(short_path(self.run_dir))
-        return f"{self.title}({' · '.join(parts)})"
-
-    def _repr_html_(self) -> str:
-        history = self.train_state.history
-        table = table_html(history.table, history.best) if history.epochs else ""
-        return f"<div><code>{escape(repr(self))}</code></div>{table}"
-
-
-# %% ../../nbs/trainer/trainer.ipynb #9cd4531d
-class TrainerRuns(TrainerBase):
-    """Start runs."""
-
-    @overload
-    def run(
-        self,
-        n_epoch: int,
-        loader: Loaders | L.LightningDataModule | L.LightningModule,
-        valid_loader: Loaders | None = None,
-        *,
-        resume: str | Path | None = None,
-        background: Literal[False] = False,
-    ) -> RunResult: ...
-    @overload
-    def run(
-        self,
-        n_epoch: int,
-        loader: Loaders | L.LightningDataModule | L.LightningModule,
-        valid_loader: Loaders | None = None,
-        *,
-        resume: str | Path | None = None,
-        background: bool,
-    ) -> RunResult | RunHandle: ...
-    @checked
-    def run(
-        self,
-        n_epoch: int,
-        loader: Loaders | L.LightningDataModule | L.LightningModule,
-        valid_loader: Loaders | None = None,
-        *,
-        resume: str | Path | None = None,
-        background: bool = False,
-    ) -> RunResult | RunHandle:
-        """Train `n_epoch` MORE epochs on `loader`, and validate on `valid_loader` after each.
-
-        `valid_loader={"easy": a, "hard": b}` gives `val_loss` over all samples, `val_loss/easy` and `val_loss/hard`; with a list of loaders
-        the names are numbers. A LightningDataModule as `loader` provides both loaders; it is set up and torn down as under Lightning.
-
-        Before the first epoch, `test_step` is tried on one batch of `valid_loader`, so that an error in it, or a `monitor` that no step
-        returns, is raised at once. This dry run changes nothing; `lightning={"num_sanity_val_steps": 0}` turns it off.
-
-        Optimizer, schedule, epoch numbers and history continue from the previous run. In mode "test", `run` evaluates `loader` `n_epoch`
-        times; if `valid_loader` is given, it is evaluated first each time. Each row of `history.tests` has the metrics of both.
-
-        In a notebook, an interrupt (■) pauses the run between two batches and ends the cell with RunPaused; `resume()` continues at the
-        same batch. A second ■, or the Stop button, ends the run and the cell with RunStopped. With `background=True`, `run` returns a
-        RunHandle at once, and you can use the kernel during training. In a script, Ctrl-C ends the run after the current batch and raises
-        RunStopped, a KeyboardInterrupt.
-
-        `resume` (needs StateManagerAddon) restores a saved run and continues it: "auto" from the newest complete checkpoint, "last",
-        "best", or the path of a checkpoint. `n_epoch` then counts from where that run began, so that the same line starts the run,
-        resumes it after a crash, and does nothing in a new process once it is finished. Several such lines with one trainer are phases
-        that follow each other, each with a separate `n_epoch`. If nothing has been saved yet, all but a path start a new run.
-
-        Raises ConfigError for invalid arguments, before anything else happens; StepError for an invalid return value of a step;
-        CheckpointError for a state that can't be restored; and the exceptions of your own code.
-        """
-        if place := drop_failure(self):
-            self.recorder.note(f"the run that failed at {place} is dropped")
-        if resume is not None:
-            check_run(n_epoch, loader, valid_loader)
-            n_epoch = epochs_left(self, n_epoch, resume, None if is_data_source(loader) else loader)
-            if n_epoch == 0:
-                return RunOutcome(self).conclude("completed", "finished before")
-        return Run(self, n_epoch, loader, valid_loader).start(background=background)
-
-    @checked
-    def run_epoch(self, loader: Loaders | L.LightningDataModule) -> RunResult:
-        """Train one epoch on `loader`, or evaluate it in mode "test": the same as `run(1, loader)`."""
-        return self.run(1, loader)
-
-
-# %% ../../nbs/trainer/trainer.ipynb #fa5b7d71
-AnyTrainer = TypeVar("AnyTrainer", bound="TrainerFactories")
+AnyTrainer = TypeVar("AnyTrainer", bound="Trainer")
 # Arguments that addons take too
 _SHARED = ("device", "scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "hooks", "nonfinite", "save_path")
-
-
-class TrainerFactories(TrainerBase):
-    """Make a trainer from a checkpoint or a LightningModule, or a trainer class from two functions."""
-
-    @classmethod
-    @checked
-    def load_from_checkpoint(cls: type[AnyTrainer], path: str | Path, **arguments: Any) -> AnyTrainer:
-        """Make a trainer with `arguments`, and load the model's weights from a Lightning checkpoint of this class (path or URL)."""
-        if "optimizer" not in arguments:
-            arguments.setdefault("mode", "test")
-        trainer = cls(**arguments)
-        load_weights(trainer.model, with_base(read_weights(path), trainer.model, path))
-        return trainer
-
-    @classmethod
-    @checked
-    def from_lightning(cls: type[AnyTrainer], module: Any, mode: Mode = "train", **options: Any) -> AnyTrainer:
-        """Make a trainer for an existing LightningModule; its steps, hooks, optimizers and `self.log` work as under Lightning.
-
-        `options` are the arguments of the trainer, except optimizer and scheduler, which the module configures. To use addons, call it on
-        the class that `add_on` returns: `Trainer.add_on(StateManagerAddon).from_lightning(module, save_path="runs/lit")`.
-        """
-        check_module(module, options)
-        trainer = lightning_trainer(cls, type(module))(module, mode="test", **options)  # in mode "train" it would need an optimizer now
-        trainer.given["mode"] = mode
-        trainer.toggle(mode)
-        return trainer
-
-    @classmethod
-    @checked
-    def from_steps(
-        cls: type[AnyTrainer], train_step: Callable[..., Any], test_step: Callable[..., Any] | None = None, name: str = "StepsTrainer"
-    ) -> type[AnyTrainer]:
-        """Make a trainer class from two functions `(self, batch) -> dict`. Without `test_step`, `train_step` serves as both."""
-        namespace = {"train_step": train_step, "test_step": test_step or train_step, "__module__": train_step.__module__}
-        return type(name, (cls,), namespace)  # pyright: ignore[reportReturnType]
-
-
 _NOT_GIVEN = (
     "self",
     "addon_options",
@@ -307,10 +88,13 @@ _NOT_GIVEN = (
 )  # these don't affect the result of a run
 
 
-# %% ../../nbs/trainer/trainer.ipynb #473da3d6
-class Trainer(
-    TrainerRuns, TrainerFactories, TrainerControls, TrainerTimeTravel, TrainerEvaluation, TrainerInspection, TrainerWeights, TrainerProgress
-):
+def _losses(history: History, phase: str, name: str) -> list[float]:
+    table = history.steps[phase]
+    return table[name] if name in table.columns else []
+
+
+# %% ../../nbs/trainer/trainer.ipynb #59c73c8b
+class Trainer(TrainerBase):
     """Train a model with your `train_step` and `test_step`: subclass `Trainer` and write these two methods.
 
     Args:
@@ -407,5 +191,493 @@ class Trainer(
         self._begin_state()
         self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user
 
-    def _travel(self) -> Travel:
-        return travel_of(self)
+    # -- start a run
+    @overload
+    def run(
+        self,
+        n_epoch: int,
+        loader: Loaders | L.LightningDataModule | L.LightningModule,
+        valid_loader: Loaders | None = None,
+        *,
+        resume: str | Path | None = None,
+        background: Literal[False] = False,
+    ) -> RunResult: ...
+    @overload
+    def run(
+        self,
+        n_epoch: int,
+        loader: Loaders | L.LightningDataModule | L.LightningModule,
+        valid_loader: Loaders | None = None,
+        *,
+        resume: str | Path | None = None,
+        background: bool,
+    ) -> RunResult | RunHandle: ...
+    @checked
+    def run(
+        self,
+        n_epoch: int,
+        loader: Loaders | L.LightningDataModule | L.LightningModule,
+        valid_loader: Loaders | None = None,
+        *,
+        resume: str | Path | None = None,
+        background: bool = False,
+    ) -> RunResult | RunHandle:
+        """Train `n_epoch` MORE epochs on `loader`, and validate on `valid_loader` after each.
+
+        `valid_loader={"easy": a, "hard": b}` gives `val_loss` over all samples, `val_loss/easy` and `val_loss/hard`; with a list of loaders
+        the names are numbers. A LightningDataModule as `loader` provides both loaders; it is set up and torn down as under Lightning.
+
+        Before the first epoch, `test_step` is tried on one batch of `valid_loader`, so that an error in it, or a `monitor` that no step
+        returns, is raised at once. This dry run changes nothing; `lightning={"num_sanity_val_steps": 0}` turns it off.
+
+        Optimizer, schedule, epoch numbers and history continue from the previous run. In mode "test", `run` evaluates `loader` `n_epoch`
+        times; if `valid_loader` is given, it is evaluated first each time. Each row of `history.tests` has the metrics of both.
+
+        In a notebook, an interrupt (■) pauses the run between two batches and ends the cell with RunPaused; `resume()` continues at the
+        same batch. A second ■, or the Stop button, ends the run and the cell with RunStopped. With `background=True`, `run` returns a
+        RunHandle at once, and you can use the kernel during training. In a script, Ctrl-C ends the run after the current batch and raises
+        RunStopped, a KeyboardInterrupt.
+
+        `resume` (needs StateManagerAddon) restores a saved run and continues it: "auto" from the newest complete checkpoint, "last",
+        "best", or the path of a checkpoint. `n_epoch` then counts from where that run began, so that the same line starts the run,
+        resumes it after a crash, and does nothing in a new process once it is finished. Several such lines with one trainer are phases
+        that follow each other, each with a separate `n_epoch`. If nothing has been saved yet, all but a path start a new run.
+
+        Raises ConfigError for invalid arguments, before anything else happens; StepError for an invalid return value of a step;
+        CheckpointError for a state that can't be restored; and the exceptions of your own code.
+        """
+        if place := drop_failure(self):
+            self.recorder.note(f"the run that failed at {place} is dropped")
+        if resume is not None:
+            check_run(n_epoch, loader, valid_loader)
+            n_epoch = epochs_left(self, n_epoch, resume, None if is_data_source(loader) else loader)
+            if n_epoch == 0:
+                return RunOutcome(self).conclude("completed", "finished before")
+        return Run(self, n_epoch, loader, valid_loader, travel_of(self)).start(background=background)
+
+    @checked
+    def run_epoch(self, loader: Loaders | L.LightningDataModule) -> RunResult:
+        """Train one epoch on `loader`, or evaluate it in mode "test": the same as `run(1, loader)`."""
+        return self.run(1, loader)
+
+    # -- change a run in progress
+    @boundary
+    def pause(self) -> None:
+        """Pause the run between two batches, and wait until it is paused. Called in a step or a callback, it returns at once.
+
+        Raises ConfigError for a run in the main thread, such as `run` in a script: nothing could resume it.
+        """
+        handle_of(self)
+        self.control.pause()
+        if threading.current_thread() is not self.control.thread:
+            self.control.wait_settled()
+
+    @checked
+    def resume(
+        self, steps: type[TrainerBase] | type[L.LightningModule] | None = None, *, skip: bool = False, background: bool = False
+    ) -> RunResult | RunHandle | None:
+        """Continue a paused run at its next batch, as if it had never been paused, and wait for it unless `background`.
+
+        `steps` is a redefined class, such as `Digits` after you edited and ran its cell: its steps are used from the next batch on. If they
+        fail on that batch, the old ones are restored and the run stays paused.
+
+        Where `from_lightning` made the trainer, `steps` is your LightningModule's class.
+
+        If an error paused the run, the failed batch is tried again with everything that you redefined in the notebook since, including
+        callbacks, datasets and models. `skip=True` skips the batch, without an update. If no run is paused, it says so, and the next
+        run uses `steps`.
+        Returns the result, or the RunHandle with `background=True`.
+        """
+        return resume(self, steps, skip=skip, background=background)
+
+    @checked
+    def use(self, steps: type[TrainerBase] | type[L.LightningModule]) -> None:
+        """Use the steps of a redefined class, such as `Digits` after you edited and ran its cell: at once, or after the current batch."""
+        self.control.do(lambda at: adopt_redefined(self, steps))
+
+    @property
+    def failure(self) -> Failure | None:
+        """The error that paused the run, with its place, the batch and the variables of the step; else None."""
+        return self.control.failure
+
+    @boundary
+    def stop(self) -> RunResult | None:
+        """End the run between two batches, wait until it has ended, and return the result.
+
+        The state is saved if the trainer has a StateManagerAddon. Called in a step or a callback, it returns at once. Does nothing if no
+        run is in progress.
+        """
+        self.control.stop()
+        if threading.current_thread() is not self.control.thread and self.handle is not None:
+            self.handle.join()
+        return self.result
+
+    @boundary
+    def set(self, **options: Any) -> None:
+        """Change options of the optimizer between two batches: `set(lr=1e-4)`. A new learning rate scales the schedule too."""
+        check_options(self.optimizer, options)
+        if not self.control.request_elsewhere("set", **options):
+            set_options(self, options)
+
+    @boundary
+    def validate_now(self) -> dict[str, float] | None:
+        """Validate between two batches, in a run with a `valid_loader`. Returns the metrics.
+
+        Called in a step or a callback, it returns None, and the run validates after the batch.
+        """
+        return None if self.control.request_elsewhere("validate_now") else validate_now(self)
+
+    @boundary
+    def show(self) -> None:
+        """Show the newest run in this cell; during a run, the view is live."""
+        if isinstance(self.view, NotebookView):
+            self.view.show()
+        else:
+            print(repr(self.train_state.history))
+
+    @boundary
+    def free(self) -> None:
+        """Release the batch and the gradients that the traceback of a failed run holds; `%debug` does not work afterwards.
+
+        During a run the gradients are kept, because the next update needs them. If an error paused the run, the batch is kept too,
+        because `resume` tries it again.
+        """
+        if isinstance(self.handle, RunHandle):
+            self.handle.free()
+        free_last_error()
+        if self.optimizer is not None and self.control.state == "idle":
+            self.optimizer.zero_grad()
+
+    # -- evaluate and predict
+    @checked
+    def run_batch(self, batch: Any) -> dict[str, Any]:
+        """Train on one batch, or evaluate it in mode "test". It counts as a step, but not as an epoch. Returns what the step returned."""
+        return run_batch(self, batch)
+
+    @checked
+    def evaluate(self, data: Loaders | Dataset[Any] | L.LightningDataModule, batch_size: int = 32) -> dict[str, float]:
+        """Evaluate a loader or a dataset: return the mean of each metric of `test_step`, by the names that the step uses.
+
+        For several loaders, `{"easy": a, "hard": b}`, it returns `loss` over all samples, `loss/easy` and `loss/hard`.
+
+        The metrics are recorded in `history.tests`; mode and `result` don't change. `batch_size` applies to a dataset. During a run, also
+        a paused one, it evaluates between two batches and records nothing; metrics of addons are then missing.
+        """
+        return evaluate(self, self._batches(data, batch_size))
+
+    @checked
+    def validate(self, loader: Loaders | L.LightningDataModule) -> dict[str, float]:
+        """Validate once: return the mean of each metric of `test_step` over a loader, by the names that the step uses, as a run would now.
+
+        The metrics are recorded in `history.tests` as `val_*`. Mode, `result` and the random number generators don't change.
+        """
+        return {name.removeprefix("val_"): value for name, value in validate(self, loader).items()}
+
+    @checked
+    def inference(self, loader: Iterable[Any] | Dataset[Any] | L.LightningDataModule, batch_size: int | None = None) -> list[Any]:
+        """Return the "output" of `test_step` for each batch of `loader`, on the CPU. Mode, logs, metrics and history don't change.
+
+        `batch_size` applies to a dataset; the default is 32.
+        """
+        return collect(self, self._batches(loader, batch_size), self._test_output)
+
+    @checked
+    def predict(self, x: Any, batch_size: int | None = None) -> Any:
+        """Predict for a tensor, an array, a pandas DataFrame, a batch, a loader or a dataset.
+
+        For a tensor, an array or a DataFrame it returns the output of the model; for a batch (a tuple, list, mapping or dataclass) the
+        "output" of `test_step`; for a loader the outputs of its batches in its order, concatenated if they are tensors. A dataset is read
+        in its order, in batches of `batch_size` (32). Inputs are moved to the device; the result is on the CPU. Nothing else changes.
+        """
+        x = as_tensor(x) if is_array(x) else x
+        if isinstance(x, Tensor):
+            directly = self.control.do(lambda at: predict_directly(self, x))
+            return collect(self, [x], self.model)[0] if directly is None else directly[0]
+        if isinstance(x, (tuple, list, Mapping)) or is_dataclass(x):
+            return collect(self, [x], self._test_output)[0]
+        outputs = collect(self, self._batches(x, batch_size), lambda b: self.model(b) if isinstance(b, Tensor) else self._test_output(b))
+        return torch.cat(outputs) if outputs and all(isinstance(output, Tensor) for output in outputs) else outputs
+
+    def _batches(self, data: Any, batch_size: int | None) -> Any:
+        """A loader of a dataset, in its order; anything else as it is."""
+        return batches_of(data, batch_size)
+
+    def _test_output(self, batch: Any) -> Any:
+        output = self.test_step(batch)
+        if not isinstance(output, Mapping) or "output" not in output:
+            raise self._without_output(output)
+        return output["output"]
+
+    def _without_output(self, output: Any) -> StepError:
+        names = ", ".join(map(repr, output)) if isinstance(output, Mapping) else type(output).__name__
+        return StepError(f"test_step returned {names}, without 'output'.", remedy='Return {"output": ...} too, to predict.')
+
+    # -- inspect the trainer, its model and its data, without changing them
+    @checked
+    def check(self, batch: Any) -> None:
+        """Try `train_step` (with a backward pass) and `test_step` on one batch, and print their inputs and outputs. Changes nothing."""
+        print(self.control.do(lambda at: check_steps(self, batch)))
+
+    @checked
+    def summary(self, batch: Any) -> Summary:
+        """Summarize the layers of the model: output shapes and parameter counts, as found by calling `test_step` on `batch`."""
+        return self.control.do(lambda at: summarize(self, batch))
+
+    @checked
+    def lr_find(self, loader: Iterable[Any], *, start: float = 1e-7, end: float = 10.0, n_batches: int = 100) -> RangeTest:
+        """Find a learning rate: train on `n_batches` batches while the rate grows from `start` to `end`, then restore everything.
+
+        Returns the loss at each rate, with a `suggestion` and a `plot()`. Precision, accumulation and gradient clipping apply as in a run;
+        the schedule, other addons, and the callbacks and loggers of `lightning=` do not. The rate is set on the first parameter group;
+        the other groups keep their ratio to it. What the steps append to a list meanwhile is removed, also from a list that they reach
+        by a closure or a global name. Raises ConfigError for invalid arguments.
+        """
+        arguments = device_args(self.device) | update_args(self.precision, self.lightning)
+        clips = [addon for addon in self.active_addons if isinstance(addon, GradientClipAddon)]
+        arguments["callbacks"] = [callback for addon in clips for callback in addon.callbacks(self)]
+        return find_lr(self, loader, arguments, start, end, n_batches)
+
+    @checked
+    def show_results(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
+        """Show the first `n` samples of `loader` with the "output" of `test_step` and the label, as a figure. Changes nothing.
+
+        The label is the step's "label", or else the second item of the batch. `draw(axes, sample)` draws a sample on matplotlib axes.
+        Without it, images, curves, short rows of features and segmentation masks are recognized and drawn. `classes` are the class
+        names, by number.
+        """
+        return self.control.do(lambda at: first_samples(self, loader, n, draw, classes))
+
+    @checked
+    def show_worst(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
+        """Show the `n` samples of `loader` with the highest loss, the worst first. The arguments are as for `show_results`.
+
+        If `test_step` returns "losses", of shape (B,), they are used. Otherwise `test_step` is called once for each sample, in a batch of
+        one.
+        """
+        return self.control.do(lambda at: worst_samples(self, loader, n, draw, classes))
+
+    @checked
+    def to_config(self, path: str | Path | None = None, **fields: Any) -> str:
+        """Describe the newest run as YAML, and write it to `path` if given; `nbtrain fit -f run.yaml` repeats the run.
+
+        `fields` are fields of the configuration; they override what is read from the trainer. For a model that does not keep its arguments
+        under their names, give just those: `to_config("run.yaml", model={"args": {"width": 32}})`. Raises one ConfigError that lists
+        everything that can't be written: classes defined in cells, arguments that no object keeps, loaders other than a DataLoader.
+        """
+        kind = written_class(type(self))
+        from nbtrain.config.from_trainer import configuration_text  # not needed by a first step
+
+        text = configuration_text(self, (kind, constructor_parameters(kind)), fields)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    # -- go back in a run
+    @checked
+    def rewind(self, at: Literal["best"] | None = None, *, epoch: int | None = None, step: int | None = None) -> Rewound:
+        """Restore the trainer to an earlier place: after `epoch` epochs, after `step` batches, or at the best epoch (`rewind("best")`).
+
+        It restores the weights, the optimizer, the schedule, the random number generators, the position in the data, and the history up
+        to that place, and adds a mark. `run(2, loader)` then repeats the epochs bit for bit; after `set(lr=...)` it takes another course.
+        `epoch=0` is the start. `step` counts processed batches, validation included: if an epoch has 45 training batches and 2
+        validation batches, epoch 1 ends at step 47 and epoch 2 begins with step 48. The history, the views and errors count the
+        same way. Only schedules and the names of checkpoint files count optimizer updates, as in Lightning.
+
+        If no state was kept at that place, a copy of the trainer trains to it from the nearest earlier state. The start is kept, and all
+        epochs that take as long as 200 copies of a state and fit into the memory. Everything after the place is dropped; use `branch` to
+        keep it. A paused run is ended. Raises ConfigError during a run and for a place that does not exist,
+        and CheckpointError if no state leads to it.
+        """
+        return rewind(self, at, epoch, step)
+
+    @checked
+    def branch(
+        self: BranchType,
+        at: Literal["best"] | None = None,
+        *,
+        epoch: int | None = None,
+        step: int | None = None,
+        steps: type[TrainerBase] | None = None,
+        **options: Any,
+    ) -> BranchType:
+        """Return a second trainer that continues from an earlier place, given as in `rewind`: `branch(epoch=3, lr=1e-4)`.
+
+        `options` are options of the optimizer, as in `set`; `steps` is a class with other steps. To train on other data, pass other loaders
+        to the `run` of the branch. The model and the optimizer are copies. With a `save_path`, the branch writes to a folder named after
+        its parent's, such as `run-001-b1`; `nbtrain show` prints the tree, and `nbtrain.compare(trainer, branch)` draws both.
+
+        Both trainers may run at once in the background, but then they share the global random number generators, and neither run is
+        reproducible. Raises as `rewind` does, and OptionError for an option that the optimizer does not have.
+        """
+        return branch(self, at, epoch, step, steps, options)
+
+    @checked
+    def replay(self, step: int) -> Replay:
+        """Repeat training step `step` and inspect it: the batch, what the step returned, and the outputs, gradients and updates by layer.
+
+        A copy of the trainer repeats the step from the nearest earlier state. The run itself does not change, and may be running or
+        paused; you can also replay a step that failed. `step` is a number of `history.steps["train"]`, as views and errors name it; it
+        counts validation batches too. `replay(step).debug()` names the first module whose output is not finite. Raises
+        ConfigError if `step` is not a training step, and CheckpointError if no state leads to it.
+        """
+        return self.control.do(lambda at: replay(self, step))
+
+    @checked
+    def blame(self, step: int, n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
+        """Show the `n` samples with the largest gradients in the batch of training step `step`, with the weights before its update.
+
+        The step is called once for each sample, as a batch of one in eval mode. The title of each sample has its loss and the norm
+        of its gradient. `draw` and `classes` are as for `show_results`. The run does not change. Raises as `replay` does.
+        """
+        return self.control.do(lambda at: blame(self, step, n, draw, classes))
+
+    # -- counts, logs and metrics
+    @property
+    def current_step(self) -> int:
+        """The number of updates over all runs, which nnScaler and tlama call steps."""
+        return self.train_state.counts.update
+
+    @property
+    def current_epoch(self) -> int:
+        """The current epoch, from 0, until all its hooks have run; between runs, the number of finished epochs."""
+        return self.train_state.counts.epoch if self.module is None else self.module.trainer.current_epoch
+
+    @property
+    def counts(self) -> Counts:
+        """The numbers of finished epochs, batches and updates over all runs."""
+        return self.train_state.counts
+
+    @property
+    def history(self) -> History:
+        """The metrics of all runs."""
+        return self.train_state.history
+
+    @property
+    def train_metrics(self) -> dict[str, float]:
+        """What `metric_on_epoch_end` returned after the newest training pass."""
+        return self.train_state.metrics["train"]
+
+    @property
+    def test_metrics(self) -> dict[str, float]:
+        """What `metric_on_epoch_end` returned after the newest validation or test pass."""
+        return self.train_state.metrics["test"]
+
+    @property
+    def meters(self) -> dict[Mode, Meter]:
+        """The values of the newest passes, by mode."""
+        return self.train_state.meters
+
+    @property
+    def best_weights(self) -> Weights | None:
+        """A copy of the weights of the best epoch; None before the first."""
+        return self.train_state.best_weights
+
+    @property
+    def log_train(self) -> EpochLog:
+        """The values of the newest training pass by name: a float per batch, or tensors if `metric_on_epoch_end` may read them."""
+        return self.meters["train"].log
+
+    @property
+    def log_test(self) -> EpochLog:
+        """The values of the newest validation or test pass by name, as in `log_train`."""
+        return self.meters["test"].log
+
+    @property
+    def loss_history_train(self) -> list[float]:
+        """The training loss of each batch over all runs (thinned past 100,000)."""
+        return _losses(self.history, "train", "train_loss")
+
+    @property
+    def loss_history_test(self) -> list[float]:
+        """The validation loss of each batch over all runs; the test loss if there was no validation."""
+        return _losses(self.history, "valid", "val_loss") or _losses(self.history, "test", "test_loss")
+
+    @checked
+    def get_loss_history(self, mode: Mode = "train") -> list[float]:
+        """Return `loss_history_train` or `loss_history_test`."""
+        return self.loss_history_train if mode == "train" else self.loss_history_test
+
+    # -- weights
+    @checked
+    def save_model(self, filename: str | Path, *, overwrite: bool = False) -> str | Path:
+        """Save the model's `state_dict` to `filename`, a path or a URL such as "s3://...".
+
+        A name that ends in ".safetensors" is written in that format, any other as a torch file. Returns `filename`. Raises
+        CheckpointError if the file exists, unless `overwrite` is True.
+        """
+        return self.control.do(lambda at: save_weights(self.model, filename, overwrite=overwrite))
+
+    @checked
+    def apply_weights(self, filename: str | Path | None = None, strict: bool = True) -> None:
+        """Load weights into the model, from a file or a URL. The default is the weights of the best epoch.
+
+        Raises CheckpointError if there are no weights, or if they don't fit the model. With `strict=False`, the weights that fit are
+        loaded and the others are ignored.
+        """
+        weights = self.train_state.best_weights if filename is None else with_base(read_weights(filename), self.model, filename)
+        if weights is None:
+            raise CheckpointError("There are no best weights yet.", remedy="Run an epoch first, or give a filename.")
+        self.control.do(lambda at: load_weights(self.model, weights, strict))
+
+    @staticmethod
+    @checked
+    def merge_checkpoint(files: str | Path | Iterable[str | Path], out: str | Path) -> Path:
+        """Merge a sharded checkpoint (`save_type="sharded"` or `"deduped"`), which each rank wrote a part of, into one.
+
+        `files`: the folder of the checkpoint, or all files in it. `out`: a file such as "whole.ckpt", which Lightning alone can read too;
+        or, if the name has no suffix, a folder of safetensors. Returns the path. If a part is missing, raises a CheckpointError that
+        names it.
+        """
+        return merge_checkpoint(files, out)
+
+    # -- other ways to make a trainer
+    @classmethod
+    @checked
+    def load_from_checkpoint(cls: type[AnyTrainer], path: str | Path, **arguments: Any) -> AnyTrainer:
+        """Make a trainer with `arguments`, and load the model's weights from a Lightning checkpoint of this class (path or URL)."""
+        if "optimizer" not in arguments:
+            arguments.setdefault("mode", "test")
+        trainer = cls(**arguments)
+        load_weights(trainer.model, with_base(read_weights(path), trainer.model, path))
+        return trainer
+
+    @classmethod
+    @checked
+    def from_lightning(cls: type[AnyTrainer], module: Any, mode: Mode = "train", **options: Any) -> AnyTrainer:
+        """Make a trainer for an existing LightningModule; its steps, hooks, optimizers and `self.log` work as under Lightning.
+
+        `options` are the arguments of the trainer, except optimizer and scheduler, which the module configures. To use addons, call it on
+        the class that `add_on` returns: `Trainer.add_on(StateManagerAddon).from_lightning(module, save_path="runs/lit")`.
+        """
+        check_module(module, options)
+        trainer = lightning_trainer(cls, type(module))(module, mode="test", **options)  # in mode "train" it would need an optimizer now
+        trainer.given["mode"] = mode
+        trainer.toggle(mode)
+        return trainer
+
+    @classmethod
+    @checked
+    def from_steps(
+        cls: type[AnyTrainer], train_step: Callable[..., Any], test_step: Callable[..., Any] | None = None, name: str = "StepsTrainer"
+    ) -> type[AnyTrainer]:
+        """Make a trainer class from two functions `(self, batch) -> dict`. Without `test_step`, `train_step` serves as both."""
+        namespace = {"train_step": train_step, "test_step": test_step or train_step, "__module__": train_step.__module__}
+        return type(name, (cls,), namespace)  # pyright: ignore[reportReturnType]
+
+    # -- as text
+    def __repr__(self) -> str:
+        history = self.train_state.history
+        n_params = format_count(sum(p.numel() for p in self.model.parameters()))
+        parts = [f"{type(self.model).__name__} with {n_params} params on {self.device}", f"mode {self.mode}"]
+        if self.train_state.counts.epoch:
+            parts.append(f"{self.train_state.counts.epoch} epochs done")
+        if (best := history.best) is not None:
+            parts.append(best_words(best, self.monitor))
+        if self.run_dir is not None:
+            parts.append(short_path(self.run_dir))
+        return f"{self.title}({' · '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        history = self.train_state.history
+        table = table_html(history.table, history.best) if history.epochs else ""
+        return f"<div><code>{escape(repr(self))}</code></div>{table}"

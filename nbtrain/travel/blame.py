@@ -13,20 +13,17 @@ from typing import Any
 import lightning as L
 import torch
 
-from ..annotations import checked
 from ..data.batch import batch_size
 from ..engine.step_output import check_output
 from ..errors import ConfigError
 from ..rng import keep_random
 from ..base.trainer_base import TrainerBase
 from ..tools.gallery import Draw, Gallery, Sample, draw_sample, samples_of, single
-from .branch import TrainerBranch
-from .replay import TrainerReplay, watched_step
-from .rewind import TrainerRewind
+from .replay import watched_step
 from ..views.text import format_value
 
 # %% auto #0
-__all__ = ["BlamedSample", "blame", "TrainerBlame", "TrainerTimeTravel"]
+__all__ = ["BlamedSample", "blame"]
 
 
 # %% ../../nbs/travel/blame.ipynb #71559901
@@ -85,20 +82,3 @@ def _sample(trainer: TrainerBase, batch: Any, index: int, step: int, pl_trainer:
     output, loss, gradient = _alone(trainer, batch, step, pl_trainer)
     found = samples_of(trainer, batch, output, index)[0]
     return BlamedSample(found.index, found.input, found.output, found.label, loss, found.batch, classes, gradient)
-
-
-class TrainerBlame(TrainerBase):
-    """Find the samples behind a bad step."""
-
-    @checked
-    def blame(self, step: int, n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
-        """Show the `n` samples with the largest gradients in the batch of training step `step`, with the weights before its update.
-
-        The step is called once for each sample, as a batch of one in eval mode. The title of each sample has its loss and the norm
-        of its gradient. `draw` and `classes` are as for `show_results`. The run does not change. Raises as `replay` does.
-        """
-        return self.control.do(lambda at: blame(self, step, n, draw, classes))
-
-
-class TrainerTimeTravel(TrainerRewind, TrainerReplay, TrainerBranch, TrainerBlame):
-    """Rewind, replay, branch and blame."""

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from ..annotations import checked
 from ..history.run_tree import Fork
 from ..base.trainer_base import TrainerBase
 from ..run.live_edits import check_options, set_options
@@ -22,10 +21,10 @@ from .scratch_trainer import copy_trainer, recompute
 from ..addons.state_manager import StateManagerAddon
 from ..views.text import format_value
 
-BranchType = TypeVar("BranchType", bound="TrainerBranch")
+BranchType = TypeVar("BranchType", bound=TrainerBase)
 
 # %% auto #0
-__all__ = ["BranchType", "branch", "TrainerBranch"]
+__all__ = ["BranchType", "branch"]
 
 
 # %% ../../nbs/travel/branch.ipynb #b592a554
@@ -47,7 +46,16 @@ def _restorer(trainer: TrainerBase, step: int) -> Callable[[TrainerBase], Any]:
     return partial(restore_kept, kept=kept if kept.step == step else recompute(trainer, kept, step))
 
 
-def branch(trainer: BranchType, step: int, steps: type[TrainerBase] | None, options: dict[str, Any]) -> BranchType:
+def branch(
+    trainer: BranchType, at: str | None, epoch: int | None, step: int | None, steps: type[TrainerBase] | None, options: dict[str, Any]
+) -> BranchType:
+    """A copy of `trainer` as it was at an earlier place, with other `options` of the optimizer, or other `steps`."""
+    if options:
+        check_options(trainer.optimizer, options)
+    return trainer.control.do(lambda boundary: _copy(trainer, step_of(trainer, at, epoch, step), steps, options))
+
+
+def _copy(trainer: BranchType, step: int, steps: type[TrainerBase] | None, options: dict[str, Any]) -> BranchType:
     """A copy of `trainer` as it was after `step` batches, with other `options` of the optimizer, or other `steps`."""
     restore = _restorer(trainer, step)
     made: Any = copy_trainer(trainer)
@@ -68,30 +76,3 @@ def branch(trainer: BranchType, step: int, steps: type[TrainerBase] | None, opti
     if options:
         set_options(made, options)
     return made
-
-
-class TrainerBranch(TrainerBase):
-    """Branch a run."""
-
-    @checked
-    def branch(
-        self: BranchType,
-        at: Literal["best"] | None = None,
-        *,
-        epoch: int | None = None,
-        step: int | None = None,
-        steps: type[TrainerBase] | None = None,
-        **options: Any,
-    ) -> BranchType:
-        """Return a second trainer that continues from an earlier place, given as in `rewind`: `branch(epoch=3, lr=1e-4)`.
-
-        `options` are options of the optimizer, as in `set`; `steps` is a class with other steps. To train on other data, pass other loaders
-        to the `run` of the branch. The model and the optimizer are copies. With a `save_path`, the branch writes to a folder named after
-        its parent's, such as `run-001-b1`; `nbtrain show` prints the tree, and `nbtrain.compare(trainer, branch)` draws both.
-
-        Both trainers may run at once in the background, but then they share the global random number generators, and neither run is
-        reproducible. Raises as `rewind` does, and OptionError for an option that the optimizer does not have.
-        """
-        if options:
-            check_options(self.optimizer, options)
-        return self.control.do(lambda at_: branch(self, step_of(self, at, epoch, step), steps, options))

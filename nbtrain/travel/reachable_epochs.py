@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from ..state.kept_states import KeptState
@@ -19,9 +18,9 @@ from ..state.disk import saved_states
 from .scratch_trainer import can_train
 from ..views.epoch_slider import Place, Travel
 from ..views.text import format_value
-
-if TYPE_CHECKING:
-    from nbtrain.base.trainer_base import TrainerBase
+from ..base.trainer_base import TrainerBase
+from .branch import branch
+from .rewind import rewind
 
 # %% auto #0
 __all__ = ["reachable_epochs", "travel_of"]
@@ -72,12 +71,12 @@ def reachable_epochs(trainer: TrainerBase) -> list[Place]:
 
 
 # %% ../../nbs/travel/reachable_epochs.ipynb #0bc27d97
-def _rewind(trainer: Any, epoch: int) -> str:
-    return repr(trainer.rewind(epoch=epoch))
+def _rewind(trainer: TrainerBase, epoch: int) -> str:
+    return repr(rewind(trainer, epoch=epoch))
 
 
-def _branch(trainer: Any, epoch: int) -> str:
-    made = trainer.branch(epoch=epoch)
+def _branch(trainer: TrainerBase, epoch: int) -> str:
+    made = branch(trainer, None, epoch, None, None, {})
     trainer.branches.append(made)
     at = f"the end of epoch {epoch}" if epoch else "the start"
     return f"Branched from {at} · trainer.branches[{len(trainer.branches) - 1}] is the branch: its run() continues from there"
@@ -91,7 +90,7 @@ def travel_of(trainer: TrainerBase) -> Travel:
         found = here()
         return reachable_epochs(found) if found is not None else []
 
-    def act(action: Callable[[Any, int], str], epoch: int) -> str:
+    def act(action: Callable[[TrainerBase, int], str], epoch: int) -> str:
         found = here()
         if found is None:
             raise ConfigError("The trainer of this run is gone: another one has its name, or it was deleted.")

@@ -21,7 +21,6 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
-from ..annotations import checked
 from ..data.batch import describe, tensors
 from ..engine.control import Leave
 from ..engine.step_output import as_output
@@ -33,7 +32,7 @@ from ..views.html import table_html
 from ..views.text import format_value, table_text
 
 # %% auto #0
-__all__ = ["Layer", "Replay", "layers_of", "StepWatcher", "watched_step", "replay", "Diagnosis", "diagnose", "TrainerReplay"]
+__all__ = ["Layer", "Replay", "layers_of", "StepWatcher", "watched_step", "replay", "Diagnosis", "diagnose"]
 
 
 # %% ../../nbs/travel/replay.ipynb #c0205bfd
@@ -326,19 +325,3 @@ def _of_update(seen: StepWatcher) -> Diagnosis:
         return Diagnosis("Everything in this step is finite.")
     by = f"{largest.share:.0%} of its weights" if largest.share < 10 else f"{largest.share:,.0f} times its weights"
     return Diagnosis(f"Everything in this step is finite; {largest.name or 'the model'} moved most, by {by}.")
-
-
-# %% ../../nbs/travel/replay.ipynb #9c306095
-class TrainerReplay(TrainerBase):
-    """Replay one step."""
-
-    @checked
-    def replay(self, step: int) -> Replay:
-        """Repeat training step `step` and inspect it: the batch, what the step returned, and the outputs, gradients and updates by layer.
-
-        A copy of the trainer repeats the step from the nearest earlier state. The run itself does not change, and may be running or
-        paused; you can also replay a step that failed. `step` is a number of `history.steps["train"]`, as views and errors name it; it
-        counts validation batches too. `replay(step).debug()` names the first module whose output is not finite. Raises
-        ConfigError if `step` is not a training step, and CheckpointError if no state leads to it.
-        """
-        return self.control.do(lambda at: replay(self, step))

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from ..annotations import checked
 from ..addons.state_manager import StateManagerAddon
 from ..state.kept_states import KeptState
 from ..objects import outside_names
@@ -23,7 +21,7 @@ from ..state.disk import nearest_saved, saved_states
 from .scratch_trainer import recompute
 
 # %% auto #0
-__all__ = ["step_of", "nearest_state", "outside", "Rewound", "saved_at", "load_saved", "rewind", "TrainerRewind", "end_paused"]
+__all__ = ["step_of", "nearest_state", "outside", "Rewound", "saved_at", "load_saved", "rewind"]
 
 
 # %% ../../nbs/travel/rewind.ipynb #80c257c3
@@ -125,7 +123,19 @@ def load_saved(trainer: TrainerBase, file: Path) -> int | None:
     return restored["nbtrain"]["finished"]
 
 
-def rewind(trainer: TrainerBase, step: int) -> Rewound:
+def rewind(trainer: TrainerBase, at: str | None = None, epoch: int | None = None, step: int | None = None) -> Rewound:
+    """Restore `trainer` to an earlier place, after ending a run that is paused, by hand or by an error."""
+    if not drop_failure(trainer) and trainer.control.state == "paused" and trainer.handle is not None:
+        trainer.control.stop()
+        trainer.handle.join()
+    refuse_while_on(trainer.control, trainer.recorder.place)
+    found = _restore(trainer, step_of(trainer, at, epoch, step))
+    if trainer.slider_view is not None:
+        trainer.slider_view.refresh_slider()
+    return found
+
+
+def _restore(trainer: TrainerBase, step: int) -> Rewound:
     """Restore `trainer` to its state after `step` batches."""
     if (file := saved_at(trainer, step)) is not None:
         batch = load_saved(trainer, file)
@@ -140,37 +150,3 @@ def rewind(trainer: TrainerBase, step: int) -> Rewound:
     found = Rewound(state.epoch, state.step, state.batch, step - kept.step, tuple(notes))
     trainer.recorder.mark(f"rewound to {found.place}")
     return found
-
-
-# %% ../../nbs/travel/rewind.ipynb #9c0d9e62
-class TrainerRewind(TrainerBase):
-    """Rewind a run."""
-
-    @checked
-    def rewind(self, at: Literal["best"] | None = None, *, epoch: int | None = None, step: int | None = None) -> Rewound:
-        """Restore the trainer to an earlier place: after `epoch` epochs, after `step` batches, or at the best epoch (`rewind("best")`).
-
-        It restores the weights, the optimizer, the schedule, the random number generators, the position in the data, and the history up
-        to that place, and adds a mark. `run(2, loader)` then repeats the epochs bit for bit; after `set(lr=...)` it takes another course.
-        `epoch=0` is the start. `step` counts processed batches, validation included: if an epoch has 45 training batches and 2
-        validation batches, epoch 1 ends at step 47 and epoch 2 begins with step 48. The history, the views and errors count the
-        same way. Only schedules and the names of checkpoint files count optimizer updates, as in Lightning.
-
-        If no state was kept at that place, a copy of the trainer trains to it from the nearest earlier state. The start is kept, and all
-        epochs that take as long as 200 copies of a state and fit into the memory. Everything after the place is dropped; use `branch` to
-        keep it. A paused run is ended. Raises ConfigError during a run and for a place that does not exist,
-        and CheckpointError if no state leads to it.
-        """
-        end_paused(self)
-        refuse_while_on(self.control, self.recorder.place)
-        found = rewind(self, step_of(self, at, epoch, step))
-        if self.slider_view is not None:
-            self.slider_view.refresh_slider()
-        return found
-
-
-def end_paused(trainer: TrainerBase) -> None:
-    """End a run that is paused, by hand or by an error."""
-    if not drop_failure(trainer) and trainer.control.state == "paused" and trainer.handle is not None:
-        trainer.control.stop()
-        trainer.handle.join()
