@@ -184,15 +184,13 @@ class Document:
                 self.set(at, value, other.place(from_at))
                 self.places |= {(*at, *p[len(from_at) :]): place for p, place in other.places.items() if p[: len(from_at)] == from_at}
                 continue
-            if not isinstance(self._find(at), dict):
+            try:
+                is_dict = isinstance(self.get(at), dict)
+            except KeyError:
+                is_dict = False
+            if not is_dict:
                 self.set(at, {}, other.place(from_at))
             self._merge(other, value, at, from_at)
-
-    def _find(self, at: At) -> Any:
-        try:
-            return self.get(at)
-        except KeyError:
-            return None
 
 
 # %% ../../nbs/config/document.ipynb #a8a2431d

@@ -74,10 +74,6 @@ def _part(read: Reader, item: Any, at: At, given: dict[str, Any], without: Itera
     return made | {key: read.plain(found, (*at, key))} | given
 
 
-def _model(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
-    return _part(read, trainer.model, ("model",), given)
-
-
 def _optimizer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
     optimizer = trainer.optimizer
     assert optimizer is not None  # `configuration` raises for a trainer without one
@@ -101,17 +97,13 @@ def _optimizer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) ->
     return made | {"args": read.plain(found, ("optimizer", "args"))} | clips | given
 
 
-def _accumulated(trainer: RecordedTrainer) -> Any:
-    return trainer.lightning.get("accumulate_grad_batches", 1)
-
-
 def _lr_scheduler(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
     scheduler, at = trainer.given.get("scheduler"), ("lr_scheduler",)
     if scheduler is None or "type" in given:
         return dict(given)
     if isinstance(scheduler, (LRScheduler, ReduceLROnPlateau)):
         by_batch = trainer.given["scheduler_step_on_batch"]
-        if by_batch and _accumulated(trainer) > 1:
+        if by_batch and trainer.lightning.get("accumulate_grad_batches", 1) > 1:
             read.problems.add("lr_scheduler: it steps each batch, and a job's each update.", remedy=say_it(at))
         made = _part(read, scheduler, at, given, ("optimizer", "last_epoch"))
         return made | {"interval": "step"} if by_batch else made
@@ -141,12 +133,6 @@ def _unsaved(trainer: RecordedTrainer) -> dict[str, Any]:
     return found | ({"validate_on_save": manager.validate_on_save} if differs else {})
 
 
-def _unplanned(trainer: RecordedTrainer) -> dict[str, Any]:
-    """Options of MultiGPUAddon that `compute_config` has no field for."""
-    names = ("tensor_plan", "parallelize", "memory_gb", "init_method") if MultiGPUAddon in type(trainer).addons else ()
-    return {name: trainer.given[name] for name in names if trainer.given.get(name) is not None}
-
-
 def _trainer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any], made_by: MadeBy) -> dict[str, Any]:
     kind, parameters = made_by
     own_fields = {*_TRAINER, *({*_DATASETS, *_OPTIMIZES} & trainer.given.keys())}
@@ -163,7 +149,10 @@ def _trainer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any], made
             found[p.name] = kept[p.name]
     device = found.pop("device", "auto")
     one = device[0] if isinstance(device, (list, tuple)) else device
-    args = read.plain(found | _unplanned(trainer), ("trainer", "args")) | ({"device": str(one)} if one != "auto" else {})
+    if MultiGPUAddon in type(trainer).addons:  # options that `compute_config` has no field for
+        names = ("tensor_plan", "parallelize", "memory_gb", "init_method")
+        found |= {name: trainer.given[name] for name in names if trainer.given.get(name) is not None}
+    args = read.plain(found, ("trainer", "args")) | ({"device": str(one)} if one != "auto" else {})
     made = {"type": given.get("type") or read.name(kind, ("trainer", "type"))}
     return made | {"args": args | _unsaved(trainer) | given.get("args", {})}
 
@@ -257,10 +246,6 @@ def _dataset_sampler(read: Reader, trainer: RecordedTrainer) -> Any:
     return kept
 
 
-def _micro_batch_size(read: Reader, trainer: RecordedTrainer) -> Any:
-    return getattr(trainer.ran.loader, "batch_size", None) if trainer.ran is not None else None
-
-
 def _grad_accumulation_steps(read: Reader, trainer: RecordedTrainer) -> Any:
     """The number of devices that share the batches of one copy of the model, because here each reads a whole batch."""
     compute = _compute_config(read, trainer) if _pas_policy(read, trainer) == "autodist" else None
@@ -336,10 +321,6 @@ def _precision(read: Reader, trainer: RecordedTrainer) -> Any:
     return {part: names.get(dtype, dtype) for part, dtype in dtypes.items() if dtype is not None}
 
 
-def _lightning(read: Reader, trainer: RecordedTrainer) -> Any:
-    return read.plain(trainer.lightning, ("lightning",))
-
-
 def _max_epochs(read: Reader, trainer: RecordedTrainer) -> Any:
     if trainer.ran is None:
         read.problems.add("max_epochs: the trainer has not run yet.", remedy="Give it: to_config(path, max_epochs=10).")
@@ -348,7 +329,7 @@ def _max_epochs(read: Reader, trainer: RecordedTrainer) -> Any:
 
 # %% ../../nbs/config/from_trainer.ipynb #271cd90a
 _SECTIONS: dict[str, Callable[[Reader, RecordedTrainer, dict[str, Any]], Any]] = {  # what is given of them is taken, and the rest found
-    "model": _model,
+    "model": lambda read, trainer, given: _part(read, trainer.model, ("model",), given),
     "optimizer": _optimizer,
     "lr_scheduler": _lr_scheduler,
     "dataset": _dataset,
@@ -357,14 +338,14 @@ _SECTIONS: dict[str, Callable[[Reader, RecordedTrainer, dict[str, Any]], Any]] =
 }
 _FIELDS: dict[str, Callable[[Reader, RecordedTrainer], Any]] = {  # these are found or given as a whole
     "dataset_sampler": _dataset_sampler,
-    "micro_batch_size": _micro_batch_size,
+    "micro_batch_size": lambda read, trainer: getattr(trainer.ran.loader, "batch_size", None) if trainer.ran is not None else None,
     "grad_accumulation_steps": _grad_accumulation_steps,
     "max_epochs": _max_epochs,
     "precision": _precision,
     "seed": lambda read, trainer: trainer.seed,
     "addons": _addons,
     "hook": _hook,
-    "lightning": _lightning,
+    "lightning": lambda read, trainer: read.plain(trainer.lightning, ("lightning",)),
     "compute_config": _compute_config,
     "pas_policy": _pas_policy,
     "enable_progress_bar": lambda read, trainer: None if trainer.log_bar else False,

@@ -63,12 +63,9 @@ def why_another(item: Any, arguments: Mapping[str, Any]) -> str:
         return f"{type(error).__name__}: {first_line(error)}"
     if isinstance(item, nn.Module):
         return "" if _outline(made) == _outline(item) else "its parameters or parts differ"
-    changed = [name for name in arguments if not same_value(_kept(made).get(name), _kept(item).get(name)) and not _is_part(arguments[name])]
+    plain = [name for name, value in arguments.items() if isinstance(value, (bool, int, float, str, tuple))]
+    changed = [name for name in plain if not same_value(_kept(made).get(name), _kept(item).get(name))]
     return f"{', '.join(changed)} differs" if changed else ""
-
-
-def _is_part(value: Any) -> bool:
-    return not isinstance(value, (bool, int, float, str, tuple))
 
 
 def _outline(module: nn.Module) -> Any:

@@ -202,12 +202,6 @@ class _Unfit(Exception):
     """The value does not have the type."""
 
 
-def _check_least(known: Field[Any], value: Any) -> None:
-    least = known.metadata["least"]
-    if least is not None and isinstance(value, int) and value < least:
-        raise _Unfit(f"{least} or more")
-
-
 def _fit(hint: Any, value: Any) -> Any:
     """Convert `value` to a plain type, a choice or a callable. Raises _Unfit with a description of what was expected."""
     if hint is Any:
@@ -261,8 +255,9 @@ class _SectionReader:
                 self.problems.add(f"There is no field {full}.", self.document.place((*at, name)), nearest(str(name), known))
                 continue
             try:
-                found[name] = self.value(hints[name], value, (*at, name))
-                _check_least(known[name], found[name])
+                found[name], least = self.value(hints[name], value, (*at, name)), known[name].metadata["least"]
+                if least is not None and isinstance(found[name], int) and found[name] < least:
+                    raise _Unfit(f"{least} or more")
             except _Unfit as unfit:
                 found.pop(name, None)
                 what = f"{dotted((*at, name))}: expected {unfit}, got {value!r}."
@@ -313,14 +308,10 @@ def describe_fields(kind: type[Any] = Settings, at: At = ()) -> list[str]:
             lines += [f"  {dotted(here)}: {known.metadata['help']}"]
             lines += describe_fields(section, (*here, *index))  # pyright: ignore[reportArgumentType]
         else:
-            lines += [f"  --{dotted(here)} {_type_words(hint)}{_default_words(known.default)}", f"        {known.metadata['help']}"]
+            shown = str(known.default).lower() if isinstance(known.default, bool) else repr(known.default)
+            default = "" if known.default in (None, MISSING) else f" = {shown}"
+            lines += [f"  --{dotted(here)} {_type_words(hint)}{default}", f"        {known.metadata['help']}"]
     return lines
-
-
-def _default_words(default: Any) -> str:
-    if default in (None, MISSING):
-        return ""
-    return f" = {str(default).lower() if isinstance(default, bool) else repr(default)}"
 
 
 def _type_words(hint: Any) -> str:

@@ -238,15 +238,12 @@ class Parallelism:
         if self.tensor_size > 1:
             parallelize_module(model, mesh["tensor_parallel"], tensor_styles(model, self.tensor_plan))
         if self.shard_size > 1:
-            shards = self._shards(mesh)
+            names, sizes = ("copies", "shards"), (self.n_devices // self.shard_size, self.shard_size)
+            is_whole = self.shard_size == self.n_readers
+            shards = mesh["data_parallel"] if is_whole else init_device_mesh(mesh.device_type, sizes, mesh_dim_names=names)
             for block in find_blocks(model):
                 fully_shard(block, mesh=shards)
             fully_shard(model, mesh=shards)
-
-    def _shards(self, mesh: DeviceMesh) -> DeviceMesh:
-        if self.shard_size == self.n_readers:
-            return mesh["data_parallel"]
-        return init_device_mesh(mesh.device_type, (self.n_devices // self.shard_size, self.shard_size), mesh_dim_names=("copies", "shards"))
 
 
 _STRATEGIES: dict[str, Callable[[Parallelism], Strategy]] = {
@@ -302,11 +299,6 @@ def _checked_size(name: str, size: int | None, n_devices: int) -> int:
 _TAKES = {"fsdp2": ("shard_size", "parallelize"), "tp": ("tensor_parallel_size", "tensor_plan", "parallelize")}
 
 
-def _lightning_names() -> list[str]:
-    """Lightning's names of strategies that start no processes."""
-    return [name for name in StrategyRegistry.available_strategies() if not re.search("spawn|fork|notebook", name)]
-
-
 def resolve_parallelism(
     strategy: Any,
     n_devices: int,
@@ -328,7 +320,8 @@ def resolve_parallelism(
     """
     if not isinstance(strategy, str):
         return _from_strategy(strategy, n_devices, device_type, tensor_plan, parallelize)
-    if strategy not in (*_STRATEGIES, "auto") and strategy in _lightning_names():
+    starts_processes = re.search("spawn|fork|notebook", strategy) is not None
+    if strategy not in (*_STRATEGIES, "auto") and strategy in StrategyRegistry.available_strategies() and not starts_processes:
         if strategy.startswith("deepspeed"):
             _check_devices("deepspeed", device_type)
         return _from_strategy(partial(StrategyRegistry.get, strategy), n_devices, device_type, tensor_plan, parallelize)

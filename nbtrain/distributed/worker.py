@@ -115,7 +115,14 @@ def describe_failure(error: BaseException, rank: int) -> RankFailure:
 
 def _pickled(error: BaseException) -> bytes | None:
     """The pickled exception; if pickling changes it, as often happens, a new one with its class and text; None if that fails, too."""
-    for make in (lambda: error, lambda: _with_notes(remake(type(error), str(error)), error)):
+
+    def made_again() -> BaseException:
+        made = remake(type(error), str(error))
+        for note in getattr(error, "__notes__", []):
+            add_note(made, note)
+        return made
+
+    for make in (lambda: error, made_again):
         try:
             data = dumps(make())
             again = loads(data)
@@ -124,12 +131,6 @@ def _pickled(error: BaseException) -> bytes | None:
         except Exception:
             continue
     return None
-
-
-def _with_notes(made: BaseException, error: BaseException) -> BaseException:
-    for note in getattr(error, "__notes__", []):
-        add_note(made, note)
-    return made
 
 
 # %% ../../nbs/distributed/worker.ipynb #93b4b077

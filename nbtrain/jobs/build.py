@@ -191,12 +191,6 @@ def _hooks(settings: Settings, maker: Maker) -> Any:
 
 
 # %% ../../nbs/jobs/build.ipynb #79c5bb2b
-def _devices(settings: Settings, document: Document) -> dict[str, Any]:
-    """The options of MultiGPUAddon. With torchrun or SLURM, the devices are those of each machine."""
-    plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems(), document)
-    return {"device": _named_devices(device_type(settings), plan.n_devices), **plan.options}
-
-
 def _named_devices(kind: str, n: int) -> list[str]:
     """`n` devices of a type, or those of each machine if torchrun or SLURM started the processes."""
     world = find_world()
@@ -240,7 +234,8 @@ def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callb
         given["hooks"] = hooks
     given |= maker.arguments(settings.trainer.args, ("trainer", "args"))
     if settings.compute_config.runtime_ngpus > 1:
-        given |= _devices(settings, maker.document)
+        plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems(), maker.document)
+        given |= {"device": _named_devices(device_type(settings), plan.n_devices), **plan.options}
     return kind.add_on(*addons)(
         model=model,
         optimizer=optimizer,

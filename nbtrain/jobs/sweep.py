@@ -29,13 +29,6 @@ __all__ = ["choices", "GridPoint", "grid", "run_sweep", "compare_sweep"]
 _MAX_POINTS = 10_000
 
 
-def _span(value: str, first: int, last: int) -> list[str | None]:
-    if last < first:
-        raise ConfigError(f"{value} has no numbers: the first is higher than the last.", remedy=f"Give {last}..{first}.")
-    _check_length(last - first + 1)
-    return [str(n) for n in range(first, last + 1)]
-
-
 def _check_length(n: int) -> None:
     if n > _MAX_POINTS:
         raise ConfigError(f"The sweep has {n:,} points, and each is a run.", remedy=f"Give {_MAX_POINTS:,} at most.")
@@ -46,7 +39,11 @@ def choices(value: str | None) -> list[str | None]:
     if value is None:
         return [None]
     if span := re.fullmatch(r"(-?\d+)\.\.(-?\d+)", value):
-        return _span(value, int(span[1]), int(span[2]))
+        first, last = int(span[1]), int(span[2])
+        if last < first:
+            raise ConfigError(f"{value} has no numbers: the first is higher than the last.", remedy=f"Give {last}..{first}.")
+        _check_length(last - first + 1)
+        return [str(n) for n in range(first, last + 1)]
     parts = re.findall(r"""(?:[^,\[\]{}()'"]|'[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\}|\([^)]*\))+""", value)
     return list(parts) if len(parts) > 1 else [value]
 
@@ -83,12 +80,6 @@ def _command(files: Sequence[str], point: GridPoint, folder: Path, trust: bool) 
     given = [word for file in files for word in ("-f", file)] + words
     last = [f"--checkpoint.save_dir={folder / point.name}", "--checkpoint.no_save=false", "--enable_progress_bar=false"]
     return [sys.executable, "-m", "nbtrain", "fit", *given, *last, *(["--trust"] if trust else [])]
-
-
-def _how_it_ended(code: int, output: Path) -> str:
-    if code in (128 + signal.SIGINT, -signal.SIGINT):
-        return "interrupted"
-    return "done" if code == 0 else f"failed with exit code {code}, see {output}"
 
 
 def _run_points(points: Sequence[GridPoint], jobs: int, start: Callable[[GridPoint], int]) -> dict[str, int]:
@@ -136,7 +127,9 @@ def run_sweep(
         place.mkdir(exist_ok=True)
         with (place / "output.txt").open("w") as output:
             code = subprocess.run(_command(files, point, Path(folder), trust), stdout=output, stderr=subprocess.STDOUT).returncode
-        report(f"{point.name}: {_how_it_ended(code, place / 'output.txt')}")
+        failed = f"failed with exit code {code}, see {place / 'output.txt'}"
+        ended = "interrupted" if code in (128 + signal.SIGINT, -signal.SIGINT) else "done" if code == 0 else failed
+        report(f"{point.name}: {ended}")
         return code
 
     return _run_points(points, jobs, start)

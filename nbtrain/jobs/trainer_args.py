@@ -48,10 +48,6 @@ class _KeepConfig(L.Callback):
 
 
 # %% ../../nbs/jobs/trainer_args.ipynb #369ea4d6
-def _written_in_python() -> Document:
-    return Document(trusted=True)  # code may name anything
-
-
 @dataclass(frozen=True)
 class ComputeArgs(NnScalerComputeFields, ComputeConfig):
     """The devices, with the accepted fields of nnScaler."""
@@ -63,7 +59,8 @@ class TrainerArgs(NnScalerFields, Settings):
     """The configuration of a run, with the fields of `Settings`: parts by name, their arguments, batches, limits, saving."""
 
     compute_config: ComputeArgs = described("devices", ComputeArgs)
-    document: Document = field(default_factory=_written_in_python, repr=False, compare=False)  # the document that it was read from
+    # The document that it was read from; in Python, code may name anything
+    document: Document = field(default_factory=lambda: Document(trusted=True), repr=False, compare=False)
 
     @classmethod
     @checked
@@ -132,7 +129,12 @@ class TrainerArgs(NnScalerFields, Settings):
 
     def plan(self) -> str:
         """Describe the run in a few lines."""
-        return _plan_text(self)
+        compute = plan_compute(self, self.compute_config.runtime_ngpus, Problems(), self.document)
+        n, micro, copies = accumulation(self, compute.n_copies, Problems()), self.micro_batch_size, compute.n_copies
+        size = f"{micro} × {copies} × {n} accumulated = {micro * copies * n} samples an update"
+        length = [f"{self.max_epochs} epochs" if self.max_epochs else "", f"{self.max_train_steps} updates" if self.max_train_steps else ""]
+        parts = [f"{_word(self.trainer.type) or 'ModelTrainer'}, {_word(self.model.type)}, {_word(self.optimizer.type)}"]
+        return "\n".join([*parts, str(compute), size, "at most " + " or ".join(filter(None, length)), *notes(self)])
 
     @checked
     def estimate(self, memory_gb: float | None = None) -> DevicePlan:
@@ -143,7 +145,12 @@ class TrainerArgs(NnScalerFields, Settings):
         """Make the trainer and the loaders. Raises one ConfigError with all problems, before any data is read."""
         self.check()
         keeper = _KeepConfig()
-        keeper.text, keeper.trainer = _config_text(self), (job := build(self, self._source, [keeper])).trainer
+        try:
+            keeper.text = self.to_yaml()
+        except ConfigError as error:  # with objects of a notebook
+            keeper.text = f"# {error}\n".replace("\n  ", "\n# ")
+        job = build(self, self._source, [keeper])
+        keeper.trainer = job.trainer
         return job
 
     @boundary
@@ -161,23 +168,5 @@ class TrainerArgs(NnScalerFields, Settings):
 
 
 # %% ../../nbs/jobs/trainer_args.ipynb #964f8463
-def _plan_text(args: TrainerArgs) -> str:
-    compute = plan_compute(args, args.compute_config.runtime_ngpus, Problems(), args.document)
-    n = accumulation(args, compute.n_copies, Problems())
-    micro, copies = args.micro_batch_size, compute.n_copies
-    size = f"{micro} × {copies} × {n} accumulated = {micro * copies * n} samples an update"
-    length = [f"{args.max_epochs} epochs" if args.max_epochs else "", f"{args.max_train_steps} updates" if args.max_train_steps else ""]
-    parts = [f"{_word(args.trainer.type) or 'ModelTrainer'}, {_word(args.model.type)}, {_word(args.optimizer.type)}"]
-    return "\n".join([*parts, str(compute), size, "at most " + " or ".join(filter(None, length)), *notes(args)])
-
-
 def _word(name: Any) -> str:
     return name if isinstance(name, str) else getattr(name, "__qualname__", "") if name is not None else ""
-
-
-def _config_text(args: TrainerArgs) -> str:
-    """The YAML for the run folder, or a comment that says why it can't be written, as with objects of a notebook."""
-    try:
-        return args.to_yaml()
-    except ConfigError as error:
-        return f"# {error}\n".replace("\n  ", "\n# ")

@@ -129,13 +129,6 @@ def _check_compute(settings: Settings, document: Document, problems: Problems) -
     return plan
 
 
-def _check_batches(settings: Settings, plan: ComputePlan, document: Document, problems: Problems) -> None:
-    found = Problems()
-    device_batches(settings, plan, found)
-    for problem in found.found:
-        problems.add(problem.what, document.place(("global_batch_size",)), problem.remedy)
-
-
 # %% ../../nbs/jobs/validate.ipynb #6694d359
 def _check_limits(settings: Settings, document: Document, problems: Problems) -> None:
     saving = settings.checkpoint
@@ -207,7 +200,9 @@ def check_settings(settings: Settings, document: Document, problems: Problems) -
     if settings.init_module is not None:
         load_checked(settings.init_module, ("init_module",), document, problems)
     plan = _check_compute(settings, document, problems)
-    _check_batches(settings, plan, document, problems)
+    device_batches(settings, plan, batches := Problems())
+    for problem in batches.found:
+        problems.add(problem.what, document.place(("global_batch_size",)), problem.remedy)
     _check_limits(settings, document, problems)
     _check_reduction(settings, document, problems)
     check_value(settings.vars, ("vars",), document, problems)
