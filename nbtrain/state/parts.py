@@ -318,8 +318,8 @@ def take_parts(at: Moment) -> dict[str, Any]:
     """Take nbtrain's part of a state. In mid-epoch all ranks must call it; the result has the parts of each rank."""
     trainer, is_open = at.trainer, at.finished is not None
     parts = parts_of(trainer)
-    of_rank_names = {name for name, part in parts.items() if part.of_rank}
-    found, of_ranks = take_named(at, parts.keys() - of_rank_names), take_named(at, of_rank_names)
+    of_rank_names = [name for name, part in parts.items() if part.of_rank]
+    found, of_ranks = take_named(at, parts.keys() - {*of_rank_names}), take_named(at, of_rank_names)
     values = gather(of_ranks) if is_open else []
     return {
         **found,
