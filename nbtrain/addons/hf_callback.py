@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .state_manager import StateManagerAddon
+from ..state.states import StatefulTrainer
 from ..engine.callback import Stopper
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
@@ -103,7 +104,7 @@ def _obey(control: Any, pl_trainer: L.Trainer, module: L.LightningModule, name: 
         managers = [addon for addon in trainer.active_addons if isinstance(addon, StateManagerAddon)] if trainer is not None else []
         _check(is_on and bool(managers), name, "should_save", "StateManagerAddon")
         assert trainer is not None
-        managers[0].save_state(trainer)
+        managers[0].save_state(cast(StatefulTrainer, trainer))
     control.should_evaluate = control.should_save = False
 
 

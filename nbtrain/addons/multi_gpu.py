@@ -28,6 +28,7 @@ from ..distributed.memory_estimate import device_memory, plan_devices
 from ..distributed.parallelism import Parallelize, resolve_parallelism
 from ..distributed.rank import InWorld, RankCallback
 from ..state.replica import drive_copy, forward_event, restore_trainer, run_copy, take_state
+from ..state.states import StatefulTrainer
 from ..distributed.worker import Rank, Terminated, dumps
 from ..distributed.worker_pool import Launch, Pool
 from ..distributed.worker_rank import InWorker, WorkerEnvironment
@@ -61,7 +62,7 @@ class _Returned:
 class _Job:
     """The payload of a worker: a trainer's run."""
 
-    trainer: TrainerProtocol
+    trainer: StatefulTrainer
     drive: Callable[..., tuple[Status, str]]
     loaders: tuple[Any, Any]
     devices: list[torch.device]
@@ -275,7 +276,7 @@ class MultiGPUAddon(Launcher):
 
     # -- in this process, while the ranks train
     def launch(
-        self, trainer: TrainerProtocol, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any
+        self, trainer: StatefulTrainer, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any
     ) -> tuple[Status, str]:
         self._fit_parallelism(trainer)
         with _off_devices(trainer):
@@ -288,7 +289,7 @@ class MultiGPUAddon(Launcher):
 
 
 # %% ../../nbs/addons/multi_gpu.ipynb #70ae4538
-def _follow(launch: Launch, trainer: TrainerProtocol, loaders: tuple[Any, Any]) -> tuple[Status, str]:
+def _follow(launch: Launch, trainer: StatefulTrainer, loaders: tuple[Any, Any]) -> tuple[Status, str]:
     """Wait for the ranks, and restore the state that they return."""
     before, listener, control = replace(trainer.train_state.counts), _Listener(trainer, launch), trainer.control
     control.elsewhere = launch.send
