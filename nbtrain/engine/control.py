@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import lightning as L
 
-from .callback import Leaving, is_of_hook, notify
+from .callback import Leaving, callbacks_of, is_of_hook, notify
 from ..errors import ConfigError, first_line
 from ..events import Phase
 from ..rng import random_state, set_random_state
@@ -33,7 +33,6 @@ __all__ = [
     "Request",
     "Requests",
     "Failed",
-    "FailureControl",
     "Control",
     "cause_of_end",
     "refuse_while_on",
@@ -221,51 +220,7 @@ class Requests:
         return len(self._waiting)
 
 
-# %% ../../nbs/engine/control.ipynb #36acacf0
-def _pause(run_state: RunState, requests: Requests, pl_trainer: L.Trainer, *, failed: bool = False) -> None:
-    """Wait here, and execute incoming requests, until the state changes."""
-    random = random_state()
-    modes = [(layer, layer.training) for layer in pl_trainer.lightning_module.modules()]
-    notify(pl_trainer, "on_paused")
-    run_state.pause(failed=failed)
-    while run_state.name == "paused":
-        requests.wait()
-        set_random_state(random)  # for a checkpoint that is saved now
-        requests.run()
-    for layer, training in modes:
-        layer.training = training
-    set_random_state(random)
-    run_state.notify()
-    if run_state.name == "running":
-        notify(pl_trainer, "on_resumed")
-
-
-# %% ../../nbs/engine/control.ipynb #5ba7050a
-def _attend(run_state: RunState, requests: Requests, at: Boundary) -> None:
-    """Execute the requests at this boundary. Returns when the run may continue; raises Leave if it must end."""
-    requests.at = at
-    try:
-        run_state.notify(only_late=True)
-        requests.run()
-        if run_state.name == "pausing" and (at.may_leave or at.phase != "train"):
-            _pause(run_state, requests, at.pl_trainer)
-    finally:
-        requests.at = None
-    with run_state.changed:
-        run_state.requested = len(requests) > 0 or run_state.name in ("pausing", "stopping")
-    if run_state.name == "stopping" and at.may_leave:
-        if at.phase == "train":
-            _notify_leaving(at.pl_trainer)
-        raise Leave
-
-
-def _notify_leaving(pl_trainer: L.Trainer) -> None:
-    for callback in pl_trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-        if isinstance(callback, Leaving):
-            callback.on_leave(pl_trainer, pl_trainer.lightning_module)
-
-
-# %% ../../nbs/engine/control.ipynb #1b7b60d4
+# %% ../../nbs/engine/control.ipynb #8ac29090
 Verdict = Literal["retry", "skip", "raise"]  # what to do with a batch that has failed
 
 
@@ -275,61 +230,24 @@ class Failed(Protocol):
     error: Exception
 
 
-class FailureControl:
-    """Controls a run that an error has paused: it retries the batch, skips it, or ends."""
+class Control:
+    """Passes requests to the training thread.
+
+    Any thread may read `state` and call `pause`, `proceed`, `stop`, `do` and `leave`; the run itself calls `begin`, `attend`, `fail` and `end`.
+    """
 
     def __init__(self) -> None:
         self.run_state = RunState()
+        self.thread: Thread | None = None  # the training thread
+        self.signum: int | None = None  # the signal that requested the end, or AT_EXIT
+        self.lock = threading.RLock()  # for events emitted by several threads
         self.elsewhere: Callable[[tuple[Any, ...]], None] | None = None  # sends a command to a run in other processes
+        self.together: Callable[[int | None], None] | None = None  # stops all ranks at the same batch, if this is one of several
         self.failure: Any = None  # the error that has paused the run
         self.stopped_after: Exception | None = None  # the error that paused this run before it was stopped by hand
         self.undo_trial: Callable[[], None] | None = None  # restores the replaced definitions; None once the new ones have worked
         self._requests = Requests(self.run_state)
         self._verdict: Verdict = "retry"
-
-    def proceed(self, verdict: Verdict = "retry") -> None:
-        """Let a paused run continue. `verdict`: what to do with the failed batch, if an error has paused it."""
-        self._verdict = verdict
-        self.run_state.request("running", self.elsewhere)
-
-    def fail(self, failure: Failed, at: Boundary) -> bool:
-        """Wait, paused by an error, until the batch can be retried; returns False if it is skipped.
-
-        Raises the error if the run ends with it, is stopping already, or is attending to a request; LeaveAfterError for a stop.
-        """
-        if self._requests.at is not None or self.run_state.name == "stopping":
-            raise failure.error
-        self.failure, self._verdict, self._requests.at = failure, "retry", at
-        try:
-            _pause(self.run_state, self._requests, at.pl_trainer, failed=True)
-        finally:
-            self.failure = self._requests.at = None
-        if self._verdict == "raise":
-            raise failure.error
-        if self.run_state.name == "stopping":
-            self.stopped_after = failure.error
-            raise LeaveAfterError(f"{type(failure.error).__name__}: {first_line(failure.error)}")
-        return self._verdict == "retry"
-
-    def abandon(self) -> None:
-        """End a run that an error has paused, with that error."""
-        self._verdict = "raise"
-        self.run_state.request("stopping")
-
-
-# %% ../../nbs/engine/control.ipynb #8ac29090
-class Control(FailureControl):
-    """Passes requests to the training thread.
-
-    Any thread may read `state` and call `pause`, `proceed`, `stop`, `do` and `leave`; the run itself calls `begin`, `attend` and `end`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.thread: Thread | None = None  # the training thread
-        self.signum: int | None = None  # the signal that requested the end, or AT_EXIT
-        self.lock = threading.RLock()  # for events emitted by several threads
-        self.together: Callable[[int | None], None] | None = None  # stops all ranks at the same batch, if this is one of several
         self._stops_together = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -343,11 +261,17 @@ class Control(FailureControl):
     def requested(self) -> bool:
         return self.run_state.requested
 
+    # -- requests, from any thread
     def pause(self) -> None:
         """Request that the run pauses at the end of its batch. Raises ConfigError in one rank of several."""
         if self.together is not None:
             raise ConfigError("One rank of several can't be paused.", remedy="stop() ends the run on all of them.")
         self.run_state.request("pausing", self.elsewhere)
+
+    def proceed(self, verdict: Verdict = "retry") -> None:
+        """Let a paused run continue. `verdict`: what to do with the failed batch, if an error has paused it."""
+        self._verdict = verdict
+        self.run_state.request("running", self.elsewhere)
 
     def stop(self, signum: int | None = None, *, late: bool = False) -> None:
         """Request the end of the run after its batch or open accumulation window. `signum`: the signal; `late`: called in its handler."""
@@ -388,18 +312,79 @@ class Control(FailureControl):
     def leave(self, command: Command, *, whole: bool = False) -> Future[Any]:
         """Like `do`, without waiting: returns a future."""
         if self.elsewhere is not None and self.state != "idle":
-            raise _not_elsewhere()
+            raise ConfigError(
+                "The run is in other processes, and this can't be done between two of its batches.",
+                remedy="pause(), resume(), stop(), set(), validate_now() and save_state() reach it.",
+            )
         return self._requests.submit(Request(command, whole), inside=threading.current_thread() is self.thread)
 
+    # -- the run
     def begin(self, listener: Callable[[State], None]) -> None:
         """Begin a run. `listener` is called with each new state, by the thread that changes it."""
         self.signum, self._stops_together, self.undo_trial, self.stopped_after = None, False, None, None
         self.run_state.begin(listener)
 
     def attend(self, at: Boundary) -> None:
-        """Execute the requests. Returns when the run may continue; raises Leave if it must end."""
-        if self._requests.at is None:  # otherwise a request, such as a validation, runs these batches
-            _attend(self.run_state, self._requests, at)
+        """Execute the requests at this boundary. Returns when the run may continue; raises Leave if it must end."""
+        run_state, requests = self.run_state, self._requests
+        if requests.at is not None:  # a request, such as a validation, runs these batches
+            return
+        requests.at = at
+        try:
+            run_state.notify(only_late=True)
+            requests.run()
+            if run_state.name == "pausing" and (at.may_leave or at.phase != "train"):
+                self._wait(at.pl_trainer)
+        finally:
+            requests.at = None
+        with run_state.changed:
+            run_state.requested = len(requests) > 0 or run_state.name in ("pausing", "stopping")
+        if run_state.name == "stopping" and at.may_leave:
+            if at.phase == "train":
+                for callback in callbacks_of(at.pl_trainer, Leaving):
+                    callback.on_leave(at.pl_trainer, at.pl_trainer.lightning_module)
+            raise Leave
+
+    def _wait(self, pl_trainer: L.Trainer, *, failed: bool = False) -> None:
+        """Wait here, paused, and execute incoming requests, until the state changes."""
+        run_state, random = self.run_state, random_state()
+        modes = [(layer, layer.training) for layer in pl_trainer.lightning_module.modules()]
+        notify(pl_trainer, "on_paused")
+        run_state.pause(failed=failed)
+        while run_state.name == "paused":
+            self._requests.wait()
+            set_random_state(random)  # for a checkpoint that is saved now
+            self._requests.run()
+        for layer, training in modes:
+            layer.training = training
+        set_random_state(random)
+        run_state.notify()
+        if run_state.name == "running":
+            notify(pl_trainer, "on_resumed")
+
+    def fail(self, failure: Failed, at: Boundary) -> bool:
+        """Wait, paused by an error, until the batch can be retried; returns False if it is skipped.
+
+        Raises the error if the run ends with it, is stopping already, or is attending to a request; LeaveAfterError for a stop.
+        """
+        if self._requests.at is not None or self.run_state.name == "stopping":
+            raise failure.error
+        self.failure, self._verdict, self._requests.at = failure, "retry", at
+        try:
+            self._wait(at.pl_trainer, failed=True)
+        finally:
+            self.failure = self._requests.at = None
+        if self._verdict == "raise":
+            raise failure.error
+        if self.run_state.name == "stopping":
+            self.stopped_after = failure.error
+            raise LeaveAfterError(f"{type(failure.error).__name__}: {first_line(failure.error)}")
+        return self._verdict == "retry"
+
+    def abandon(self) -> None:
+        """End a run that an error has paused, with that error."""
+        self._verdict = "raise"
+        self.run_state.request("stopping")
 
     def end(self) -> None:
         """End the run; remaining requests are executed without it."""
@@ -433,10 +418,3 @@ def refuse_while_on(control: Control, place: str = "") -> None:
     if control.state != "idle":
         state = "on" if control.state == "running" else control.state
         raise ConfigError(f"A run of this trainer is {state}.", where=place, remedy="resume() continues a paused one; stop() ends it.")
-
-
-def _not_elsewhere() -> ConfigError:
-    return ConfigError(
-        "The run is in other processes, and this can't be done between two of its batches.",
-        remedy="pause(), resume(), stop(), set(), validate_now() and save_state() reach it.",
-    )
