@@ -11,12 +11,11 @@ import random
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, EnumMeta
 from functools import cache, partial
 from itertools import chain
-from operator import is_
 from pathlib import PurePath
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -48,13 +47,14 @@ __all__ = [
     "items_of",
     "children",
     "Search",
-    "same_items",
+    "all_plain",
     "plain_values",
     "holder_items",
     "is_array",
     "copied",
     "is_equal",
     "set_value",
+    "set_values",
 ]
 
 # %% ../nbs/objects.ipynb #objects05
@@ -334,7 +334,8 @@ class Search:
             yield path, item
             if self._is_open(item):
                 queue.extend((path + name, child) for name, child in children(item))
-                if type(item) not in classes and not kind_of(item).is_known:
+                kind = kind_of(item)
+                if type(item) not in classes and not kind.is_known and (kind.is_user or not isinstance(item, nn.Module)):
                     queue.extend((path + name, child) for name, child in _of_class(item))
                 classes.add(type(item))
 
@@ -343,9 +344,16 @@ class Search:
 _LARGE = 2**63  # a checkpoint holds integers of up to 2,000 bits
 
 
-def same_items(left: Mapping[Any, Any], right: Mapping[Any, Any]) -> bool:
-    """Whether both hold the same objects under the same keys, in the same order."""
-    return len(left) == len(right) and all(map(is_, left.values(), right.values())) and left.keys() == right.keys()
+def _is_short(value: Any) -> bool:
+    return (type(value) is not int or value.bit_length() < 2000) and (not isinstance(value, str) or len(value) < 1000)
+
+
+def all_plain(items: Collection[Any]) -> bool:
+    """Whether all items are numbers and short strings. A long list of numbers takes a few milliseconds."""
+    kinds = set(map(type, items))
+    if kinds and kinds <= {int, float, bool}:
+        return min(items) > -_LARGE and max(items) < _LARGE
+    return all(issubclass(kind, _PLAIN) for kind in kinds) and all(map(_is_short, items))
 
 
 def plain_values(holder: Any, budget: list[int], most_items: int = MOST_ITEMS, most_numbers: int = MOST_NUMBERS) -> dict[Any, Any]:
@@ -358,16 +366,9 @@ def plain_values(holder: Any, budget: list[int], most_items: int = MOST_ITEMS, m
     found, items = {}, holder_items(holder)
     if len(items) > most_items:
         return {}
-    if (
-        len(items) > _MANY
-        and set(map(type, items.values())) <= {int, float, bool}
-        and min(items.values()) > -_LARGE
-        and max(items.values()) < _LARGE
-    ):
-        return dict(items)  # a long list of numbers, in a millisecond
     for key, value in items.items():
         if kind_of(value).is_plain:
-            if (type(value) is not int or value.bit_length() < 2000) and (not isinstance(value, str) or len(value) < 1000):
+            if _is_short(value):
                 found[key] = value
         elif is_array(value) and (n := int(np.prod(value.shape))) <= min(most_numbers, budget[0]):
             budget[0] -= n
@@ -434,3 +435,13 @@ def set_value(holder: Any, key: Any, value: Any) -> None:
         holder._buffers[key] = value
     elif hasattr(holder, key):
         object.__setattr__(holder, key, value)
+
+
+def set_values(holder: Any, values: Mapping[Any, Any] | list[Any]) -> None:
+    """Set the values of `holder`: by key, or all items of a list, a deque or a set."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            set_value(holder, key, value)
+    elif isinstance(holder, (list, deque, set)):
+        holder.clear()
+        holder.update(values) if isinstance(holder, set) else holder.extend(values)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,14 +22,14 @@ from nbtrain.objects import (
     MOST_NUMBERS,
     MOST_OBJECTS,
     Search,
+    all_plain,
     generator_state,
     is_equal,
     is_known,
     kind_of,
     plain_values,
-    same_items,
     set_generator_state,
-    set_value,
+    set_values,
 )
 from ..rng import keep_random
 
@@ -127,19 +128,26 @@ class LoaderState:
             "workers": [path for path, loader in parts.loaders.items() if loader.persistent_workers and loader._iterator is not None],
         }
 
-    def _values(self, parts: LoaderParts) -> dict[str, dict[Any, Any]]:
-        """The plain values in all holders. In data, and beside the loader's own state, only the few that may be counters."""
-        few = ("",) if self.has_own or isinstance(self.loader, (list, tuple)) else parts.indexed
-        budget = [MOST_NUMBERS]
-        return {
-            path: plain_values(holder, budget, *(_FEW if path.startswith(few) else (MOST_ITEMS, MOST_NUMBERS)))
-            for path, holder in parts.holders.items()
-        }
+    def _values(self, parts: LoaderParts) -> dict[str, Any]:
+        """The plain values in all holders, by key; those of a list or a set of numbers and text as a list, which may grow.
 
-    def _changed(self, path: str, values: dict[Any, Any]) -> dict[Any, Any]:
+        In data, and beside the loader's own state, only the few that may be counters.
+        """
+        few = ("",) if self.has_own or isinstance(self.loader, (list, tuple)) else parts.indexed
+        budget, found = [MOST_NUMBERS], dict[str, Any]()
+        for path, holder in parts.holders.items():
+            limits = _FEW if path.startswith(few) else (MOST_ITEMS, MOST_NUMBERS)
+            is_whole = type(holder) in (list, deque, set) and len(holder) <= limits[0] and all_plain(holder)
+            found[path] = list(holder) if is_whole else plain_values(holder, budget, *limits)
+        return found
+
+    def _changed(self, path: str, values: Any) -> Any:
+        """The values that have changed; all items of a list that has."""
         before, missing = self._before.get(path, {}), object()
-        if same_items(before, values):
-            return {}
+        if type(before) is not type(values):
+            return values
+        if isinstance(values, list):
+            return [] if len(before) == len(values) and all(map(is_equal, before, values)) else values
         return {key: value for key, value in values.items() if not is_equal(before.get(key, missing), value)}
 
     def only_changed(self, place: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,15 +171,15 @@ class LoaderState:
                     self.keeper.state_dict()
         else:
             for path, values in place.get("values", {}).items():
-                for key, value in values.items() if path in parts.holders else ():
-                    set_value(parts.holders[path], key, value)
+                if path in parts.holders:
+                    set_values(parts.holders[path], values)
         for generator, state in _matched(parts.generators, place["generators"]):
             set_generator_state(generator, state)
 
 
-def _has_odd_keys(values: Mapping[Any, Any]) -> bool:
+def _has_odd_keys(values: Any) -> bool:
     """Whether `values` has keys that a checkpoint can't hold. A loader with its own state doesn't need them."""
-    return not all(kind_of(key).is_plain for key in values)
+    return isinstance(values, dict) and not all(kind_of(key).is_plain for key in values)
 
 
 def _matched(generators: Mapping[str, Any], states: Any) -> Iterator[tuple[Any, Any]]:

@@ -52,7 +52,7 @@ _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 
 def restore_attributes(attributes: dict[str, Any], kept: Mapping[str, Any]) -> None:
     """Restore a dict in place, without emptying it in between, when Ctrl-C might interrupt."""
-    attributes.update(kept)
+    dict.update(attributes, kept)  # a Counter would add
     for name in attributes.keys() - kept.keys():
         del attributes[name]
 
