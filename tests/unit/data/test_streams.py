@@ -29,11 +29,17 @@ def sample(i: int) -> tuple[Tensor, Tensor]:
     return x, x.sum(0, keepdim=True)
 
 
+class Log(list[int]):
+    """What was read in this process. It is not a part of the loader's state, as no object of `logging` is."""
+
+    __module__ = "logging"
+
+
 class Read:
     """The samples that were read in this process."""
 
     def __init__(self) -> None:
-        self.indices: list[int] = []
+        self.indices: list[int] = Log()
 
     def get(self, i: int) -> tuple[Tensor, Tensor]:
         self.indices.append(i)
