@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 # %% auto #0
-__all__ = ["load_optimizer"]
+__all__ = ["load_optimizer", "wrapped_state", "load_wrapped_state"]
 
 
 # %% ../../nbs/optim/optimizer_state.ipynb #204c59e0
@@ -23,7 +23,12 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any], cast: Contain
     `cast`: the ids of parameters whose states are cast to the parameter's dtype, as torch does for all. Raises ValueError or KeyError for
     the state of another optimizer.
     """
+    state_before, groups, inner = optimizer.state, optimizer.param_groups, _inner(optimizer)
+    shares = [(part, part.state is state_before, part.param_groups is groups) for part in inner.values()]
     optimizer.load_state_dict(dict(state))
+    for part, shares_state, shares_groups in shares:  # torch has replaced both in the outer one alone
+        part.state = optimizer.state if shares_state else part.state
+        part.param_groups = optimizer.param_groups if shares_groups else part.param_groups
     if not {"state", "param_groups"} <= state.keys():
         return  # an optimizer that combines several, and loads each of them
     saved = chain.from_iterable(group["params"] for group in state["param_groups"])
@@ -45,3 +50,29 @@ def _as_saved(saved: Any, loaded: Any) -> Any:
         items = list(map(_as_saved, saved, loaded))
         return items if type(saved) is list else tuple(items)
     return saved if isinstance(saved, str) else loaded  # torch treats a string as an iterable, and loads the repr of that
+
+
+# %% ../../nbs/optim/optimizer_state.ipynb #wrapped01
+def _inner(optimizer: Optimizer) -> dict[str, Optimizer]:
+    return {name: value for name, value in vars(optimizer).items() if isinstance(value, Optimizer)}
+
+
+def wrapped_state(optimizer: Optimizer) -> dict[str, Any]:
+    """The state of the optimizers inside `optimizer` that its `state_dict` lacks, and the gradients; empty if there is none inside."""
+    inner = {name: part for name, part in _inner(optimizer).items() if part.state is not optimizer.state}
+    if not _inner(optimizer) or optimizer.state_dict().keys() != {"state", "param_groups"}:
+        return {}
+    gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+    return {"inner": {name: part.state_dict() for name, part in inner.items()}, "gradients": gradients}
+
+
+def load_wrapped_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Restore what `wrapped_state` returned, after the state of `optimizer`."""
+    for name, part in _inner(optimizer).items():
+        if name in state["inner"]:
+            groups = part.param_groups
+            load_optimizer(part, state["inner"][name])
+            part.param_groups = groups if groups is optimizer.param_groups else part.param_groups
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter, gradient in zip(parameters, state["gradients"]):
+        parameter.grad = gradient.to(parameter.device, copy=True) if gradient is not None else None
