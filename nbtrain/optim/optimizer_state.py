@@ -5,7 +5,7 @@
 # %% ../../nbs/optim/optimizer_state.ipynb #791dee92
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 # %% auto #0
-__all__ = ["load_optimizer", "wrapped_state", "load_wrapped_state"]
+__all__ = ["load_optimizer", "inner_states", "load_inner_states", "kept_gradients", "load_gradients"]
 
 
 # %% ../../nbs/optim/optimizer_state.ipynb #204c59e0
@@ -57,22 +57,29 @@ def _inner(optimizer: Optimizer) -> dict[str, Optimizer]:
     return {name: value for name, value in vars(optimizer).items() if isinstance(value, Optimizer)}
 
 
-def wrapped_state(optimizer: Optimizer) -> dict[str, Any]:
-    """The state of the optimizers inside `optimizer` that its `state_dict` lacks, and the gradients; empty if there is none inside."""
-    inner = {name: part for name, part in _inner(optimizer).items() if part.state is not optimizer.state}
-    if not _inner(optimizer) or optimizer.state_dict().keys() != {"state", "param_groups"}:
-        return {}
-    gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
-    return {"inner": {name: part.state_dict() for name, part in inner.items()}, "gradients": gradients}
+def inner_states(optimizer: Optimizer) -> dict[str, Any] | None:
+    """The states of the optimizers inside `optimizer` that its `state_dict` lacks, by attribute; None if there is none inside."""
+    inner = _inner(optimizer)
+    if not inner or optimizer.state_dict().keys() != {"state", "param_groups"}:
+        return None
+    return {name: part.state_dict() for name, part in inner.items() if part.state is not optimizer.state}
 
 
-def load_wrapped_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore what `wrapped_state` returned, after the state of `optimizer`."""
+def load_inner_states(optimizer: Optimizer, states: Mapping[str, Any]) -> None:
+    """Restore what `inner_states` returned, after the state of `optimizer`."""
     for name, part in _inner(optimizer).items():
-        if name in state["inner"]:
+        if name in states:
             groups = part.param_groups
-            load_optimizer(part, state["inner"][name])
+            load_optimizer(part, states[name])
             part.param_groups = groups if groups is optimizer.param_groups else part.param_groups
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for parameter, gradient in zip(parameters, state["gradients"]):
+
+
+def kept_gradients(optimizer: Optimizer) -> list[Tensor | None] | None:
+    """The gradients of the newest update, if there is an optimizer inside `optimizer`; else None."""
+    return [p.grad for group in optimizer.param_groups for p in group["params"]] if _inner(optimizer) else None
+
+
+def load_gradients(optimizer: Optimizer, gradients: Iterable[Tensor | None]) -> None:
+    """Restore what `kept_gradients` returned."""
+    for parameter, gradient in zip((p for group in optimizer.param_groups for p in group["params"]), gradients):
         parameter.grad = gradient.to(parameter.device, copy=True) if gradient is not None else None

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..engine.protocol import AddOnProtocol, TrainerProtocol
 from ..objects import is_generator, kind_of, known_kind, module_attributes
-from ..optim.optimizer_state import load_wrapped_state, wrapped_state
 from .object_state import Unpacker, Unsaved, fingerprint, pack
 
 # %% auto #0
@@ -144,7 +143,7 @@ class AttributeState:
         return "; ".join(dict.fromkeys(unsaved))
 
     def state_dict(self, trainer: TrainerProtocol) -> dict[str, Any]:
-        """The changed attributes, the non-persistent buffers, the random generators, the states of addons that have one, and of optimizers inside another."""
+        """The changed attributes, the non-persistent buffers, the random generators, and the states of addons that have one."""
         known = _known(trainer)
         found: dict[str, dict[str, Any]] = {"model": {}, "trainer": {}}
         for place, _, holder, value in _places(trainer):
@@ -161,8 +160,6 @@ class AttributeState:
             (owned if place.owner == "trainer" else owned.setdefault(place.path, {}))[place.name] = packed
         if states := {name: pack(state) for name, (_, state) in _stated_addons(trainer).items()}:
             found["addon_states"] = states
-        if trainer.optimizer is not None and (wrapped := wrapped_state(trainer.optimizer)):
-            found["optimizer"] = pack(wrapped)
         return found
 
     def load_state_dict(self, trainer: TrainerProtocol, state: Mapping[str, Any]) -> str:
@@ -182,8 +179,6 @@ class AttributeState:
         for name, (addon, _) in _stated_addons(trainer).items():
             if name in state.get("addon_states", {}):
                 addon.load_state_dict(unpacker.unpack(state["addon_states"][name]))
-        if trainer.optimizer is not None and "optimizer" in state:
-            load_wrapped_state(trainer.optimizer, unpacker.unpack(state["optimizer"]))
         return ", ".join(missing)
 
     @staticmethod

@@ -23,7 +23,7 @@ from ..engine.precision import convert_model
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError
 from ..loops.lean_training import LeanEpochLoop
-from ..optim.optimizer_state import load_optimizer
+from ..optim.optimizer_state import inner_states, kept_gradients, load_gradients, load_inner_states, load_optimizer
 from .states import StatefulTrainer, of_rank
 
 # %% auto #0
@@ -224,6 +224,18 @@ def _load_epoch_metrics(at: Moment, _: None) -> None:
         at.trainer.recorder.resume_epoch(own["finished"])
 
 
+def _of_optimizer(
+    take: Callable[[Any], Any], load: Callable[[Any, Any], None]
+) -> tuple[Callable[[Moment], Any], Callable[[Moment, Any], None]]:
+    """A part of an optimizer that its own state lacks."""
+
+    def put(at: Moment, value: Any) -> None:
+        if at.trainer.optimizer is not None:
+            load(at.trainer.optimizer, value)
+
+    return lambda at: take(at.trainer.optimizer) if at.trainer.optimizer is not None else None, put
+
+
 def load_attributes(at: Moment, value: Mapping[str, Any]) -> None:
     """Restore the attributes of your objects."""
     states = at.trainer.states
@@ -278,6 +290,8 @@ PARTS: dict[str, Part] = {
     # in nbtrain's part
     "history": Part(None, _load_history),  # a checkpoint gets its place when it is written; for memory, the trainer's is cut
     "metrics": Part(_metrics, _load_metrics),
+    "inner_optimizers": Part(*_of_optimizer(inner_states, load_inner_states)),
+    "gradients": Part(*_of_optimizer(kept_gradients, load_gradients), "batch"),
     "random": Part(lambda at: at.random, of_rank=True),
     "attributes": Part(_attributes, load_attributes, of_rank=True),
     "loader": Part(_loader, of_rank=True),
