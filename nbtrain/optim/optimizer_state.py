@@ -82,4 +82,5 @@ def kept_gradients(optimizer: Optimizer) -> list[Tensor | None] | None:
 def load_gradients(optimizer: Optimizer, gradients: Iterable[Tensor | None]) -> None:
     """Restore what `kept_gradients` returned."""
     for parameter, gradient in zip((p for group in optimizer.param_groups for p in group["params"]), gradients):
-        parameter.grad = gradient.to(parameter.device, copy=True) if gradient is not None else None
+        if gradient is not None and gradient.shape == parameter.shape:
+            parameter.grad = gradient.to(parameter.device, copy=True)

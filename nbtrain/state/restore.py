@@ -231,7 +231,7 @@ def restore(
     """
     own, path, states = state["nbtrain"], Path(checkpoint), trainer.states
     states.note_unsaved(trainer, states.attributes.begin(trainer))
-    at = Moment(trainer, state=state, name=checkpoint, without=() if with_optimizer else ("optimizers",))
+    at = Moment(trainer, state=state, name=checkpoint, without=() if with_optimizer else ("optimizers", "inner_optimizers"))
     _put_back(at)
     states.note_unsaved(trainer, f"{at.missing[0]} is made after the run has begun" if at.missing else "")
     trainer.run_dir = run_dir

@@ -6,7 +6,7 @@ import inspect
 import random
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from resume_cases import outcome
-from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid, some
+from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid, same_weights, some
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
@@ -189,3 +189,73 @@ def test_each_callback_of_lightning_is_resumed_exactly(
         return make_trainer(Saving, lightning={"callbacks": [one, *given], "logger": False}, **options)
 
     check(make, tmp_path, save_format)
+
+
+class SAM(torch.optim.Optimizer):
+    """Sharpness-aware minimization, as many have copied it: another optimizer steps, from the gradients of a second call of the closure.
+
+    `late`: it climbs by the gradients of the update before, and calls the closure once.
+    """
+
+    def __init__(self, params: Any, base: Any, rho: float = 0.05, *, shares: bool = False, late: bool = False, **options: Any) -> None:
+        super().__init__(params, {"rho": rho, **options})
+        self.base, self.late = base(self.param_groups, **options), late
+        self.param_groups = self.base.param_groups
+        if shares:
+            self.state = self.base.state
+
+    def _with_gradient(self) -> list[Any]:
+        return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+
+    def climb(self) -> None:
+        found = self._with_gradient()
+        norm = torch.stack([p.grad.norm() for p in found]).norm() if found else 0
+        for p in found:
+            self.state[p]["old_p"] = p.clone()
+            p.add_(p.grad * self.param_groups[0]["rho"] / (norm + 1e-12))
+        self.zero_grad()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        closure = torch.enable_grad()(closure)
+        if not self.late:
+            closure()
+        self.climb()
+        loss = closure()
+        for p in self._with_gradient():
+            p.data = self.state[p].get("old_p", p.data)
+        self.base.step()
+        return loss
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"base": torch.optim.SGD, "lr": 0.05, "momentum": 0.9},
+        {"base": torch.optim.Adam, "lr": 0.01},
+        {"base": torch.optim.SGD, "lr": 0.05, "late": True},
+        {"base": torch.optim.SGD, "lr": 0.05, "momentum": 0.9, "shares": True},
+    ],
+    ids=["momentum", "adam", "gradients of the update before", "one state for both"],
+)
+def test_an_optimizer_around_another_one_is_resumed_exactly(options: dict[str, Any], tmp_path: Path) -> None:
+    def schedule(optimizer: Any, plan: Any) -> Any:
+        return lr_scheduler.LambdaLR(optimizer, lambda i: 0.9**i)
+
+    def make(folder: Path) -> Any:
+        torch.manual_seed(7)
+        model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))
+        saving = {"save_path": folder, "every_n_steps": 1, "keep_source": False, "keep_states": True}
+        return make_trainer(Saving, model=model, optimizer=lambda p: SAM(p, **options), scheduler=schedule, **saving)
+
+    loaders = make_loader(), make_valid()
+    whole, broken, again = make(tmp_path / "a"), make(tmp_path / "b"), make(tmp_path / "b")
+    broken.lightning["callbacks"] = [Breaks(7)]
+    for trainer, seed in ((whole, 1), (broken, 1), (again, 2)):
+        torch.manual_seed(seed)
+        with suppress(Broken):
+            trainer.run(3, *(loaders if trainer is whole else (make_loader(), make_valid())), resume="auto")
+    assert again.counts == whole.counts and same_weights(whole.model, again.model)
+    whole.rewind(epoch=1)
+    whole.run(2, *loaders)
+    assert same_weights(whole.model, again.model)
