@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -38,7 +38,7 @@ from ..base.trainer_base import TrainerBase
 from ..state.kept_objects import kept_objects
 
 # %% auto #0
-__all__ = ["unchanged", "check_written", "probe"]
+__all__ = ["unchanged", "DryRun"]
 
 
 # %% ../../nbs/run/dry_run.ipynb #ee098c50
@@ -73,22 +73,6 @@ def unchanged(trainer: TrainerBase, *, weights: bool = True) -> Iterator[None]:
 
 
 # %% ../../nbs/run/dry_run.ipynb #d2cbe888
-def _validates(trainer: TrainerBase, n_epoch: int, valid_loader: Any) -> bool:
-    limits = [addon.max_val_steps for addon in trainer.active_addons if isinstance(addon, LimitsAddon)]
-    return n_epoch > 0 and valid_loader is not None and 0 not in (*limits, trainer.lightning.get("limit_val_batches"))
-
-
-def check_written(trainer: TrainerBase, n_epoch: int, valid_loader: Any) -> None:
-    """Raise StepError for a step that the run needs but the user did not write."""
-    needed = ["train_step"] if trainer.mode == "train" and n_epoch else []
-    needed += ["test_step"] if n_epoch and (trainer.mode == "test" or _validates(trainer, n_epoch, valid_loader)) else []
-    for name in needed:
-        step = getattr(trainer, name)
-        if getattr(step, "__func__", None) is getattr(TrainerBase, name):
-            step(None)  # raises an error that says what to write
-
-
-# %% ../../nbs/run/dry_run.ipynb #af0dbda5
 class _NeedsRun(Exception):
     """The step needs something that exists only in a run, such as Lightning's trainer or a pause."""
 
@@ -123,6 +107,16 @@ class _Names:
     train: set[str] | None = None
     logged: set[str] = field(default_factory=set)
 
+    @classmethod
+    def joined(cls, names: Sequence[_Names]) -> _Names:
+        """Join the names from several loaders."""
+
+        def union(sets: Sequence[set[str] | None]) -> set[str] | None:
+            return None if None in sets else set[str]().union(*(found or () for found in sets))
+
+        logged = set[str]().union(*(found.logged for found in names))
+        return cls(union([found.test for found in names]), union([found.train for found in names]), logged)
+
 
 def _scalars(output: Any, batch: Any) -> set[str]:
     meter = Meter()
@@ -130,27 +124,6 @@ def _scalars(output: Any, batch: Any) -> set[str]:
     return set(meter.means())
 
 
-@contextmanager
-def _as_in_validation(trainer: TrainerBase, plugin: Precision) -> Iterator[None]:
-    """A context with the eval mode and precision of a validation; it restores the model, objects, state and mode of the trainer."""
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with unchanged(trainer, weights=False), torch.no_grad(), eager:
-        data = [(tensor, tensor.data) for tensor in chain(trainer.model.parameters(), trainer.model.buffers())]
-        try:
-            trainer.model.eval()
-            plugin.convert_module(trainer.model)
-            trainer.train_state, trainer.mode = trainer.train_state.scratch(), "test"
-            trainer.train_state.meters["test"].reset(keep_tensors=trainer.reads_tensors)
-            with plugin.val_step_context():
-                yield
-        finally:
-            take_log_back(trainer.model)
-            for tensor, before in data:
-                if tensor.dtype != before.dtype:
-                    tensor.data = before
-
-
-# %% ../../nbs/run/dry_run.ipynb #1c8594bb
 _REQUESTS = (
     "pause",
     "resume",
@@ -165,164 +138,170 @@ _REQUESTS = (
     "validate",
     "save_model",
 )
-
-
-def _noting(trainer: TrainerBase, seen: list[set[str]]) -> Callable[[Any], Any]:
-    """Wrap `train_step` so that it adds the names of its scalars to `seen`."""
-    step = trainer.train_step
-
-    def noted(batch: Any) -> Any:
-        output = step(batch)
-        if isinstance(output, Mapping):
-            seen.append(_scalars(output, batch))
-        return output
-
-    return noted
-
-
-def _place(trainer: TrainerBase) -> str:
-    return f"a batch of valid_loader before epoch {trainer.train_state.counts.epoch + 1}"
-
-
-def _try_step(trainer: TrainerBase, batch: Any, plugin: Precision, loader_name: str | None = None) -> _Names:
-    """Try `test_step` on `batch` and return the names of its metrics. An error in it gets a note with its place."""
-    place, seen = f"{trainer.title}.test_step, on {_place(trainer)}", list[set[str]]()
-    module, is_twin = _Module(trainer), type(trainer).test_step is type(trainer).train_step
-    module.loader_name = loader_name
-    with _as_in_validation(trainer, plugin):
-        trainer.module = module
-        lend_log(module, trainer.model)
-        requests = [*_REQUESTS, *(name for addon in trainer.active_addons for name in addon.commands)]
-        vars(trainer).update({"train_step": _noting(trainer, seen)} | dict.fromkeys(requests, _refuse))
-        try:
-            batch = plugin.convert_input(to_device(batch, trainer.device))
-            output = check_output(trainer.test_step(batch), "test_step", place.format, trainer.device)
-        except (NbtrainError, _NeedsRun):
-            raise
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise out_of_memory(error, batch, trainer.device, place) from error
-            add_note(error, f"{place}: the batch is {describe(batch)}")
-            add_note(error, "The run has not begun, no weight has changed: correct test_step, then run the cell again.")
-            raise
-        names = _scalars(output, batch)
-    of_train = names if is_twin else set.union(*seen) if seen else None
-    names |= {f"{name}/{loader_name}" for name in names} if loader_name is not None else set()
-    if isinstance(batch, Task) or type(trainer).turn is not TrainerBase.turn:  # these add suffixes to the names
-        names = None if isinstance(batch, Task) else names
-        of_train = None
-    return _Names(names, of_train, module.names)
-
-
-# %% ../../nbs/run/dry_run.ipynb #3c460a2c
 _KNOWN = ("nbtrain.", "lightning.", "pytorch_lightning.")  # classes in these modules are known not to add metrics
-
-
-def _is_foreign(kind: type) -> bool:
-    return not kind.__module__.startswith(_KNOWN)
-
-
-def _hooks(trainer: TrainerBase) -> set[str]:
-    """The names of the user's hooks."""
-    return {name for addon in trainer.active_addons if isinstance(addon, HooksAddon) for name in addon.gather(trainer)}
-
-
-def _callbacks(trainer: TrainerBase) -> list[Any]:
-    return as_list(trainer.lightning.get("callbacks"))
-
-
-def _makes_metrics(trainer: TrainerBase) -> bool:
-    """Whether anything other than the steps may add metrics of a pass."""
-    by_addon = any(type(addon).pass_metrics is not AddOnBase.pass_metrics for addon in trainer.active_addons)
-    own = trainer.metric_on_epoch_end
-    by_trainer = getattr(own, "__func__", None) is not TrainerBase.metric_on_epoch_end
-    by_callback = any(_is_foreign(type(part)) for part in (*_callbacks(trainer), *trainer.active_addons))
-    return by_addon or by_trainer or by_callback or any("metrics" in name for name in _hooks(trainer))
-
-
-def _monitors(trainer: TrainerBase) -> list[tuple[str, str]]:
-    """The monitored metrics, each with the text for an error."""
-    found = [("", trainer.monitor)] if trainer.monitor not in ("val_loss", "train_loss") else []
-    for callback in _callbacks(trainer):
-        if isinstance(callback, (EarlyStopping, ModelCheckpoint)) and callback.monitor and getattr(callback, "strict", True):
-            found.append((f" of {type(callback).__name__}", callback.monitor))
-    return found
-
-
-def _check_monitors(trainer: TrainerBase, names: _Names) -> None:
-    """Raise ConfigError for a monitor that no step returns."""
-    if _makes_metrics(trainer):
-        return
-    phases = {"val": names.test, "train": names.train}
-    known = {f"{phase}_{name}": name for phase, found in phases.items() for name in found or ()}
-    for whose, monitor in _monitors(trainer):
-        phase, _, bare = monitor.partition("_")
-        is_known = phases.get(phase) is not None or (phase not in phases and monitor in known.values())
-        if not is_known or monitor in known or any(name.startswith(monitor) or monitor.startswith(name) for name in names.logged):
-            continue
-        own = {name: full for full, name in known.items() if full.startswith(f"{phase}_") or phase not in phases}
-        close = get_close_matches(bare if phase in phases else monitor, own, n=1, cutoff=0.5)
-        listed = f"Known are: {', '.join(sorted(own.values()))}."
-        raise ConfigError(
-            f"monitor={monitor!r}{whose} is not returned by any step.",
-            where=f"{trainer.title}, {_place(trainer)}",
-            remedy=f"Did you mean {own[close[0]]!r}?" if close else listed,
-        )
-
-
-# %% ../../nbs/run/dry_run.ipynb #cfb394b0
 _ELSEWHERE = ("strategy", "plugins", "fast_dev_run")
 _BEGINNINGS = ("setup", "start", "before")
 _LATE = ("before_log_train_metrics", "before_log_val_metrics")  # these hooks run after the step
 
 
-def _is_as_given(trainer: TrainerBase) -> bool:
-    """Whether a validation in the run would use the model, step and batches as they are now, in this process."""
-    lightning, changes = trainer.lightning, (AddOnBase.configure_model, AddOnBase.loader)
-    foreign = [kind for addon in trainer.active_addons if _is_foreign(kind := type(addon))]
-    by_addon = any(getattr(kind, change.__name__) is not change for kind in foreign for change in changes)
-    by_trainer = type(trainer).read_loader is not TrainerBase.read_loader
-    elsewhere = trainer.launcher is not None or trainer.world.size > 1 or any(lightning.get(name, "auto") != "auto" for name in _ELSEWHERE)
-    return not (by_addon or by_trainer or elsewhere) and lightning.get("num_sanity_val_steps") != 0
+# %% ../../nbs/run/dry_run.ipynb #a9b9f2b3
+class DryRun:
+    """Tries `test_step` on one batch of `valid_loader` before the first epoch, and checks that it returns the monitored metric."""
 
+    def __init__(self, trainer: TrainerBase, n_epoch: int, valid_loader: Loaders | None) -> None:
+        self.trainer, self.n_epoch, self.valid_loader = trainer, n_epoch, valid_loader
+        self.place = f"a batch of valid_loader before epoch {trainer.train_state.counts.epoch + 1}"
+        self.callbacks = as_list(trainer.lightning.get("callbacks"))  # of the user
+        parts = (*self.callbacks, *trainer.active_addons)
+        self.foreign = {type(part) for part in parts if not type(part).__module__.startswith(_KNOWN)}
 
-def _is_prepared_in_run(trainer: TrainerBase) -> bool:
-    """Whether callbacks or hooks of the user may prepare something that the step needs."""
-    kinds = {type(part) for part in (*_callbacks(trainer), *trainer.active_addons)}
-    return any(map(_is_foreign, kinds)) or any(word in name for name in _hooks(trainer) - set(_LATE) for word in _BEGINNINGS)
+    def check_steps(self) -> None:
+        """Raise StepError for a step that the run needs but the user did not write."""
+        trainer = self.trainer
+        needed = ["train_step"] if trainer.mode == "train" and self.n_epoch else []
+        needed += ["test_step"] if self.n_epoch and (trainer.mode == "test" or self._validates) else []
+        for name in needed:
+            step = getattr(trainer, name)
+            if getattr(step, "__func__", None) is getattr(TrainerBase, name):
+                step(None)  # raises an error that says what to write
 
+    def try_validation(self) -> None:
+        """Try the step, if it would do the same in the run, and check the monitors.
 
-def probe(trainer: TrainerBase, n_epoch: int, valid_loader: Loaders | None) -> None:
-    """Try `test_step` on one batch of `valid_loader` before the first epoch, and check that it returns the monitored metric.
+        Passes on the exceptions of the step, and raises ConfigError for a monitor that no step returns. Changes nothing.
+        """
+        trainer = self.trainer
+        key = getattr(trainer.test_step, "__func__", trainer.test_step), trainer.monitor
+        plugin = precision_plugin(trainer.precision, trainer.device)
+        if trainer.mode != "train" or trainer.probed == key or not self._validates:
+            return
+        if plugin is None or not self._is_as_given or trainer.configures_optimizers:  # Lightning's steps need its trainer
+            return
+        named = named_loaders(self.valid_loader)
+        loaders: Mapping[str | None, Any] = {None: self.valid_loader} if named is None else {**named}
+        try:
+            names = [self._try_step(batch, plugin, name) for name, part in loaders.items() for batch in first_batch(part)]
+        except _NeedsRun:
+            names = []
+        except Exception:
+            if not self._is_prepared_in_run:
+                raise
+            names = []
+        if names and len(names) == len(loaders) and not self._makes_metrics:
+            self._check_monitors(_Names.joined(names))
+        trainer.probed = key
 
-    Passes on the exceptions of the step, and raises ConfigError for a monitor that no step returns. Changes nothing.
-    """
-    key = getattr(trainer.test_step, "__func__", trainer.test_step), trainer.monitor
-    plugin = precision_plugin(trainer.precision, trainer.device)
-    if trainer.mode != "train" or trainer.probed == key or not _validates(trainer, n_epoch, valid_loader):
-        return
-    if plugin is None or not _is_as_given(trainer) or trainer.configures_optimizers:  # Lightning's steps need its trainer
-        return
-    named = named_loaders(valid_loader)
-    loaders: Mapping[str | None, Any] = {None: valid_loader} if named is None else {**named}
-    try:
-        names = [_try_step(trainer, batch, plugin, name) for name, part in loaders.items() for batch in first_batch(part)]
-    except _NeedsRun:
-        names = []
-    except Exception:
-        if not _is_prepared_in_run(trainer):
-            raise
-        names = []
-    if names and len(names) == len(loaders):
-        _check_monitors(trainer, _joined(names))
-    trainer.probed = key
+    @property
+    def _validates(self) -> bool:
+        limits = [addon.max_val_steps for addon in self.trainer.active_addons if isinstance(addon, LimitsAddon)]
+        return self.n_epoch > 0 and self.valid_loader is not None and 0 not in (*limits, self.trainer.lightning.get("limit_val_batches"))
 
+    @property
+    def _hooks(self) -> set[str]:
+        """The names of the user's hooks."""
+        found = [addon for addon in self.trainer.active_addons if isinstance(addon, HooksAddon)]
+        return {name for addon in found for name in addon.gather(self.trainer)}
 
-def _joined(names: Sequence[_Names]) -> _Names:
-    """Join the names from several loaders."""
+    @property
+    def _is_as_given(self) -> bool:
+        """Whether a validation in the run would use the model, step and batches as they are now, in this process."""
+        trainer, lightning, changes = self.trainer, self.trainer.lightning, (AddOnBase.configure_model, AddOnBase.loader)
+        foreign = [kind for kind in self.foreign if issubclass(kind, AddOnBase)]
+        by_addon = any(getattr(kind, change.__name__) is not change for kind in foreign for change in changes)
+        by_trainer = type(trainer).read_loader is not TrainerBase.read_loader
+        options = any(lightning.get(name, "auto") != "auto" for name in _ELSEWHERE)
+        elsewhere = trainer.launcher is not None or trainer.world.size > 1 or options
+        return not (by_addon or by_trainer or elsewhere) and lightning.get("num_sanity_val_steps") != 0
 
-    def union(sets: Sequence[set[str] | None]) -> set[str] | None:
-        return None if None in sets else set[str]().union(*(found or () for found in sets))
+    @property
+    def _is_prepared_in_run(self) -> bool:
+        """Whether callbacks or hooks of the user may prepare something that the step needs."""
+        return bool(self.foreign) or any(word in name for name in self._hooks - set(_LATE) for word in _BEGINNINGS)
 
-    logged = set[str]().union(*(found.logged for found in names))
-    return _Names(union([found.test for found in names]), union([found.train for found in names]), logged)
+    @property
+    def _makes_metrics(self) -> bool:
+        """Whether anything other than the steps may add metrics of a pass."""
+        by_addon = any(type(addon).pass_metrics is not AddOnBase.pass_metrics for addon in self.trainer.active_addons)
+        by_trainer = getattr(self.trainer.metric_on_epoch_end, "__func__", None) is not TrainerBase.metric_on_epoch_end
+        return by_addon or by_trainer or bool(self.foreign) or any("metrics" in name for name in self._hooks)
+
+    @contextmanager
+    def _as_in_validation(self, plugin: Precision, module: _Module) -> Iterator[list[set[str]]]:
+        """A context as in a validation. Yields the names of the scalars of each `train_step` in it. What it changes is restored."""
+        trainer, model, step, seen = self.trainer, self.trainer.model, self.trainer.train_step, list[set[str]]()
+
+        def noted(batch: Any) -> Any:
+            output = step(batch)
+            if isinstance(output, Mapping):
+                seen.append(_scalars(output, batch))
+            return output
+
+        eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+        with unchanged(trainer, weights=False), torch.no_grad(), eager:
+            data = [(tensor, tensor.data) for tensor in chain(model.parameters(), model.buffers())]
+            try:
+                model.eval()
+                plugin.convert_module(model)
+                trainer.train_state, trainer.mode = trainer.train_state.scratch(), "test"
+                trainer.train_state.meters["test"].reset(keep_tensors=trainer.reads_tensors)
+                trainer.module = module
+                lend_log(module, model)
+                requests = [*_REQUESTS, *(name for addon in trainer.active_addons for name in addon.commands)]
+                vars(trainer).update({"train_step": noted} | dict.fromkeys(requests, _refuse))
+                with plugin.val_step_context():
+                    yield seen
+            finally:
+                take_log_back(model)
+                for tensor, before in data:
+                    if tensor.dtype != before.dtype:
+                        tensor.data = before
+
+    def _try_step(self, batch: Any, plugin: Precision, loader_name: str | None) -> _Names:
+        """Try `test_step` on `batch` and return the names of its metrics. An error in it gets a note with its place."""
+        trainer, place = self.trainer, f"{self.trainer.title}.test_step, on {self.place}"
+        module, is_twin = _Module(trainer), type(trainer).test_step is type(trainer).train_step
+        module.loader_name = loader_name
+        with self._as_in_validation(plugin, module) as seen:
+            try:
+                batch = plugin.convert_input(to_device(batch, trainer.device))
+                output = check_output(trainer.test_step(batch), "test_step", place.format, trainer.device)
+            except (NbtrainError, _NeedsRun):
+                raise
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise out_of_memory(error, batch, trainer.device, place) from error
+                add_note(error, f"{place}: the batch is {describe(batch)}")
+                add_note(error, "The run has not begun, no weight has changed: correct test_step, then run the cell again.")
+                raise
+            names = _scalars(output, batch)
+        of_train = names if is_twin else set.union(*seen) if seen else None
+        names |= {f"{name}/{loader_name}" for name in names} if loader_name is not None else set()
+        if isinstance(batch, Task) or type(trainer).turn is not TrainerBase.turn:  # these add suffixes to the names
+            return _Names(None if isinstance(batch, Task) else names, None, module.names)
+        return _Names(names, of_train, module.names)
+
+    def _monitors(self) -> Iterator[tuple[str, str]]:
+        """The monitored metrics, each with the text for an error."""
+        if self.trainer.monitor not in ("val_loss", "train_loss"):
+            yield "", self.trainer.monitor
+        for callback in self.callbacks:
+            if isinstance(callback, (EarlyStopping, ModelCheckpoint)) and callback.monitor and getattr(callback, "strict", True):
+                yield f" of {type(callback).__name__}", callback.monitor
+
+    def _check_monitors(self, names: _Names) -> None:
+        """Raise ConfigError for a monitor that no step returns."""
+        phases = {"val": names.test, "train": names.train}
+        known = {f"{phase}_{name}": name for phase, found in phases.items() for name in found or ()}
+        for whose, monitor in self._monitors():
+            phase, _, bare = monitor.partition("_")
+            is_known = phases.get(phase) is not None or (phase not in phases and monitor in known.values())
+            if not is_known or monitor in known or any(name.startswith(monitor) or monitor.startswith(name) for name in names.logged):
+                continue
+            own = {name: full for full, name in known.items() if full.startswith(f"{phase}_") or phase not in phases}
+            close = get_close_matches(bare if phase in phases else monitor, own, n=1, cutoff=0.5)
+            listed = f"Known are: {', '.join(sorted(own.values()))}."
+            raise ConfigError(
+                f"monitor={monitor!r}{whose} is not returned by any step.",
+                where=f"{self.trainer.title}, {self.place}",
+                remedy=f"Did you mean {own[close[0]]!r}?" if close else listed,
+            )

@@ -22,31 +22,7 @@ from ..tracebacks import keep_traceback
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0
-__all__ = ["write_weights", "name_place", "RunOutcome"]
-
-
-# %% ../../nbs/run/outcome.ipynb #f49795c4
-def write_weights(trainer: TrainerBase, folder: Path) -> None:
-    """Write last.safetensors and best.safetensors, and set the paths of their rows. Raises CheckpointError."""
-
-    def save(weights: Weights, name: str, row: Row | None) -> None:
-        with written(folder / name) as temp:
-            save_file(weights, temp)
-        if row is not None:
-            row.path = folder / name
-
-    state, names = trainer.train_state, ("last.safetensors", "best.safetensors")
-    for row in (*state.history.epochs, *state.history.validations):
-        if row.path is not None and row.path.name in names:
-            row.path = None  # the best and last files of an earlier run are overwritten
-    best = state.history.best
-    has_best = best is not None and best.path is not None
-    if all(bool(p.isfinite().all()) for p in trainer.model.parameters()):
-        save(copy_weights(trainer.model), "last.safetensors", state.history.last)
-    else:
-        trainer.recorder.note("The weights are not finite, and were not saved.")
-    if state.best_weights is not None and not has_best:
-        save(state.best_weights, "best.safetensors", best)
+__all__ = ["name_place", "RunOutcome"]
 
 
 # %% ../../nbs/run/outcome.ipynb #7201b646
@@ -55,13 +31,6 @@ def name_place(error: BaseException, place: str) -> None:
     placed = error.where if isinstance(error, NbtrainError) else getattr(error, "__notes__", None)
     if not placed and not isinstance(error, ConfigError):
         add_note(error, f"nbtrain: {place}")
-
-
-def _reason(error: BaseException, place: str) -> str:
-    if isinstance(error, KeyboardInterrupt):
-        return place
-    text = first_line(error)
-    return f"{type(error).__name__} at {place}" + (f": {text}" if text else "")
 
 
 # %% ../../nbs/run/outcome.ipynb #f67772e1
@@ -94,11 +63,13 @@ class RunOutcome:
         try:
             yield
         except BaseException as error:
-            interrupted, place = isinstance(error, KeyboardInterrupt), self.trainer.recorder.place
-            if not interrupted:
+            place, text = self.trainer.recorder.place, first_line(error)
+            if isinstance(error, KeyboardInterrupt):
+                self.finish("interrupted", place)
+            else:
                 name_place(error, place)
                 keep_traceback(self.trainer, error)
-            self.finish("interrupted" if interrupted else "failed", _reason(error, place))
+                self.finish("failed", f"{type(error).__name__} at {place}" + (f": {text}" if text else ""))
             raise
 
     def finish(self, status: Status, reason: str) -> RunResult:
@@ -107,11 +78,33 @@ class RunOutcome:
         epochs = trainer.train_state.history.epochs
         if trainer.run_dir is not None and trainer.world.is_first and epochs and epochs[-1].path is None:
             try:
-                write_weights(trainer, trainer.run_dir)
+                self.write_weights(trainer.run_dir)
             except CheckpointError as error:  # after a full disk there is still a result
                 trainer.recorder.note(f"The weights were not written: {first_line(error)}")
         trainer.recorder.end(status, reason)
         return self.conclude(status, reason)
+
+    def write_weights(self, folder: Path) -> None:
+        """Write last.safetensors and best.safetensors, and set the paths of their rows. Raises CheckpointError."""
+
+        def save(weights: Weights, name: str, row: Row | None) -> None:
+            with written(folder / name) as temp:
+                save_file(weights, temp)
+            if row is not None:
+                row.path = folder / name
+
+        trainer, state, names = self.trainer, self.trainer.train_state, ("last.safetensors", "best.safetensors")
+        for row in (*state.history.epochs, *state.history.validations):
+            if row.path is not None and row.path.name in names:
+                row.path = None  # the best and last files of an earlier run are overwritten
+        best = state.history.best
+        has_best = best is not None and best.path is not None
+        if all(bool(p.isfinite().all()) for p in trainer.model.parameters()):
+            save(copy_weights(trainer.model), "last.safetensors", state.history.last)
+        else:
+            trainer.recorder.note("The weights are not finite, and were not saved.")
+        if state.best_weights is not None and not has_best:
+            save(state.best_weights, "best.safetensors", best)
 
     def conclude(self, status: Status, reason: str = "") -> RunResult:
         """Set and return the result, with the metrics so far."""

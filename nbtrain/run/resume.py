@@ -45,7 +45,11 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
     if left and trainer.parent is None:
         trainer.recorder.note(f"resumed from {Path(path).name}")
     elif not left:
-        _end_before(trainer, number)
+        trainer.finished_phase = number
+        restore_end(trainer)  # the trainer is as the finished run left it
+        for addon in trainer.active_addons:
+            if isinstance(addon, EarlyStoppingAddon):
+                addon.end(trainer)
     return left
 
 
@@ -57,15 +61,6 @@ def _left(trainer: TrainerBase, n_epoch: int, number: int, saved: Mapping[str, A
     if number < state.phase or state.counts.update >= _max_steps(trainer) or _has_waited(trainer, saved):
         return 0
     return max(state.first_epoch + n_epoch - state.counts.epoch, 0)
-
-
-def _end_before(trainer: TrainerBase, number: int) -> None:
-    """Put the trainer in the state in which the finished run left it."""
-    trainer.finished_phase = number
-    restore_end(trainer)
-    for addon in trainer.active_addons:
-        if isinstance(addon, EarlyStoppingAddon):
-            addon.end(trainer)
 
 
 def _has_waited(trainer: TrainerBase, saved: Mapping[str, Any]) -> bool:

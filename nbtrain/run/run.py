@@ -28,7 +28,7 @@ from ..history.history import RunResult
 from ..remote_errors import own_errors
 from ..rng import seed_all
 from .data_module import check_source, is_data_source, validates
-from .dry_run import check_written, probe
+from .dry_run import DryRun
 from .execution import Execution, execute_replica
 from .failed_runs import drop_unreachable, needs_thread, pauses_on_error
 from .handle import RunHandle
@@ -107,7 +107,8 @@ class Run:
         refuse_while_on(trainer.control, trainer.recorder.place)
         check_source(trainer, self.loader, self.valid_loader)
         check_run(self.n_epoch, self.loader, self.valid_loader, evaluates=trainer.mode == "test")
-        check_written(trainer, self.n_epoch, self.valid_loader)
+        dry_run = DryRun(trainer, self.n_epoch, self.valid_loader)
+        dry_run.check_steps()
         if trainer.mode == "train":
             if not trainer.configures_optimizers:
                 check_optimizer(trainer.optimizer, trainer.model)
@@ -118,7 +119,7 @@ class Run:
             raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
         if trainer.on_error == "pause" and (trainer.launcher is not None or trainer.world.size > 1):
             raise ConfigError('on_error="pause": a run in several processes can\'t be paused by an error.', remedy='Give on_error="raise".')
-        probe(trainer, self.n_epoch, self.valid_loader)
+        dry_run.try_validation()
 
     def _prepare(self) -> None:
         """Create the run folder if needed and lock it. Before the first run, also seed the random number generators."""

@@ -10,7 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from ..engine.control import State
+from ..engine.control import Boundary, State
 from ..errors import ConfigError, NbtrainError, first_line
 from ..history.event_group import EventGroup, deliver
 from ..history.ghost import ghost_of, run_before
@@ -25,41 +25,10 @@ from ..base.arguments import asks_for_bar
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0
-__all__ = ["view_controls", "RunSinks"]
+__all__ = ["RunSinks"]
 
 
 # %% ../../nbs/run/sinks.ipynb #c517b9e7
-def view_controls(trainer: TrainerBase, *, validates: bool, travel: Travel | None = None) -> Controls:
-    """Return the buttons of a live view and their actions."""
-    control = trainer.control
-    actions: dict[str, Callable[[], Any]] = {"pause": control.pause, "continue": control.proceed, "stop": partial(_stop, trainer)}
-    if hasattr(trainer, "save_state"):  # a command of an addon
-        actions["save"] = partial(_submit, trainer, "save_state")
-    if validates:
-        actions["validate"] = partial(_submit, trainer, "validate_now")
-    return Controls(actions, lambda: trainer.handle is not None and trainer.handle.is_waited_for, travel)
-
-
-def _stop(trainer: TrainerBase) -> None:
-    if trainer.handle is not None and trainer.handle.is_waited_for:
-        trainer.handle.stop_by_hand()
-    else:
-        trainer.control.stop()
-
-
-def _submit(trainer: TrainerBase, name: str) -> None:
-    if not trainer.control.request_elsewhere(name):
-        trainer.control.leave(lambda at: _noted(trainer, getattr(trainer, name)), whole=True)
-
-
-def _noted(trainer: TrainerBase, action: Callable[[], Any]) -> None:
-    try:
-        action()
-    except NbtrainError as error:
-        trainer.recorder.note(first_line(error))
-
-
-# %% ../../nbs/run/sinks.ipynb #ba925e1f
 def _ghost(other: Path | None, folder: Path | None, title: str) -> Ghost | None:
     """The run to compare with the one in `folder`: `other`, or the newest run of class `title` next to it."""
     if other is None and folder is not None:
@@ -118,7 +87,7 @@ class RunSinks:
         if not trainer.world.is_first:
             return
         shows = trainer.log_bar and not asks_for_bar(trainer.lightning)
-        trainer.view = open_view(view_controls(trainer, validates=validates, travel=self.travel)) if shows else None
+        trainer.view = open_view(self.controls(validates=validates)) if shows else None
         if trainer.mode == "train":
             if trainer.slider_view is not None:
                 trainer.slider_view.refresh_slider(withdraw=True)
@@ -126,6 +95,34 @@ class RunSinks:
         self._opened = [EventGroup(self._folder(trainer.run_dir).update_all)] if trainer.run_dir is not None else []
         self._opened += [trainer.view] if trainer.view is not None else []
         trainer.sinks += self._opened
+
+    def controls(self, *, validates: bool) -> Controls:
+        """Return the buttons of a live view and their actions."""
+        trainer, control = self.trainer, self.trainer.control
+        actions: dict[str, Callable[[], Any]] = {"pause": control.pause, "continue": control.proceed, "stop": self._stop}
+        if hasattr(trainer, "save_state"):  # a command of an addon
+            actions["save"] = partial(self._submit, "save_state")
+        if validates:
+            actions["validate"] = partial(self._submit, "validate_now")
+        return Controls(actions, lambda: trainer.handle is not None and trainer.handle.is_waited_for, self.travel)
+
+    def _stop(self) -> None:
+        if self.trainer.handle is not None and self.trainer.handle.is_waited_for:
+            self.trainer.handle.stop_by_hand()
+        else:
+            self.trainer.control.stop()
+
+    def _submit(self, name: str) -> None:
+        """Call the trainer's method `name` between two batches."""
+
+        def call(at: Boundary | None) -> None:
+            try:
+                getattr(self.trainer, name)()
+            except NbtrainError as error:
+                self.trainer.recorder.note(first_line(error))
+
+        if not self.trainer.control.request_elsewhere(name):
+            self.trainer.control.leave(call, whole=True)
 
     def show_run_before(self) -> None:
         """Give the view the run to compare with: `compare_with`, or the newest other run of the same class in `save_path`."""

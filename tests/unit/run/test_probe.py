@@ -38,7 +38,7 @@ from nbtrain import (
 from nbtrain.data.first_batch import first_batch
 from nbtrain.data.loader import BatchList
 from nbtrain.rng import random_state
-from nbtrain.run.dry_run import probe
+from nbtrain.run.dry_run import DryRun
 from nbtrain.state.kept_objects import kept_objects
 
 
@@ -136,7 +136,7 @@ def test_probe_reads_one_batch_and_calls_the_step_once() -> None:
             note(0)(index)
             return super().__getitem__(index)
 
-    probe(make_trainer(kind), 1, DataLoader(Read(*make_data().tensors), 16, shuffle=True))
+    DryRun(make_trainer(kind), 1, DataLoader(Read(*make_data().tensors), 16, shuffle=True)).try_validation()
     assert len(calls) == 1 and indices == list(range(16))
 
 
@@ -254,10 +254,10 @@ def test_monitor_that_may_come_is_not_refused(make: Callable[[], Any]) -> None:
 
 def test_what_self_log_gives_is_not_refused_before_epoch_1() -> None:
     trainer = make_trainer(Logging, monitor="val_f1", monitor_mode="max")
-    probe(trainer, 1, make_valid())
+    DryRun(trainer, 1, make_valid()).try_validation()
     trainer = make_trainer(Scored, monitor="val_f1", monitor_mode="max")
     with pytest.raises(ConfigError):
-        probe(trainer, 1, make_valid())
+        DryRun(trainer, 1, make_valid()).try_validation()
 
 
 # -- what is left as it was
@@ -352,7 +352,7 @@ def _random() -> dict[str, Any]:
 def test_step_that_changes_all_it_can_reach_leaves_nothing() -> None:
     trainer = _greedy()
     before, numbers, objects = _picture(trainer), _random(), {name: id(value) for name, value in vars(trainer).items()}
-    probe(trainer, 1, make_valid())
+    DryRun(trainer, 1, make_valid()).try_validation()
     assert trainer.probed is not None
     trainer.probed = None
     assert _picture(trainer) == before
@@ -403,7 +403,7 @@ def test_step_is_tried_in_the_precision_of_the_run_and_the_model_keeps_its_own(p
             return {"loss": mse_loss(self.model(x), y)}
 
     trainer = make_trainer(Noting, precision=precision)
-    probe(trainer, 1, make_valid())
+    DryRun(trainer, 1, make_valid()).try_validation()
     assert dtypes == [torch.float64 if precision == "fp64" else torch.bfloat16]
     assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
 
@@ -519,7 +519,7 @@ def test_step_may_change_the_batch_of_a_list() -> None:
             return super().test_step(batch)
 
     batches = [(torch.ones(4, 8), torch.ones(4, 1))]
-    probe(make_trainer(Halving), 1, batches)
+    DryRun(make_trainer(Halving), 1, batches).try_validation()
     assert torch.equal(batches[0][0], torch.ones(4, 8))
 
 
@@ -581,7 +581,7 @@ UNTRIED: dict[str, Callable[[type[Trainer]], Any]] = {
 @pytest.mark.parametrize("make", UNTRIED.values(), ids=UNTRIED)
 def test_step_is_not_tried(make: Callable[[type[Trainer]], Any]) -> None:
     kind, calls = _counting()
-    probe(make(kind), 1, make_valid())
+    DryRun(make(kind), 1, make_valid()).try_validation()
     assert calls == []
 
 
@@ -603,7 +603,7 @@ def test_model_that_is_compiled_is_not_compiled_for_one_batch() -> None:
         return graph.forward
 
     model.compile(backend=backend)
-    probe(make_trainer(model=model), 1, make_valid())
+    DryRun(make_trainer(model=model), 1, make_valid()).try_validation()
     assert compiled == []
 
 
@@ -615,5 +615,5 @@ def test_step_that_asks_for_something_in_the_run_is_left_to_it(request_: str, tm
             return super().test_step(batch)
 
     trainer = make_trainer(Asking.add_on(StateManagerAddon), save_path=tmp_path)
-    probe(trainer, 1, make_valid())
+    DryRun(trainer, 1, make_valid()).try_validation()
     assert list(tmp_path.iterdir()) == [] and request_ not in vars(trainer) and trainer.control.state == "idle"
