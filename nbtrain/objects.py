@@ -232,9 +232,16 @@ _INTERNAL = frozenset(vars(nn.Module()))  # parameters, buffers, hooks, training
 
 
 def module_attributes(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module other than parameters, persistent buffers and modules, by name."""
-    buffers = {name: module._buffers[name] for name in module._non_persistent_buffers_set if name in module._buffers}
-    return buffers | {name: value for name, value in vars(module).items() if name not in _INTERNAL and not isinstance(value, CONSTANT)}
+    """The attributes of a module other than parameters, persistent buffers and modules, by name.
+
+    Private attributes of torch's modules are made again from their parameters, or say what was done to the module in this process.
+    """
+    is_of_torch = type(module).__module__.startswith("torch.")
+    found = {name: module._buffers[name] for name in module._non_persistent_buffers_set if name in module._buffers}
+    for name, value in vars(module).items():
+        if name not in _INTERNAL and not isinstance(value, CONSTANT) and not (is_of_torch and name.startswith("_")):
+            found[name] = value
+    return found
 
 
 def attributes_of(item: Any) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def test_parts_are_saved_without_a_gather_and_are_what_the_run_ended_with(tmp_pa
     one = make(SAVING, save_path=tmp_path, device="cpu", model=make_net(seed=1))
     one.load_state(path)
     assert same_weights(one.model, trainer.model) and difference(one, trainer) == 0.0
-    assert {p.name for p in path.parent.iterdir()} == {path.name, "last", "best", one.history.best.path.name}
+    assert {p.name for p in path.parent.iterdir()} == {path.name, "last", "best", one.history.best.path.name, "history.jsonl"}
     sizes = [file.stat().st_size for file in sorted(path.glob("rank-*"))]
     assert sizes[1] < sizes[0] * second
 
@@ -126,7 +126,7 @@ def test_part_that_can_not_be_written_is_noted_and_costs_only_that_save(tmp_path
     trainer.run(3, loader(trainer))
     assert texts == ["a checkpoint was not saved: Rank 1 could not write its shard: [Errno 28] No space left on device"]
     folder = tmp_path / "run-001" / "checkpoints"
-    assert {path.name for path in folder.iterdir()} - {"best"} == {"epoch=1-step=5", "epoch=3-step=15", "last"}
+    assert {path.name for path in folder.iterdir()} - {"best"} == {"epoch=1-step=5", "epoch=3-step=15", "last", "history.jsonl"}
 
 
 def test_merged_parts_are_a_checkpoint_of_plain_lightning_and_of_a_trainer(tmp_path: Path) -> None:
@@ -150,4 +150,4 @@ def test_first_rank_is_killed_while_it_writes_and_the_state_before_is_resumed(tm
     assert len(list(folder.glob(".epoch=2-step=10.*.tmp/rank-*"))) == 2  # all parts, and no word of them
     again = make(SAVING, device="cpu", **options)
     again.run(2, loader(again), resume="auto")
-    assert {path.name for path in folder.iterdir()} == {"epoch=1-step=5", "epoch=2-step=10.ckpt", "last.ckpt", "best.ckpt"}
+    assert {path.name for path in folder.iterdir()} == {"epoch=1-step=5", "epoch=2-step=10.ckpt", "last.ckpt", "best.ckpt", "history.jsonl"}
