@@ -34,38 +34,6 @@ __all__ = ["scale_schedules", "set_next_lr", "SchedulerAddon"]
 _OF_FACTORY = "A factory gets the length of each run: scheduler=lambda optimizer, plan: ..."
 
 
-def _note_length(trainer: TrainerProtocol, scheduler: Any, plan: Plan, begin: dict[str, int], *, on_batch: bool) -> None:
-    """Note or refuse an instance that ends before the run."""
-    if not trainer.continues_run and isinstance(begun := getattr(scheduler, "last_epoch", None), int):
-        begin["scheduled"] = begun
-    if "scheduled" not in begin or (on_batch and plan.batches_per_epoch is None):
-        return
-    n_steps = plan.n_epochs * (plan.batches_per_epoch or 1) if on_batch else plan.n_epochs
-    if on_batch and plan.max_steps is not None:
-        n_steps = min(n_steps, plan.max_steps * plan.accumulate)
-    if text := check_length(scheduler, begin["scheduled"] + n_steps, _OF_FACTORY, on_batch=on_batch):
-        trainer.recorder.note(text)
-
-
-def _plan(trainer: TrainerProtocol, pl_trainer: L.Trainer, begin: dict[str, int]) -> tuple[Plan, dict[str, int]]:
-    """The length of the run, for a resumed run the whole length, so that its schedule is that of an uninterrupted run; and how it began."""
-    n_batches, first_epoch = pl_trainer.num_training_batches, pl_trainer.current_epoch
-    now = {"update": pl_trainer.global_step, "accumulate": pl_trainer.accumulate_grad_batches}
-    if trainer.continues_run:
-        first_epoch = trainer.train_state.first_epoch
-        in_a_row = first_epoch * math.ceil(n_batches / now["accumulate"]) if n_batches != math.inf else 0
-        now = begin or now | {"update": in_a_row}  # missing in older checkpoints
-    goal = max(pl_trainer.max_epochs or 0, now.get("goal", 0))  # a run that was rewound keeps its plan
-    plan = Plan(
-        n_epochs=goal - first_epoch,
-        batches_per_epoch=int(n_batches) if n_batches != math.inf else None,
-        accumulate=now["accumulate"],
-        max_steps=max(pl_trainer.max_steps - now["update"], 0) if pl_trainer.max_steps >= 0 else None,
-        n_updates=_n_updates(trainer, pl_trainer, range(first_epoch, goal), now["update"]) if n_batches != math.inf else None,
-    )
-    return plan, now if plan.total_steps is None else now | {"total": plan.total_steps}
-
-
 def _n_updates(trainer: TrainerProtocol, pl_trainer: L.Trainer, epochs: range, first: int) -> int | None:
     """The number of updates in `epochs`, of which the first is `first`, if windows change in length; else None."""
     windows = next((addon.window_at for addon in trainer.active_addons if isinstance(addon, AccumulationAddon)), None)
@@ -82,14 +50,6 @@ def _n_updates(trainer: TrainerProtocol, pl_trainer: L.Trainer, epochs: range, f
     return update - first
 
 
-def _monitored(monitor: str, pl_trainer: L.Trainer, module: L.LightningModule) -> float | None:
-    """The epoch's value of `monitor`, or None; the training loss for `val_loss` in a run without validation."""
-    assert isinstance(module, StepModule)
-    falls_back = monitor == "val_loss" and not pl_trainer.enable_validation
-    fallback = module.epoch_metrics.get("train_loss") if falls_back else None
-    return module.epoch_metrics.get(monitor, fallback)
-
-
 # %% ../../nbs/addons/scheduler.ipynb #6473bfa9
 class _Step(L.Callback):
     def __init__(self, trainer: TrainerProtocol, addon: SchedulerAddon, scheduler: Scheduler, on_batch: bool) -> None:
@@ -104,7 +64,7 @@ class _Step(L.Callback):
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._update = pl_trainer.global_step
         planned = self._begin.get("total") if self.trainer.continues_run else None
-        plan, self._begin = _plan(self.trainer, pl_trainer, self._begin)
+        plan = self._plan(pl_trainer)
         optimizer = self.trainer.optimizer
         assert optimizer is not None
         groups: list[dict[str, Any]] = [
@@ -131,7 +91,38 @@ class _Step(L.Callback):
         self.addon.is_base_set = False
         self._take_factor(optimizer)
         if self._schedule.scheduler is self.scheduler:
-            _note_length(self.trainer, self.scheduler, plan, self._begin, on_batch=self.on_batch)
+            self._note_length(plan)
+
+    def _plan(self, pl_trainer: L.Trainer) -> Plan:
+        """The length of the run, for a resumed run the whole length, so that its schedule is that of an uninterrupted run."""
+        n_batches, first_epoch = pl_trainer.num_training_batches, pl_trainer.current_epoch
+        now = {"update": pl_trainer.global_step, "accumulate": pl_trainer.accumulate_grad_batches}
+        if self.trainer.continues_run:
+            first_epoch = self.trainer.train_state.first_epoch
+            in_a_row = first_epoch * math.ceil(n_batches / now["accumulate"]) if n_batches != math.inf else 0
+            now = self._begin or now | {"update": in_a_row}  # missing in older checkpoints
+        goal = max(pl_trainer.max_epochs or 0, now.get("goal", 0))  # a run that was rewound keeps its plan
+        plan = Plan(
+            n_epochs=goal - first_epoch,
+            batches_per_epoch=int(n_batches) if n_batches != math.inf else None,
+            accumulate=now["accumulate"],
+            max_steps=max(pl_trainer.max_steps - now["update"], 0) if pl_trainer.max_steps >= 0 else None,
+            n_updates=_n_updates(self.trainer, pl_trainer, range(first_epoch, goal), now["update"]) if n_batches != math.inf else None,
+        )
+        self._begin = now if plan.total_steps is None else now | {"total": plan.total_steps}
+        return plan
+
+    def _note_length(self, plan: Plan) -> None:
+        """Note or refuse an instance that ends before the run."""
+        if not self.trainer.continues_run and isinstance(begun := getattr(self.scheduler, "last_epoch", None), int):
+            self._begin["scheduled"] = begun
+        if "scheduled" not in self._begin or (self.on_batch and plan.batches_per_epoch is None):
+            return
+        n_steps = plan.n_epochs * (plan.batches_per_epoch or 1) if self.on_batch else plan.n_epochs
+        if self.on_batch and plan.max_steps is not None:
+            n_steps = min(n_steps, plan.max_steps * plan.accumulate)
+        if text := check_length(self.scheduler, self._begin["scheduled"] + n_steps, _OF_FACTORY, on_batch=self.on_batch):
+            self.trainer.recorder.note(text)
 
     def _follow(self, plan: Plan, planned: int | None, epoch: int) -> None:
         """Continue a run that has become longer or shorter on the schedule of its new length."""
@@ -189,7 +180,10 @@ class _Step(L.Callback):
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert self._schedule is not None
         if is_whole_epoch(pl_module) and not self._is_replaced:
-            self._schedule.end_epoch(_monitored(self.trainer.train_state.history.monitor, pl_trainer, pl_module))
+            assert isinstance(pl_module, StepModule)
+            monitor, metrics = self.trainer.train_state.history.monitor, pl_module.epoch_metrics
+            falls_back = monitor == "val_loss" and not pl_trainer.enable_validation
+            self._schedule.end_epoch(metrics.get(monitor, metrics.get("train_loss") if falls_back else None))
 
 
 # %% ../../nbs/addons/scheduler.ipynb #975d4fd9

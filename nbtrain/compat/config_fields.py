@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import Field, MISSING, dataclass, field, fields
 from typing import Any, Protocol
 
@@ -16,7 +16,6 @@ import nbtrain
 __all__ = [
     "AUTOMATIC",
     "At",
-    "SPELLINGS",
     "JOINED",
     "NnScalerComputeFields",
     "NnScalerFields",
@@ -24,7 +23,6 @@ __all__ = [
     "unsupported",
     "Fields",
     "Findings",
-    "Spelling",
     "translate_fields",
     "describe_accepted",
     "current_name",
@@ -111,32 +109,23 @@ class Findings(Protocol):
     def add(self, what: str, where: str = "", remedy: str = "") -> None: ...
 
 
-@dataclass(frozen=True)
-class Spelling:
-    """A field with another name, and other names for its values."""
-
-    theirs: At
-    ours: At
-    values: Mapping[str, str]
-
-
-SPELLINGS = (Spelling(("checkpoint", "format"), ("checkpoint", "save_format"), {"pt": "ckpt", "safetensors": "safetensor"}),)
+_THEIRS, _OURS = ("checkpoint", "format"), ("checkpoint", "save_format")
+_FORMATS = {"pt": "ckpt", "safetensors": "safetensor"}  # theirs: ours
 
 
 def translate_fields(document: Fields, problems: Findings) -> None:
     """Rename fields of `document` to nbtrain's names. Invalid values are added to `problems`."""
-    for spelling in SPELLINGS:
-        value, given = _value(document, spelling.theirs)
-        if not given:
-            continue
-        theirs, place = ".".join(map(str, spelling.theirs)), document.place(spelling.theirs)
-        document.delete(spelling.theirs)
-        if _value(document, spelling.ours)[1]:
-            problems.add(f"{theirs} and {'.'.join(map(str, spelling.ours))} are both given.", place, "Leave one of them out.")
-        elif value not in list(spelling.values):
-            problems.add(f"{theirs}: expected {' or '.join(spelling.values)}, got {value!r}.", place)
-        else:
-            document.set(spelling.ours, spelling.values[value], place)
+    value, given = _value(document, _THEIRS)
+    if not given:
+        return
+    place = document.place(_THEIRS)
+    document.delete(_THEIRS)
+    if _value(document, _OURS)[1]:
+        problems.add("checkpoint.format and checkpoint.save_format are both given.", place, "Leave one of them out.")
+    elif value not in list(_FORMATS):
+        problems.add(f"checkpoint.format: expected {' or '.join(_FORMATS)}, got {value!r}.", place)
+    else:
+        document.set(_OURS, _FORMATS[value], place)
 
 
 def _value(document: Fields, at: At) -> tuple[Any, bool]:
@@ -150,11 +139,8 @@ def _value(document: Fields, at: At) -> tuple[Any, bool]:
 # %% ../../nbs/compat/config_fields.ipynb #d8334bcb
 def describe_accepted() -> list[str]:
     """The lines of `--help` for nnScaler's fields."""
-    lines, ignored = [], []
-    for spelling in SPELLINGS:
-        ours = ", ".join(f"{other} for {value}" for value, other in spelling.values.items())
-        lines += [f"  --{'.'.join(map(str, spelling.theirs))} {'|'.join(spelling.values)}"]
-        lines += [f"        --{'.'.join(map(str, spelling.ours))}: {ours}"]
+    ours = ", ".join(f"{other} for {value}" for value, other in _FORMATS.items())
+    lines, ignored = [f"  --checkpoint.format {'|'.join(_FORMATS)}", f"        --checkpoint.save_format: {ours}"], []
     for prefix, kind in (("compute_config.", NnScalerComputeFields), ("", NnScalerFields)):
         for known in fields(kind):
             if known.metadata["ignored"]:

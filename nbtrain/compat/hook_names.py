@@ -15,47 +15,24 @@ __all__ = ["NNSCALER", "TLAMA", "OWN", "HOOK_NAMES", "Moment", "HookName", "name
 
 # %% ../../nbs/compat/hook_names.ipynb #47037ed9
 class Moment(Protocol):
-    """The values that are available when a hook is called."""
+    """The values that are available when a hook is called; epochs, updates and batches count from 0."""
 
     @property
-    def given(self) -> tuple[Any, ...]:
-        """The arguments of the callback's method, after the module."""
-        ...
-
+    def given(self) -> tuple[Any, ...]: ...  # the arguments of the callback's method, after the module
     @property
-    def epoch(self) -> int:
-        """The epoch, counted from 0."""
-        ...
-
+    def epoch(self) -> int: ...
     @property
-    def update_idx(self) -> int:
-        """The update of the epoch, counted from 0."""
-        ...
-
+    def update_idx(self) -> int: ...  # of the epoch
     @property
-    def valid_idx(self) -> int:
-        """The batch of the validation, counted from 0."""
-        ...
-
+    def valid_idx(self) -> int: ...  # the batch of the validation
     @property
-    def batches(self) -> list[Any]:
-        """The batches of this update."""
-        ...
-
+    def batches(self) -> list[Any]: ...  # of this update
     @property
-    def outputs(self) -> list[Any]:
-        """What the steps of this update returned, detached."""
-        ...
-
+    def outputs(self) -> list[Any]: ...  # what the steps of this update returned, detached
     @property
-    def update_metrics(self) -> dict[str, Any]:
-        """The means of the outputs, as `train_<name>`."""
-        ...
-
+    def update_metrics(self) -> dict[str, Any]: ...  # the means of the outputs, as `train_<name>`
     @property
-    def val_metrics(self) -> dict[str, float]:
-        """The metrics of the validation that has just ended."""
-        ...
+    def val_metrics(self) -> dict[str, float]: ...  # of the validation that has just ended
 
 
 def _given(at: Moment) -> tuple[Any, ...]:
