@@ -21,7 +21,7 @@ from .setup import setup_of
 from .states import StatefulTrainer
 
 # %% auto #0
-__all__ = ["Capture", "n_finished", "from_outside"]
+__all__ = ["Capture", "n_finished", "own_part", "from_outside"]
 
 
 # %% ../../nbs/state/capture.ipynb #9e7b42c4
@@ -64,21 +64,12 @@ class Capture:
         """The moment at which the parts are taken. `whole`: for a place in memory."""
         return Moment(self.trainer, self.pl_trainer, self.finished, self.random, whole)
 
-    def copy(self, restored: Mapping[str, Any] | None = None) -> Snapshot:
-        """Copy the state for a place in memory.
-
-        `restored`: the state that the run continues from, if it has not reached its first batch yet. Weights and options may have changed
-        since.
-        """
+    def copy(self) -> Snapshot:
+        """Copy the state for a place in memory."""
         states = self.trainer.states
-        if restored is None:
-            own = take_parts(self.moment(whole=True))
-        else:
-            own = restored["nbtrain"] | take_named(self.moment(whole=True), _SINCE_RESTORED)
-            own.pop("history", None)
         if states.setup is None:
             states.setup = setup_of(self.trainer, states.open_loader)
-        state = self.of_lightning | {"nbtrain": own | {"setup": states.setup}}
+        state = self.of_lightning | {"nbtrain": own_part(self.moment(whole=True)) | {"setup": states.setup}}
         keep_weights(state, kept_weights(self.trainer))
         self.copied = snapshot(state, waits=False)
         return self.copied
@@ -90,7 +81,18 @@ def n_finished(pl_trainer: L.Trainer) -> int | None:
     return finished if finished or fetcher is None or fetcher.fetched else None
 
 
-_SINCE_RESTORED = ("run", "first_epoch", "phase", "counts", "attributes")  # what may have changed before the first batch
+def own_part(at: Moment) -> dict[str, Any]:
+    """nbtrain's part of a state, as `take_parts` returns it.
+
+    Until the next run has reached its first batch, a restored state is the state: the place that it continues from is still to be reached.
+    Only the attributes of your objects may have changed since, and in a run its number.
+    """
+    restored = at.trainer.states.restored
+    if restored is None:
+        return take_parts(at)
+    own = restored["nbtrain"] | take_named(at, ("attributes", *(("run", "first_epoch", "phase") if at.pl_trainer is not None else ())))
+    own.pop("history", None)
+    return own | ({"random": at.random} if own["random"] is None else {})
 
 
 def from_outside(trainer: StatefulTrainer) -> dict[str, Any]:

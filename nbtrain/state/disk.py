@@ -26,9 +26,9 @@ from ..history.history import Row
 from ..history.journal import save_history
 from ..rng import random_state
 from .attribute_state import trainer_places
-from .capture import Capture, from_outside
+from .capture import Capture, from_outside, own_part
 from .kept_states import KeptState
-from .parts import Moment, keep_weights, kept_weights, take_parts
+from .parts import Moment, keep_weights, kept_weights
 from .restore import best_weights_of, read_state, without_weights
 from .setup import setup_of
 from .states import StatefulTrainer
@@ -157,11 +157,11 @@ class Disk:
 
     def _own(self, at: Moment) -> dict[str, Any]:
         """nbtrain's part, with the setup of the run."""
-        own, states = take_parts(at), self.trainer.states
+        own, states = own_part(at), self.trainer.states
         own["setup"] = setup_of(self.trainer, states.open_loader) if self.trainer.mode == "train" else {}
-        if at.finished is None and states.open_loader is not None:
+        if own["finished"] is None and states.open_loader is not None:
             states.places = {name: own[name] for name in ("loader", "valid", "setup")}
-        elif at.finished is None and states.places:  # the run was in other processes, or before this trainer
+        elif own["finished"] is None and states.places:  # the run was in other processes, or before this trainer
             own |= states.places | {"setup": states.places["setup"] | own["setup"]}
         return own
 

@@ -75,7 +75,7 @@ class StateKeeper(Checkpoint, Leaving):
             if (alone := of_rank(state["nbtrain"])) is not state["nbtrain"] and alone.get("attributes") is not None:
                 at = Moment(self.trainer, pl_trainer, state=state)  # a rank other than 0, whose attributes are already restored
                 load_attributes(at, alone["attributes"])
-                self.trainer.states.note_unsaved(self.trainer, ", ".join(at.missing))
+                self.trainer.states.note_unsaved(self.trainer, f"{at.missing[0]} is made after the run has begun" if at.missing else "")
 
     def _put(self, stage: Any, pl_trainer: L.Trainer) -> None:
         if (state := self.trainer.states.restored) is not None:
@@ -92,8 +92,7 @@ class StateKeeper(Checkpoint, Leaving):
             states.open_valid.is_cut = pl_trainer.limit_val_batches != 1.0
         self._put("start", pl_trainer)
         if self.memory is not None and self.memory.is_open:
-            finished = n_finished(pl_trainer) if states.restored is None else states.restored["nbtrain"]["finished"]
-            self.memory.take(Capture(self.trainer, pl_trainer, finished), is_start=True, restored=states.restored)
+            self.memory.take(self._capture(pl_trainer, n_finished(pl_trainer)), is_start=True)
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._put("epoch", pl_trainer)

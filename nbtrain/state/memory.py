@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -87,12 +87,12 @@ def _shared_best(trainer: StatefulTrainer) -> Weights | None:
     return memory.best[1]
 
 
-def keep(capture: Capture, *, is_start: bool = False, restored: Mapping[str, Any] | None = None) -> KeptState:
-    """Copy a state of a run. `restored`: as for `Capture.copy`."""
-    taken, trainer = capture.copy(restored), capture.trainer
+def keep(capture: Capture, *, is_start: bool = False) -> KeptState:
+    """Copy a state of a run."""
+    taken, trainer = capture.copy(), capture.trainer
     counts = trainer.train_state.counts
     return KeptState(
-        trainer.train_state.run, counts.epoch, counts.step, capture.finished, trainer.recorder.n_epochs, is_start, taken,
+        trainer.train_state.run, counts.epoch, counts.step, taken.state["nbtrain"]["finished"], trainer.recorder.n_epochs, is_start, taken,
         trainer.states.loaders, frozenset(trainer_places(trainer)), _shared_best(trainer), size_of(taken.state),
     )  # fmt: skip
 
@@ -129,7 +129,7 @@ class Memory:
             return times.is_quick or times.has_room(1)
         return times.has_room(1 + _N_LAST) and best is not None and best["step"] == counts.step
 
-    def take(self, capture: Capture, *, is_start: bool = False, needed: bool = False, restored: Mapping[str, Any] | None = None) -> None:
+    def take(self, capture: Capture, *, is_start: bool = False, needed: bool = False) -> None:
         """Keep a state, if there is memory for it. An error, as of the `state_dict` of a callback, is noted, and the run continues.
 
         `needed`: it is kept though no regular state is due.
@@ -141,7 +141,7 @@ class Memory:
             self._note(f"No states are kept in memory: one takes {n_bytes / 1e9:.1f} GB, and {free}.")
             return
         try:
-            state = keep(capture, is_start=is_start, restored=restored)
+            state = keep(capture, is_start=is_start)
         except Exception as error:
             self._note(f"A state was not kept in memory: {first_line(error)}")
         else:
