@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 # %% auto #0
-__all__ = ["Phase", "EventKind", "Status", "MonitorMode", "Progress", "Event", "is_better", "known_mode", "Plan"]
+__all__ = ["Phase", "EventKind", "Status", "MonitorMode", "Progress", "Event", "Plan"]
 
 # %% ../nbs/events.ipynb #855a0950
 # The values that events use
@@ -174,38 +173,6 @@ class Event:
         if not is_whole:
             raise ValueError(f"not an event: {line[:80]!r}")
         return event
-
-
-# %% ../nbs/events.ipynb #8c805885
-def is_better(value: float, best: float | None, mode: MonitorMode) -> bool:
-    """Whether `value` is better than `best`. A tie is not, NaN never is, and any other value is better than None."""
-    if math.isnan(value):
-        return False
-    if best is None:
-        return True
-    return value < best if mode == "min" else value > best
-
-
-# %% ../nbs/events.ipynb #9c1433c1
-_DOWN = (
-    "loss nll log_loss cross_entropy mse mean_squared_error rmse root_mean_squared_error mae mean_absolute_error mape error distance "
-    "perplexity ppl brier brier_score brier_score_loss wer cer hamming_distance"
-)
-_UP = (
-    "acc accuracy accuracy_score balanced_accuracy balanced_accuracy_score top1 top5 top1_acc top5_acc f1 f1_score "
-    "precision precision_score recall recall_score auc auroc roc_auc roc_auc_score pr_auc average_precision average_precision_score "
-    "map iou miou jaccard dice r2 r2_score pearson pearsonr pearson_corr_coef spearman spearmanr spearman_corr_coef "
-    "mcc matthews_corrcoef cohen_kappa kappa bleu rouge psnr ssim score"
-)
-_MIN, _MAX = frozenset(_DOWN.split()), frozenset(_UP.split())
-
-
-def known_mode(monitor: str) -> MonitorMode | None:
-    """Whether lower ("min") or higher ("max") values of the metric `monitor` are better; None if its exact name is unknown."""
-    name = re.sub("^(train|val|eval|test)_", "", monitor).partition("/")[0]  # without a loader's name, as in val_loss/hard
-    if name in _MIN:
-        return "min"
-    return "max" if name in _MAX else None
 
 
 # %% ../nbs/events.ipynb #76752b24

@@ -17,7 +17,7 @@ from ..engine.callback import Stopper
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, in_validation_of_run, is_whole_epoch
 from ..errors import ConfigError
-from ..events import is_better
+from ..best import is_better
 
 # %% auto #0
 __all__ = ["EarlyStoppingAddon"]

@@ -24,7 +24,8 @@ from ..data.tensor_loader import is_array
 from ..annotations import check_values, parameter_hints
 from ..data.several_loaders import n_batches
 from ..errors import ConfigError, OptionError, first_line, nearest
-from ..events import MonitorMode, known_mode
+from ..best import known_mode
+from ..events import MonitorMode
 
 # %% auto #0
 __all__ = [

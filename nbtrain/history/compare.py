@@ -22,7 +22,8 @@ from .run_folder import find_run, read_history
 from .run_tree import Fork, TreeRun, read_fork, tree_lines
 from ..views import plots
 from ..views.html import image_html
-from ..views.text import best_row, note_line, table_text, visible
+from ..best import best_row
+from ..views.text import note_line, table_text, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,17 +10,17 @@ import importlib.util
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..annotations import checked
+from ..best import BestRestarts, GrowingBest, is_same_validation, ranked
 from ..compat.keys import result_of
 from ..events import Event, MonitorMode, Progress, Status
 from ..views import html, plots, text
 from ..views.curve import FEW_EPOCHS, measured_curve
-from ..views.restarts import BestRestarts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -165,10 +165,15 @@ class MeasuredRows:
         self.tests: list[Row] = []
         self.marks: list[tuple[Progress, str]] = []
         self.steps = {phase: StepTable() for phase in ("train", "valid", "test")}
-        self._best, self.restarts = text.GrowingBest(), BestRestarts()
+        self._best = GrowingBest()
         names = "epochs", "validations", "tests", "marks"
         self.n_saved: dict[str, int] = dict.fromkeys(names, 0)  # rows at the beginning that the journal has
         self.journal: tuple[str, list[int]] | None = None  # its file, and the place of its newest record there
+
+    @property
+    def restarts(self) -> BestRestarts:
+        """Where the search for the best started again, because the steps changed."""
+        return self._best.restarts
 
     def update(self, event: Event) -> None:
         """Add the data of `event`."""
@@ -202,7 +207,7 @@ class MeasuredRows:
 
     def _as_validation(self, row: Row) -> Row:
         """Return `row`; it replaces the newest validation if both are of the same step."""
-        if text.is_same_validation(row, self.validations):
+        if is_same_validation(row, self.validations):
             old, self.validations[-1] = self.validations[-1], row
             row.path = old.path
             self.n_saved["validations"] = min(self.n_saved["validations"], len(self.validations) - 1)
@@ -211,7 +216,6 @@ class MeasuredRows:
 
     def drop_after(self, step: int, epoch: int) -> None:
         """Drop everything measured after `step`, and the rows after `epoch`, including that of an epoch that was cut at `step`."""
-        self._best = text.GrowingBest()
         dropped = {id(row) for row in self.epochs if row.get("step", 0) > step or row["epoch"] > epoch}
         validations = [row for row in self.validations if row.get("step", 0) <= step]
         self._keep("validations", [validation_alone(row) if id(row) in dropped else row for row in validations])
@@ -237,7 +241,7 @@ class MeasuredRows:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a history from the state that `state_dict` returned."""
-        self.monitor, self.monitor_mode, self._best = state["monitor"], state["mode"], text.GrowingBest()
+        self.monitor, self.monitor_mode = state["monitor"], state["mode"]
         self.epochs, self.tests = [Row(row) for row in state["epochs"]], [Row(row) for row in state["tests"]]
         same = {row["step"]: row for row in [*self.tests, *self.epochs] if "epoch" in row}
         validations = state.get("validations", [row for row in state["epochs"] if _is_validated(row)])  # a state of an older version
@@ -262,10 +266,16 @@ class RankedRows(MeasuredRows):
     """Rows with a best and a last one."""
 
     @property
-    def candidates(self) -> Sequence[text.Row]:
+    def candidates(self) -> list[Row]:
         """The rows to choose `best` from: validations if `monitor` is one of their metrics, else epochs; after a restart, newer ones."""
-        rows = text.candidates(self.epochs, self.validations, self.monitor)
-        return self.restarts.validations(rows) if rows is self.validations else self.restarts.epochs(rows)
+        has_validations = self.compares_validations
+        rows = self.validations if has_validations else self.epochs
+        return [row for row in rows if self.restarts.counts(row, is_epoch=not has_validations)]
+
+    @property
+    def compares_validations(self) -> bool:
+        """Whether the best is one of the validations, and not of the epochs."""
+        return self._best.compares_validations(self.validations, self.monitor, self.monitor_mode)
 
     @property
     def last(self) -> Row | None:
@@ -276,8 +286,7 @@ class RankedRows(MeasuredRows):
     @property
     def best(self) -> Row | None:
         """The row with the best monitored value; on a tie the earlier one, never a NaN. It may be a validation inside an epoch."""
-        found: Any = self._best.of(self.candidates, self.monitor, self.monitor_mode)
-        return found
+        return self._best.of(self.epochs, self.validations, self.monitor, self.monitor_mode)
 
     def short_state(self) -> dict[str, Any]:
         """As `state_dict`, but only with the last and the best rows, which a resumed run needs."""
@@ -295,10 +304,7 @@ class RankedRows(MeasuredRows):
 
     def ranked(self, rows: Iterable[Row], n: int) -> list[Row]:
         """The best `n` of `rows` by `monitor`, the best first; on a tie the earlier one, never a NaN."""
-        known = list(rows)
-        name = "train_loss" if self.monitor == "val_loss" and not any(self.monitor in row for row in known) else self.monitor
-        found = [row for row in known if not math.isnan(row.get(name, math.nan))]
-        return sorted(found, key=lambda row: row[name], reverse=self.monitor_mode == "max")[:n]
+        return ranked(rows, self.monitor, self.monitor_mode)[:n]
 
     @property
     def last_is_best(self) -> bool:

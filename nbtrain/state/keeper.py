@@ -145,7 +145,7 @@ class StateKeeper(Checkpoint, Leaving):
         whole, open_ = loop._num_ready_batches_reached(), loop._should_accumulate()
         history, is_in_run = self.trainer.train_state.history, in_validation_of_run(pl_trainer, pl_module)
         validation = history.validations[-1] if is_in_run else None
-        best = is_in_run and history.candidates is history.validations and self.disk.triggers.is_best(history, validation)
+        best = is_in_run and history.compares_validations and self.disk.triggers.is_best(history, validation)
         self._owed = validation if best and open_ else None if best else self._owed
         ends = _stops(pl_trainer) and not whole and not open_
         if waits or (not self._cut and (ends or (best and not whole and not open_))):

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..history.history import Row
 from ..state.disk import saved_states
 from .scratch_trainer import can_train
-from ..views.epoch_slider import Place, Travel
+from ..views.epoch_slider import ReachableEpoch, Travel
 from ..views.text import format_value
 from ..base.trainer_base import TrainerBase
 from .branch import branch
@@ -56,17 +56,19 @@ def _words(row: Row, found: KeptState | Path, monitor: str) -> str:
     return " · ".join(filter(None, [value, again, f"from {found.name}" if isinstance(found, Path) else ""]))
 
 
-def reachable_epochs(trainer: TrainerBase) -> list[Place]:
+def reachable_epochs(trainer: TrainerBase) -> list[ReachableEpoch]:
     """Return the epochs that `trainer` can be rewound to, with the monitored value of each. Epoch 0 is the start."""
     if trainer.mode != "train":
         return []
     reach, history = _Reach(trainer), trainer.train_state.history
     best, places = history.best, []
     if reach.find(start := min(reach.starts, default=0)) is not None and reach.starts:
-        places.append(Place(0, "" if start == 0 else f"step {start}"))
+        places.append(ReachableEpoch(0, "" if start == 0 else f"step {start}"))
     for row in history.epochs:
         if (found := reach.find(row["step"])) is not None:
-            places.append(Place(row["epoch"], _words(row, found, history.monitor), best is not None and best["epoch"] == row["epoch"]))
+            places.append(
+                ReachableEpoch(row["epoch"], _words(row, found, history.monitor), best is not None and best["epoch"] == row["epoch"])
+            )
     return places
 
 
@@ -86,7 +88,7 @@ def travel_of(trainer: TrainerBase) -> Travel:
     """The epochs and actions of the slider below this trainer's runs."""
     here = ref(trainer)
 
-    def places() -> list[Place]:
+    def places() -> list[ReachableEpoch]:
         found = here()
         return reachable_epochs(found) if found is not None else []
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, Protocol
 
-from ..events import Event, MonitorMode, is_better, known_mode
+from ..best import is_better, known_mode
+from ..events import Event, MonitorMode
 
 # %% auto #0
 __all__ = ["Rule", "SlowData", "SlowStart", "StrangeLoss", "Explosion", "Waiting", "Overfitting", "Advice"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..events import Progress
 from .axes import Axis, axis_of, count_ticks, is_drawn, short, short_count
-from .svg import Box, cross, dots, drawing, fitting, label, path, pills, spread, text_width, value_axis
+from .svg import Area, cross, dots, drawing, fitting, label, path, pills, spread, text_width, value_axis
 
 # %% auto #0
 __all__ = [
@@ -261,20 +261,20 @@ def step_axis(curve: LossCurve, end_step: int | None, n_epochs: int | None, ghos
 FEW_EPOCHS = 5  # from this number on, epochs are the unit
 
 
-def _epoch_labels(box: Box, axis: StepAxis) -> list[str]:
+def _epoch_labels(box: Area, axis: StepAxis) -> list[str]:
     """Labels of whole epochs below the box."""
     places = [(epoch, axis.step_of(epoch)) for epoch in count_ticks(axis.epochs[0][1], axis.epochs[-1][1], 9)]
     labels = [label(box.x(axis.share(step)), box.bottom + 16, f"{epoch:,}", anchor="middle") for epoch, step in places if axis.has(step)]
     return [*labels, label(box.right + 24, box.bottom + 16, "epoch")]
 
 
-def _step_labels(box: Box, axis: StepAxis) -> list[str]:
+def _step_labels(box: Area, axis: StepAxis) -> list[str]:
     ticks = [tick for tick in count_ticks(axis.start, axis.end) if axis.has(tick)]
     labels = [label(box.x(axis.share(tick)), box.bottom + 16, short_count(tick), anchor="middle") for tick in ticks]
     return [*labels, label(box.right + 24, box.bottom + 16, "step")]
 
 
-def _epoch_names(box: Box, axis: StepAxis) -> list[str]:
+def _epoch_names(box: Area, axis: StepAxis) -> list[str]:
     """A quiet line between two epochs, and their names in a second row."""
     ends = [axis.step_of(epoch) for epoch in range(math.ceil(axis.epochs[0][1]), math.floor(axis.epochs[-1][1]) + 1)]
     parts = [path([(box.x(axis.share(s)), box.top), (box.x(axis.share(s)), box.bottom)], "grid") for s in ends if axis.start < s < axis.end]
@@ -287,7 +287,7 @@ def _epoch_names(box: Box, axis: StepAxis) -> list[str]:
     return parts
 
 
-def step_labels(box: Box, axis: StepAxis) -> list[str]:
+def step_labels(box: Area, axis: StepAxis) -> list[str]:
     """The labels below the box: epochs; or, with few epochs, steps and the names of the epochs."""
     if axis.n_epochs >= FEW_EPOCHS:
         return _epoch_labels(box, axis)
@@ -310,7 +310,7 @@ def shown_values(curve: LossCurve, line: Places, ghost: Places = ()) -> list[flo
 class _Frame:
     """Where the points of a curve lie in its drawing."""
 
-    box: Box
+    box: Area
     steps: StepAxis
     values: Axis
     line: Places  # the smoothed loss
@@ -386,7 +386,7 @@ def _end_labels(frame: _Frame, curve: LossCurve, ghost: Ghost, width: float) -> 
     return [label(x, y + 4, fitting(text, width - x), kind) for (x, _, text, kind), y in zip(found, ys)]
 
 
-def _shades(box: Box, axis: StepAxis, marks: Sequence[Mark]) -> list[str]:
+def _shades(box: Area, axis: StepAxis, marks: Sequence[Mark]) -> list[str]:
     """Light shading for the part trained with redefined steps."""
     xs = [box.x(axis.share(mark[0].step)) for mark in marks if is_redefinition(mark) and axis.has(mark[0].step)]
     size = f'y="{box.top:.1f}" height="{box.bottom - box.top:.1f}"'
@@ -417,7 +417,7 @@ def curve_svg(
     left = 12 + max(map(text_width, values.labels), default=0) if values else 12.0
     few = 1 < steps.n_epochs < FEW_EPOCHS
     is_log = values is not None and values.is_log
-    box = Box(max(40, left), 20 if marks or is_log else 8, width - 140, height - (36 if few else 21))
+    box = Area(max(40, left), 20 if marks or is_log else 8, width - 140, height - (36 if few else 21))
     xs = [box.x(steps.share(mark[0].step)) if steps.has(mark[0].step) else None for mark in marks]
     parts = [*_shades(box, steps, marks), *step_labels(box, steps), *pills(box, xs)]
     if values is None:

@@ -13,12 +13,12 @@ from typing import Any
 from ..errors import NbtrainError
 
 # %% auto #0
-__all__ = ["Place", "Travel", "EpochSlider"]
+__all__ = ["ReachableEpoch", "Travel", "EpochSlider"]
 
 
 # %% ../../nbs/views/epoch_slider.ipynb #c3e42b83
 @dataclass(frozen=True)
-class Place:
+class ReachableEpoch:
     """An epoch that can be restored; 0 is the start of the run.
 
     `words` describes it: `val_loss 0.41 · recomputes 37 batches`.
@@ -47,7 +47,7 @@ class Travel:
     returns a text that says what it has done.
     """
 
-    places: Callable[[], Sequence[Place]]
+    places: Callable[[], Sequence[ReachableEpoch]]
     actions: Mapping[str, Callable[[int], str]]
 
 
@@ -56,7 +56,7 @@ _CLASS = "nbtrain-epochs"
 _ENDED = ".jp-NotebookPanel:has(.jp-Notebook-ExecutionIndicator[data-status='unknown'])"  # in JupyterLab: there is no kernel
 _GONE = f"<style>.{_CLASS}.jupyter-widgets-disconnected, {_ENDED} .{_CLASS} {{display: none}}</style>"
 _BAD = "color:var(--jp-error-color1,#d73a49);font-weight:600"
-_NOWHERE = Place(0)
+_NOWHERE = ReachableEpoch(0)
 
 
 class EpochSlider:
@@ -66,7 +66,7 @@ class EpochSlider:
         from ipywidgets import HTML, Button, HBox, Layout, SelectionSlider, VBox
 
         self.travel = travel
-        self._places: Sequence[Place] = []
+        self._places: Sequence[ReachableEpoch] = []
         wide, high = Layout(width="380px", margin="2px 8px 2px 0"), {"height": "28px"}
         self.slider: Any = SelectionSlider(
             options=[("", 0), ("", 1)], description="Epoch", layout=wide, style={"description_width": "44px"}
@@ -82,7 +82,7 @@ class EpochSlider:
             button.on_click(lambda widget, label=label: self.press(label))
 
     @property
-    def chosen(self) -> Place:
+    def chosen(self) -> ReachableEpoch:
         """The place that is selected."""
         return self._places[min(int(self.slider.value), len(self._places) - 1)] if self._places else _NOWHERE
 
@@ -90,7 +90,7 @@ class EpochSlider:
         """Find the epochs again and select `epoch`, or the last one. Returns False if none can be restored."""
         return self.show(self.travel.places(), epoch)
 
-    def show(self, places: Sequence[Place], epoch: int | None = None) -> bool:
+    def show(self, places: Sequence[ReachableEpoch], epoch: int | None = None) -> bool:
         """Offer these `places`, as `refresh` does."""
         self._places = places
         at = next((i for i, place in enumerate(places) if place.epoch == epoch), max(len(places) - 1, 0))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .axes import Axis, axis_of, count_ticks, is_drawn, short
 from .curve import FEW_EPOCHS, Mark, curve_svg, curve_words, epoch_of
-from .svg import Box, cross, dots, drawing, fitting, label, path, picture, pills, text_width, value_axis
+from .svg import Area, cross, dots, drawing, fitting, label, path, picture, pills, text_width, value_axis
 from .text import PREFIXES, Board, Row, column_names, visible
 
 # %% auto #0
@@ -82,7 +82,7 @@ class _Epochs:
         return found[(len(found) - 1) % stride :: stride] if found else []
 
 
-def _line(epochs: _Epochs, box: Box, axis: Axis, name: str) -> list[str]:
+def _line(epochs: _Epochs, box: Area, axis: Axis, name: str) -> list[str]:
     points = epochs.points(name)
     of = series_of(name).partition("/")[0]
     kind = {"train": "train", "val": "val"}.get(of, "ghost" if of == "test" else "train")
@@ -113,7 +113,7 @@ def _legend(left: float, y: float, width: float, names: Sequence[str], rows: Seq
     return parts
 
 
-def _best_ring(epochs: _Epochs, box: Box, axis: Axis, names: Sequence[str], monitor: str) -> list[str]:
+def _best_ring(epochs: _Epochs, box: Area, axis: Axis, names: Sequence[str], monitor: str) -> list[str]:
     """A ring around the best value of the metric that `monitor` names."""
     first, last = epochs.ends
     best = epochs.best
@@ -123,13 +123,13 @@ def _best_ring(epochs: _Epochs, box: Box, axis: Axis, names: Sequence[str], moni
     return [f'<circle class="best" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>']
 
 
-def _panel(epochs: _Epochs, place: Box, quantity: str, names: Sequence[str], monitor: str) -> list[str]:
+def _panel(epochs: _Epochs, place: Area, quantity: str, names: Sequence[str], monitor: str) -> list[str]:
     """One quantity: its name, its last values, and its lines."""
     width = place.right - place.left
     parts = [label(place.left, place.top + 12, fitting(visible(quantity), width - 40), "strong title")]
     parts += _legend(place.left, place.top + 26, width, names, epochs.rows)
     axis = epochs.axes[quantity]
-    box = Box(place.left + epochs.margin, place.top + (52 if epochs.marks else 38), place.right - 10, place.bottom - 18)
+    box = Area(place.left + epochs.margin, place.top + (52 if epochs.marks else 38), place.right - 10, place.bottom - 18)
     ticks = [tick for tick in count_ticks(*epochs.ends, 5) if tick >= epochs.ends[0]]
     parts += [label(box.x(epochs.share(tick)), box.bottom + 15, f"{tick:,}", anchor="middle") for tick in ticks]
     parts += pills(box, [box.x(min(1.0, max(0.0, epochs.share(epoch_of(mark[0]))))) for mark in epochs.marks])
@@ -165,7 +165,7 @@ def panels_svg(
     parts: list[str] = []
     for i, (quantity, names) in enumerate(shown):
         left, top = (i % n_columns) * (column + gap), (i // n_columns) * (height + 8)
-        parts += _panel(epochs, Box(left, top, left + column, top + height), quantity, names, monitor)
+        parts += _panel(epochs, Area(left, top, left + column, top + height), quantity, names, monitor)
     n_rows = math.ceil(len(shown) / n_columns)
     bottom = n_rows * (height + 8)
     parts.append(label(0, bottom + 10, fitting(_footnote(rows, best, monitor, list(groups)), width)))

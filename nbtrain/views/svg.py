@@ -26,7 +26,7 @@ __all__ = [
     "path",
     "dots",
     "cross",
-    "Box",
+    "Area",
     "value_axis",
     "spread",
     "pills",
@@ -145,7 +145,7 @@ def cross(x: float, y: float) -> str:
 
 # %% ../../nbs/views/svg.ipynb #svg0010
 @dataclass(frozen=True)
-class Box:
+class Area:
     """A rectangle of a drawing, in px."""
 
     left: float
@@ -162,7 +162,7 @@ class Box:
         return self.bottom - share * (self.bottom - self.top)
 
 
-def value_axis(box: Box, axis: Axis) -> list[str]:
+def value_axis(box: Area, axis: Axis) -> list[str]:
     """The ticks of an axis of values: quiet lines through the box, and labels left of it."""
     lines, labels = [], []
     for tick, text in zip(axis.ticks, axis.labels):
@@ -189,7 +189,7 @@ def spread(ys: Sequence[float], low: float, high: float, distance: float = 13) -
     return moved
 
 
-def pills(box: Box, xs: Sequence[float | None]) -> list[str]:
+def pills(box: Area, xs: Sequence[float | None]) -> list[str]:
     """A dotted line at each of `xs`, with its number at the top; numbers that would overlap share a marker: `2–4`. None is skipped."""
     parts = [path([(x, box.top), (x, box.bottom)], "mark") for x in dict.fromkeys(xs) if x is not None]
     groups: list[tuple[float, float, int, int]] = []  # left and right end, first and last number

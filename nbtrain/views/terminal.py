@@ -24,7 +24,7 @@ __all__ = [
     "wrapped",
     "has_colour",
     "painted",
-    "Part",
+    "LinePart",
     "fitting",
     "block_bar",
     "RunningMeans",
@@ -99,7 +99,7 @@ def _state_colour(status: str) -> str:
 
 # %% ../../nbs/views/terminal.ipynb #f55aaf68
 @dataclass(frozen=True)
-class Part:
+class LinePart:
     """A part of a line; parts of the lowest `rank` are kept. `room`: the number of cells that it may grow to."""
 
     text: str
@@ -114,9 +114,9 @@ class Part:
 _BETWEEN = " · "
 
 
-def fitting(parts: Sequence[Part], width: int) -> list[Part]:
+def fitting(parts: Sequence[LinePart], width: int) -> list[LinePart]:
     """The `parts`, in their order, that fit together in `width` cells; the part of the lowest rank is always kept."""
-    kept: list[Part] = []
+    kept: list[LinePart] = []
     left = width + len(_BETWEEN)
     for part in sorted(parts, key=lambda part: part.rank):
         if part.width + len(_BETWEEN) <= left or not kept:
@@ -167,20 +167,20 @@ class RunningMeans:
 _MIN_BAR, _MAX_BAR = 12, 42  # cells
 
 
-def running_parts(board: Board, means: RunningMeans) -> list[Part]:
+def running_parts(board: Board, means: RunningMeans) -> list[LinePart]:
     """The progress of a run, in parts; the bar is added later, in the remaining space."""
     p = board.progress
     first, batch = place_words(p)
     room = len(batch) if p.n_batches is None else len(batch) - len(str(p.batch)) + len(str(p.n_batches))
-    parts = [Part(state_words(board.status), 0)] if board.status != "running" else []
-    parts += [Part(first, 1), Part(batch, 3, room)]
-    parts.append(Part(time_words(board), 5, len("00:00 < 00:00")))
+    parts = [LinePart(state_words(board.status), 0)] if board.status != "running" else []
+    parts += [LinePart(first, 1), LinePart(batch, 3, room)]
+    parts.append(LinePart(time_words(board), 5, len("00:00 < 00:00")))
     rates = [] if p.phase == "test" else rate_words(board)
-    parts += [Part(rate, 4 if rate.endswith("it/s") else 6, len(rate.split(" ")[1]) + 6) for rate in rates]
+    parts += [LinePart(rate, 4 if rate.endswith("it/s") else 6, len(rate.split(" ")[1]) + 6) for rate in rates]
     if board.loss is not None and p.phase != "test":
-        parts.append(Part(f"loss {format_value(board.loss)}", 2, len("loss 0.0001234")))
+        parts.append(LinePart(f"loss {format_value(board.loss)}", 2, len("loss 0.0001234")))
     return parts + [
-        Part(f"{name} {format_value(mean)}", 8 + i, text_width(name) + 10) for i, (name, mean) in enumerate(means.items(p.phase))
+        LinePart(f"{name} {format_value(mean)}", 8 + i, text_width(name) + 10) for i, (name, mean) in enumerate(means.items(p.phase))
     ]
 
 

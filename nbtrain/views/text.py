@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..events import Event, MonitorMode, Progress, is_better
+from ..best import GrowingBest, is_same_validation
+from ..events import Event, Progress
 from .advice import Advice
 from .curve import Ghost, LossCurve
-from .restarts import BestRestarts
 
 # %% auto #0
 __all__ = [
@@ -27,12 +27,8 @@ __all__ = [
     "format_time",
     "format_count",
     "visible",
-    "candidates",
-    "is_same_validation",
     "adds_row",
     "with_best",
-    "best_row",
-    "GrowingBest",
     "Speed",
     "RunPlace",
     "BoardData",
@@ -127,16 +123,6 @@ Row = Mapping[str, Any]
 PREFIXES = ("train_", "val_", "test_")  # of the metrics
 
 
-def candidates(epochs: Sequence[Row], validations: Sequence[Row], monitor: str) -> Sequence[Row]:
-    """The rows among which to find the best: the validations, if they have the metric `monitor`; otherwise the epochs."""
-    return validations if monitor.startswith("val_") and any(monitor in row for row in validations) else epochs
-
-
-def is_same_validation(row: Row, validations: Sequence[Row]) -> bool:
-    """Whether the newest validation came after the last batch of the epoch of `row`."""
-    return bool(validations) and "epoch" in row and "step" in row and validations[-1].get("step") == row["step"]
-
-
 def adds_row(event: Event) -> bool:
     """Whether a table has a row for `event`: an epoch, a test, and the validation before the first epoch."""
     return event.kind in ("epoch", "test") or (event.kind == "valid" and not event.data["row"]["epoch"])
@@ -148,43 +134,6 @@ def with_best(rows: Sequence[Row], best: Row | None, validations: Sequence[Row])
     if best is not None and any(row is best for row in validations) and not any(row is best for row in rows):
         rows.insert(next((i for i, row in enumerate(rows) if row.get("step", 0) > best.get("step", 0)), len(rows)), best)
     return rows
-
-
-def best_row(rows: Iterable[Row], monitor: str, mode: MonitorMode) -> Row | None:
-    """The row with the best `monitor`; on a tie, the earlier one. `val_loss` falls back to `train_loss` if no row has it."""
-    rows = list(rows)
-    if monitor == "val_loss" and not any(monitor in row for row in rows):
-        monitor = "train_loss"
-    best: Row | None = None
-    for row in rows:
-        if monitor in row and is_better(row[monitor], best[monitor] if best else None, mode):
-            best = row
-    return best
-
-
-class GrowingBest:
-    """The best of a growing list of rows: on a tie the earlier one, never a NaN. Only new rows are compared, unless the list is another."""
-
-    def __init__(self) -> None:
-        self._best: Row | None = None  # of the first `_n_compared` rows, by `_by`
-        self._n_compared = 0
-        self._by: tuple[str, MonitorMode] | None = None
-        self._rows: Sequence[Row] = ()
-
-    def of(self, rows: Sequence[Row], monitor: str, mode: MonitorMode) -> Row | None:
-        """The best of `rows`; only rows added since the last call are compared."""
-        if self._best is None or self._by != (monitor, mode) or self._rows is not rows or self._n_compared > len(rows):
-            self._best, self._n_compared, self._rows = None, 0, rows
-            self._by = monitor, mode
-        new = rows[self._n_compared :]
-        if new:
-            self._best = best_row([self._best, *new] if self._best is not None else new, monitor, mode)
-            self._n_compared = len(rows)
-        return self._best
-
-    def replace(self, row: Row, by: Row) -> None:
-        """Note that `by`, with the same metric, has replaced `row` in the list."""
-        self._best = by if self._best is row else self._best
 
 
 # %% ../../nbs/views/text.ipynb #3c67c019
@@ -261,7 +210,6 @@ class BoardData:
     notes: list[str] = field(default_factory=list)
     marks: list[tuple[Progress, str]] = field(default_factory=list)  # what was changed by hand
     diffs: dict[int, str] = field(default_factory=dict)  # of the source, by the index of the mark
-    restarts: BestRestarts = field(default_factory=BestRestarts)
     lr: float | None = None
     curve: LossCurve = field(default_factory=LossCurve)
     status: str = "running"
@@ -306,7 +254,7 @@ class BoardData:
         if event.data.get("diff"):
             self.diffs[len(self.marks)] = event.data["diff"]
         self.marks.append((event.progress, event.data["text"]))
-        self.restarts.update(event)
+        self.growing.restarts.update(event)
 
     def _add_row(self, event: Event) -> None:
         row = event.data["row"]
@@ -374,14 +322,9 @@ class Board(BoardData):
     @property
     def best(self) -> Row | None:
         """The row of the best validation or epoch, which may be from an earlier run."""
-        earlier, monitor = self.header.get("best"), self.header.get("monitor", "val_loss")
-        mode: MonitorMode = self.header.get("monitor_mode", "min")
-        found = candidates(self.epochs, self.validations, monitor)
-        counted = self.restarts.validations if found is self.validations else self.restarts.epochs
-        best = self.growing.of(counted(found), monitor, mode)
-        if earlier is None or (best is not None and best.get("step") == earlier.get("step")):
-            return best
-        return best_row([*counted([earlier]), *([best] if best is not None else [])], monitor, mode)
+        header = self.header
+        found = self.epochs, self.validations, header.get("monitor", "val_loss"), header.get("monitor_mode", "min")
+        return self.growing.of(*found, earlier=header.get("best"))
 
     @property
     def table(self) -> list[Row]:

@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from nbtrain.events import Event, Plan, Progress, is_better, known_mode
+from nbtrain.best import is_better, known_mode
+from nbtrain.events import Event, Plan, Progress
 
 
 def test_event_survives_json_with_every_kind_of_float() -> None:

@@ -15,7 +15,7 @@ from samples import Regress, make_loader, make_model, make_trainer, make_valid, 
 
 from nbtrain import EarlyStoppingAddon, LimitsAddon, Plan, StateManagerAddon
 from nbtrain.errors import ConfigError
-from nbtrain.events import known_mode
+from nbtrain.best import known_mode
 
 Early = Regress.add_on(EarlyStoppingAddon)
 Limited = Regress.add_on(LimitsAddon)

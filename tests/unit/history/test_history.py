@@ -25,7 +25,7 @@ from nbtrain.events import Event, MonitorMode, Progress
 from nbtrain.history.history import StepTable
 from nbtrain.history.provenance import show
 from nbtrain.history.run_folder import open_run_folder
-from nbtrain.views.text import best_row
+from nbtrain.best import best_row
 
 
 def test_history_lives_across_runs(tmp_path: Path) -> None:

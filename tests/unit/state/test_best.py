@@ -17,7 +17,8 @@ from nbtrain import EarlyStoppingAddon, EMAAddon, LimitsAddon, StateManagerAddon
 from nbtrain.checkpoint.atomic import point_to
 from nbtrain.checkpoint.files import SaveFormat, read_checkpoint
 from nbtrain.checkpoint.store import find_checkpoint
-from nbtrain.events import Event, is_better
+from nbtrain.best import is_better
+from nbtrain.events import Event
 from nbtrain.history.run_folder import load_run, read_events
 from nbtrain.views.text import Board, record_text, table_text
 

@@ -21,7 +21,7 @@ from torch.nn.functional import mse_loss
 from nbtrain import CheckpointError, ConfigError, LimitsAddon, ProgressChecker, StateManagerAddon, StepError, Trainer
 from nbtrain.distributed.worker import dumps, loads
 from nbtrain.engine.step_module import StepModule
-from nbtrain.events import known_mode
+from nbtrain.best import known_mode
 from nbtrain.loops.lean_loops import use_lean_loops
 
 

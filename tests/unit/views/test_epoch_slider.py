@@ -8,10 +8,10 @@ from html import unescape
 import pytest
 
 from nbtrain.errors import CheckpointError
-from nbtrain.views.epoch_slider import EpochSlider, Place, Travel
+from nbtrain.views.epoch_slider import EpochSlider, ReachableEpoch, Travel
 from nbtrain.views.notebook import Controls, _Live
 
-PLACES = [Place(0), Place(1, "val_loss 0.7"), Place(3, "val_loss 0.4", is_best=True)]
+PLACES = [ReachableEpoch(0), ReachableEpoch(1, "val_loss 0.7"), ReachableEpoch(3, "val_loss 0.4", is_best=True)]
 
 
 def said(slider: EpochSlider) -> str:
@@ -21,7 +21,7 @@ def said(slider: EpochSlider) -> str:
 class Traveller:
     """Knows the epochs that can be reached, and notes what is done with them."""
 
-    def __init__(self, places: list[Place]) -> None:
+    def __init__(self, places: list[ReachableEpoch]) -> None:
         self.places, self.done = places, list[tuple[str, int]]()
         self.error: BaseException | None = None
         self.slider = EpochSlider(Travel(lambda: self.places, {"Rewind here": self.rewind, "Branch here": self.branch}))
@@ -87,7 +87,7 @@ def test_interrupted_click_leaves_a_slider_that_works() -> None:
 
 
 def test_single_place_needs_no_slider_and_none_needs_nothing() -> None:
-    traveller = Traveller([Place(0)])
+    traveller = Traveller([ReachableEpoch(0)])
     slider = traveller.slider
     assert slider.refresh() and slider.slider.layout.display == "none" and len(slider.slider.options) == 2
     slider.press("Branch here")
@@ -111,9 +111,9 @@ def test_closed_slider_leaves_no_widget() -> None:
 
 def test_epochs_are_found_once_for_each_offer() -> None:
     asked: list[int] = []
-    places: list[Place] = []
+    places: list[ReachableEpoch] = []
 
-    def find() -> list[Place]:
+    def find() -> list[ReachableEpoch]:
         asked.append(len(places))
         return places
 
