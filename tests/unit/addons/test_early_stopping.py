@@ -14,8 +14,8 @@ import torch
 from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
 
 from nbtrain import EarlyStoppingAddon, LimitsAddon, Plan, StateManagerAddon
-from nbtrain.errors import ConfigError
 from nbtrain.best import known_mode
+from nbtrain.errors import ConfigError
 
 Early = Regress.add_on(EarlyStoppingAddon)
 Limited = Regress.add_on(LimitsAddon)

@@ -20,12 +20,12 @@ from safetensors.torch import load_file
 from samples import Regress, make_loader, make_model, make_trainer, make_valid, without_times
 
 from nbtrain import ConfigError, History, StateManagerAddon, Trainer, load_run
+from nbtrain.best import best_row
 from nbtrain.engine.meter import Meter
 from nbtrain.events import Event, MonitorMode, Progress
 from nbtrain.history.history import StepTable
 from nbtrain.history.provenance import show
 from nbtrain.history.run_folder import open_run_folder
-from nbtrain.best import best_row
 
 
 def test_history_lives_across_runs(tmp_path: Path) -> None:

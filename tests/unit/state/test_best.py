@@ -14,10 +14,10 @@ import torch
 from samples import Regress, make_loader, make_trainer, make_valid, some, without_times
 
 from nbtrain import EarlyStoppingAddon, EMAAddon, LimitsAddon, StateManagerAddon
+from nbtrain.best import is_better
 from nbtrain.checkpoint.atomic import point_to
 from nbtrain.checkpoint.files import SaveFormat, read_checkpoint
 from nbtrain.checkpoint.store import find_checkpoint
-from nbtrain.best import is_better
 from nbtrain.events import Event
 from nbtrain.history.run_folder import load_run, read_events
 from nbtrain.views.text import Board, record_text, table_text

@@ -19,9 +19,9 @@ from samples import Regress, make_data, make_loader, make_model, make_trainer, m
 from torch.nn.functional import mse_loss
 
 from nbtrain import CheckpointError, ConfigError, LimitsAddon, ProgressChecker, StateManagerAddon, StepError, Trainer
+from nbtrain.best import known_mode
 from nbtrain.distributed.worker import dumps, loads
 from nbtrain.engine.step_module import StepModule
-from nbtrain.best import known_mode
 from nbtrain.loops.lean_loops import use_lean_loops
 
 
