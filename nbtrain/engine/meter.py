@@ -22,7 +22,7 @@ from ..data.batch import to_device
 from ..errors import StepError
 
 # %% auto #0
-__all__ = ["Scalar", "N_SAMPLES", "snapshot", "PendingRows", "EpochLog", "PassLog", "Meter"]
+__all__ = ["Scalar", "N_SAMPLES", "snapshot", "PendingRows", "EpochLog", "Meter"]
 
 # %% ../../nbs/engine/meter.ipynb #78fbd4fd
 Scalar = Tensor | Real | float
@@ -139,8 +139,8 @@ def _other_names(names: Iterable[str]) -> StepError:
 
 
 # %% ../../nbs/engine/meter.ipynb #354a5898
-class PassLog:
-    """The values collected in a pass: rows that `flush` converts to floats, their log, and the sums for their means."""
+class Meter:
+    """Collects one pass: scalars stay on their device until `flush`, then are averaged in float64, weighted by samples."""
 
     def __init__(self) -> None:
         self.reset()
@@ -154,64 +154,6 @@ class PassLog:
         self._pending, self._tensors = PendingRows(), list[tuple[str, Any]]()
         self._log, self._sums, self._weights = EpochLog(), dict[str, float](), dict[str, float]()
         self._flushed: list[tuple[dict[str, list[float]], list[float]]] = []
-
-    def flush(self) -> None:
-        """Convert pending values to floats."""
-        if not self._pending.rows:
-            return
-        pending, self._pending = self._pending, PendingRows()
-        block, counted, all_samples = pending.to_floats()
-        for name, (values, samples) in counted.items():
-            self._count(name, values, samples)
-        for name, value in self._tensors:
-            self._log.setdefault(name, []).append(to_device(value, torch.device("cpu")))
-            self.kept_bytes += value.nbytes if isinstance(value, Tensor) else 0
-        self._tensors = []
-        self._flushed.append((block, all_samples))
-
-    def _count(self, name: str, values: list[float], samples: list[float]) -> None:
-        self._log.setdefault(name, []).extend(values)
-        self._sums[name] = self._sums.get(name, 0.0) + sum(map(mul, values, samples))
-        self._weights[name] = self._weights.get(name, 0.0) + sum(samples)
-
-    def take(self) -> tuple[dict[str, list[float]], list[float]]:
-        """The values since the last `take`, by name (NaN where a batch had none), and the number of samples of each batch."""
-        self.flush()
-        blocks, self._flushed = self._flushed, []
-        return blocks[0] if len(blocks) == 1 else _joined(blocks)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything collected in this pass: scalars as packed floats, and tensors if they are kept."""
-        self.flush()
-        log = {name: array("d", column).tobytes() if name in self._sums else column for name, column in self._log.items()}
-        return {name: getattr(self, name) for name in _SAVED} | {"_keys": sorted(self._keys or ()), "_log": log}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a pass from the state that `state_dict` returned."""
-        self.reset()
-        vars(self).update({name: state[name] for name in _SAVED})
-        self._keys = frozenset(state["_keys"]) or None
-        self._log = EpochLog({name: array("d", c).tolist() if isinstance(c, bytes) else c for name, c in state["_log"].items()})
-        self._flushed = [(block, samples) for block, samples in state["_flushed"]]
-
-    def close(self) -> None:
-        """End the pass. With several processes, `log` and `means` are those of all processes afterwards."""
-
-    @property
-    def log(self) -> EpochLog:
-        """This pass's values by key, up to the newest batch."""
-        self.flush()
-        return self._log
-
-    def means(self) -> dict[str, float]:
-        """The mean of each scalar over the samples of this pass; NaN if the steps stated a total of 0 samples."""
-        self.flush()
-        return {name: total / self._weights[name] if self._weights[name] else math.nan for name, total in self._sums.items()}
-
-
-# %% ../../nbs/engine/meter.ipynb #e2ad2afe
-class Meter(PassLog):
-    """Collects one pass: scalars stay on their device until `flush`, then are averaged in float64, weighted by samples."""
 
     def add(self, values: Mapping[str, Any], n: Scalar) -> None:
         """Add the values of one batch of `n` samples, a number or a tensor on any device.
@@ -265,3 +207,56 @@ class Meter(PassLog):
             if math.isnan(block.setdefault(name, [math.nan] * len(samples))[-1]):
                 block[name][-1] = float(value)
                 self._count(name, block[name][-1:], samples[-1:])
+
+    def flush(self) -> None:
+        """Convert pending values to floats."""
+        if not self._pending.rows:
+            return
+        pending, self._pending = self._pending, PendingRows()
+        block, counted, all_samples = pending.to_floats()
+        for name, (values, samples) in counted.items():
+            self._count(name, values, samples)
+        for name, value in self._tensors:
+            self._log.setdefault(name, []).append(to_device(value, torch.device("cpu")))
+            self.kept_bytes += value.nbytes if isinstance(value, Tensor) else 0
+        self._tensors = []
+        self._flushed.append((block, all_samples))
+
+    def _count(self, name: str, values: list[float], samples: list[float]) -> None:
+        self._log.setdefault(name, []).extend(values)
+        self._sums[name] = self._sums.get(name, 0.0) + sum(map(mul, values, samples))
+        self._weights[name] = self._weights.get(name, 0.0) + sum(samples)
+
+    def take(self) -> tuple[dict[str, list[float]], list[float]]:
+        """The values since the last `take`, by name (NaN where a batch had none), and the number of samples of each batch."""
+        self.flush()
+        blocks, self._flushed = self._flushed, []
+        return blocks[0] if len(blocks) == 1 else _joined(blocks)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything collected in this pass: scalars as packed floats, and tensors if they are kept."""
+        self.flush()
+        log = {name: array("d", column).tobytes() if name in self._sums else column for name, column in self._log.items()}
+        return {name: getattr(self, name) for name in _SAVED} | {"_keys": sorted(self._keys or ()), "_log": log}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a pass from the state that `state_dict` returned."""
+        self.reset()
+        vars(self).update({name: state[name] for name in _SAVED})
+        self._keys = frozenset(state["_keys"]) or None
+        self._log = EpochLog({name: array("d", c).tolist() if isinstance(c, bytes) else c for name, c in state["_log"].items()})
+        self._flushed = [(block, samples) for block, samples in state["_flushed"]]
+
+    def close(self) -> None:
+        """End the pass. With several processes, `log` and `means` are those of all processes afterwards."""
+
+    @property
+    def log(self) -> EpochLog:
+        """This pass's values by key, up to the newest batch."""
+        self.flush()
+        return self._log
+
+    def means(self) -> dict[str, float]:
+        """The mean of each scalar over the samples of this pass; NaN if the steps stated a total of 0 samples."""
+        self.flush()
+        return {name: total / self._weights[name] if self._weights[name] else math.nan for name, total in self._sums.items()}

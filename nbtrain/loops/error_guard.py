@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nbtrain.engine.step_module import StepModule
 
 # %% auto #0
-__all__ = ["Failure", "ErrorGuard", "guard_callbacks"]
+__all__ = ["Failure", "ErrorGuard"]
 
 
 # %% ../../nbs/loops/error_guard.ipynb #df1de2dd
@@ -94,6 +94,9 @@ def _spot(error: BaseException) -> str:
 
 
 # %% ../../nbs/loops/error_guard.ipynb #11d16738
+_STATE = ("on_save_checkpoint", "on_load_checkpoint", "on_exception")
+
+
 class ErrorGuard:
     """Pauses the run of `module` where the user's code has raised an error, until that is fixed.
 
@@ -132,19 +135,16 @@ class ErrorGuard:
         """Raise StepError for a loss that is not finite, if this is an error and the loss is on the CPU."""
         loss = output["loss"]
         if self.refuses_nonfinite and loss.is_cpu and not math.isfinite(value := loss.item()):
+            step = self.trainer.train_state.counts.step + 1
+            look = f"trainer.replay(step={step}).debug()" if self.trainer.keeps_states else "trainer.failure.batch"
             error = StepError(
                 f"The training loss is {value}.",
                 where=self.trainer.recorder.place,
-                remedy=f"Look at {self._look}. Lower the learning rate, clip with gradient_clip=1.0, or leave the batch out with "
+                remedy=f"Look at {look}. Lower the learning rate, clip with gradient_clip=1.0, or leave the batch out with "
                 'trainer.resume(skip=True); nonfinite="skip" skips all such updates.',
             )
             error.output = output
             raise error
-
-    @property
-    def _look(self) -> str:
-        step = self.trainer.train_state.counts.step + 1
-        return f"trainer.replay(step={step}).debug()" if self.trainer.keeps_states else "trainer.failure.batch"
 
     def call(self, what: str, function: Callable[[], Any], restore: Callable[[], None] = lambda: None) -> Any:
         """Call the user's `function`, again after a fix; returns its result, or None if the call is skipped.
@@ -195,36 +195,30 @@ class ErrorGuard:
         """Whether `error` ends the run."""
         return error is self._final
 
+    def guard_callbacks(self, pl_trainer: L.Trainer) -> Callable[[], None]:
+        """Call the methods of the user's callbacks through the guard. Returns a function that undoes this."""
+        guarded: list[tuple[L.Callback, str]] = []
+        for callback in pl_trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+            if not is_user(type(callback)):
+                continue
+            for name in (name for name in dir(L.Callback) if name.startswith("on_") and name not in _STATE):
+                if getattr(type(callback), name) is not getattr(L.Callback, name) and name not in vars(callback):
+                    vars(callback)[name] = self._guarded(callback, name)
+                    guarded.append((callback, name))
 
-# %% ../../nbs/loops/error_guard.ipynb #3fb6dde1
-def guard_callbacks(guard: ErrorGuard, pl_trainer: L.Trainer) -> Callable[[], None]:
-    """Wrap the methods of the user's callbacks with `guard`. Returns a function that undoes this."""
-    guarded: list[tuple[L.Callback, str]] = []
-    for callback in pl_trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-        if not is_user(type(callback)):
-            continue
-        for name in (name for name in dir(L.Callback) if name.startswith("on_") and name not in _STATE):
-            if getattr(type(callback), name) is not getattr(L.Callback, name) and name not in vars(callback):
-                vars(callback)[name] = _guarded(guard, callback, name)
-                guarded.append((callback, name))
+        def undo() -> None:
+            for callback, name in guarded:
+                vars(callback).pop(name, None)
 
-    def undo() -> None:
-        for callback, name in guarded:
-            vars(callback).pop(name, None)
+        return undo
 
-    return undo
+    def _guarded(self, callback: L.Callback, name: str) -> Callable[..., Any]:
+        snapshot = CallSnapshot(callback, self.trainer.device)
 
+        @wraps(getattr(type(callback), name))
+        def call(*args: Any, **options: Any) -> Any:
+            snapshot.take()
+            what = f"{type(callback).__name__}.{name}"
+            return self.call(what, lambda: getattr(type(callback), name)(callback, *args, **options), snapshot.restore)
 
-_STATE = ("on_save_checkpoint", "on_load_checkpoint", "on_exception")
-
-
-def _guarded(guard: ErrorGuard, callback: L.Callback, name: str) -> Callable[..., Any]:
-    snapshot = CallSnapshot(callback, guard.trainer.device)
-
-    @wraps(getattr(type(callback), name))
-    def call(*args: Any, **options: Any) -> Any:
-        snapshot.take()
-        what = f"{type(callback).__name__}.{name}"
-        return guard.call(what, lambda: getattr(type(callback), name)(callback, *args, **options), snapshot.restore)
-
-    return call
+        return call

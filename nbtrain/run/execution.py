@@ -22,7 +22,7 @@ from ..data.several_loaders import is_several
 from ..data.resumable_loader import RereadableLoader
 from ..engine.callback import Stopper
 from ..engine.control import Leave, cause_of_end
-from ..loops.error_guard import ErrorGuard, guard_callbacks
+from ..loops.error_guard import ErrorGuard
 from ..loops.lean_loops import use_lean_loops
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
@@ -99,8 +99,8 @@ class Execution:
         with driving(trainer, made) as module, ExitStack() as guarded:
             pl_trainer = make_pl_trainer(max_epochs=self.goal, **arguments)
             if self.pauses and not finds_batch_size:
-                module.guard = ErrorGuard(module, refuses_nonfinite=trainer[NonFiniteAddon].nonfinite == "raise")
-                guarded.callback(guard_callbacks(module.guard, pl_trainer))
+                module.guard = guard = ErrorGuard(module, refuses_nonfinite=trainer[NonFiniteAddon].nonfinite == "raise")
+                guarded.callback(guard.guard_callbacks(pl_trainer))
             use_lean_loops(pl_trainer, lean=trainer.lean_loops, control=trainer.control)
             try:
                 with signals_stop(trainer.control):
