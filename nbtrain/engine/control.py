@@ -233,7 +233,8 @@ class Failed(Protocol):
 class Control:
     """Passes requests to the training thread.
 
-    Any thread may read `state` and call `pause`, `proceed`, `stop`, `do` and `leave`; the run itself calls `begin`, `attend`, `fail` and `end`.
+    Any thread may read `state` and call `pause`, `proceed`, `stop`, `do` and `leave`; the run itself calls `begin`, `attend`, `fail` and
+    `end`.
     """
 
     def __init__(self) -> None:
