@@ -41,6 +41,7 @@ __all__ = [
     "make_optimizer",
     "check_run",
     "check_optimizer",
+    "check_trained",
 ]
 
 # %% ../../nbs/base/arguments.ipynb #2b2256f9
@@ -204,3 +205,17 @@ def check_optimizer(optimizer: Optimizer | None, model: nn.Module) -> None:
             f"{type(optimizer).__name__}.step takes no closure, which computes the loss and the gradients.",
             remedy="Write step(self, closure=None), and begin it with: loss = None if closure is None else closure().",
         )
+
+
+def check_trained(optimizer: Optimizer | None, model: nn.Module, attributes: Mapping[str, Any]) -> None:
+    """Raise ConfigError if `optimizer` trains a parameter in the `attributes` of a trainer, or in a module there, that the model lacks."""
+    groups = optimizer.param_groups if optimizer is not None else ()
+    outside = {id(p) for group in groups for p in group["params"]} - {id(p) for p in model.parameters()}
+    for name, value in attributes.items() if outside else ():
+        is_module = isinstance(value, nn.Module)
+        if any(id(p) in outside for p in (value.parameters() if is_module else [value])):
+            made = f"trainer.{name}" if is_module else f"nn.Parameter(torch.zeros({list(value.shape)}))"
+            raise ConfigError(
+                f"The optimizer trains self.{name} of the trainer, which is not in the model: it would not be saved and moved with it.",
+                remedy=f"Put it into the model before you make the optimizer: model.{name} = {made}; use self.model.{name} in the steps.",
+            )

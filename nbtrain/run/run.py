@@ -15,7 +15,7 @@ from typing import Any
 
 from ..addons.state_manager import StateManagerAddon
 from ..state.restore import check_restored
-from ..base.arguments import check_optimizer, check_run
+from ..base.arguments import check_optimizer, check_run, check_trained
 from ..base.trainer_base import TrainerBase
 from ..checkpoint.files import ordered_names, progress_of
 from ..data.named_loaders import Loaders
@@ -112,6 +112,7 @@ class Run:
         if trainer.mode == "train":
             if not trainer.configures_optimizers:
                 check_optimizer(trainer.optimizer, trainer.model)
+                check_trained(trainer.optimizer, trainer.model, vars(trainer))
             loader = None if is_data_source(self.loader) else self.loader
             strict = all(addon.strict for addon in trainer.active_addons if isinstance(addon, StateManagerAddon))
             check_restored(trainer, loader, strict=strict)

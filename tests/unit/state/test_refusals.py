@@ -18,8 +18,9 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import ExponentialLR, StepLR
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
+from torchmetrics import MeanMetric
 
-from nbtrain import AccumulationAddon, AddOnBase, CheckpointError, SeededLoader, StateManagerAddon, TensorLoader
+from nbtrain import AccumulationAddon, AddOnBase, CheckpointError, ConfigError, SeededLoader, StateManagerAddon, TensorLoader
 from nbtrain.engine.protocol import TrainerProtocol
 
 
@@ -256,3 +257,58 @@ def test_page_on_resuming_has_what_is_refused_here() -> None:
     for row, names in ROWS.items():
         later = "refused" if names[0] in ALWAYS else "noted in the record"
         assert rows[row][0] == "refused" and rows[row][1].startswith(later)
+
+
+# -- what is trained on the trainer
+class Weighted(Regress):
+    """Weighs two losses by what it has learned."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        found, weights = super().train_step(batch), getattr(self.model, "log_vars", None)
+        weights = self.log_vars if weights is None else weights
+        return found | {"loss": (torch.stack([found["loss"], found["mae"]]) * (-weights).exp() + weights).sum()}
+
+
+def test_a_parameter_that_is_trained_on_the_trainer_is_refused_with_the_line_that_works(tmp_path: Path) -> None:
+    trainer = make_trainer(Weighted)
+    trainer.log_vars = nn.Parameter(torch.zeros(2))
+    trainer.optimizer = torch.optim.Adam([*trainer.model.parameters(), trainer.log_vars])
+    with pytest.raises(ConfigError) as refused:
+        trainer.run(1, make_loader())
+    assert str(refused.value) == (
+        "The optimizer trains self.log_vars of the trainer, which is not in the model: it would not be saved and moved with it.\n"
+        "  Put it into the model before you make the optimizer: model.log_vars = nn.Parameter(torch.zeros([2])); "
+        "use self.model.log_vars in the steps."
+    )
+    trainer.log_vars = nn.Linear(1, 2)
+    trainer.optimizer = torch.optim.Adam([*trainer.model.parameters(), *trainer.log_vars.parameters()])
+    with pytest.raises(ConfigError, match=r"model.log_vars = trainer.log_vars; use self.model.log_vars"):
+        trainer.run(1, make_loader())
+
+
+class Learned(nn.Module):
+    """A net, and the weights of the losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.log_vars = make_model(), nn.Parameter(torch.zeros([2]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+def test_the_line_that_works_is_resumed(tmp_path: Path) -> None:
+    first, again = (
+        make_trainer(Weighted.add_on(StateManagerAddon), model=Learned(), save_path=tmp_path, keep_source=False) for _ in range(2)
+    )
+    first.run(1, make_loader())
+    again.run(1, make_loader(), resume="auto")
+    assert again.model.log_vars.tolist() == first.model.log_vars.tolist() != [0, 0]
+
+
+def test_modules_on_the_trainer_that_are_not_trained_are_not_refused() -> None:
+    trainer = make_trainer()
+    trainer.teacher, trainer.free, trainer.metric = make_model(1).requires_grad_(False), make_model(2), MeanMetric()
+    trainer.shared = trainer.model[0]
+    trainer.run(1, make_loader())
+    assert trainer.counts.epoch == 1
