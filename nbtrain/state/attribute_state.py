@@ -84,9 +84,10 @@ def _places(trainer: TrainerProtocol) -> Iterator[tuple[Place, str, Any, Any]]:
 
 
 def objects_of(trainer: TrainerProtocol) -> Iterator[tuple[str, Any]]:
-    """The objects in the attributes of the model, the trainer and the addons, and the methods that use them, each with its path."""
+    """The objects in the attributes of the model and the trainer, the addons, and the methods that use them, each with its path."""
     for place, title, _, value in _places(trainer):
         yield f"{title}.{place.name}", value
+    yield from ((type(addon).__name__, addon) for addon in trainer.active_addons)
     for kind in _user_classes(trainer).values():
         yield kind.__name__, kind
         for name, value in vars(kind).items():

@@ -9,17 +9,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from samples import Regress, make_model, make_trainer
+from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 from torchmetrics import MeanMetric
 
-from nbtrain import AddOnBase
+from nbtrain import AddOnBase, StateManagerAddon
 from nbtrain.data.loader_state import LoaderState, why_not_exact
 from nbtrain.distributed.worker import dumps, loads
 from nbtrain.run.dry_run import unchanged
@@ -278,3 +279,74 @@ class OwnLSTM(nn.LSTM):
 
 def test_a_class_that_inherits_from_an_lstm_gives_no_false_alarm() -> None:
     assert AttributeState().begin(make_trainer(Counts, model=nn.Sequential(OwnLSTM(2, 2), nn.Linear(2, 2)))) == ""
+
+
+class CountAddon(AddOnBase):
+    """Counts batches, and looks at each second one."""
+
+    step_size: int = 2
+
+    def __post_init__(self) -> None:
+        self.n_seen, self.losses = 0, [0.0]
+
+    def wrap_step(self, trainer: Any, step: Any) -> Any:
+        def counted(batch: Any) -> Any:
+            found = step(batch)
+            self.n_seen += 1
+            self.losses.append(float(found["loss"].detach()))
+            return found
+
+        return counted
+
+
+class StatedAddon(CountAddon):
+    """Decides itself what is saved."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"n": self.n_seen, "newest": self.losses[-2:]}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.n_seen, self.losses = state["n"], [0.0] * (state["n"] - 1) + state["newest"]
+
+
+ADDONS = [CountAddon, StatedAddon]
+
+
+@pytest.mark.parametrize("addon", ADDONS)
+def test_an_addon_counts_on_after_a_resume(addon: Any, tmp_path: Path) -> None:
+    def make(**lightning: Any) -> Any:
+        kind = Regress.add_on(addon, StateManagerAddon)
+        return make_trainer(kind, save_path=tmp_path, every_n_steps=1, keep_source=False, lightning=lightning)
+
+    with pytest.raises(Broken):
+        make(callbacks=[Breaks(8)]).run(3, make_loader(), resume="auto")
+    trainer = make()
+    trainer.run(3, make_loader(), resume="auto")
+    assert trainer[addon].n_seen == 15 and len(trainer[addon].losses) == 16
+    assert "not exact" not in (trainer.run_dir / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize("addon", ADDONS)
+def test_an_addon_counts_on_after_a_rewind_and_in_a_branch(addon: Any) -> None:
+    trainer, loader = make_trainer(Regress.add_on(addon), keep_states=True), make_loader()
+    trainer.run(3, loader)
+    trainer.rewind(epoch=1)
+    assert trainer[addon].n_seen == 5 and len(trainer[addon].losses) == 6
+    trainer.run(1, loader)
+    branch = trainer.branch(epoch=1)
+    assert branch[addon].n_seen == 5
+    branch.run(2, loader)
+    assert (branch[addon].n_seen, trainer[addon].n_seen) == (15, 10)
+
+
+@pytest.mark.parametrize("addon", ADDONS)
+def test_an_addon_is_restored_after_a_dry_run_and_brought_back_from_a_worker(addon: Any) -> None:
+    trainer = make_trainer(Regress.add_on(addon))
+    with unchanged(trainer):
+        trainer[addon].n_seen += 1
+        trainer[addon].losses.append(1.0)
+    assert (trainer[addon].n_seen, trainer[addon].losses) == (0, [0.0])
+    replica = loads(dumps(trainer))
+    replica.run(1, make_loader())
+    load_replica_state(trainer, [], loads(dumps(take_state(replica, []))))
+    assert trainer[addon].n_seen == 5 and trainer[addon].losses[-1] == replica[addon].losses[-1]
