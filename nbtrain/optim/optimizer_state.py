@@ -17,6 +17,11 @@ __all__ = ["load_optimizer", "inner_states", "load_inner_states", "kept_gradient
 
 
 # %% ../../nbs/optim/optimizer_state.ipynb #204c59e0
+def _inner(optimizer: Optimizer) -> dict[str, Optimizer]:
+    """The optimizers in the attributes of `optimizer`."""
+    return {name: value for name, value in vars(optimizer).items() if isinstance(value, Optimizer)}
+
+
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any], cast: Container[int] = ()) -> None:
     """Load `state` as `optimizer.load_state_dict(state)` does, but keep the dtype in which each value was saved.
 
@@ -53,10 +58,6 @@ def _as_saved(saved: Any, loaded: Any) -> Any:
 
 
 # %% ../../nbs/optim/optimizer_state.ipynb #wrapped01
-def _inner(optimizer: Optimizer) -> dict[str, Optimizer]:
-    return {name: value for name, value in vars(optimizer).items() if isinstance(value, Optimizer)}
-
-
 def inner_states(optimizer: Optimizer) -> dict[str, Any] | None:
     """The states of the optimizers inside `optimizer` that its `state_dict` lacks, by attribute; None if there is none inside."""
     inner = _inner(optimizer)
