@@ -29,6 +29,7 @@ from nbtrain.addons import multi_gpu
 from nbtrain.addons.performance import GraphedTraining
 from nbtrain.data.resumable_loader import borrowed
 from nbtrain.engine.logged import KnownMetrics
+from nbtrain.engine import logged as logged_numbers
 from nbtrain.engine.meter import snapshot
 from nbtrain.loggers.background import Delivery
 from nbtrain.loops.fast_step import find_step
@@ -210,6 +211,31 @@ def test_plain_log_is_that_of_lightning(monkeypatch: pytest.MonkeyPatch) -> None
     expected, none = logged(monkeypatch, short=False)
     assert seen == expected and len(seen) == 10
     assert (n_short, none) == (2 * 4 * 3, 0)  # not in the first batch of an epoch
+
+
+def test_very_many_metrics_are_logged_as_lightning_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Many(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            found = super().train_step(batch)
+            return found | {f"m{i}": found["loss"].item() * i for i in range(30)}
+
+        def test_step(self, batch: Any) -> dict[str, Any]:
+            return self.train_step(batch)
+
+    class Reads(L.Callback):
+        def __init__(self) -> None:
+            self.seen: list[dict[str, float]] = []
+
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            self.seen.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    seen = []
+    for many in (20, 1000):  # with the latter, each is logged by Lightning
+        monkeypatch.setattr(logged_numbers, "_MANY", many)
+        callback = Reads()
+        make_trainer(Many, lightning={"callbacks": [callback]}).run(3, make_loader(), make_valid())
+        seen.append(callback.seen)
+    assert seen[0] == seen[1] and len(seen[0]) == 3 and {"train_m7", "val_m29"} < seen[0][0].keys()
 
 
 def test_requests_are_answered_in_lightnings_own_evaluation() -> None:

@@ -60,9 +60,10 @@ def _to_floats(columns: Mapping[str, Sequence[Scalar]]) -> dict[str, list[float]
         wide = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
         stacked.setdefault(device, {})[name] = torch.stack(tensors).to(wide)
     for by_name in stacked.values():
-        moved = torch.cat(list(by_name.values())).tolist()
+        moved, start = torch.cat(list(by_name.values())).tolist(), 0
         for name, column in by_name.items():
-            floats[name], moved = moved[: len(column)], moved[len(column) :]
+            floats[name] = moved[start : start + len(column)]
+            start += len(column)
     return floats
 
 

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from ..engine.callback import Leaving
 from ..engine.control import Boundary, Control
-from ..engine.logged import publish, reset_results
+from ..engine.logged import Results, publish, reset_results
 from .lean_pass import LeanPass, call_hooks, call_module_hook, direct_fetcher
 from .lean_pass import explain_full_memory, find_pass, overridden, pass_sources, takes_index, why_not_lean
 from ..engine.pass_module import is_sanity_check
@@ -119,6 +119,10 @@ class LeanEvaluationLoop(_EvaluationLoop):
     stood_aside: str | None = None
     has_run = False  # once, from its beginning to its end
     _pass: _EvaluationPass | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._results = Results(training=False)
 
     def run(self) -> list[Any]:
         """Evaluate; a validation of a training in less time, where it may be one of a single batch after each epoch."""

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.optim import Optimizer
 
 from ..engine.control import Boundary, Control, LeaveAfterError
-from ..engine.logged import publish
+from ..engine.logged import Results, publish
 from .fast_step import replaceable
 from .lean_pass import LeanPass, direct_fetcher, exhaust, explain_full_memory, find_pass, pass_sources, why_not_lean
 from .lean_update import LeanUpdate, WholeStep
@@ -79,6 +79,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._results = Results(training=True)
         self.automatic_optimization = _Optimization(self.trainer)
 
     def reset(self) -> None:
