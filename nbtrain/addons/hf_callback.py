@@ -90,31 +90,6 @@ def _owner(module: L.LightningModule) -> TrainerProtocol | None:
     return module.owner if isinstance(module, StepModule) else None
 
 
-def _obey(control: Any, pl_trainer: L.Trainer, module: L.LightningModule, name: str) -> None:
-    """Carry out what the callback `name` requests, except for the end of the run."""
-    trainer = _owner(module)
-    if control.should_epoch_stop:
-        raise ConfigError(f"{name} sets should_epoch_stop, and an epoch can't be skipped.", remedy="Set should_training_stop instead.")
-    is_on = trainer is not None and trainer.control.state != "idle"
-    if control.should_evaluate:
-        _check(is_on and pl_trainer.enable_validation, name, "should_evaluate", "a valid_loader")
-        assert isinstance(trainer, _Validating)
-        trainer.validate_now()
-    if control.should_save:
-        managers = [addon for addon in trainer.active_addons if isinstance(addon, StateManagerAddon)] if trainer is not None else []
-        _check(is_on and bool(managers), name, "should_save", "StateManagerAddon")
-        assert trainer is not None
-        managers[0].save_state(cast(StatefulTrainer, trainer))
-    control.should_evaluate = control.should_save = False
-
-
-def _check(possible: bool, name: str, flag: str, needed: str) -> None:
-    if not possible:
-        raise ConfigError(
-            f"{name} sets {flag}, which needs a run of nbtrain's trainer with {needed}.", remedy=f"Add {needed}, or remove the callback."
-        )
-
-
 # %% ../../nbs/addons/hf_callback.ipynb #edb16eeb
 class HFCallback(Stopper):
     """Use a TrainerCallback of transformers as a Lightning callback: `lightning={"callbacks": [HFCallback(callback)]}`.
@@ -176,7 +151,29 @@ class HFCallback(Stopper):
                 raise
             what = f"{self.name} reads args.{error.name}, which nbtrain's RunArguments lack."
             raise ConfigError(what, remedy="Give HFCallback(callback, args=TrainingArguments(...)).") from error
-        _obey(self.control, pl_trainer, module, self.name)
+        self._obey(pl_trainer, module)
+
+    def _obey(self, pl_trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Carry out what the callback requests, except for the end of the run."""
+        control, trainer = self.control, _owner(module)
+        if control.should_epoch_stop:
+            what = f"{self.name} sets should_epoch_stop, and an epoch can't be skipped."
+            raise ConfigError(what, remedy="Set should_training_stop instead.")
+        is_on = trainer is not None and trainer.control.state != "idle"
+        if control.should_evaluate:
+            self._check(is_on and pl_trainer.enable_validation, "should_evaluate", "a valid_loader")
+            assert isinstance(trainer, _Validating)
+            trainer.validate_now()
+        if control.should_save:
+            managers = [addon for addon in trainer.active_addons if isinstance(addon, StateManagerAddon)] if trainer is not None else []
+            self._check(is_on and bool(managers), "should_save", "StateManagerAddon")
+            managers[0].save_state(cast(StatefulTrainer, trainer))
+        control.should_evaluate = control.should_save = False
+
+    def _check(self, possible: bool, flag: str, needed: str) -> None:
+        if not possible:
+            what = f"{self.name} sets {flag}, which needs a run of nbtrain's trainer with {needed}."
+            raise ConfigError(what, remedy=f"Add {needed}, or remove the callback.")
 
     def _stop_if_requested(self, pl_trainer: L.Trainer) -> None:
         self.stop_if(pl_trainer, self.control.should_training_stop, f"{self.name} set should_training_stop")

@@ -203,14 +203,6 @@ def _newest(trainer: TrainerProtocol, split: str) -> dict[str, float]:
     return found
 
 
-def _ending(trainer: TrainerProtocol, group: int | str | None) -> str:
-    """The suffix of a metric's name: "/" and the name or number of one of several loaders, or "_" and the name of a task."""
-    if isinstance(group, int):
-        names = trainer.module.loader_names if isinstance(trainer.module, StepModule) else ()
-        return f"/{names[group] if names else group}"
-    return "" if group is None else f"_{group}"
-
-
 # %% ../../nbs/addons/metrics.ipynb #1f84540f
 _PASSES = {"train": "training", "valid": "validation", "test": "test"}
 _Group = int | str | None  # samples measured together: those of a loader, of a task, or all
@@ -296,7 +288,10 @@ class _Measure(PassKeeper):
             for name, values in here.compute().items():
                 if values is not None:
                     self.addon.keys[name] = tuple(values)
-                end = _ending(self.trainer, group)
+                end = "" if group is None else f"_{group}"  # of the names: that of a task
+                if isinstance(group, int):
+                    names = self.trainer.module.loader_names if isinstance(self.trainer.module, StepModule) else ()
+                    end = f"/{names[group] if names else group}"  # of one of several loaders
                 named = {f"{key}{end}": math.nan if values is None else values[key] for key in self.addon.keys.get(name, (name,))}
                 missing += named if values is None else ()
                 found |= named

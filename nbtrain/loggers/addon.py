@@ -26,9 +26,9 @@ from ..history.provenance import describe, record
 from .background import Connect, Delivery
 from .hosted import HOSTED
 from .local import LOCAL
-from .neptune import check_neptune, connect_neptune
+from .neptune import connect_neptune
 from .step_points import StepPoints
-from .wandb import check_wandb, connect_wandb
+from .wandb import connect_wandb
 from ..views.plots import png
 
 # %% auto #0
@@ -220,7 +220,6 @@ class WandBLoggerAddon(WebLoggerAddon):
     service: ClassVar[str] = "wandb"
 
     def connect(self, trainer: TrainerProtocol, note: Callable[[str], None]) -> Logger:
-        check_wandb(self.options)
         return connect_wandb({"project": trainer.title, **self.options}, self.run_id(trainer), trainer.run_dir, note)
 
 
@@ -239,7 +238,7 @@ class NeptuneLoggerAddon(WebLoggerAddon):
     wait_s: ClassVar[float] = _LOCAL_S
 
     def connect(self, trainer: TrainerProtocol, note: Callable[[str], None]) -> Logger:
-        return connect_neptune(check_neptune(self.options), self.run_id(trainer), trainer.run_dir, note)
+        return connect_neptune(self.options, self.run_id(trainer), trainer.run_dir, note)
 
 
 # %% ../../nbs/loggers/addon.ipynb #44bd9c5e

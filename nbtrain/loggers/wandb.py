@@ -171,6 +171,7 @@ def connect_wandb(options: Mapping[str, Any], run_id: str, folder: Path | None, 
     """
     import wandb
 
+    check_wandb(options)
     given = dict(options)
     settings = _settings(given.pop("settings", None))
     defaults = wandb.setup().settings
