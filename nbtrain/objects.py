@@ -257,7 +257,11 @@ def items_of(item: Any) -> Mapping[Any, Any] | None:
     """What a container or an instance holds, by key, index or name; None for anything else. Nothing of a container that is too long."""
     kind = kind_of(item)
     if kind.is_mapping:
-        return item if len(item) <= MOST_ITEMS else {}
+        if len(item) > MOST_ITEMS:
+            return {}
+        if type(item) is dict or not isinstance(item, dict):
+            return item
+        return dict(dict.items(item))  # not by a `__getitem__` that makes something of a value, as transformers' ACT2FN has
     if kind.is_container:
         return dict(enumerate(item)) if len(item) <= MOST_ITEMS else {}
     if isinstance(item, type):

@@ -110,7 +110,7 @@ class _WayBack:
         if isinstance(item, (dict, list, deque, set)) and len(item) > MOST_ITEMS:
             return None
         if isinstance(item, dict):
-            return partial(restore_attributes, item, dict(item))
+            return partial(restore_attributes, item, dict(dict.items(item)))  # as in `items_of`
         if isinstance(item, (list, deque)):
             return partial(_restore_list, item, list(item))
         if isinstance(item, set):
