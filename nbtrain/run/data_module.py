@@ -22,7 +22,7 @@ from .interrupts import ignore_interrupts
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0
-__all__ = ["is_data_source", "has_loader", "validates", "check_source", "read_evaluated", "read_source", "several_named"]
+__all__ = ["is_data_source", "has_loader", "validates", "check_source", "read_evaluated", "read_source"]
 
 
 # %% ../../nbs/run/data_module.ipynb #fa72a289
@@ -116,17 +116,7 @@ def read_source(trainer: TrainerBase, module: StepModule, source: Any) -> Iterat
                 vars(holder)[name] = _read_to_predict(make) if to_predict else _read(trainer, module, make, training=training)
                 restored.callback(_put_back, vars(holder), name, own)
         if isinstance(source, L.LightningDataModule):
-            _restore(trainer, source)
+            state, name = trainer.states.restored, type(source).__qualname__
+            if state is not None and name in state:  # of a checkpoint
+                source.load_state_dict(state[name])
         yield {"datamodule": source} if isinstance(source, L.LightningDataModule) else {}
-
-
-def _restore(trainer: TrainerBase, source: L.LightningDataModule) -> None:
-    """Restore the state of a data module from a checkpoint."""
-    state = trainer.states.restored
-    if state is not None and type(source).__qualname__ in state:
-        source.load_state_dict(state[type(source).__qualname__])
-
-
-def several_named(given: Any) -> Mapping[str, Any] | None:
-    """The loaders in `given` by name, if there are several; None for a data source, which names them when it makes them."""
-    return None if is_data_source(given) else named_loaders(given)

@@ -142,16 +142,13 @@ class Execution:
         trainer.states.begin(self.loader, self.valid_loader)
         if self.valid_loader is not None:
             valid = self._rereadable(read_evaluated(trainer, module, self.valid_loader))
-        loader = self._rereadable(self._kept(trainer.read_loader(as_loader(self.loader), training=True), valid))
+        loader = trainer.read_loader(as_loader(self.loader), training=True)
+        if trainer.keeps_states:
+            loader = trainer.states.keep_in_memory(trainer, loader, valid)
+        loader = self._rereadable(loader)
         # Lightning does it too late for a loader without a length, which it prefetches from
         _set_sampler_epoch(loader, trainer.train_state.counts.epoch)
         yield {"train_dataloaders": loader, "val_dataloaders": valid}
-
-    def _kept(self, loader: Iterable[Any], valid: Iterable[Any] | None) -> Iterable[Any]:
-        """Wrap `loader` so that its place can be kept in memory, if the run keeps states."""
-        if not self.trainer.keeps_states:
-            return loader
-        return self.trainer.states.keep_in_memory(self.trainer, loader, valid)
 
     def _rereadable(self, loader: Iterable[Any]) -> Iterable[Any]:
         """Wrap `loader` so that a failed batch can be read again, if errors pause the run and it is a single loader with a length."""

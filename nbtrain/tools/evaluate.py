@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from ..data.batch import to_device
 from ..data.loader import BatchList, is_dataset
+from ..data.named_loaders import named_loaders
 from ..distributed.devices import device_args
 from ..engine.control import refuse_while_on
 from ..loops.lean_loops import use_lean_loops
@@ -26,7 +27,7 @@ from ..errors import ConfigError
 from ..rng import keep_random
 from ..base.arguments import check_optimizer
 from ..base.trainer_base import TrainerBase
-from ..run.data_module import is_data_source, read_evaluated, read_source, several_named
+from ..run.data_module import is_data_source, read_evaluated, read_source
 from ..run.lightning_trainer import continue_counts, driving, make_pl_trainer
 from ..run.run import Run
 
@@ -128,7 +129,7 @@ def measure(trainer: TrainerBase, loader: Any) -> dict[str, float]:
 
 def _measure(trainer: TrainerBase, loader: Any) -> dict[str, float]:
     state, mode, module, index = trainer.train_state, trainer.mode, StepModule(trainer), itertools.count()
-    named = several_named(loader)
+    named = named_loaders(loader)
     module.loader_names = () if named is None else tuple(named)
     part = 0
 
