@@ -19,7 +19,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 from torch.optim import Optimizer
 
 from ..data.batch import describe
-from ..data.named_loaders import named_loaders
+from ..data.several_loaders import named_loaders
 from ..data.tensor_loader import is_array
 from ..annotations import check_values, parameter_hints
 from ..data.several_loaders import n_batches

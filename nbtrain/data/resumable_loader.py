@@ -13,17 +13,29 @@ from itertools import chain, islice
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
-from .batch_skip import can_skip, cost_of_resume, skip_batches
 from .loader import LoaderWrapper, StatefulLoader
-from .loader_state import LoaderState
+from .loader_state import LoaderState, is_default_collate, is_fixed
 from .order_check import OrderCheck, same_random
+from .stream import loses_buffer, place_keeper, stream_of
 from ..errors import CheckpointError, ConfigError
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["NO_PLACE", "loader_place", "restore_loader", "RereadableLoader", "ResumableLoader", "ValidLoader", "borrowed"]
+__all__ = [
+    "NO_PLACE",
+    "loader_place",
+    "restore_loader",
+    "can_skip",
+    "skip_batches",
+    "why_read_again",
+    "cost_of_resume",
+    "RereadableLoader",
+    "ResumableLoader",
+    "ValidLoader",
+    "borrowed",
+]
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #9c56be43
@@ -35,6 +47,76 @@ def loader_place(loader: Any) -> dict[str, Any]:
 def restore_loader(loader: Any, place: dict[str, Any]) -> None:
     """Restore a place that `loader_place` returned, for the next pass over `loader`."""
     LoaderState(loader).put(place, workers=False)
+
+
+# %% ../../nbs/data/resumable_loader.ipynb #3396c5da
+class _Rest:
+    """A sampler that draws its first `n` indices and discards them, so that its random numbers come in the same order."""
+
+    def __init__(self, sampler: Any, n: int) -> None:
+        self.sampler, self._left = sampler, n
+        self._live: Iterator[Any] = iter(())
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> _Rest:
+        self._live = iter(self.sampler)
+        return self
+
+    def skip(self) -> None:
+        n, self._left = self._left, 0
+        deque(islice(self._live, n), maxlen=0)
+
+    def __next__(self) -> Any:
+        self.skip()
+        return next(self._live)
+
+
+def can_skip(loader: Any, *, ahead: bool = False) -> bool:
+    """Whether a pass over `loader` can begin at any batch and give the same data as a whole pass.
+
+    `ahead`: whether batches were read before they were used.
+    """
+    if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__ or isinstance(loader.dataset, IterableDataset):
+        return False
+    is_same = is_fixed(loader.dataset) and is_default_collate(loader.collate_fn)
+    return is_same and not loader.persistent_workers if loader.num_workers else is_same or not ahead
+
+
+def skip_batches(loader: DataLoader[Any], n: int) -> Iterator[Any]:
+    """Begin a pass over `loader` at batch `n`, without loading the batches before it. Check `can_skip` first."""
+    spare = copy(loader)
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    rest = _Rest(getattr(loader, name), n)
+    vars(spare)[name] = rest  # DataLoader's __setattr__ refuses to set it
+    batches = iter(spare)
+    rest.skip()
+    return batches
+
+
+# %% ../../nbs/data/resumable_loader.ipynb #fbbe25cf
+def why_read_again(loader: Any) -> str:
+    """Why resuming in the middle of a pass reads batches of `loader` again, and the remedy, as text; empty if nothing is read again."""
+    if loses_buffer(loader):
+        return "the buffer in which its dataset shuffles is not in the dataset's state; shuffle(buffer_size=1) shuffles the shards alone"
+    stream = stream_of(loader)
+    if stream is not None and loader.num_workers and isinstance(stream, StatefulLoader):
+        return f"{type(stream).__name__} has its state in worker processes; torchdata's StatefulDataLoader saves it there"
+    if isinstance(loader, (StatefulLoader, list, tuple)) or place_keeper(loader) is not None or can_skip(loader):
+        return ""
+    if isinstance(loader, LoaderWrapper):
+        return why_read_again(loader.loader) or "its batches are dealt to several processes, each of which reads its own"
+    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+        return "its workers may draw random numbers; SeededLoader, or num_workers=0, reads nothing again"
+    name = type(loader.dataset if isinstance(loader, DataLoader) else loader).__name__
+    return f"{name} has no state; with state_dict and load_state_dict it is read from where it was"
+
+
+def cost_of_resume(loader: Any, finished: int) -> str:
+    """A sentence on how many batches resuming after `finished` batches reads again, and why; empty if it reads none again."""
+    reason, n = why_read_again(loader), "1 batch" if finished == 1 else f"{finished} batches"
+    return f"Resuming reads {n} of this epoch again: {reason}." if reason else ""
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #0ab3fd30

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ..addons.state_manager import StateManagerAddon
 from ..data.loader import BatchList, as_loader
-from ..data.named_loaders import named_loaders
+from ..data.several_loaders import named_loaders
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
 from .interrupts import ignore_interrupts

@@ -22,7 +22,7 @@ from ..addons.hooks import HooksAddon
 from ..addons.limits import LimitsAddon
 from ..data.batch import batch_size, describe, is_out_of_memory, out_of_memory, to_device
 from ..data.first_batch import first_batch
-from ..data.named_loaders import Loaders, named_loaders
+from ..data.several_loaders import Loaders, named_loaders
 from ..data.task_loader import Task
 from ..engine.addon import AddOnBase
 from ..engine.meter import N_SAMPLES, Meter

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from ..addons.non_finite import NonFiniteAddon
 from ..data.loader import LoaderWrapper, as_loader, with_batch_size
-from ..data.named_loaders import Loaders
+from ..data.several_loaders import Loaders
 from ..data.several_loaders import is_several
 from ..data.resumable_loader import RereadableLoader
 from ..engine.callback import Stopper

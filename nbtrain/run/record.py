@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from ..addons.performance import CompileAddon
 from ..data.loader import innermost
-from ..data.named_loaders import named_loaders
+from ..data.several_loaders import named_loaders
 from ..data.several_loaders import n_batches
 from ..data.stream import keeps_epoch
 from ..data.tensor_loader import suggest_loader

@@ -18,7 +18,7 @@ from ..state.restore import check_restored
 from ..base.arguments import check_optimizer, check_run, check_trained
 from ..base.trainer_base import TrainerBase
 from ..checkpoint.files import ordered_names, progress_of
-from ..data.named_loaders import Loaders
+from ..data.several_loaders import Loaders
 from ..distributed.launcher import Launcher
 from ..engine.control import Leave, refuse_while_on
 from ..engine.protocol import Ran

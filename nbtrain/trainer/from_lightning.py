@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from ..annotations import checked
-from ..data.named_loaders import Loaders
+from ..data.several_loaders import Loaders
 from ..engine.step_module import StepModule
 from ..engine.step_output import as_output
 from ..engine.wrapped_module import WrappedModule, overrides

@@ -23,7 +23,7 @@ from ..annotations import checked
 from ..compat.keys import label_key, prediction_of
 from ..data.batch import describe
 from ..data.loader import is_dataset
-from ..data.named_loaders import Loaders
+from ..data.several_loaders import Loaders
 from ..data.seeded_loader import SeededLoader
 from ..distributed.devices import Device
 from ..engine.addon import AddOnBase, Phase

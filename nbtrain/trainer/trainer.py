@@ -32,7 +32,7 @@ from ..base.trainer_base import TrainerBase
 from ..checkpoint.frozen_base import with_base
 from ..checkpoint.sharded import merge_checkpoint
 from ..checkpoint.weights import Weights, load_weights, read_weights, save_weights
-from ..data.named_loaders import Loaders
+from ..data.several_loaders import Loaders
 from ..data.tensor_loader import as_tensor, is_array
 from ..distributed.devices import Device, device_args, resolve_device
 from ..distributed.launcher import Launcher

@@ -97,7 +97,7 @@ def test_resume_in_mid_epoch_is_exact(mode: str, own_generator: bool, tmp_path: 
 
 
 def test_several_processes_refuse_a_list_of_loaders_whose_place_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nbtrain.addons.state_manager.n_readers", lambda trainer: 2)
+    monkeypatch.setattr("nbtrain.state.states.n_readers", lambda trainer: 2)
     with pytest.raises(ConfigError, match="StateManagerAddon can't save the place in a list of loaders that several processes read"):
         make(tmp_path).run(1, loaders("list"))
 
