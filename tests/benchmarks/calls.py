@@ -59,7 +59,7 @@ def plain() -> dict[str, Call]:
     return {"predict(x)": predict, "run_batch(batch)": step, "evaluate([batch])": evaluate, "run(1, [batch])": step}
 
 
-def make_ours(**options: Any) -> Any:
+def make_ours(*addons: Any, **options: Any) -> Any:
     """nbtrain's trainer for the model, without a display."""
     from nbtrain import Trainer
 
@@ -70,8 +70,8 @@ def make_ours(**options: Any) -> Any:
 
         test_step = train_step
 
-    model = make_model()
-    return Classify(model, device="cpu", optimizer=torch.optim.Adam(model.parameters()), log_bar=False, **options)
+    kind, model = Classify.add_on(*addons) if addons else Classify, make_model()
+    return kind(model, device="cpu", optimizer=torch.optim.Adam(model.parameters()), log_bar=False, **options)
 
 
 def ours() -> dict[str, Call]:
