@@ -50,7 +50,7 @@ def _to_floats(columns: Mapping[str, Sequence[Scalar]]) -> dict[str, list[float]
     stacked: dict[torch.device, dict[str, Tensor]] = {}
     for name, column in columns.items():
         if {float}.issuperset(map(type, column)):
-            floats[name] = list(column)  # pyright: ignore[reportArgumentType]
+            floats[name] = column  # pyright: ignore[reportArgumentType]
             continue
         tensors = [value for value in column if isinstance(value, Tensor)]
         if len(tensors) < len(column) or len({value.device for value in tensors}) > 1:
@@ -90,7 +90,7 @@ class PendingRows:
                 entries.pop()
 
     def to_floats(self) -> tuple[dict[str, list[float]], dict[str, tuple[list[float], list[float]]], list[float]]:
-        """The values of each row by name, NaN where a row has none; what counts in the means: the values, and the samples of each; and
+        """The values of each row by name, NaN where a row has none; of names that only some rows have, the values and their samples; and
         the samples of each row.
         """
         whole = {name: list(map(itemgetter(name), self.rows)) for name in self.rows[0]}
@@ -98,7 +98,7 @@ class PendingRows:
         floats = _to_floats(whole | {name: [value for _, value in entries] for name, entries in self.extras.items()} | stated)
         samples: list[Any] = list(map(_as_whole, floats[N_SAMPLES])) if stated else self.samples
         block = {name: floats[name] for name in whole}
-        counted = {name: (floats[name], samples) for name in whole}
+        counted = dict[str, tuple[list[float], list[float]]]()
         for name, entries in self.extras.items():
             block[name] = [math.nan] * len(self.rows)
             for (i, _), value in zip(entries, floats[name]):
@@ -215,8 +215,8 @@ class Meter:
             return
         pending, self._pending = self._pending, PendingRows()
         block, counted, all_samples = pending.to_floats()
-        for name, (values, samples) in counted.items():
-            self._count(name, values, samples)
+        for name, values in block.items():
+            self._count(name, *counted.get(name, (values, all_samples)))
         for name, value in self._tensors:
             self._log.setdefault(name, []).append(to_device(value, torch.device("cpu")))
             self.kept_bytes += value.nbytes if isinstance(value, Tensor) else 0
