@@ -327,8 +327,11 @@ class Search:
         kind = kind_of(item)
         if self.libraries and (kind.is_container or kind.is_mapping) and len(item) > _MANY:
             return False
-        is_usual = kind.is_own or kind.is_container or kind.is_mapping or isinstance(item, (nn.Module, FunctionType, MethodType, partial))
-        return self.libraries or is_usual
+        if self.libraries:
+            return True
+        if isinstance(item, FunctionType):
+            return is_user(item)
+        return kind.is_own or kind.is_container or kind.is_mapping or isinstance(item, (nn.Module, MethodType, partial))
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         self.is_whole, queue, seen = True, deque(self.roots), _GLOBAL | set(self.known)

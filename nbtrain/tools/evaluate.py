@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from ..data.batch import to_device
 from ..data.loader import BatchList, is_dataset
-from ..data.named_loaders import named_loaders
+from ..data.several_loaders import named_loaders
 from ..distributed.devices import device_args
 from ..engine.control import refuse_while_on
 from ..loops.lean_loops import use_lean_loops
