@@ -19,12 +19,14 @@ from samples import Breaks, Broken, Regress, make_loader, make_model, make_train
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 from torchmetrics import MeanMetric
+from torchmetrics.functional import mean_squared_error
 
 from nbtrain import AddOnBase, StateManagerAddon
 from nbtrain.data.loader_state import LoaderState, why_not_exact
 from nbtrain.distributed.worker import dumps, loads
+from nbtrain.objects import Search
 from nbtrain.run.dry_run import unchanged
-from nbtrain.state.attribute_state import AttributeState
+from nbtrain.state.attribute_state import AttributeState, objects_of
 from nbtrain.state.object_state import fingerprint
 from nbtrain.state.replica import load_replica_state, take_state
 
@@ -350,3 +352,14 @@ def test_an_addon_is_restored_after_a_dry_run_and_brought_back_from_a_worker(add
     replica.run(1, make_loader())
     load_replica_state(trainer, [], loads(dumps(take_state(replica, []))))
     assert trainer[addon].n_seen == 5 and trainer[addon].losses[-1] == replica[addon].losses[-1]
+
+
+def test_a_dry_run_does_not_search_the_functions_of_libraries() -> None:
+    class Uses(Counts):
+        def test_step(self, batch: Any) -> Any:
+            return mean_squared_error(batch, make_model())
+
+    found = [path for path, _ in Search(objects_of(make_trainer(Uses)))]
+    inside = [path.rpartition(".")[2] for path in found if path.startswith("Uses.test_step.make_model.")]
+    assert "Uses.test_step.mean_squared_error" in found and inside == ["torch", "nn"]
+    assert not [path for path in found if path.startswith("Uses.test_step.mean_squared_error.")]
