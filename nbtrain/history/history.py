@@ -252,6 +252,7 @@ class MeasuredRows:
             self.steps[phase].load_state_dict(table)
         self.set_journal(state.get("saved"))
 
+    @checked
     def set_journal(self, journal: tuple[str, list[int]] | None) -> None:
         """Note that the journal of this file and place has all rows; None: no journal has any."""
         self.journal = journal
@@ -302,6 +303,7 @@ class RankedRows(MeasuredRows):
         at = bisect_left(rows, best.get("step", 0), key=lambda row: row.get("step", 0))
         return [best, *last] if at < len(rows) and rows[at] is best else last
 
+    @checked
     def ranked(self, rows: Iterable[Row], n: int) -> list[Row]:
         """The best `n` of `rows` by `monitor`, the best first; on a tie the earlier one, never a NaN."""
         return ranked(rows, self.monitor, self.monitor_mode)[:n]
