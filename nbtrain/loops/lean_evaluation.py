@@ -21,7 +21,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from ..engine.callback import Leaving
 from ..engine.control import Boundary, Control
 from ..engine.logged import Results, publish, reset_results
-from .lean_pass import LeanPass, call_hooks, call_module_hook, direct_fetcher
+from .fetcher import direct_fetcher
+from .lean_pass import LeanPass, call_hooks, call_module_hook
 from .lean_pass import explain_full_memory, find_pass, overridden, pass_sources, takes_index, why_not_lean
 from ..engine.pass_module import is_sanity_check
 from ..engine.pass_module import TrainingModes

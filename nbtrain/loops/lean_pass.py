@@ -13,25 +13,17 @@ from weakref import WeakKeyDictionary
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle, _Sequential
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
 
 from ..data.batch import is_out_of_memory, out_of_memory
-from ..data.loader import LoaderWrapper, innermost
-from ..data.resumable_loader import RereadableLoader
-from .ddp_step import ddp_functions, find_ddp_step
 from ..engine.precision import CastPrecision
 from ..engine.step_module import StepModule
-from ..remote_errors import raise_own
+from .ddp_step import ddp_functions, find_ddp_step
 from .error_guard import ErrorGuard
-from .step_snapshot import RandomSnapshot
 
 # %% auto #0
 __all__ = [
@@ -49,10 +41,6 @@ __all__ = [
     "pass_sources",
     "find_pass",
     "is_on_device",
-    "only_iterator",
-    "direct_fetcher",
-    "exhaust",
-    "ends_at_length",
     "explain_full_memory",
 ]
 
@@ -288,150 +276,6 @@ def is_on_device(batch: Any, device: torch.device | None) -> bool:
         if type(item) is not Tensor or not (item.is_cpu if device is None else item.device == device):
             return False
     return True
-
-
-# %% ../../nbs/loops/lean_pass.ipynb #2cc92cc5
-def only_iterator(fetcher: _DataFetcher) -> Iterator[Any] | None:
-    """The iterator of the one loader behind `fetcher`; None where there are several, or where its end is not known beforehand."""
-    loaders, mode = fetcher.combined_loader, fetcher.combined_loader._iterator
-    if not isinstance(mode, (_MaxSizeCycle, _Sequential)) or len(mode.iterators) != 1 or loaders._iterables is not loaders.flattened[0]:
-        return None
-    return mode.iterators[0] if fetcher.length is not None else None
-
-
-class _DirectFetcher:
-    """Lightning's fetcher of one loader, whose batches come from the loader itself."""
-
-    def __init__(self, fetcher: _DataFetcher, batches: Iterator[Any]) -> None:
-        self.fetcher, self.batches = fetcher, batches
-        self.length, self.done = fetcher.length or 0, fetcher.done
-
-    def __next__(self) -> tuple[Any, int, int]:
-        fetcher = self.fetcher
-        if self.done:
-            raise StopIteration
-        try:
-            batch = next(self.batches)
-        except StopIteration:
-            self.done = fetcher.done = True
-            raise
-        except Exception as error:
-            raise_own(error)
-            raise
-        index = fetcher.fetched
-        fetcher.fetched = n = index + 1
-        self.done = fetcher.done = n >= self.length
-        return batch, index, 0
-
-    def renew(self, batches: Iterator[Any]) -> None:
-        """Continue with other batches."""
-        self.batches = self.fetcher.combined_loader._iterator.iterators[0] = batches  # pyright: ignore[reportOptionalMemberAccess]
-
-    def skip(self) -> None:
-        """Count a batch that is left out."""
-        self.fetcher.fetched += 1
-        self.done = self.fetcher.done = self.fetcher.fetched >= self.length
-
-    def release(self) -> None:
-        """Release the loader's iterator: its workers live as long as it does."""
-        self.batches = iter(())
-
-    def teardown(self) -> None:
-        self.release()
-        self.fetcher.teardown()
-
-
-# %% ../../nbs/loops/lean_pass.ipynb #9dbb9368
-class _GuardedFetcher:
-    """A fetcher whose errors pause the run. After a repair the loader is read again, from its beginning up to the batch that has failed."""
-
-    def __init__(self, inner: Any, fetcher: _DataFetcher, guard: ErrorGuard) -> None:
-        self.inner, self.fetcher, self.guard = inner, fetcher, guard
-        self.is_over = False
-        self._random = RandomSnapshot(guard.trainer.device)
-
-    @property
-    def done(self) -> bool:
-        return self.is_over or self.inner.done
-
-    def __next__(self) -> tuple[Any, int, int]:
-        self._random.take()
-        while not self.is_over:
-            try:
-                return next(self.inner)
-            except StopIteration:
-                raise
-            except Exception as error:
-                if self.guard.is_final(error):
-                    raise
-                self._recover(error)
-        raise StopIteration
-
-    def _find_rereadable(self) -> RereadableLoader | None:
-        inside = self.fetcher.combined_loader.flattened[0] if isinstance(self.inner, _DirectFetcher) else None
-        while inside is not None and not isinstance(inside, RereadableLoader):
-            inside = inside.loader if isinstance(inside, LoaderWrapper) else None
-        return inside
-
-    def _recover(self, error: Exception) -> None:
-        inside = self._find_rereadable()
-        self._random.restore()
-        lost = "; ".join(inside.why_not_exact()) if inside is not None else "the loader can't be read on from here: the next epoch follows"
-        retries = self.guard.wait(error, "the loader", lost=lost)
-        if inside is None:
-            self.is_over = self.fetcher.done = True
-        elif retries:
-            inside.read_again(self.fetcher.fetched, self._random.restore)
-            self.inner.renew(iter(self.fetcher.combined_loader.flattened[0]))
-        else:
-            self.inner.renew(inside.read_on())
-            self.inner.skip()
-
-    def unread(self) -> None:
-        """The newest batch was not trained on: a run that is resumed reads it, with the random numbers from before it was read."""
-        if (inside := self._find_rereadable()) is not None:
-            self._random.restore()
-            inside.take_back()
-
-    def release(self) -> None:
-        if isinstance(self.inner, _DirectFetcher):
-            self.inner.release()
-        if (inside := self._find_rereadable()) is not None:
-            inside.release()
-
-    def teardown(self) -> None:
-        self.release()
-        self.inner.teardown()
-
-
-# %% ../../nbs/loops/lean_pass.ipynb #5a2d3d31
-def direct_fetcher(fetcher: _DataFetcher, guard: ErrorGuard | None = None) -> Any:
-    """`fetcher` without labels for a profiler, in its direct form where there is one; its errors go to `guard`."""
-    nothing: Callable[[], None] = lambda: None  # noqa: E731
-    fetcher._start_profiler = fetcher._stop_profiler = nothing
-    batches = only_iterator(fetcher)
-    found = fetcher if batches is None else _DirectFetcher(fetcher, batches)
-    return found if guard is None else _GuardedFetcher(found, fetcher, guard)
-
-
-def exhaust(fetcher: _DataFetcher) -> None:
-    """After the last batch, call `next` once more: a plain loop does, and a RandomSampler with its own generator draws from it then.
-
-    Not of a loader that may continue after its length: the batch would be lost.
-    """
-    batches = only_iterator(fetcher)
-    loader = fetcher.combined_loader.flattened[0]
-    if batches is not None and fetcher.fetched == sized_len(loader) and ends_at_length(loader):
-        next(batches, None)
-
-
-def ends_at_length(loader: Any) -> bool:
-    """Is it a DataLoader, in whatever nbtrain has put around it, that reads torch's own samplers and nothing else?"""
-    loader = innermost(loader)
-    if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__ or isinstance(loader.dataset, IterableDataset):
-        return False
-    samplers = (loader.batch_sampler, loader.sampler) if loader.batch_sampler is not None else (loader.sampler,)
-    return all(type(sampler).__module__.startswith("torch.utils.data.") for sampler in samplers)
 
 
 # %% ../../nbs/loops/lean_pass.ipynb #7aa6c72a

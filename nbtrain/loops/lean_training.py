@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from ..engine.control import Boundary, Control, LeaveAfterError
 from ..engine.logged import Results, publish
 from .fast_step import replaceable
-from .lean_pass import LeanPass, direct_fetcher, exhaust, explain_full_memory, find_pass, pass_sources, why_not_lean
+from .fetcher import direct_fetcher, exhaust
+from .lean_pass import LeanPass, explain_full_memory, find_pass, pass_sources, why_not_lean
 from .lean_update import LeanUpdate, WholeStep
 from ..engine.recorder import DataWait
 from ..engine.step_module import StepModule
