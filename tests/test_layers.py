@@ -38,8 +38,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "checkpoint": ("compat", "history", "distributed"),
 }
 ALLOWED["state"] = tuple(ALLOWED)
-ALLOWED["addons"] = tuple(ALLOWED)
-ALLOWED["config"] = tuple(ALLOWED)
+ALLOWED["addons"] = (
+    *("compat", "events", "best", "rng", "history", "data", "optim", "engine", "loops", "loggers", "distributed", "checkpoint", "state"),
+)
+ALLOWED["config"] = ("compat", "rng", "source", "optim", "engine", "addons")
 ALLOWED["base"] = tuple(ALLOWED)
 ALLOWED["run"] = tuple(ALLOWED)
 ALLOWED["tools"] = tuple(ALLOWED)
