@@ -28,8 +28,8 @@ from nbtrain import RunPaused
 from nbtrain.addons import multi_gpu
 from nbtrain.addons.performance import GraphedTraining
 from nbtrain.data.resumable_loader import borrowed
-from nbtrain.engine.logged import KnownMetrics
 from nbtrain.engine import logged as logged_numbers
+from nbtrain.engine.logged import KnownMetrics
 from nbtrain.engine.meter import snapshot
 from nbtrain.loggers.background import Delivery
 from nbtrain.loops.fast_step import find_step

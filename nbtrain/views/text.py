@@ -31,7 +31,6 @@ __all__ = [
     "with_best",
     "Speed",
     "RunPlace",
-    "BoardData",
     "Board",
     "state_words",
     "header_line",
@@ -199,8 +198,8 @@ class RunPlace:
 
 # %% ../../nbs/views/text.ipynb #b9da4cad
 @dataclass
-class BoardData:
-    """The data from the events of a run."""
+class Board:
+    """Everything that a view shows of a run, updated by its events."""
 
     header: dict[str, Any] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
@@ -276,11 +275,6 @@ class BoardData:
             return
         self.lr = event.data.get("lr")
         self.curve.add_block(event.progress.step, event.data["values"].get("train_loss", ()))
-
-
-# %% ../../nbs/views/text.ipynb #fbde85b5
-class Board(BoardData):
-    """Everything that a view shows of a run, updated by its events."""
 
     @property
     def left_s(self) -> float | None:
