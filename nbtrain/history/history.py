@@ -27,19 +27,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = [
-    "StepTable",
-    "Row",
-    "write_csv",
-    "data_frame",
-    "validation_alone",
-    "MeasuredRows",
-    "RankedRows",
-    "History",
-    "ResultMetrics",
-    "short_path",
-    "RunResult",
-]
+__all__ = ["StepTable", "Row", "write_csv", "data_frame", "validation_alone", "History", "ResultMetrics", "short_path", "RunResult"]
 
 
 # %% ../../nbs/history/history.ipynb #df4b47df
@@ -154,8 +142,15 @@ def validation_alone(row: Row) -> Row:
 
 
 # %% ../../nbs/history/history.ipynb #3475ce3b
-class MeasuredRows:
-    """Rows by epoch, validation, test and step, collected from events."""
+class History:
+    """The metrics of all runs of a trainer.
+
+    `epochs`: a row for each finished training epoch, with the metrics of its last validation; `validations`: a row for each validation,
+    also inside an epoch and before the first epoch (epoch 0); `tests`: a row for each pass in mode "test"; `steps["train"]`,
+    `steps["valid"]`, `steps["test"]`: metric values by step, which counts processed batches, validation included; `marks`: what was
+    changed by hand during a run, and where.
+    `monitor` and `monitor_mode` define `best`: the best validation if `monitor` is a validation metric, else the best epoch.
+    """
 
     def __init__(self, monitor: str = "val_loss", monitor_mode: MonitorMode = "min") -> None:
         self.monitor = monitor
@@ -261,11 +256,6 @@ class MeasuredRows:
         for table in self.steps.values():
             table.n_saved = len(table) if journal is not None else 0
 
-
-# %% ../../nbs/history/history.ipynb #d248a72a
-class RankedRows(MeasuredRows):
-    """Rows with a best and a last one."""
-
     @property
     def candidates(self) -> list[Row]:
         """The rows to choose `best` from: validations if `monitor` is one of their metrics, else epochs; after a restart, newer ones."""
@@ -317,18 +307,6 @@ class RankedRows(MeasuredRows):
     def last_validation_is_best(self) -> bool:
         """Whether the newest validation is the best so far, if validations are compared."""
         return self.best is not None and bool(self.validations) and self.best is self.validations[-1]
-
-
-# %% ../../nbs/history/history.ipynb #3e3d375c
-class History(RankedRows):
-    """The metrics of all runs of a trainer.
-
-    `epochs`: a row for each finished training epoch, with the metrics of its last validation; `validations`: a row for each validation,
-    also inside an epoch and before the first epoch (epoch 0); `tests`: a row for each pass in mode "test"; `steps["train"]`,
-    `steps["valid"]`, `steps["test"]`: metric values by step, which counts processed batches, validation included; `marks`: what was
-    changed by hand during a run, and where.
-    `monitor` and `monitor_mode` define `best`: the best validation if `monitor` is a validation metric, else the best epoch.
-    """
 
     @property
     def table(self) -> list[text.Row]:
