@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 # %% auto #0
-__all__ = ["NNSCALER", "TLAMA", "OWN", "HOOK_NAMES", "Moment", "HookName", "names_at", "TrainHook"]
+__all__ = ["NNSCALER", "TLAMA", "OWN", "HOOK_NAMES", "HookCall", "HookName", "names_at", "TrainHook"]
 
 
 # %% ../../nbs/compat/hook_names.ipynb #47037ed9
-class Moment(Protocol):
+class HookCall(Protocol):
     """The values that are available when a hook is called; epochs, updates and batches count from 0."""
 
     @property
@@ -35,7 +35,7 @@ class Moment(Protocol):
     def val_metrics(self) -> dict[str, float]: ...  # of the validation that has just ended
 
 
-def _given(at: Moment) -> tuple[Any, ...]:
+def _given(at: HookCall) -> tuple[Any, ...]:
     return at.given
 
 
@@ -45,7 +45,7 @@ class HookName:
 
     moment: str
     arguments: tuple[str, ...] = ()
-    make: Callable[[Moment], tuple[Any, ...]] = _given
+    make: Callable[[HookCall], tuple[Any, ...]] = _given
 
 
 # %% ../../nbs/compat/hook_names.ipynb #c293578a

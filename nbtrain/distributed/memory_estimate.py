@@ -17,12 +17,12 @@ from .parallelism import Parallelism, find_blocks
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["Memory", "estimate", "device_memory", "Candidate", "DevicePlan", "plan_devices"]
+__all__ = ["DeviceMemory", "estimate", "device_memory", "Candidate", "DevicePlan", "plan_devices"]
 
 
 # %% ../../nbs/distributed/memory_estimate.ipynb #5a3704ea
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """The memory that training takes on one device, in bytes, without activations."""
 
     weights: int  # and buffers
@@ -35,12 +35,12 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.exchange
 
 
-def estimate(model: nn.Module, optimizer: Optimizer | None) -> Memory:
+def estimate(model: nn.Module, optimizer: Optimizer | None) -> DeviceMemory:
     """Estimate the memory to train `model` with `optimizer` in one process; without an optimizer, to evaluate it."""
     weights = _bytes(model.parameters()) + _bytes(model.buffers())
     if optimizer is None:
-        return Memory(weights, 0, 0)
-    return Memory(weights, _bytes(p for p in model.parameters() if p.requires_grad), _state_bytes(optimizer))
+        return DeviceMemory(weights, 0, 0)
+    return DeviceMemory(weights, _bytes(p for p in model.parameters() if p.requires_grad), _state_bytes(optimizer))
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -79,7 +79,7 @@ class Candidate:
     """One way to train, and the memory that it takes on each device."""
 
     parallelism: Parallelism
-    memory: Memory
+    memory: DeviceMemory
 
     @property
     def name(self) -> str:
@@ -132,7 +132,7 @@ def plan_devices(model: nn.Module, optimizer: Optimizer | None, n_devices: int, 
     """Estimate the memory per device under DDP, and under FSDP2 with each number of shards. The model may be on `meta`."""
     whole = estimate(model, optimizer)
     several = n_devices > 1 and optimizer is not None
-    ddp = Memory(whole.weights, whole.gradients, whole.optimizer, whole.gradients if several else 0)
+    ddp = DeviceMemory(whole.weights, whole.gradients, whole.optimizer, whole.gradients if several else 0)
     candidates = [Candidate(Parallelism("ddp", n_devices), ddp)]
     for n in range(2, n_devices + 1):
         if n_devices % n == 0:
@@ -140,7 +140,7 @@ def plan_devices(model: nn.Module, optimizer: Optimizer | None, n_devices: int, 
     return DevicePlan(n_devices, device_bytes, tuple(candidates))
 
 
-def _sharded(model: nn.Module, whole: Memory, n: int) -> Memory:
+def _sharded(model: nn.Module, whole: DeviceMemory, n: int) -> DeviceMemory:
     blocks = find_blocks(model)
     inside = {id(p) for block in blocks for p in block.parameters()}
     root = _bytes(p for p in model.parameters() if id(p) not in inside)  # stays gathered from the forward to the backward pass
@@ -148,4 +148,4 @@ def _sharded(model: nn.Module, whole: Memory, n: int) -> Memory:
     gathered = root + 2 * largest + (max(root, largest) if whole.gradients else 0)
     buffers = _bytes(model.buffers())
     weights = -(-(whole.weights - buffers) // n) + buffers
-    return Memory(weights, -(-whole.gradients // n), -(-whole.optimizer // n), gathered)
+    return DeviceMemory(weights, -(-whole.gradients // n), -(-whole.optimizer // n), gathered)

@@ -14,7 +14,7 @@ from torch import nn
 
 from nbtrain import ConfigError, EMAAddon, MultiGPUAddon
 from nbtrain.cli import main
-from nbtrain.distributed.memory_estimate import Memory, device_memory, estimate, plan_devices
+from nbtrain.distributed.memory_estimate import DeviceMemory, device_memory, estimate, plan_devices
 from nbtrain.distributed.parallelism import Parallelism, find_blocks, resolve_parallelism
 
 
@@ -111,7 +111,7 @@ def make_optimizer(kind: type[Any], **options: Any) -> tuple[nn.Module, Any]:
 )  # fmt: skip
 def test_states_are_guessed_as_they_will_be(kind: type[Any], options: dict[str, Any], n: int) -> None:
     net, optimizer = make_optimizer(kind, **options)
-    assert estimate(net, optimizer) == Memory(2020, 2000, 2000 * n)
+    assert estimate(net, optimizer) == DeviceMemory(2020, 2000, 2000 * n)
     net(torch.ones(1, 100, dtype=torch.bfloat16)).sum().backward()
     optimizer.step()
     assert 0 <= estimate(net, optimizer).optimizer - 2000 * n <= 4  # a counter
@@ -122,7 +122,7 @@ def test_simplest_that_fits_is_picked_and_evaluation_needs_weights_alone() -> No
     optimizer = torch.optim.Adam(net.parameters())  # weights of 400 kB
     picks = {size: plan_devices(net, optimizer, 4, size).pick for size in (2_600_000, 2_000_000, 800_000, 600_000)}
     assert [pick and pick.name for pick in picks.values()] == ["ddp", "fsdp2 ×2", "fsdp2 ×4", None]
-    assert plan_devices(net, None, 4, 600_000).pick.memory == Memory(400_000, 0, 0)  # type: ignore[union-attr]
+    assert plan_devices(net, None, 4, 600_000).pick.memory == DeviceMemory(400_000, 0, 0)  # type: ignore[union-attr]
     assert device_memory(torch.device("cpu"), 2) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
