@@ -32,7 +32,6 @@ from nbtrain import AccumulationAddon, CheckpointError, EarlyStoppingAddon, HFCa
 from nbtrain.checkpoint.files import ordered_names, read_checkpoint
 from nbtrain.checkpoint.weights import load_weights
 from nbtrain.optim.optimizer_state import load_optimizer
-from nbtrain.state.object_state import Unpacker, pack
 
 Saving = Regress.add_on(StateManagerAddon)
 
@@ -150,31 +149,6 @@ def test_nothing_is_said_of_a_plain_model(tmp_path: Path) -> None:
     trainer = make_trainer(Saving, save_path=tmp_path, keep_source=False)
     trainer.run(1, make_loader())
     assert notes(trainer) == []
-
-
-GENERATORS: dict[str, Any] = {
-    "torch.Generator": lambda: torch.Generator().manual_seed(1),
-    "np.random.Generator": lambda: np.random.default_rng(1),
-    "np.random.BitGenerator": lambda: np.random.PCG64(1),
-    "np.random.RandomState": lambda: np.random.RandomState(1),
-    "random.Random": lambda: random.Random(1),
-}
-
-
-@pytest.mark.parametrize("name", GENERATORS)
-def test_generators_of_all_kinds_are_packed(name: str) -> None:
-    generator, fresh = GENERATORS[name](), GENERATORS[name]()
-    _draw(generator)
-    again = Unpacker(torch.device("cpu")).unpack(pack(generator), fresh)
-    assert again is fresh and _draw(fresh) == _draw(generator) != _draw(GENERATORS[name]())
-
-
-def _draw(generator: Any) -> float:
-    if isinstance(generator, torch.Generator):
-        return torch.rand(1, generator=generator).item()
-    if isinstance(generator, np.random.BitGenerator):
-        return generator.random_raw()
-    return generator.rand() if isinstance(generator, np.random.RandomState) else generator.random()
 
 
 def test_a_generator_of_the_system_is_left_out_and_said(tmp_path: Path) -> None:
