@@ -31,21 +31,48 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "history": ("compat", "events", "best", "views", "source"),
     "data": ("rng", "objects"),
     "optim": ("events", "views"),
-    "engine": ("compat", "events", "rng", "source", "data", "history"),
+    "engine": ("compat", "events", "rng", "source", "history", "data"),
     "loops": ("rng", "source", "data", "engine"),
-    "loggers": ("events", "data", "engine", "views", "history"),
+    "loggers": ("events", "views", "history", "data", "engine"),
     "distributed": ("events", "rng", "source", "data", "engine"),
     "checkpoint": ("compat", "history", "distributed"),
+    "state": ("compat", "events", "rng", "source", "objects", "history", "data", "optim", "engine", "loops", "distributed", "checkpoint"),
+    "addons": (
+        "compat",
+        "events",
+        "best",
+        "rng",
+        "history",
+        "data",
+        "optim",
+        "engine",
+        "loops",
+        "loggers",
+        "distributed",
+        "checkpoint",
+        "state",
+    ),
+    "config": ("compat", "rng", "source", "optim", "engine", "addons"),
+    "base": ("events", "best", "views", "history", "data", "optim", "engine", "loggers", "distributed", "checkpoint", "state", "addons"),
+    "run": (
+        "events",
+        "rng",
+        "views",
+        "source",
+        "history",
+        "data",
+        "optim",
+        "engine",
+        "loops",
+        "distributed",
+        "checkpoint",
+        "state",
+        "addons",
+        "base",
+    ),
+    "tools": ("rng", "views", "data", "optim", "engine", "loops", "distributed", "base", "run"),
+    "travel": ("rng", "views", "source", "objects", "history", "data", "engine", "loggers", "state", "addons", "base", "run", "tools"),
 }
-ALLOWED["state"] = tuple(ALLOWED)
-ALLOWED["addons"] = (
-    *("compat", "events", "best", "rng", "history", "data", "optim", "engine", "loops", "loggers", "distributed", "checkpoint", "state"),
-)
-ALLOWED["config"] = ("compat", "rng", "source", "optim", "engine", "addons")
-ALLOWED["base"] = tuple(ALLOWED)
-ALLOWED["run"] = tuple(ALLOWED)
-ALLOWED["tools"] = tuple(ALLOWED)
-ALLOWED["travel"] = tuple(ALLOWED)
 ALLOWED["trainer"] = tuple(ALLOWED)
 ALLOWED["examples"] = tuple(ALLOWED)
 ALLOWED["jobs"] = tuple(ALLOWED)

@@ -32,7 +32,7 @@ class EventSink(Protocol):
 
 
 class AddOnProtocol(Protocol):
-    """The part of an addon that the state of a run and other addons use. Where they need a certain addon, they ask for its class."""
+    """The part of an addon that the state of a run and other addons use. Where they need a certain addon, they look for its class."""
 
     commands: ClassVar[tuple[str, ...]]
 

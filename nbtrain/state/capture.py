@@ -51,7 +51,7 @@ class Capture:
 
     @cached_property
     def of_lightning(self) -> dict[str, Any]:
-        """Lightning's part. If the model is sharded, all ranks must ask for it."""
+        """Lightning's part. If the model is sharded, all ranks must read it."""
         module, strategy = self.pl_trainer.lightning_module, self.pl_trainer.strategy
         vars(module)["saves_state"] = True  # then a wrapped LightningModule's weights have the wrapper's names
         try:
@@ -61,7 +61,7 @@ class Capture:
             vars(module)["saves_state"] = False
 
     def moment(self, *, whole: bool = False) -> Moment:
-        """The moment at which the parts are taken. `whole`: for a place in memory."""
+        """When the parts are taken. `whole`: for a place in memory."""
         return Moment(self.trainer, self.pl_trainer, self.finished, self.random, whole)
 
     def copy(self) -> Snapshot:

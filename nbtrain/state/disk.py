@@ -82,6 +82,14 @@ class SaveOptions(SaveTimes, Protocol):
     def saves_to(self) -> Path: ...  # the folder of the run folders
 
 
+def _config(model: Any) -> Any:
+    """The model's `config` as plain data, or None."""
+    config = getattr(model, "config", None)
+    to_dict = getattr(config, "to_dict", None)
+    return plain(to_dict() if callable(to_dict) else config) if config is not None else None
+
+
+# %% ../../nbs/state/disk.ipynb #diskcls1
 class Disk:
     """The place on disk for the states of a run of `trainer`, in each rank."""
 
@@ -291,13 +299,6 @@ class Disk:
         open_folder(self.trainer.open_run_dir())
         own = self._own(Moment(self.trainer, random=random_state()))
         return self.write(from_outside(self.trainer) | {"nbtrain": own})
-
-
-def _config(model: Any) -> Any:
-    """The model's `config` as plain data, or None."""
-    config = getattr(model, "config", None)
-    to_dict = getattr(config, "to_dict", None)
-    return plain(to_dict() if callable(to_dict) else config) if config is not None else None
 
 
 # %% ../../nbs/state/disk.ipynb #09218430

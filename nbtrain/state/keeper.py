@@ -115,7 +115,7 @@ class StateKeeper(Checkpoint, Leaving):
         assert self.disk is not None
         triggers, last, validates = self.disk.triggers, pl_trainer.max_steps, self.disk.options.validate_on_save
         loop: Any = pl_trainer.fit_loop.epoch_loop
-        may_save = triggers.asks_updates or last >= 0 or pl_trainer.should_stop or self._owed is not None
+        may_save = triggers.counts_updates or last >= 0 or pl_trainer.should_stop or self._owed is not None
         if not may_save and not (validates and loop._num_ready_batches_reached()):
             return
         step = pl_trainer.global_step

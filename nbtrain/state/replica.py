@@ -38,7 +38,7 @@ from .states import StatefulTrainer
 __all__ = ["take_state", "load_replica_state", "restore_trainer", "forward_event", "drive_copy", "run_copy"]
 
 # %% ../../nbs/state/replica.ipynb #9a969c26
-_OF_RUN = ("random", "loader", "valid")  # parts that the run's objects in this process have of their own
+_OF_RUN = ("random", "loader", "valid")  # taken from the loaders and generators of this process, which the run does not wrap
 _OF_STATES = ("restored", "restored_from", "rest", "places", "attributes")
 
 

@@ -35,7 +35,7 @@ class Triggers:
         self.best_rows: list[Row] = []  # with `keep_best_n`: the best so far
 
     @property
-    def asks_updates(self) -> bool:
+    def counts_updates(self) -> bool:
         """Whether a checkpoint may be due after an update."""
         return self.options.every_n_steps is not None or self.options.every_n_minutes is not None
 
