@@ -17,7 +17,7 @@ from ..compat.weight_names import bare
 from ..distributed.parallelism import SplitStrategy
 from ..rng import random_state
 from .parts import Moment, keep_weights, kept_weights, take_named, take_parts
-from .setup import setup_of
+from .settings import setup_of
 from .states import StatefulTrainer
 
 # %% auto #0

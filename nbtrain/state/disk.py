@@ -30,7 +30,7 @@ from .capture import Capture, from_outside, own_part
 from .kept_states import KeptState
 from .parts import Moment, keep_weights, kept_weights
 from .restore import best_weights_of, read_state, without_weights
-from .setup import setup_of
+from .settings import setup_of
 from .states import StatefulTrainer
 from .triggers import SaveTimes, Triggers
 

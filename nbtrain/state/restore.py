@@ -26,7 +26,7 @@ from ..rng import set_random_state
 from .attribute_state import drop_new
 from .kept_states import KeptState
 from .parts import VERSION, WEIGHTS, Moment, has_kept_weights, put_parts, training_weights, weights_of
-from .setup import check_setup, in_words, setup_of
+from .settings import check_setup, in_words, setup_of
 from .states import StatefulTrainer
 
 # %% auto #0

@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..rng import random_state
 from .attribute_state import AttributeState
 from .kept_states import KeptStates
-from .setup import Setup
+from .settings import Setup
 
 # %% auto #0
 __all__ = ["States", "of_rank", "StatefulTrainer"]
