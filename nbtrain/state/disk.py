@@ -321,16 +321,21 @@ def _step_of(path: Path) -> int | None:
 
 
 def nearest_saved(trainer: StatefulTrainer, step: int) -> KeptState | None:
-    """Read the newest checkpoint of the newest run up to `step`, in the form of a state in memory; None if there is none."""
+    """Read the checkpoint of `step`, or the newest one of the newest run before it, in the form of a state in memory; None without one."""
     found = saved_states(trainer.run_dir)
     at = max((saved for saved in found if saved <= step), default=None)
-    state = read_state(trainer, found[at]) if at is not None else None
-    if at is None or state is None or state["nbtrain"]["run"] != trainer.train_state.run + trainer.continues_run:
+    if at is None:
         return None
-    own, (best, _) = state["nbtrain"], best_weights_of(trainer.model, state, found[at], trainer.recorder.note)
+    state = read_state(trainer, found[at])
+    own, epoch = state["nbtrain"], state["nbtrain"]["counts"]["epoch"]
+    is_newest = own["run"] == trainer.train_state.run + trainer.continues_run
+    if not is_newest and at != step:
+        return None
     begins = [callback.get("begin") for callback in state.get("callbacks", {}).values() if isinstance(callback, dict)]
     goals = [begin["goal"] for begin in begins if isinstance(begin, dict) and "goal" in begin]  # of a schedule
+    goal = next(iter(goals), trainer.recorder.n_epochs if is_newest else epoch + (own["finished"] is not None))
+    best, _ = best_weights_of(trainer.model, state, found[at], trainer.recorder.note)
     return KeptState(
-        own["run"], own["counts"]["epoch"], at, own["finished"], next(iter(goals), trainer.recorder.n_epochs), False, Snapshot(state),
+        own["run"], epoch, at, own["finished"], goal, False, Snapshot(state),
         trainer.states.loaders, frozenset(trainer_places(trainer)), best,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from ..base.trainer_base import TrainerBase
 from ..run.live_edits import check_options, set_options
 from ..run.redefined import change_class, mark_steps
 from ..state.restore import restore_kept
-from .rewind import load_saved, nearest_state, saved_at, step_of
+from .rewind import nearest_state, step_of
 from .scratch_trainer import copy_trainer, recompute
 from ..addons.state_manager import StateManagerAddon
 from ..views.text import format_value
@@ -40,8 +40,6 @@ def _changes(trainer: TrainerBase, options: dict[str, Any], steps: type[TrainerB
 
 def _restorer(trainer: TrainerBase, step: int) -> Callable[[TrainerBase], Any]:
     """Return a function that restores a copy of `trainer` to its state after `step` batches."""
-    if (file := saved_at(trainer, step)) is not None:
-        return partial(load_saved, file=file)
     kept = nearest_state(trainer, step)
     return partial(restore_kept, kept=kept if kept.step == step else recompute(trainer, kept, step))
 

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from ..addons.state_manager import StateManagerAddon
 from ..state.kept_states import KeptState
 from ..objects import outside_names
 from ..engine.control import refuse_while_on
@@ -17,11 +15,11 @@ from ..source.user_code import is_user
 from ..base.trainer_base import TrainerBase
 from ..run.failed_runs import drop_failure
 from ..state.restore import restore_kept
-from ..state.disk import nearest_saved, saved_states
+from ..state.disk import nearest_saved
 from .scratch_trainer import recompute
 
 # %% auto #0
-__all__ = ["step_of", "nearest_state", "outside", "Rewound", "saved_at", "load_saved", "rewind"]
+__all__ = ["step_of", "nearest_state", "outside", "Rewound", "rewind"]
 
 
 # %% ../../nbs/travel/rewind.ipynb #80c257c3
@@ -108,21 +106,6 @@ class Rewound:
         return "\n  ".join(lines)
 
 
-def saved_at(trainer: TrainerBase, step: int) -> Path | None:
-    """Return the checkpoint of `step`, if no state in memory leads there; else None."""
-    return saved_states(trainer.run_dir).get(step) if trainer.states.memory.find(step) is None else None
-
-
-def load_saved(trainer: TrainerBase, file: Path) -> int | None:
-    """Restore `trainer` to its state when `file` was saved. Returns the finished batches of the open epoch; None between two epochs."""
-    trainer[StateManagerAddon].load_state(trainer, file)
-    counts, restored = trainer.train_state.counts, trainer.states.restored
-    trainer.train_state.history.drop_after(counts.step, counts.epoch)
-    trainer.states.memory.drop_after(counts.step)
-    assert restored is not None
-    return restored["nbtrain"]["finished"]
-
-
 def rewind(trainer: TrainerBase, at: str | None = None, epoch: int | None = None, step: int | None = None) -> Rewound:
     """Restore `trainer` to an earlier place, after ending a run that is paused, by hand or by an error."""
     if not drop_failure(trainer) and trainer.control.state == "paused" and trainer.handle is not None:
@@ -137,10 +120,6 @@ def rewind(trainer: TrainerBase, at: str | None = None, epoch: int | None = None
 
 def _restore(trainer: TrainerBase, step: int) -> Rewound:
     """Restore `trainer` to its state after `step` batches."""
-    if (file := saved_at(trainer, step)) is not None:
-        batch = load_saved(trainer, file)
-        trainer.recorder.mark(f"rewound to {file.name}")
-        return Rewound(trainer.train_state.counts.epoch, step, batch, 0, tuple(outside(trainer)))
     kept = nearest_state(trainer, step)
     state = kept if kept.step == step else recompute(trainer, kept, step)
     missing = restore_kept(trainer, state)

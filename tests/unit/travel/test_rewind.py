@@ -12,6 +12,7 @@ import pytest
 import torch
 from samples import Augmented, Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from nbtrain import (
@@ -453,3 +454,16 @@ def test_several_optimizers_are_rewound_and_replayed() -> None:
     trainer.run(2, loader)
     assert torch.equal(trainer.replay(8).batch[0], trainer.replay(8).batch[0])
     assert _ends_again(trainer, loader, 7, 1)
+
+
+@pytest.mark.parametrize("keep_states", [True, False], ids=["in memory", "on disk"])
+def test_schedule_of_a_factory_goes_on_after_a_rewind(tmp_path: Path, keep_states: bool) -> None:
+    options: dict[str, Any] = {"scheduler": lambda optimizer, plan: LambdaLR(optimizer, lambda step: 1 / (1 + step)), "seed": 0}
+    options |= {"save_path": tmp_path, "keep_states": keep_states}
+    trainer = make_trainer(Regress.add_on(StateManagerAddon), **options)
+    trainer.run(4, make_loader())
+    expected = [row["lr"] for row in trainer.history.epochs], [value.clone() for value in trainer.model.state_dict().values()]
+    trainer.rewind(epoch=2)
+    trainer.run(2, make_loader())
+    assert [row["lr"] for row in trainer.history.epochs] == expected[0]
+    assert all(torch.equal(a, b) for a, b in zip(trainer.model.state_dict().values(), expected[1]))
