@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 # %% auto #0
-__all__ = ["Phase", "EventKind", "Status", "MonitorMode", "Progress", "Event", "Plan"]
+__all__ = ['Phase', 'EventKind', 'Status', 'MonitorMode', 'Progress', 'Event', 'Plan']
 
 # %% ../nbs/events.ipynb #855a0950
 # The values that events use
@@ -20,7 +20,6 @@ Phase = Literal["idle", "train", "valid", "test"]
 EventKind = Literal["start", "steps", "valid", "epoch", "test", "note", "mark", "state", "end"]
 Status = Literal["completed", "stopped", "paused", "interrupted", "failed"]
 MonitorMode = Literal["min", "max"]
-
 
 # %% ../nbs/events.ipynb #6a5ff60b
 @dataclass(frozen=True)
@@ -45,7 +44,6 @@ class Progress:
         if self.phase == "test":
             return f"test, after batch {n}" if is_over else f"test batch {n}"
         return f"epoch {self.epoch + 1}, {'after ' if is_over else ''}{'validation ' if self.phase == 'valid' else ''}batch {n}"
-
 
 # %% ../nbs/events.ipynb #efc92c2a
 _FINITE = {float, int}
@@ -72,7 +70,6 @@ def _number(value: Any) -> Any:
     if isinstance(value, list):
         return value if _FINITE.issuperset(map(type, value)) else list(map(_number, value))
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
-
 
 # %% ../nbs/events.ipynb #99d87157
 _TOO_LARGE = 2**63
@@ -137,7 +134,6 @@ def _is_placed(kind: str, p: Progress, time_s: Any) -> bool:
         and (kind != "steps" or p.phase != "idle")
     )
 
-
 # %% ../nbs/events.ipynb #9742f624
 @dataclass(frozen=True)
 class Event:
@@ -173,7 +169,6 @@ class Event:
         if not is_whole:
             raise ValueError(f"not an event: {line[:80]!r}")
         return event
-
 
 # %% ../nbs/events.ipynb #76752b24
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from .kept_states import KeptStates
 from .settings import Setup
 
 # %% auto #0
-__all__ = ["States", "of_rank", "StatefulTrainer"]
-
+__all__ = ['States', 'of_rank', 'StatefulTrainer']
 
 # %% ../../nbs/state/states.ipynb #d9403930
 class States:

@@ -36,8 +36,9 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def damaged(whole: Path, folder: Path, seed: int) -> Iterator[Path]:
-    """Copies of `whole`, each with another damage."""
+    """Copies of `whole`, each with another damage, beside the journal of its history."""
     copy = folder / whole.name
+    shutil.copy(whole.with_name("history.jsonl"), folder)
     for number in range(N_FLIPS):
         rng = random.Random(f"{seed} {number} {whole.suffix}")
         if copy.is_dir():

@@ -123,4 +123,4 @@ def test_run_goes_on_while_the_disk_is_full_and_all_that_was_measured_is_written
     notes = [event.data["text"] for event in read_events(tmp_path / "run-001") if event.kind == "note"]
     assert notes == ["a checkpoint was not saved: epoch=2-step=10.ckpt could not be written: File too large."]
     found = sorted(path.name for path in (tmp_path / "run-001" / "checkpoints").iterdir())
-    assert found == ["best.ckpt", "epoch=1-step=5.ckpt", "epoch=3-step=15.ckpt", "last.ckpt"]
+    assert found == ["best.ckpt", "epoch=1-step=5.ckpt", "epoch=3-step=15.ckpt", "history.jsonl", "last.ckpt"]
