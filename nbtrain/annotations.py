@@ -20,8 +20,19 @@ from .errors import ConfigError, OptionError, nearest
 from .tracebacks import shorten
 
 # %% auto #0
-__all__ = ['Misfit', 'FOREIGN', 'find_misfit', 'find_item_misfit', 'describe', 'check_values', 'check_call', 'read_hint',
-           'parameter_hints', 'checked']
+__all__ = [
+    "Misfit",
+    "FOREIGN",
+    "find_misfit",
+    "find_item_misfit",
+    "describe",
+    "check_values",
+    "check_call",
+    "read_hint",
+    "parameter_hints",
+    "checked",
+]
+
 
 # %% ../nbs/annotations.ipynb #0fbd0f4a
 def _is_scalar(value: Any, kind: type[Any]) -> bool:
@@ -58,6 +69,7 @@ def _fits_kind(value: Any, hint: Any) -> bool:
 
 def _holds_items(kind: Any) -> bool:
     return kind is list or kind is tuple or (isinstance(kind, type) and kind.__module__ == "collections.abc" and issubclass(kind, Iterable))
+
 
 # %% ../nbs/annotations.ipynb #d7974c5d
 Misfit = tuple[str, Any, Any]  # the place, as Python code; the value; the hint
@@ -100,6 +112,7 @@ def find_item_misfit(at: str, value: Any, hint: Any) -> Misfit | None:
     else:
         parts = [(f"{at}[{i}]", item, options[0]) for i, item in enumerate(value)]
     return next((misfit for part in parts if (misfit := find_misfit(*part)) is not None), None)
+
 
 # %% ../nbs/annotations.ipynb #30d82bcd
 _WORDS = {
@@ -181,6 +194,7 @@ def _remedy(at: str, value: Any, hint: Any) -> str:
         return ""
     return f"Leave out the quotes: {at}={value}." if fits else ""
 
+
 # %% ../nbs/annotations.ipynb #ad09cd36
 def check_values(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
     """Raise ConfigError for the first of `values` that does not fit the hint of the same name."""
@@ -188,6 +202,7 @@ def check_values(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
         if name in hints and (misfit := find_misfit(name, value, hints[name])) is not None:
             at, part, hint = misfit
             raise ConfigError(f"{at} must be {describe(hint)}, got {_shown(part)}.", remedy=_remedy(*misfit))
+
 
 # %% ../nbs/annotations.ipynb #f62d1340
 _EPOCHS = ("epochs", "num_epochs", "max_epochs", "n_epochs", "nepochs", "num_train_epochs")
@@ -242,6 +257,7 @@ def _call_error(
 def _as_written(name: str, given: Mapping[str, Any], *, by_name: bool) -> str:
     shown = repr(given[name]) if isinstance(given.get(name), (bool, int, float, str)) else name
     return f"{name}={shown}" if by_name else shown
+
 
 # %% ../nbs/annotations.ipynb #0fc0f2b6
 _Function = TypeVar("_Function", bound=Callable[..., Any])

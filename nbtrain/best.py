@@ -13,7 +13,8 @@ from typing import Any
 from .events import Event, MonitorMode, Progress
 
 # %% auto #0
-__all__ = ['Metrics', 'is_better', 'known_mode', 'BestRestarts', 'ranked', 'best_row', 'is_same_validation', 'GrowingBest']
+__all__ = ["Metrics", "is_better", "known_mode", "BestRestarts", "ranked", "best_row", "is_same_validation", "GrowingBest"]
+
 
 # %% ../nbs/best.ipynb #8c805885
 def is_better(value: float, best: float | None, mode: MonitorMode) -> bool:
@@ -23,6 +24,7 @@ def is_better(value: float, best: float | None, mode: MonitorMode) -> bool:
     if best is None:
         return True
     return value < best if mode == "min" else value > best
+
 
 # %% ../nbs/best.ipynb #9c1433c1
 _DOWN = (
@@ -44,6 +46,7 @@ def known_mode(monitor: str) -> MonitorMode | None:
     if name in _MIN:
         return "min"
     return "max" if name in _MAX else None
+
 
 # %% ../nbs/best.ipynb #7e19c401
 class BestRestarts:
@@ -81,6 +84,7 @@ def _place(at: Progress) -> tuple[int, int]:
     rest = (at.n_batches or 0) - at.batch if at.phase == "valid" else 0  # this validation began before the change
     is_between = at.phase == "idle" or (at.phase == "train" and at.batch == 0)
     return at.step + max(0, rest), at.epoch + (1 if is_between else 2)
+
 
 # %% ../nbs/best.ipynb #best0005
 Metrics = Mapping[str, Any]

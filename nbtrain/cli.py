@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from nbtrain.jobs.trainer_args import TrainerArgs
 
 # %% auto #0
-__all__ = ['main']
+__all__ = ["main"]
+
 
 # %% ../nbs/cli.ipynb #843daf17
 def _demo(arguments: argparse.Namespace) -> None:
@@ -78,6 +79,7 @@ def _neptune_export(arguments: argparse.Namespace) -> None:
 
     print(*export_neptune(Path(arguments.folder)), sep="\n")
 
+
 # %% ../nbs/cli.ipynb #aeba2c3b
 _OPTIONS = {"-f": "file", "-o": "out", "--devices": "devices", "--jobs": "jobs", "--memory": "memory"}
 _SWITCHES = {"-h": "help", "--help": "help", "--print-config": "print", "--trust": "trust"}
@@ -114,6 +116,7 @@ def _count(line: CommandLine, name: str) -> int:
     if not re.fullmatch("0*[1-9][0-9]{0,8}", given):
         raise ConfigError(f"--{name} must be a positive integer; got {given}.", remedy="Give 1, 2, 3, …")
     return int(given)
+
 
 # %% ../nbs/cli.ipynb #f87442e9
 def _read(line: CommandLine) -> TrainerArgs:
@@ -164,6 +167,7 @@ def _resume(line: CommandLine) -> int:
     line = CommandLine({"file": [str(folder / CONFIG_FILE)]}, line.switches, [*line.overrides, at])
     return _train(_read(line))
 
+
 # %% ../nbs/cli.ipynb #ed155e19
 def _evaluate(line: CommandLine, stage: str) -> int:
     job = _read(line).build()
@@ -210,6 +214,7 @@ def _plan(line: CommandLine) -> int:
     plan = _read(line).estimate(float(given) if given else None)
     print(plan)
     return 0 if plan.pick is not None else 1
+
 
 # %% ../nbs/cli.ipynb #04052aea
 def _values(overrides: Sequence[Override]) -> dict[str, object]:
@@ -282,6 +287,7 @@ def _sweep(line: CommandLine) -> int:
         print("\n" + table)
     return max(codes.values())
 
+
 # %% ../nbs/cli.ipynb #cea8c793
 _CONFIGURED: dict[str, Callable[[CommandLine], int]] = {
     "fit": _fit,
@@ -332,6 +338,7 @@ def _configured(name: str, arguments: Sequence[str]) -> int:
         return 0
     return _CONFIGURED[name](line)
 
+
 # %% ../nbs/cli.ipynb #fb40488a
 # Words are completed in the first place and behind a dash, files everywhere else
 _COMPLETION = """\
@@ -355,6 +362,7 @@ def _completion(arguments: argparse.Namespace) -> None:
     configured = [name for name in _CONFIGURED if name != "export"]
     options = " ".join([*_OPTIONS, *_SWITCHES, *fields])
     print(_COMPLETION.format(commands=" ".join([*arguments.commands, "--version"]), configured="|".join(configured), options=options))
+
 
 # %% ../nbs/cli.ipynb #a0d2eef8
 def _parser() -> argparse.ArgumentParser:
@@ -404,6 +412,7 @@ def _add_records(commands: Any) -> None:
     merge.add_argument("state", help="a checkpoint folder, or a run folder (then its newest checkpoint)")
     merge.add_argument("out", help="a Lightning checkpoint such as whole.ckpt; without a suffix a folder of safetensors")
     merge.set_defaults(command=_merge)
+
 
 # %% ../nbs/cli.ipynb #397eb2a7
 def _reports_errors() -> bool:

@@ -19,7 +19,8 @@ from types import ModuleType
 from typing import Any
 
 # %% auto #0
-__all__ = ['deferring']
+__all__ = ["deferring"]
+
 
 # %% ../nbs/deferred_imports.ipynb #89bd7757
 def _replace(stand_in: Any, owner: dict[str, Any], real: Any) -> Any:
@@ -50,6 +51,7 @@ class _Later(ModuleType):
             value = vars(self).pop(name)
             if isinstance(value, _Later):
                 value.forget()
+
 
 # %% ../nbs/deferred_imports.ipynb #e165e228
 class _LaterClass(type):
@@ -110,6 +112,7 @@ def _transformers(owner: dict[str, Any]) -> _Later:
 def _requests(owner: dict[str, Any]) -> _Later:
     return _Later("requests", owner, Response=_later_class(owner, "requests", "Response"))
 
+
 # %% ../nbs/deferred_imports.ipynb #1e8a9c24
 _STAND_INS = {  # each with a module that is imported where it is of no use
     "matplotlib": (_matplotlib, "matplotlib.pyplot"),
@@ -166,6 +169,7 @@ class _Finder(MetaPathFinder):
         if spec is not None and type(spec.loader) is SourceFileLoader:
             spec.loader = _Loader(spec.loader.name, spec.loader.path)
         return spec
+
 
 # %% ../nbs/deferred_imports.ipynb #efe90cb9
 _lock, _entered = threading.Lock(), list[_Finder]()

@@ -9,8 +9,22 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 # %% auto #0
-__all__ = ['NbtrainError', 'ConfigError', 'OptionError', 'AddOnError', 'CheckpointError', 'StepError', 'WorkerError',
-           'OutOfMemory', 'RunPaused', 'RunStopped', 'nearest', 'add_note', 'first_line']
+__all__ = [
+    "NbtrainError",
+    "ConfigError",
+    "OptionError",
+    "AddOnError",
+    "CheckpointError",
+    "StepError",
+    "WorkerError",
+    "OutOfMemory",
+    "RunPaused",
+    "RunStopped",
+    "nearest",
+    "add_note",
+    "first_line",
+]
+
 
 # %% ../nbs/errors.ipynb #5ae921b1
 class NbtrainError(Exception):
@@ -19,6 +33,7 @@ class NbtrainError(Exception):
     def __init__(self, what: str, *, where: str = "", remedy: str = "") -> None:
         super().__init__("\n  ".join(part for part in (what, where, remedy) if part))
         self.where = where
+
 
 # %% ../nbs/errors.ipynb #baf61c01
 class ConfigError(NbtrainError, ValueError):
@@ -70,6 +85,7 @@ class RunStopped(KeyboardInterrupt):
     def _render_traceback_(self) -> list[str]:
         return [f"■ {self}"]
 
+
 # %% ../nbs/errors.ipynb #4c0f0759
 def nearest(name: str, known: Iterable[str]) -> str:
     """A sentence that suggests the name in `known` nearest to `name`, or lists all of `known` if none is near."""
@@ -77,10 +93,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, known, n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(known)}."
 
+
 # %% ../nbs/errors.ipynb #d9232cad
 def add_note(error: BaseException, text: str) -> None:
     """Add `text` as a note to `error`, which Python prints below it; Python 3.10 keeps it in `__notes__` without printing it."""
     vars(error).setdefault("__notes__", []).append(text)  # like `BaseException.add_note`, but works for a frozen dataclass, too
+
 
 # %% ../nbs/errors.ipynb #848f563e
 def first_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 # %% auto #0
-__all__ = ['Phase', 'EventKind', 'Status', 'MonitorMode', 'Progress', 'Event', 'Plan']
+__all__ = ["Phase", "EventKind", "Status", "MonitorMode", "Progress", "Event", "Plan"]
 
 # %% ../nbs/events.ipynb #855a0950
 # The values that events use
@@ -20,6 +20,7 @@ Phase = Literal["idle", "train", "valid", "test"]
 EventKind = Literal["start", "steps", "valid", "epoch", "test", "note", "mark", "state", "end"]
 Status = Literal["completed", "stopped", "paused", "interrupted", "failed"]
 MonitorMode = Literal["min", "max"]
+
 
 # %% ../nbs/events.ipynb #6a5ff60b
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Progress:
             return f"test, after batch {n}" if is_over else f"test batch {n}"
         return f"epoch {self.epoch + 1}, {'after ' if is_over else ''}{'validation ' if self.phase == 'valid' else ''}batch {n}"
 
+
 # %% ../nbs/events.ipynb #efc92c2a
 _FINITE = {float, int}
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -58,7 +60,7 @@ def _encode(value: Any) -> Any:
     return [_encode(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+_ENCODER, _DECODER = json.JSONEncoder(allow_nan=False, separators=(",", ":")), json.JSONDecoder()
 
 
 def _decode(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -70,6 +72,7 @@ def _number(value: Any) -> Any:
     if isinstance(value, list):
         return value if _FINITE.issuperset(map(type, value)) else list(map(_number, value))
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
 
 # %% ../nbs/events.ipynb #99d87157
 _TOO_LARGE = 2**63
@@ -125,7 +128,8 @@ _DATA: dict[str, Callable[[Mapping[str, Any]], bool]] = {
 def _is_placed(kind: str, p: Progress, time_s: Any) -> bool:
     """Whether an event has a valid time and a valid progress for its kind."""
     times = _is_number(p.elapsed_s) and _is_number(time_s) and math.isfinite(p.elapsed_s) and math.isfinite(time_s)
-    counts = all(map(_is_count, (p.run, p.epoch, p.n_epochs, p.batch, p.step, p.update)))
+    given = (p.run, p.epoch, p.n_epochs, p.batch, p.step, p.update)
+    counts = {*map(type, given)} == {int} and min(given) >= 0 and max(given) < _TOO_LARGE
     return (
         times
         and counts
@@ -133,6 +137,7 @@ def _is_placed(kind: str, p: Progress, time_s: Any) -> bool:
         and p.phase in _PHASES
         and (kind != "steps" or p.phase != "idle")
     )
+
 
 # %% ../nbs/events.ipynb #9742f624
 @dataclass(frozen=True)
@@ -156,7 +161,9 @@ class Event:
     def from_json(cls, line: str) -> Event:
         """Read an event that `to_json` wrote. Raises ValueError for a line that is incomplete or not a valid event."""
         try:
-            fields = json.loads(line)
+            fields, end = _DECODER.raw_decode(line)  # loads() looks for white space around it, which takes as long as a short line
+            if line[end:].strip():
+                raise ValueError("more than one value")
             fields["progress"] = Progress(**fields["progress"])
             data = fields["data"]
             for name in ("values", "row", "best"):
@@ -169,6 +176,7 @@ class Event:
         if not is_whole:
             raise ValueError(f"not an event: {line[:80]!r}")
         return event
+
 
 # %% ../nbs/events.ipynb #76752b24
 @dataclass(frozen=True)

@@ -27,10 +27,35 @@ from torch import Tensor, nn
 from .source.user_code import is_user
 
 # %% auto #0
-__all__ = ['MOST_OBJECTS', 'MOST_ITEMS', 'MOST_NUMBERS', 'CONSTANT', 'is_generator', 'generator_state', 'set_generator_state',
-           'is_known', 'Kind', 'known_kind', 'kind_of', 'is_end', 'outside_names', 'used_by', 'module_attributes',
-           'attributes_of', 'items_of', 'children', 'Search', 'all_plain', 'plain_values', 'holder_items', 'is_array',
-           'copied', 'is_equal', 'set_value', 'set_values']
+__all__ = [
+    "MOST_OBJECTS",
+    "MOST_ITEMS",
+    "MOST_NUMBERS",
+    "CONSTANT",
+    "is_generator",
+    "generator_state",
+    "set_generator_state",
+    "is_known",
+    "Kind",
+    "known_kind",
+    "kind_of",
+    "is_end",
+    "outside_names",
+    "used_by",
+    "module_attributes",
+    "attributes_of",
+    "items_of",
+    "children",
+    "Search",
+    "all_plain",
+    "plain_values",
+    "holder_items",
+    "is_array",
+    "copied",
+    "is_equal",
+    "set_value",
+    "set_values",
+]
 
 # %% ../nbs/objects.ipynb #objects05
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
@@ -67,6 +92,7 @@ def set_generator_state(generator: Any, state: Any) -> None:
         generator.state = state
     else:
         generator.setstate(state)
+
 
 # %% ../nbs/objects.ipynb #objects08
 MOST_OBJECTS, MOST_ITEMS, MOST_NUMBERS = 10_000, 100_000, 2**22  # of a search, of a container, of all arrays of a search
@@ -162,6 +188,7 @@ def is_end(item: Any) -> bool:
     kind = kind_of(item)
     is_class = isinstance(item, type)
     return kind.is_plain or kind.is_generator or kind.is_iterator or kind.is_enum or kind.is_leaf or kind.is_closed or is_class
+
 
 # %% ../nbs/objects.ipynb #objects11
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -282,6 +309,7 @@ def children(item: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(item, nn.Module):
             yield from ((f".{name}", part) for name, part in item.named_children())
 
+
 # %% ../nbs/objects.ipynb #objects13
 class Search:
     """The objects that `roots` hold, each with its path, the nearest first. Those with an id in `known` are left out.
@@ -324,6 +352,7 @@ class Search:
                 if type(item) not in classes and not kind.is_known and (kind.is_user or not isinstance(item, nn.Module)):
                     queue.extend((path + name, child) for name, child in _of_class(item))
                 classes.add(type(item))
+
 
 # %% ../nbs/objects.ipynb #objects16
 _LARGE = 2**63  # a checkpoint holds integers of up to 2,000 bits

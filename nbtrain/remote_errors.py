@@ -15,7 +15,7 @@ from typing import Any
 from .errors import WorkerError
 
 # %% auto #0
-__all__ = ['RemoteTraceback', 'remake', 'own_error', 'raise_own', 'own_errors']
+__all__ = ["RemoteTraceback", "remake", "own_error", "raise_own", "own_errors"]
 
 # %% ../nbs/remote_errors.ipynb #67c1161e
 _BETWEEN = re.compile(
@@ -49,6 +49,7 @@ def _unpickled(args: tuple[Any, ...], state: dict[str, Any]) -> RemoteTraceback:
     error = RemoteTraceback.__new__(RemoteTraceback, *args)
     vars(error).update(state)
     return error
+
 
 # %% ../nbs/remote_errors.ipynb #aa798c78
 _ERRNO = re.compile(r"\[Errno (\d+)\] (.*?)(?:: ('.*'|\".*\"))?", re.DOTALL)
@@ -84,6 +85,7 @@ def _without_constructor(kind: type[BaseException], message: str) -> BaseExcepti
     named = {"__str__": lambda self: message, "__reduce__": lambda self: (remake, (kind, message), vars(self))}
     named |= {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     return kind.__new__(type(kind.__name__, (kind,), named), message)
+
 
 # %% ../nbs/remote_errors.ipynb #c2d3cf6d
 def _wrapper(error: BaseException) -> Any:

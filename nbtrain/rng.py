@@ -20,8 +20,18 @@ import torch
 from .errors import ConfigError
 
 # %% auto #0
-__all__ = ['check_seed', 'seed_process', 'seed_all', 'host_states', 'set_host_states', 'random_state', 'set_random_state',
-           'keep_random', 'derive_seed']
+__all__ = [
+    "check_seed",
+    "seed_process",
+    "seed_all",
+    "host_states",
+    "set_host_states",
+    "random_state",
+    "set_random_state",
+    "keep_random",
+    "derive_seed",
+]
+
 
 # %% ../nbs/rng.ipynb #7487cc2d
 def check_seed(seed: int | None) -> None:
@@ -42,6 +52,7 @@ def seed_all(seed: int) -> None:
     """Seed Python, torch on all devices, and NumPy if it is imported."""
     seed_process(seed)
     torch.manual_seed(seed)
+
 
 # %% ../nbs/rng.ipynb #numpyrng
 _N_BYTES = 2500  # of a Mersenne Twister in memory: 624 words, and the place in them
@@ -138,6 +149,7 @@ class _PythonRandom(_GlobalGenerator):
 
 _NUMPY, _PYTHON = _NumpyRandom(), _PythonRandom()
 
+
 # %% ../nbs/rng.ipynb #94b28397
 def host_states() -> dict[str, Any]:
     """The states of Python's global generator, and of NumPy's if it is imported."""
@@ -168,6 +180,7 @@ def set_random_state(state: dict[str, Any]) -> None:
     if state.get("torch.cuda"):
         torch.cuda.set_rng_state_all(state["torch.cuda"])
 
+
 # %% ../nbs/rng.ipynb #74ccb26f
 @contextmanager
 def keep_random(*, devices: bool = True) -> Iterator[None]:
@@ -177,6 +190,7 @@ def keep_random(*, devices: bool = True) -> Iterator[None]:
         yield
     finally:
         set_random_state(state)
+
 
 # %% ../nbs/rng.ipynb #64fc290b
 def derive_seed(*numbers: int) -> int:

@@ -22,9 +22,26 @@ from .errors import AddOnError, ConfigError
 from .remote_errors import RemoteTraceback, own_error
 
 # %% auto #0
-__all__ = ['library_folders', 'own_folder', 'library_of', 'KeptTraceback', 'kept_traceback', 'TracebackKeeper', 'keep_traceback',
-           'print_last', 'user_entries', 'hidden_line', 'user_frames', 'ipython_shell', 'render', 'shorten', 'boundary',
-           'clear_frames', 'free_last_error']
+__all__ = [
+    "library_folders",
+    "own_folder",
+    "library_of",
+    "KeptTraceback",
+    "kept_traceback",
+    "TracebackKeeper",
+    "keep_traceback",
+    "print_last",
+    "user_entries",
+    "hidden_line",
+    "user_frames",
+    "ipython_shell",
+    "render",
+    "shorten",
+    "boundary",
+    "clear_frames",
+    "free_last_error",
+]
+
 
 # %% ../nbs/tracebacks.ipynb #bbea99da
 @functools.cache
@@ -59,6 +76,7 @@ def library_of(file: str) -> str:
             name = Path(file[at + len(name) + 2 :]).parts[0].removesuffix(".py")
             return _TITLES.get(name, name)
     return "Python" if file.startswith(library_folders()) else ""
+
 
 # %% ../nbs/tracebacks.ipynb #6a3dfee3
 class KeptTraceback:
@@ -113,6 +131,7 @@ def print_last() -> None:
     kept = getattr(getattr(sys, "last_value", None), "nbtrain_traceback", None)
     print(kept.text.rstrip() if kept is not None and kept.text else "No frames of the last error were hidden.")
 
+
 # %% ../nbs/tracebacks.ipynb #2bf685b7
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _N_LINES, _N_LINES_OF_ARGUMENT = 30, 12  # the most that is shown
@@ -156,6 +175,7 @@ def user_frames(error: BaseException) -> str:
     own = [frame for frame in extract_tb(error.__traceback__) if not library_of(frame.filename)]
     remote = [frame for cause in _remote_causes(error) for frame in cause.frames if not library_of(frame["file"])]
     return "".join([*format_list(own), *(frame[0] for frame in remote)])
+
 
 # %% ../nbs/tracebacks.ipynb #adeac583
 def ipython_shell() -> Any:
@@ -209,6 +229,7 @@ def _remote_lines(error: BaseException, shell: Any) -> list[str]:
         found[:0] = [f"In {cause.place}:"] if found else []
     return ["\n".join([*found, ""])] if found else []
 
+
 # %% ../nbs/tracebacks.ipynb #317949b3
 def _parts(error: BaseException, entries: Sequence[TracebackType], context: int, shell: Any, lines: list[str]) -> list[str]:
     """The whole text to show, with `lines` before the error's message."""
@@ -247,6 +268,7 @@ def render(error: BaseException, kept: KeptTraceback, shell: Any) -> list[str]:
         n_cut += 1
         parts = _parts(error, entries, _CONTEXTS[-1], shell, [*lines, f"[{n_cut} of your frames left out]"])
     return parts
+
 
 # %% ../nbs/tracebacks.ipynb #55a41348
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -345,6 +367,7 @@ def _is_inside(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
 
 # %% ../nbs/tracebacks.ipynb #ca5bc766
 def _clear(frame: FrameType | None) -> None:

@@ -28,8 +28,18 @@ from ..errors import ConfigError, StepError
 from ..loops.lean_training import LeanEpochLoop
 
 # %% auto #0
-__all__ = ['Reduction', 'AggregateOutputs', 'MicroBatchAddon', 'AggregatedOutputs', 'window_of_samples', 'window_of_tokens',
-           'samples_per_batch', 'tokens_per_batch', 'AccumulationAddon']
+__all__ = [
+    "Reduction",
+    "AggregateOutputs",
+    "MicroBatchAddon",
+    "AggregatedOutputs",
+    "window_of_samples",
+    "window_of_tokens",
+    "samples_per_batch",
+    "tokens_per_batch",
+    "AccumulationAddon",
+]
+
 
 # %% ../../nbs/addons/accumulation.ipynb #4b1c1258
 class _Computed(torch.autograd.Function):
@@ -86,6 +96,7 @@ class _Sum:
             remedy=f"Leave {name!r} out of what train_step returns, or MicroBatchAddon out of the trainer.",
         )
 
+
 # %% ../../nbs/addons/accumulation.ipynb #2a53f4d4
 class _Parts(L.Callback):
     def __init__(self, addon: MicroBatchAddon, trainer: TrainerProtocol) -> None:
@@ -130,6 +141,7 @@ class _Parts(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.addon.n_at_once = state_dict["n_at_once"]
 
+
 # %% ../../nbs/addons/accumulation.ipynb #fc41b3fc
 class MicroBatchAddon(AddOnBase):
     """When a training batch runs out of memory, compute it in smaller parts, with the gradient of the whole batch.
@@ -156,6 +168,7 @@ class MicroBatchAddon(AddOnBase):
     def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
         found = active_callbacks(trainer, _Parts)
         return partial(found[0].run, step) if found else step
+
 
 # %% ../../nbs/addons/accumulation.ipynb #0ee40636
 Reduction = Literal["mean", "sum", "per-token-mean"]
@@ -197,6 +210,7 @@ def _token_count(found: AggregatedOutputs) -> int | Tensor:
         )
     return found.num_tokens.clamp(min=1) if isinstance(found.num_tokens, Tensor) else max(found.num_tokens, 1)
 
+
 # %% ../../nbs/addons/accumulation.ipynb #0bf6de2b
 class _Readers:
     """The processes that read batches: whether the batch of this process counts, and sums over all processes."""
@@ -232,6 +246,7 @@ class _Readers:
         n_samples, n_batches = map(round, self.sum(counts).tolist())
         return n_samples, n_batches
 
+
 # %% ../../nbs/addons/accumulation.ipynb #8d212867
 def window_of_samples(global_batch_size: int, micro_batch_size: int, n_processes: int = 1) -> int:
     """The batches per process in an update of `global_batch_size` samples. Raises ConfigError if it is not a multiple of their samples."""
@@ -260,6 +275,7 @@ def window_of_tokens(total_batch_size: int, tokens_per_batch: int, n_processes: 
     text = f"total_batch_size={total_batch_size:,} tokens is {total_batch_size / each:.2f} batches of {each:,}: "
     return n_batches, text + f"an update takes {n_batches} of them, {n_batches * each:,} tokens." if rest else ""
 
+
 # %% ../../nbs/addons/accumulation.ipynb #45a1d40e
 def samples_per_batch(loader: Any, micro_batch_size: int | None = None) -> int:
     """The samples of a batch of `loader`. Raises ConfigError if they are unknown, or not `micro_batch_size`."""
@@ -283,6 +299,7 @@ def tokens_per_batch(loader: Any, given: int | None = None) -> int:
     if size is None or length is None:
         raise ConfigError("total_batch_size needs the tokens of a batch, and the loader has no seq_len.", remedy="Give tokens_per_batch.")
     return size * length
+
 
 # %% ../../nbs/addons/accumulation.ipynb #b58fa588
 class _Accumulate(L.Callback):
@@ -412,6 +429,7 @@ class _Accumulate(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.unit = state_dict["unit"] if self.trainer.continues_run else 0
 
+
 # %% ../../nbs/addons/accumulation.ipynb #51e5e74d
 def _correct(optimizer: Optimizer, factor: float | Tensor) -> None:
     """Multiply the gradients in place. A sharded model has gradients of two kinds, which torch does not multiply together."""
@@ -427,6 +445,7 @@ def _correct(optimizer: Optimizer, factor: float | Tensor) -> None:
 def _at(schedule: Mapping[int, int], update: int) -> int:
     """The entry of the largest key up to `update`."""
     return schedule[max(key for key in schedule if key <= update)]
+
 
 # %% ../../nbs/addons/accumulation.ipynb #0106c0de
 class AccumulationAddon(AddOnBase):

@@ -20,7 +20,8 @@ from ..errors import ConfigError
 from ..best import is_better
 
 # %% auto #0
-__all__ = ['EarlyStoppingAddon']
+__all__ = ["EarlyStoppingAddon"]
+
 
 # %% ../../nbs/addons/early_stopping.ipynb #4a30eadb
 class _EarlyStop(Stopper):
@@ -80,6 +81,7 @@ class _EarlyStop(Stopper):
         self.addon.best_value = state_dict["best_value"]
         self.addon.restarts = [(step, epoch) for step, epoch in state_dict.get("restarts", ())]
         self.n_waited = state_dict["n_waited"] if self.trainer.continues_run else 0
+
 
 # %% ../../nbs/addons/early_stopping.ipynb #8f48ac1d
 class EarlyStoppingAddon(AddOnBase):

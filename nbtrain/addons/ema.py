@@ -18,7 +18,8 @@ from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError, ConfigError
 
 # %% auto #0
-__all__ = ['Average', 'set_values', 'EMAAddon']
+__all__ = ["Average", "set_values", "EMAAddon"]
+
 
 # %% ../../nbs/addons/ema.ipynb #2baa0902
 def _wide(tensor: Tensor) -> Tensor:
@@ -64,6 +65,7 @@ def set_values(model: nn.Module, values: list[Tensor]) -> None:
         for parameter, value in zip(model.parameters(), values):
             parameter.copy_(value)
 
+
 # %% ../../nbs/addons/ema.ipynb #c30c736f
 class _Averaging(L.Callback):
     def __init__(self, addon: EMAAddon, trainer: TrainerProtocol) -> None:
@@ -101,6 +103,7 @@ class _Averaging(L.Callback):
             average.n = state_dict["n"]
             exact = iter(state_dict["exact"])
             average.values = [v if v.dtype == p.dtype else next(exact) for v, p in zip(average.values, self.trainer.model.parameters())]
+
 
 # %% ../../nbs/addons/ema.ipynb #48a1f85a
 class EMAAddon(AddOnBase):

@@ -18,7 +18,8 @@ from ..errors import ConfigError
 from ..optim.param_groups import check_patterns, fits
 
 # %% auto #0
-__all__ = ['FreezeAddon']
+__all__ = ["FreezeAddon"]
+
 
 # %% ../../nbs/addons/freeze.ipynb #cee1e6a7
 class _Freeze(L.Callback):
@@ -57,6 +58,7 @@ class _Freeze(L.Callback):
                 part.train()
 
     teardown = on_exception = _thaw
+
 
 # %% ../../nbs/addons/freeze.ipynb #20bc2c87
 class FreezeAddon(AddOnBase):

@@ -24,7 +24,8 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ['GradientClipAddon', 'GradientStatsAddon']
+__all__ = ["GradientClipAddon", "GradientStatsAddon"]
+
 
 # %% ../../nbs/addons/gradients.ipynb #0081db2a
 class _Clip(L.Callback):
@@ -67,6 +68,7 @@ def _by_mesh(parameters: list[Tensor]) -> list[list[Tensor]]:
         groups.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
     return list(groups.values())
 
+
 # %% ../../nbs/addons/gradients.ipynb #dbcd5ab4
 class GradientClipAddon(AddOnBase):
     """Clip gradients before each update, and record their L2 norm before clipping as `train_grad_norm`.
@@ -96,6 +98,7 @@ class GradientClipAddon(AddOnBase):
     def resume_settings(self, trainer: TrainerProtocol) -> dict[str, dict[str, Any]]:
         algorithm = {"gradient_clip_algorithm": self.gradient_clip_algorithm} if self.gradient_clip else {}
         return {"clipping": {"gradient_clip": self.gradient_clip} | algorithm}
+
 
 # %% ../../nbs/addons/gradients.ipynb #4785dcfd
 def _blocks(model: nn.Module, depth: int) -> dict[str, nn.Module]:

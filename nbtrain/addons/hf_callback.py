@@ -23,7 +23,8 @@ from ..engine.step_module import StepModule, is_whole_epoch
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ['RunArguments', 'HFCallback']
+__all__ = ["RunArguments", "HFCallback"]
+
 
 # %% ../../nbs/addons/hf_callback.ipynb #4fc0f19a
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def _n_updates(pl_trainer: L.Trainer) -> int:
         return -1
     return n_epochs * math.ceil(n_batches / pl_trainer.accumulate_grad_batches)
 
+
 # %% ../../nbs/addons/hf_callback.ipynb #71a652d5
 @runtime_checkable
 class _Exportable(Protocol):
@@ -86,6 +88,7 @@ class _Validating(Protocol):
 def _owner(module: L.LightningModule) -> TrainerProtocol | None:
     """nbtrain's trainer; None for another LightningModule."""
     return module.owner if isinstance(module, StepModule) else None
+
 
 # %% ../../nbs/addons/hf_callback.ipynb #edb16eeb
 class HFCallback(Stopper):

@@ -28,7 +28,7 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError, add_note, first_line, nearest
 
 # %% auto #0
-__all__ = ['Hooks', 'HooksAddon']
+__all__ = ["Hooks", "HooksAddon"]
 
 # %% ../../nbs/addons/hooks.ipynb #33085c81
 Hooks = TrainHook | Mapping[str, Callable[..., Any]] | object  # of any class, with methods named after hooks
@@ -96,6 +96,7 @@ def _has_hooks(given: Any) -> bool:
     names = () if isinstance(given, (type, Mapping, L.Callback)) else dir(type(given))
     return any(name.startswith(("on_", "before_", "after_")) and callable(getattr(type(given), name)) for name in names)
 
+
 # %% ../../nbs/addons/hooks.ipynb #65f19486
 class _UpdateBatches:
     """The batches since the last update."""
@@ -138,6 +139,7 @@ class _UpdateBatches:
             name for name, value in self.outputs[0].items() if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
         ]
         return {f"train_{name}": sum(output[name] for output in self.outputs) / len(self.outputs) for name in scalars}
+
 
 # %% ../../nbs/addons/hooks.ipynb #93a82407
 @dataclass(frozen=True)
@@ -249,6 +251,7 @@ class _Dispatch(Callback):
 
 _CALLS = {"on_train_batch_start": _Dispatch._call_batch_start, "on_train_batch_end": _Dispatch._call_batch_end}
 
+
 # %% ../../nbs/addons/hooks.ipynb #d575eb70
 class _Ends(L.Callback):
     """Calls hooks after each update, and at the end of every run."""
@@ -304,6 +307,7 @@ class _Ends(L.Callback):
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+
 
 # %% ../../nbs/addons/hooks.ipynb #12e6ca8d
 class HooksAddon(AddOnBase):

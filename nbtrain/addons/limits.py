@@ -18,7 +18,8 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ['ValidateEpochs', 'LimitsAddon']
+__all__ = ["ValidateEpochs", "LimitsAddon"]
+
 
 # %% ../../nbs/addons/limits.ipynb #61838431
 class _ValidateFirst(L.Callback):
@@ -54,6 +55,7 @@ class ValidateEpochs(L.Callback):
                 remedy="Leave out one of val_every_n_steps and val_every_n_epochs, or use the trainer's run().",
             )
         loop.validate_epochs = self.n_epochs
+
 
 # %% ../../nbs/addons/limits.ipynb #b56e4f13
 class LimitsAddon(AddOnBase):

@@ -33,7 +33,7 @@ from ..errors import ConfigError, StepError, add_note
 from ..optim.schedulers import n_required
 
 # %% auto #0
-__all__ = ['Measure', 'EvalPrediction', 'without_ignored', 'MetricsAddon']
+__all__ = ["Measure", "EvalPrediction", "without_ignored", "MetricsAddon"]
 
 # %% ../../nbs/addons/metrics.ipynb #54abd303
 Measure = Callable[..., Any] | Metric | MetricCollection
@@ -79,6 +79,7 @@ def _by_task(metrics: Any) -> dict[str | None, dict[str, Measure]]:
         return {task: _by_name(part) for task, part in metrics.items()}
     return {None: _by_name(metrics)}
 
+
 # %% ../../nbs/addons/metrics.ipynb #d93efe78
 def without_ignored(label: Tensor, output: Tensor, ignore_index: int | None = -100) -> tuple[Tensor, Tensor]:
     """Return the labels that are not `ignore_index`, and a row of output for each. Labels that are not integers are returned unchanged."""
@@ -112,6 +113,7 @@ def _label_and_output(phase: str, outputs: Any) -> tuple[Tensor, Tensor]:
             f"{step} returned no tensor {missing[0]!r}, which metrics= needs.", remedy='Add it: return {"output": ..., "label": ...}.'
         )
     return outputs["label"].detach(), outputs["output"].detach()
+
 
 # %% ../../nbs/addons/metrics.ipynb #4aaf238c
 class _Gathered:
@@ -199,6 +201,7 @@ def _newest(trainer: TrainerProtocol, split: str) -> dict[str, float]:
     if not found:
         raise ConfigError(f"There are no metrics of {split!r} yet.", remedy='Give them: save_metrics("test", trainer.evaluate(loader)).')
     return found
+
 
 # %% ../../nbs/addons/metrics.ipynb #1f84540f
 _PASSES = {"train": "training", "valid": "validation", "test": "test"}
@@ -297,6 +300,7 @@ class _Measure(PassKeeper):
             what = f"A {_PASSES[phase]} pass has only labels of {self.addon.ignore_index}"
             self.trainer.recorder.note(f"{what}, so these metrics are nan: {', '.join(missing)}.")
         return found
+
 
 # %% ../../nbs/addons/metrics.ipynb #2091e078
 class MetricsAddon(AddOnBase):

@@ -43,7 +43,7 @@ from ..events import Event, Status
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ['MultiGPUAddon']
+__all__ = ["MultiGPUAddon"]
 
 # %% ../../nbs/addons/multi_gpu.ipynb #9f40651c
 _NOISE = (
@@ -84,6 +84,7 @@ class _Job:
         if in_rank.rank.number == 0:
             in_rank.rank.channel.emit(_Returned(dumps(state)))
 
+
 # %% ../../nbs/addons/multi_gpu.ipynb #3075d5f7
 def _all_devices(device: Devices) -> list[torch.device]:
     devices = resolve_devices(device)
@@ -95,11 +96,13 @@ def _all_devices(device: Devices) -> list[torch.device]:
         raise ConfigError(f"device=[{names}] can't train one model.", remedy='Give different GPUs, or "cpu" several times.')
     return devices
 
+
 # %% ../../nbs/addons/multi_gpu.ipynb #4a090545
 @cache
 def _pool() -> Pool:
     """The worker processes, which are kept between runs."""
     return Pool(("nbtrain.trainer.trainer",))
+
 
 # %% ../../nbs/addons/multi_gpu.ipynb #f8901c2d
 class MultiGPUAddon(Launcher):
@@ -284,6 +287,7 @@ class MultiGPUAddon(Launcher):
             with Launch(job, len(self.devices), pool=_pool(), backend=backend, address=self._address()) as launch:
                 return _follow(launch, trainer, job.loaders)
 
+
 # %% ../../nbs/addons/multi_gpu.ipynb #70ae4538
 def _follow(launch: Launch, trainer: StatefulTrainer, loaders: tuple[Any, Any]) -> tuple[Status, str]:
     """Wait for the ranks, and restore the state that they return."""
@@ -323,6 +327,7 @@ class _Listener:
         elif isinstance(message, Terminated):
             self.terminated = rank
             self.trainer.control.stop()
+
 
 # %% ../../nbs/addons/multi_gpu.ipynb #15578054
 @contextmanager

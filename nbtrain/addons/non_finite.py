@@ -23,7 +23,8 @@ from ..errors import ConfigError, StepError
 from ..events import Event
 
 # %% auto #0
-__all__ = ['NonFinite', 'first_nonfinite', 'NonFiniteAddon']
+__all__ = ["NonFinite", "first_nonfinite", "NonFiniteAddon"]
+
 
 # %% ../../nbs/addons/non_finite.ipynb #4a16dd1a
 def first_nonfinite(event: Event) -> str:
@@ -79,6 +80,7 @@ class _Stop(Stopper):
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.stop_if(pl_trainer, bool(self._found), self._found.rstrip("."))
 
+
 # %% ../../nbs/addons/non_finite.ipynb #e090678b
 class _Skip(L.Callback):
     def __init__(self, addon: NonFiniteAddon) -> None:
@@ -109,6 +111,7 @@ class _Skip(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.addon.n_skipped, self.n_in_a_row = state_dict["n_skipped"], state_dict["n_in_a_row"]
+
 
 # %% ../../nbs/addons/non_finite.ipynb #40f8ca29
 NonFinite = Literal["raise", "skip", "stop", "ignore"]

@@ -31,8 +31,21 @@ from ..loops.lean_pass import overridden_hook, why_not_lean
 from ..loops.lean_training import LeanEpochLoop
 
 # %% auto #0
-__all__ = ['EnvironmentAddon', 'compile_keywords', 'compile_in_place', 'CompileAddon', 'Graphs', 'CudaGraphs', 'form_of',
-           'GraphedStep', 'why_not_graphed', 'GraphedTraining', 'CudaGraphAddon', 'PrefetchAddon']
+__all__ = [
+    "EnvironmentAddon",
+    "compile_keywords",
+    "compile_in_place",
+    "CompileAddon",
+    "Graphs",
+    "CudaGraphs",
+    "form_of",
+    "GraphedStep",
+    "why_not_graphed",
+    "GraphedTraining",
+    "CudaGraphAddon",
+    "PrefetchAddon",
+]
+
 
 # %% ../../nbs/addons/performance.ipynb #1d198e14
 class _Environment(L.Callback):
@@ -83,6 +96,7 @@ class EnvironmentAddon(AddOnBase):
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Environment(self, trainer)]
+
 
 # %% ../../nbs/addons/performance.ipynb #20813e95
 def compile_keywords(compile: bool | str | Mapping[str, Any]) -> dict[str, Any]:
@@ -149,6 +163,7 @@ class CompileAddon(AddOnBase):
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Compile(compile_keywords(self.compile))] if self.compile is not False else []
 
+
 # %% ../../nbs/addons/performance.ipynb #fc5b33a7
 class Graphs(Protocol):
     """Captures what is launched on a device."""
@@ -183,6 +198,7 @@ class CudaGraphs:
         with torch.cuda.stream(self.stream), torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             output = step()
         return output, graph.replay
+
 
 # %% ../../nbs/addons/performance.ipynb #787aa88f
 def form_of(batch: Any) -> tuple[Any, ...] | None:
@@ -237,6 +253,7 @@ def _each(output: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> dict
     """`output` with `change` applied to its tensors; values that are tensors skip the slow general function."""
     return {name: change(value) if type(value) is Tensor else apply_to_collection(value, Tensor, change) for name, value in output.items()}
 
+
 # %% ../../nbs/addons/performance.ipynb #f61d614e
 _INNER_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 
@@ -266,6 +283,7 @@ def why_not_graphed(pl_trainer: L.Trainer, graphs: Graphs | None) -> str:
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
+
 # %% ../../nbs/addons/performance.ipynb #439603ef
 def _constants(optimizer: Optimizer) -> list[Any]:
     """The optimizer's options that are constants in a graph: all except the contents of tensors on the device of its parameters."""
@@ -284,6 +302,7 @@ def _places(module: L.LightningModule, optimizer: Optimizer) -> list[Any]:
     held = [*module.parameters(), *module.buffers(), *(p for group in optimizer.param_groups for p in group["params"])]
     state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
     return [(tensor.data_ptr(), tensor.requires_grad) for tensor in (*held, *state)] + [part.training for part in module.modules()]
+
 
 # %% ../../nbs/addons/performance.ipynb #e29101c1
 class GraphedTraining:
@@ -349,6 +368,7 @@ class GraphedTraining:
         output["loss"].backward()
         self.optimizer.step()
         return _each(output, Tensor.detach)
+
 
 # %% ../../nbs/addons/performance.ipynb #976889c8
 class _Graphed(L.Callback):
@@ -425,6 +445,7 @@ class CudaGraphAddon(AddOnBase):
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Graphed(trainer, self)]
+
 
 # %% ../../nbs/addons/performance.ipynb #8993cbc7
 class PrefetchAddon(AddOnBase):

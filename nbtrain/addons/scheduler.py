@@ -28,7 +28,7 @@ from nbtrain.optim.schedulers import (
 )  # fmt: skip
 
 # %% auto #0
-__all__ = ['scale_schedules', 'set_next_lr', 'SchedulerAddon']
+__all__ = ["scale_schedules", "set_next_lr", "SchedulerAddon"]
 
 # %% ../../nbs/addons/scheduler.ipynb #46dd8dc7
 _OF_FACTORY = "A factory gets the length of each run: scheduler=lambda optimizer, plan: ..."
@@ -48,6 +48,7 @@ def _n_updates(trainer: TrainerProtocol, pl_trainer: L.Trainer, epochs: range, f
                 return None
             left, update = left - length, update + 1
     return update - first
+
 
 # %% ../../nbs/addons/scheduler.ipynb #6473bfa9
 class _Step(L.Callback):
@@ -183,6 +184,7 @@ class _Step(L.Callback):
             monitor, metrics = self.trainer.train_state.history.monitor, pl_module.epoch_metrics
             falls_back = monitor == "val_loss" and not pl_trainer.enable_validation
             self._schedule.end_epoch(metrics.get(monitor, metrics.get("train_loss") if falls_back else None))
+
 
 # %% ../../nbs/addons/scheduler.ipynb #975d4fd9
 def scale_schedules(trainer: TrainerProtocol, factor: float) -> None:

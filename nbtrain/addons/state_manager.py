@@ -28,11 +28,12 @@ from ..state.restore import check_optimizer, fit_setup, note_differences, read_s
 from ..state.states import StatefulTrainer
 
 # %% auto #0
-__all__ = ['SaveType', 'SaveWeights', 'StateManagerAddon']
+__all__ = ["SaveType", "SaveWeights", "StateManagerAddon"]
 
 # %% ../../nbs/addons/state_manager.ipynb #45daac65
 SaveType = Literal["merged", "sharded", "deduped"]
 SaveWeights = Literal["all", "trainable"]
+
 
 # %% ../../nbs/addons/state_manager.ipynb #380c4c24
 class StateManagerAddon(AddOnBase):

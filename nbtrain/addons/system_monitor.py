@@ -28,7 +28,8 @@ from ..errors import AddOnError
 from ..loggers.step_points import gpu_memory, tokens_in
 
 # %% auto #0
-__all__ = ['TokenCount', 'memory', 'BatchSums', 'SystemMonitorAddon']
+__all__ = ["TokenCount", "memory", "BatchSums", "SystemMonitorAddon"]
+
 
 # %% ../../nbs/addons/system_monitor.ipynb #397f8a69
 def memory(device: torch.device) -> dict[str, float]:
@@ -41,6 +42,7 @@ def memory(device: torch.device) -> dict[str, float]:
         if importlib.util.find_spec("pynvml") is not None:
             found["gpu_load"] = torch.cuda.utilization(device) / 100
     return found
+
 
 # %% ../../nbs/addons/system_monitor.ipynb #893ef557
 @dataclass
@@ -65,6 +67,7 @@ class BatchSums:
         seconds = max(self.wait_s + self.step_s, 1e-9)
         rates = {"wait_share": self.wait_s / seconds, "samples_per_s": self.n_samples / seconds}
         return rates | {"tokens_per_s": self.n_tokens / seconds} if self.n_tokens else rates
+
 
 # %% ../../nbs/addons/system_monitor.ipynb #f11a9960
 _EVERY_S = 0.25
@@ -144,6 +147,7 @@ class _Monitor(L.Callback):
             epoch.step_s += self.clock() - self._ended_s
         found = epoch.rates() | {"step_time_s": epoch.step_s / epoch.n_batches}
         return found | {"memory_peak_gb": torch.cuda.max_memory_allocated(self._device) / 1e9} if on_cuda else found
+
 
 # %% ../../nbs/addons/system_monitor.ipynb #7a0cdc89
 class SystemMonitorAddon(AddOnBase):

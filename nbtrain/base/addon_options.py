@@ -11,11 +11,31 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, TypeVar
 from ..engine.addon import AddOnBase
 
 # %% auto #0
-__all__ = ['AccumulationOptions', 'CudaGraphOptions', 'EMAOptions', 'EarlyStoppingOptions', 'EnvironmentOptions', 'FreezeOptions',
-           'GradientClipOptions', 'GradientStatsOptions', 'LimitsOptions', 'LoggersOptions', 'MetricsOptions',
-           'MicroBatchOptions', 'MultiGPUOptions', 'WebLoggerOptions', 'NonFiniteOptions', 'PrefetchOptions',
-           'StateManagerOptions', 'SystemMonitorOptions', 'AddonOptions', 'TrainerOptions', 'command_of',
-           'AddonCommands', 'TrainerFactory']
+__all__ = [
+    "AccumulationOptions",
+    "CudaGraphOptions",
+    "EMAOptions",
+    "EarlyStoppingOptions",
+    "EnvironmentOptions",
+    "FreezeOptions",
+    "GradientClipOptions",
+    "GradientStatsOptions",
+    "LimitsOptions",
+    "LoggersOptions",
+    "MetricsOptions",
+    "MicroBatchOptions",
+    "MultiGPUOptions",
+    "WebLoggerOptions",
+    "NonFiniteOptions",
+    "PrefetchOptions",
+    "StateManagerOptions",
+    "SystemMonitorOptions",
+    "AddonOptions",
+    "TrainerOptions",
+    "command_of",
+    "AddonCommands",
+    "TrainerFactory",
+]
 
 # %% ../../nbs/base/addon_options.ipynb #addon-types-imports
 if TYPE_CHECKING:
@@ -69,6 +89,7 @@ if TYPE_CHECKING:
         | type[SystemMonitorAddon]
         | type[WandBLoggerAddon]
     )
+
 
 # %% ../../nbs/base/addon_options.ipynb #addon-types-options-0
 class AccumulationOptions(TypedDict, total=False):
@@ -129,6 +150,7 @@ class GradientStatsOptions(TypedDict, total=False):
 
     stats_every_n_steps: int
     stats_depth: int
+
 
 # %% ../../nbs/base/addon_options.ipynb #addon-types-options-1
 class LimitsOptions(TypedDict, total=False):
@@ -196,6 +218,7 @@ class PrefetchOptions(TypedDict, total=False):
 
     prefetch: bool
 
+
 # %% ../../nbs/base/addon_options.ipynb #addon-types-options-2
 class StateManagerOptions(TypedDict, total=False):
     """Options of StateManagerAddon."""
@@ -223,6 +246,7 @@ class SystemMonitorOptions(TypedDict, total=False):
     monitor_system: bool
     throughput: bool
     count_tokens: TokenCount | None
+
 
 # %% ../../nbs/base/addon_options.ipynb #addon-types-joined
 class AddonOptions(
@@ -271,6 +295,7 @@ class TrainerOptions(AddonOptions, total=False):
     keep_states: Literal["auto"] | bool
     lightning: dict[str, Any] | None
 
+
 # %% ../../nbs/base/addon_options.ipynb #ebda0dec
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -295,6 +320,7 @@ def command_of(addon: str) -> Callable[[_Method], _Method]:
     """Declares a command for type checkers; at run time it is there once the addon is."""
     return lambda method: _Missing(addon, method)  # pyright: ignore[reportReturnType]
 
+
 # %% ../../nbs/base/addon_options.ipynb #addon-types-commands
 class AddonCommands:
     """The commands that the addons of nbtrain give a trainer. Without the addon, a command raises AttributeError."""
@@ -318,6 +344,7 @@ class AddonCommands:
     def load_state(self, path: str | Path | None = None) -> Path:
         """Restore the checkpoint at `path`, by default the newest complete one of the newest run; the next `run` continues from it."""
         ...
+
 
 # %% ../../nbs/base/addon_options.ipynb #cf1e4120
 _Made = TypeVar("_Made", covariant=True)

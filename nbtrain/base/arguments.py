@@ -28,9 +28,21 @@ from ..best import known_mode
 from ..events import MonitorMode
 
 # %% auto #0
-__all__ = ['of_lightning', 'check_lightning_names', 'check_lightning', 'as_list', 'asks_for_bar', 'accumulates',
-           'check_save_path', 'check_model', 'resolve_monitor', 'make_optimizer', 'check_run', 'check_optimizer',
-           'check_trained']
+__all__ = [
+    "of_lightning",
+    "check_lightning_names",
+    "check_lightning",
+    "as_list",
+    "asks_for_bar",
+    "accumulates",
+    "check_save_path",
+    "check_model",
+    "resolve_monitor",
+    "make_optimizer",
+    "check_run",
+    "check_optimizer",
+    "check_trained",
+]
 
 # %% ../../nbs/base/arguments.ipynb #2b2256f9
 _OURS = {
@@ -97,6 +109,7 @@ def accumulates(arguments: Mapping[str, Any]) -> bool:
     changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in as_list(arguments.get("callbacks")))
     return changes or arguments.get("accumulate_grad_batches", 1) != 1
 
+
 # %% ../../nbs/base/arguments.ipynb #a3aae1f1
 def check_save_path(save_path: str | Path | None) -> None:
     """Raise OptionError for an empty path or a URL: a run folder must be on a file system."""
@@ -143,6 +156,7 @@ def make_optimizer(optimizer: Any, model: nn.Module, mode: str) -> Optimizer | N
     if not isinstance(made, Optimizer):
         raise ConfigError(f"The optimizer factory returned {type(made).__name__}.", remedy=example)
     return made
+
 
 # %% ../../nbs/base/arguments.ipynb #dd001b84
 def _refuse_samples(name: str, given: Any) -> None:

@@ -30,14 +30,30 @@ if TYPE_CHECKING:
     from nbtrain.base.addon_options import ShippedAddon
 
 # %% auto #0
-__all__ = ['TrainerType', 'AddOnType', 'written_class', 'constructor_parameters', 'constructor_signature', 'check_addon_options',
-           'keywords', 'make_addons', 'take_strategy', 'with_instances', 'addon_commands', 'compose', 'given_addons',
-           'Composable', 'new_instance']
+__all__ = [
+    "TrainerType",
+    "AddOnType",
+    "written_class",
+    "constructor_parameters",
+    "constructor_signature",
+    "check_addon_options",
+    "keywords",
+    "make_addons",
+    "take_strategy",
+    "with_instances",
+    "addon_commands",
+    "compose",
+    "given_addons",
+    "Composable",
+    "new_instance",
+]
+
 
 # %% ../../nbs/base/compose.ipynb #70124534
 def written_class(kind: type[Any]) -> type[Any]:
     """Return the class that the user wrote; for a class made by `add_on`, the one it was made from."""
     return kind.__dict__.get("base_class") or kind
+
 
 # %% ../../nbs/base/compose.ipynb #12f0312e
 def constructor_parameters(kind: type[Any]) -> list[inspect.Parameter]:
@@ -68,6 +84,7 @@ def constructor_signature(base: type[Any], addons: Iterable[type[AddOnBase]]) ->
                 names.add(name)
                 parameters.append(field.replace(kind=inspect.Parameter.KEYWORD_ONLY))
     return inspect.Signature(parameters)
+
 
 # %% ../../nbs/base/compose.ipynb #b4b22ac1
 _OF_OPTIMIZER = "It is an argument of the optimizer: optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3)."
@@ -149,6 +166,7 @@ def with_instances(kind: type[Any], given: Mapping[str, Any], shared: Collection
         defaults=lambda name: [parameters[name].default for parameters in constructors if name in parameters],
     )
 
+
 # %% ../../nbs/base/compose.ipynb #271a476f
 def addon_commands(base: type[Any], addons: Iterable[type[AddOnBase]]) -> dict[str, Callable[..., Any]]:
     """The methods that the addons add to the trainer. Raises AddOnError for a name that is already taken."""
@@ -173,6 +191,7 @@ def _command(addon: type[AddOnBase], method: Callable[..., Any]) -> Callable[...
     without_self = signature.replace(parameters=list(signature.parameters.values())[1:])
     command.__signature__ = without_self  # pyright: ignore[reportAttributeAccessIssue]
     return command
+
 
 # %% ../../nbs/base/compose.ipynb #6ad0679b
 TrainerType = TypeVar("TrainerType", bound="Composable")

@@ -8,7 +8,8 @@ from __future__ import annotations
 from ..engine.train_state import Counts
 
 # %% auto #0
-__all__ = ['ProgressChecker']
+__all__ = ["ProgressChecker"]
+
 
 # %% ../../nbs/base/progress_checker.ipynb #f85ba336
 class ProgressChecker:

@@ -57,7 +57,8 @@ from ..views.notebook import NotebookView, in_shell
 from ..views.terminal import View
 
 # %% auto #0
-__all__ = ['HandleProtocol', 'TrainerBase']
+__all__ = ["HandleProtocol", "TrainerBase"]
+
 
 # %% ../../nbs/base/trainer_base.ipynb #70207257
 class HandleProtocol(Protocol):
@@ -69,6 +70,7 @@ class HandleProtocol(Protocol):
     def thread(self) -> Thread: ...
     def join(self) -> None: ...  # wait until the run has ended, or an error has paused it
     def stop_by_hand(self) -> None: ...  # as ■ does
+
 
 # %% ../../nbs/base/trainer_base.ipynb #0ce189f5
 class TrainerBase(Composable, TracebackKeeper):

@@ -24,7 +24,8 @@ from safetensors import SafetensorError
 from ..errors import CheckpointError, first_line
 
 # %% auto #0
-__all__ = ['sync', 'written', 'clean_leftovers', 'is_leftover', 'point_to']
+__all__ = ["sync", "written", "clean_leftovers", "is_leftover", "point_to"]
+
 
 # %% ../../nbs/checkpoint/atomic.ipynb #606ecacf
 def _host() -> str:
@@ -50,6 +51,7 @@ def _remove(path: Path) -> None:
     else:
         with suppress(OSError):
             path.unlink()
+
 
 # %% ../../nbs/checkpoint/atomic.ipynb #b7b6e2c3
 def sync(path: Path) -> None:
@@ -107,6 +109,7 @@ def _reason(error: BaseException) -> str:
         cause = cause.__cause__ or cause.__context__
     return first_line(error)
 
+
 # %% ../../nbs/checkpoint/atomic.ipynb #d820c9e6
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-(?P<token>[0-9a-f]{8})\.(?P<kind>tmp|old)")
 _DAY_S = 24 * 60 * 60
@@ -153,6 +156,7 @@ def _is_alive(pid: int) -> bool:
 def is_leftover(path: Path) -> bool:
     """Whether this is the name of an incomplete file or of one that was moved aside."""
     return _LEFTOVER.fullmatch(path.name) is not None
+
 
 # %% ../../nbs/checkpoint/atomic.ipynb #3ba32330
 def point_to(link: str | Path, target: str | Path, *, copy: bool = False) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 # %% auto #0
-__all__ = ['DeviceCopies']
+__all__ = ["DeviceCopies"]
 
 # %% ../../nbs/checkpoint/device_copy.ipynb #devcopy04
 _SHARE = 4  # the clones take at most one part of the free memory of a GPU

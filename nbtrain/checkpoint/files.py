@@ -29,9 +29,24 @@ from ..errors import CheckpointError
 from ..history.journal import flush_journal
 
 # %% auto #0
-__all__ = ['SaveFormat', 'SUPERSEDED', 'write_folder', 'seen_file', 'write_checkpoint', 'read_checkpoint', 'read_snapshot',
-           'verify_checkpoint', 'verify_weights', 'read_counts', 'Newest', 'newest_valid', 'progress_of',
-           'read_superseded', 'ordered_names', 'Writer']
+__all__ = [
+    "SaveFormat",
+    "SUPERSEDED",
+    "write_folder",
+    "seen_file",
+    "write_checkpoint",
+    "read_checkpoint",
+    "read_snapshot",
+    "verify_checkpoint",
+    "verify_weights",
+    "read_counts",
+    "Newest",
+    "newest_valid",
+    "progress_of",
+    "read_superseded",
+    "ordered_names",
+    "Writer",
+]
 
 # %% ../../nbs/checkpoint/files.ipynb #8ac38d99
 _VERSION = 1
@@ -84,6 +99,7 @@ def _crc32(path: Path) -> str:
             crc = zlib.crc32(chunk, crc)
     return f"{crc:08x}"
 
+
 # %% ../../nbs/checkpoint/files.ipynb #1f543a15
 SaveFormat = Literal["ckpt", "safetensor"]
 _HEADER = "nbtrain_checkpoint"  # a key in a .ckpt, which Lightning ignores
@@ -117,6 +133,7 @@ def _write_file(taken: Snapshot, path: Path) -> None:
     finally:
         set_crc32_options(checksums)
     sync(path)
+
 
 # %% ../../nbs/checkpoint/files.ipynb #b999fdb3
 def _check_version(name: str, header: Mapping[str, Any]) -> None:
@@ -162,6 +179,7 @@ def _load(path: Path, *, mmap: bool = False) -> Any:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f"holds Python objects ({found[1]}), which are not unpickled" if found else "does not have the content of a checkpoint"
         raise CheckpointError(f"{path.name} {what}.") from error
+
 
 # %% ../../nbs/checkpoint/files.ipynb #9addb9e6
 def _read_folder(path: Path) -> tuple[Any, Mapping[str, Any]]:
@@ -223,6 +241,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise CheckpointError("state.json has a key twice.")
     return found
+
 
 # %% ../../nbs/checkpoint/files.ipynb #bb44da39
 def read_checkpoint(path: str | Path) -> State:
@@ -316,6 +335,7 @@ def _explained(path: Path) -> Iterator[None]:
     except Exception as error:  # an untrusted file can make the readers raise anything, also RecursionError and KeyError
         raise CheckpointError(f"{path.name} does not have the content of a checkpoint.", where=str(path), remedy=remedy) from error
 
+
 # %% ../../nbs/checkpoint/files.ipynb #c2564641
 SUPERSEDED = "superseded"  # a file next to the checkpoints
 _NAME = re.compile(r"epoch=(\d+)-step=(\d+)(?:\.ckpt)?")
@@ -383,6 +403,7 @@ def _looks_like_checkpoint(path: Path) -> bool:
         if path.is_dir()
         else path.suffix == ".ckpt" and path.is_file()
     )
+
 
 # %% ../../nbs/checkpoint/files.ipynb #0987d0d0
 class Writer:

@@ -20,7 +20,7 @@ from ..compat.weight_names import bare, bare_name
 from ..errors import CheckpointError
 
 # %% auto #0
-__all__ = ['Checksum', 'checksum', 'base_name', 'FrozenBase', 'leave_out', 'put_in', 'with_frozen', 'with_base']
+__all__ = ["Checksum", "checksum", "base_name", "FrozenBase", "leave_out", "put_in", "with_frozen", "with_base"]
 
 # %% ../../nbs/checkpoint/frozen_base.ipynb #994a60ce
 Checksum = tuple[str, int]  # the dtype of a parameter, and the CRC-32 of its bytes
@@ -78,6 +78,7 @@ class FrozenBase:
                 return False
             self._seen[name] = here
         return True
+
 
 # %% ../../nbs/checkpoint/frozen_base.ipynb #dd8eaa7e
 _PARTS = ("state_dict", "training_state_dict", "validated_state_dict")  # where a state has weights

@@ -23,7 +23,8 @@ from ..distributed.parallelism import Value, gather
 from ..errors import CheckpointError, first_line
 
 # %% auto #0
-__all__ = ['Ranks', 'meet_ranks', 'ShardWriter', 'merge_checkpoint']
+__all__ = ["Ranks", "meet_ranks", "ShardWriter", "merge_checkpoint"]
+
 
 # %% ../../nbs/checkpoint/sharded.ipynb #3c915327
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def meet_ranks() -> Ranks:
     group: Any = dist.new_group(backend="gloo")
     return Ranks(dist.get_rank(), dist.get_world_size(), partial(gather, group=group))
 
+
 # %% ../../nbs/checkpoint/sharded.ipynb #5ad68619
 @dataclass(frozen=True)
 class ShardWriter:
@@ -93,6 +95,7 @@ def _begin(stack: ExitStack, path: Path) -> Path:
     folder = stack.enter_context(written(path))
     folder.mkdir()
     return folder
+
 
 # %% ../../nbs/checkpoint/sharded.ipynb #0eda817c
 def merge_checkpoint(files: str | Path | Iterable[str | Path], out: str | Path) -> Path:

@@ -26,8 +26,7 @@ from .value_kinds import as_plain, from_plain
 from ..errors import CheckpointError
 
 # %% auto #0
-__all__ = ['State', 'Where', 'plain', 'Box', 'Snapshot', 'snapshot', 'Encoder', 'check_dtype', 'decode', 'changed',
-           'restore_views']
+__all__ = ["State", "Where", "plain", "Box", "Snapshot", "snapshot", "Encoder", "check_dtype", "decode", "changed", "restore_views"]
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #c0881e75
 State = dict[str, Any]
@@ -55,6 +54,7 @@ def plain(value: Any) -> Any:
         return str(value)
     named = value if isinstance(value, (type, FunctionType, BuiltinFunctionType, MethodType)) else type(value)
     return f"{named.__module__}.{named.__qualname__}"
+
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #e51c6a27
 Where = tuple[Any, ...]  # the keys that lead to a value
@@ -118,6 +118,7 @@ _NEEDED = ("state_dict", "training_state_dict", "validated_state_dict", "optimiz
 def _needed(error: _Unstorable) -> CheckpointError:
     return CheckpointError(f"{error}.", remedy="Keep dense tensors of numbers in the model and in the optimizer.")
 
+
 # %% ../../nbs/checkpoint/snapshot.ipynb #5d2ea199
 class _TensorCopier:
     """Copies each tensor once to the CPU, into the `old` memory at the same path if it fits. Copies from a GPU are only begun."""
@@ -145,6 +146,7 @@ class _TensorCopier:
         copy.requires_grad_(tensor.requires_grad)
         self._copies[same] = self.buffers[where] = copy
         return copy
+
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #7ff6cebd
 def snapshot(state: Mapping[str, Any], into: Snapshot | None = None, *, copied: Snapshot | None = None, waits: bool = True) -> Snapshot:
@@ -237,6 +239,7 @@ class _Copier:
         self.boxes[where] = Box(tuple(tensor.shape), tuple(chunks[0].offsets))
         return self.tensors.copy(tensor.to_local(), where)
 
+
 # %% ../../nbs/checkpoint/snapshot.ipynb #cfd72f22
 class Encoder:
     """Encodes values as JSON and collects the tensors: `weights` of the bare model by name, and all other `tensors`."""
@@ -297,6 +300,7 @@ def check_dtype(tensor: Tensor, where: Where) -> None:
         dtype = str(tensor.dtype).removeprefix("torch.")
         raise CheckpointError(f"{'.'.join(map(str, where))} is a tensor of {dtype}, which safetensors does not support.")
 
+
 # %% ../../nbs/checkpoint/snapshot.ipynb #410ff249
 def decode(node: Any, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Any:
     """Decode a value that `Encoder` encoded. Raises CheckpointError, ValueError or TypeError for any other node."""
@@ -340,6 +344,7 @@ def _decode_value(tag: str, content: Any) -> Any:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{content} is not a dtype")
     return dtype
+
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #08a22861
 def changed(value: Any, changes: Mapping[Where, Callable[[Any], Any]], where: Where = ()) -> Any:

@@ -19,8 +19,7 @@ from ..errors import CheckpointError, ConfigError, first_line
 from ..history.run_folder import read_history, run_folders
 
 # %% auto #0
-__all__ = ['FOLDER', 'CheckpointStore', 'go_back', 'open_folder', 'clean_folders', 'newest_checkpoint', 'own_run',
-           'find_checkpoint']
+__all__ = ["FOLDER", "CheckpointStore", "go_back", "open_folder", "clean_folders", "newest_checkpoint", "own_run", "find_checkpoint"]
 
 # %% ../../nbs/checkpoint/store.ipynb #f70e6f7b
 FOLDER = "checkpoints"  # in a run folder
@@ -109,6 +108,7 @@ def go_back(folder: Path, epoch: int, update: int) -> None:
     elif now != before:
         with written(folder / SUPERSEDED) as temp:
             temp.write_text("".join(f"{name}\n" for name in sorted(now)), encoding="utf-8")
+
 
 # %% ../../nbs/checkpoint/store.ipynb #f21c1100
 def open_folder(run_dir: Path) -> Path:

@@ -22,8 +22,17 @@ from .snapshot import Box, Snapshot, Where, changed, check_dtype
 from ..errors import CheckpointError
 
 # %% auto #0
-__all__ = ['Held', 'own_tensors', 'describe_tensors', 'choose_tensors', 'part_file', 'write_tensors', 'write_part', 'make_index',
-           'join_parts']
+__all__ = [
+    "Held",
+    "own_tensors",
+    "describe_tensors",
+    "choose_tensors",
+    "part_file",
+    "write_tensors",
+    "write_part",
+    "make_index",
+    "join_parts",
+]
 
 # %% ../../nbs/checkpoint/tensor_parts.ipynb #8b4dad36
 _IN_PARTS = ("state_dict", "optimizer_states")
@@ -62,11 +71,13 @@ def describe_tensors(taken: Snapshot) -> dict[Where, Held]:
         described[where] = Held(box.shape, tensor.dtype, box.at, size)
     return described
 
+
 # %% ../../nbs/checkpoint/tensor_parts.ipynb #fcfe8de4
 def choose_tensors(held: Sequence[Mapping[Where, Held]], rank: int, *, deduped: bool) -> list[Where]:
     """The tensors that `rank` writes: no empty ones, and with `deduped` none that an earlier rank has. `held`: shards of all ranks."""
     before = {(where, part.at) for other in held[:rank] for where, part in other.items() if prod(part.size)} if deduped else set()
     return [where for where, part in held[rank].items() if prod(part.size) and (where, part.at) not in before]
+
 
 # %% ../../nbs/checkpoint/tensor_parts.ipynb #e978f2bd
 def part_file(rank: int, n_ranks: int) -> str:
@@ -96,6 +107,7 @@ def write_part(tensors: Mapping[Where, Tensor], file: Path) -> dict[Where, str]:
     write_tensors(named, file)
     return {where: names[id(tensor)] for where, tensor in tensors.items()}
 
+
 # %% ../../nbs/checkpoint/tensor_parts.ipynb #843272ea
 def make_index(held: Sequence[Mapping[Where, Held]], names: Sequence[Mapping[Where, str]]) -> list[dict[str, Any]]:
     """List for each tensor its path, shape and dtype, and its shards: the rank, the name in the file, and the start indices.
@@ -124,6 +136,7 @@ def _check_cover(where: Where, shape: Sequence[int], sizes: Mapping[tuple[int, .
 
 def _overlap(a: tuple[Sequence[int], Sequence[int]], b: tuple[Sequence[int], Sequence[int]]) -> bool:
     return all(p < q + m and q < p + n for p, n, q, m in zip(*a, *b))
+
 
 # %% ../../nbs/checkpoint/tensor_parts.ipynb #a75ecbfc
 def join_parts(state: Any, folder: Path, n_ranks: int, index: Iterable[Mapping[str, Any]]) -> Any:

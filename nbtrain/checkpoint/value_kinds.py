@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 # %% auto #0
-__all__ = ['loaded_class', 'as_plain', 'is_value', 'from_plain']
+__all__ = ["loaded_class", "as_plain", "is_value", "from_plain"]
+
 
 # %% ../../nbs/checkpoint/value_kinds.ipynb #5c314825
 def loaded_class(module: str, name: str) -> Any:
@@ -99,6 +100,7 @@ def as_plain(value: Any) -> tuple[str, Any] | None:
 def is_value(value: Any) -> bool:
     """Whether it is an immutable value, such as an enum, a path or a date."""
     return isinstance(value, (Enum, PurePath, date, time, timedelta, timezone, range)) and as_plain(value) is not None
+
 
 # %% ../../nbs/checkpoint/value_kinds.ipynb #aede4a24
 def _made_enum(module: str, name: str, member: Any) -> Any:

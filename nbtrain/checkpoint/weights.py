@@ -27,7 +27,7 @@ from ..distributed.parallelism import whole
 from ..errors import CheckpointError, first_line
 
 # %% auto #0
-__all__ = ['Weights', 'copy_weights', 'url_of', 'local_file', 'save_weights', 'read_weights', 'load_weights', 'check_weights']
+__all__ = ["Weights", "copy_weights", "url_of", "local_file", "save_weights", "read_weights", "load_weights", "check_weights"]
 
 # %% ../../nbs/checkpoint/weights.ipynb #c2077b6a
 Weights = dict[str, Tensor]
@@ -44,6 +44,7 @@ def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping
     for name, value in state.items():
         into[name].copy_(whole(value))
     return into
+
 
 # %% ../../nbs/checkpoint/weights.ipynb #8d1f60ab
 @contextmanager
@@ -81,6 +82,7 @@ def local_file(path: str | Path) -> Iterator[Path]:
             file_system = url_to_fs(url)[0]
             file_system.get(url, str(copy), recursive=file_system.isdir(url))
         yield copy
+
 
 # %% ../../nbs/checkpoint/weights.ipynb #eda513b0
 def save_weights(model: nn.Module, path: str | Path, *, overwrite: bool = False) -> str | Path:
@@ -153,6 +155,7 @@ def _read_safetensors(path: Path) -> Weights:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         tied = file.metadata() or {}  # one of several tied weights is stored; the metadata has the other names
     return weights | {name: weights[stored] for name, stored in tied.items() if stored in weights and name != "format"}
+
 
 # %% ../../nbs/checkpoint/weights.ipynb #25826310
 def load_weights(model: nn.Module, weights: Mapping[str, Any], strict: bool = True) -> None:

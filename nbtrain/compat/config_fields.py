@@ -13,8 +13,22 @@ from typing import Any, Protocol
 import nbtrain
 
 # %% auto #0
-__all__ = ['AUTOMATIC', 'At', 'JOINED', 'NnScalerComputeFields', 'NnScalerFields', 'ignored_fields', 'unsupported', 'Fields',
-           'Findings', 'translate_fields', 'describe_accepted', 'current_name', 'translate_addons']
+__all__ = [
+    "AUTOMATIC",
+    "At",
+    "JOINED",
+    "NnScalerComputeFields",
+    "NnScalerFields",
+    "ignored_fields",
+    "unsupported",
+    "Fields",
+    "Findings",
+    "translate_fields",
+    "describe_accepted",
+    "current_name",
+    "translate_addons",
+]
+
 
 # %% ../../nbs/compat/config_fields.ipynb #c0b929ca
 def _accepted(text: str, default: Any = None, *, ignored: bool = True) -> Any:
@@ -49,6 +63,7 @@ class NnScalerFields:
 # Arguments that nbtrain passes to a loader and a sampler automatically; in a file they are ignored
 AUTOMATIC = {"dataloader": ("dataset", "batch_size", "sampler"), "dataset_sampler": ("dataset", "num_replicas", "rank")}
 
+
 # %% ../../nbs/compat/config_fields.ipynb #f658b78f
 def _foreign(settings: Any) -> Iterator[tuple[str, Any, Field[Any]]]:
     """The fields of nnScaler in `settings`, by full name, with their values."""
@@ -73,6 +88,7 @@ def unsupported(settings: Any) -> list[tuple[str, str]]:
 
 def _default(known: Field[Any]) -> Any:
     return known.default if known.default is not MISSING else known.default_factory()  # pyright: ignore[reportCallIssue]
+
 
 # %% ../../nbs/compat/config_fields.ipynb #77db50cb
 At = tuple[str | int, ...]
@@ -119,6 +135,7 @@ def _value(document: Fields, at: At) -> tuple[Any, bool]:
     except KeyError:
         return None, False
 
+
 # %% ../../nbs/compat/config_fields.ipynb #d8334bcb
 def describe_accepted() -> list[str]:
     """The lines of `--help` for nnScaler's fields."""
@@ -132,11 +149,13 @@ def describe_accepted() -> list[str]:
                 lines += [f"  --{prefix}{known.name} BOOL = {str(known.default).lower()}", f"        {known.metadata['help']}"]
     return [*lines, *textwrap.wrap(f"without effect: {', '.join(ignored)}", 100, initial_indent="  ", subsequent_indent="        ")]
 
+
 # %% ../../nbs/compat/config_fields.ipynb #2a3b47be
 def current_name(name: str) -> str:
     """The current import path of `name`; a public name of nbtrain is imported from `nbtrain`."""
     last = name.rpartition(".")[2]
     return f"nbtrain.{last}" if name.startswith("nbtrain.") and last in nbtrain.PUBLIC else name
+
 
 # %% ../../nbs/compat/config_fields.ipynb #7d11aa02
 JOINED = {"ThroughputAddon": ("SystemMonitorAddon", {"throughput": True, "monitor_system": False})}

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 # %% auto #0
-__all__ = ['NNSCALER', 'TLAMA', 'OWN', 'HOOK_NAMES', 'HookCall', 'HookName', 'names_at', 'TrainHook']
+__all__ = ["NNSCALER", "TLAMA", "OWN", "HOOK_NAMES", "HookCall", "HookName", "names_at", "TrainHook"]
+
 
 # %% ../../nbs/compat/hook_names.ipynb #47037ed9
 class HookCall(Protocol):
@@ -45,6 +46,7 @@ class HookName:
     moment: str
     arguments: tuple[str, ...] = ()
     make: Callable[[HookCall], tuple[Any, ...]] = _given
+
 
 # %% ../../nbs/compat/hook_names.ipynb #c293578a
 NNSCALER: dict[str, HookName] = {
@@ -120,6 +122,7 @@ HOOK_NAMES = (
 def names_at(moment: str) -> list[str]:
     """Foreign names for one of nbtrain's hooks, in the order of their calls."""
     return [name for name, hook in HOOK_NAMES.items() if hook.moment == moment]
+
 
 # %% ../../nbs/compat/hook_names.ipynb #955a5f00
 class TrainHook:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 # %% auto #0
-__all__ = ['LABEL_KEYS', 'OUTPUT_KEYS', 'Row', 'label_key', 'prediction_of', 'Rows', 'result_of']
+__all__ = ["LABEL_KEYS", "OUTPUT_KEYS", "Row", "label_key", "prediction_of", "Rows", "result_of"]
 
 # %% ../../nbs/compat/keys.ipynb #be47808e
 LABEL_KEYS = ("labels", "label", "target", "y")
@@ -24,6 +24,7 @@ def label_key(batch: Any) -> str | None:
 def prediction_of(output: Mapping[str, Any]) -> Any:
     """The prediction in a model's output, under the first known key; None if there is none."""
     return next((output[name] for name in OUTPUT_KEYS if output.get(name) is not None), None)
+
 
 # %% ../../nbs/compat/keys.ipynb #e6ed9110
 Row = Mapping[str, Any]

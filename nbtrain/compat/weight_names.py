@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 # %% auto #0
-__all__ = ['Value', 'bare_name', 'bare', 'by_own_names', 'of_part', 'fitted']
+__all__ = ["Value", "bare_name", "bare", "by_own_names", "of_part", "fitted"]
 
 # %% ../../nbs/compat/weight_names.ipynb #11bcbc3a
 Value = TypeVar("Value")
@@ -32,6 +32,7 @@ def by_own_names(weights: Mapping[str, Value], names: Iterable[str]) -> dict[str
     """`weights` by the corresponding `names` of a model, compiled or not; those without one keep their name."""
     own = {bare_name(name): name for name in names}
     return {own.get(bare_name(name), name): value for name, value in weights.items()}
+
 
 # %% ../../nbs/compat/weight_names.ipynb #0f045bf6
 _PART = "model."

@@ -17,7 +17,7 @@ from .schema import Settings
 from ..errors import nearest
 
 # %% auto #0
-__all__ = ['NEVER', 'ComputePlan', 'plan_compute', 'accumulation', 'device_batches', 'limits', 'n_epochs']
+__all__ = ["NEVER", "ComputePlan", "plan_compute", "accumulation", "device_batches", "limits", "n_epochs"]
 
 # %% ../../nbs/config/compute_plan.ipynb #794156eb
 _STRATEGIES = {  # for one copy on each device, with ZeRO, and for a copy on several
@@ -121,6 +121,7 @@ def _sizes(strategy: str, settings: Settings, problems: Problems) -> dict[str, i
         )
     return {"shard_size": n // groups}
 
+
 # %% ../../nbs/config/compute_plan.ipynb #482f4734
 def accumulation(settings: Settings, n_copies: int, problems: Problems) -> int:
     """How many micro batches make an update. Numbers that don't agree are added to `problems`, all of them."""
@@ -154,6 +155,7 @@ def device_batches(settings: Settings, plan: ComputePlan, problems: Problems) ->
         )
     size = math.gcd(max(share, 1), micro)
     return size, max(share // size, 1)
+
 
 # %% ../../nbs/config/compute_plan.ipynb #e9def03e
 NEVER = 2**31

@@ -17,7 +17,7 @@ import yaml
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ['Key', 'At', 'dotted', 'Problem', 'Problems', 'child_key', 'literal', 'Document', 'parse_yaml', 'read_yaml']
+__all__ = ["Key", "At", "dotted", "Problem", "Problems", "child_key", "literal", "Document", "parse_yaml", "read_yaml"]
 
 # %% ../../nbs/config/document.ipynb #1a33afa2
 Key = str | int
@@ -63,6 +63,7 @@ class Problems:
             texts = ["\n     ".join(part for part in (f"{i}. {p.what}", p.where, p.remedy) if part) for i, p in enumerate(self.found, 1)]
             raise ConfigError("\n  ".join([f"The configuration has {len(texts)} errors.", *texts]))
 
+
 # %% ../../nbs/config/document.ipynb #44d4c450
 def _is_index(key: Key) -> bool:
     return isinstance(key, int) or re.fullmatch(r"\d{1,3}", key) is not None
@@ -91,6 +92,7 @@ def _room(holder: Any, key: Key, at: At) -> Any:
         holder.setdefault(found, None)
     return found
 
+
 # %% ../../nbs/config/document.ipynb #db51f649
 def literal(text: str) -> Any:
     """Read `text` as a Python literal, with true and false in any case; otherwise return the text."""
@@ -100,6 +102,7 @@ def literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
+
 
 # %% ../../nbs/config/document.ipynb #bb757d26
 @dataclass
@@ -188,6 +191,7 @@ class Document:
             if not is_dict:
                 self.set(at, {}, other.place(from_at))
             self._merge(other, value, at, from_at)
+
 
 # %% ../../nbs/config/document.ipynb #a8a2431d
 _MAX_VALUES = 100_000

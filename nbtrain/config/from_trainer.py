@@ -40,7 +40,7 @@ from ..errors import ConfigError
 from ..optim.schedulers import n_required
 
 # %% auto #0
-__all__ = ['MadeBy', 'RecordedTrainer', 'configuration', 'notes', 'configuration_text']
+__all__ = ["MadeBy", "RecordedTrainer", "configuration", "notes", "configuration_text"]
 
 # %% ../../nbs/config/from_trainer.ipynb #488ceac5
 _AddOnType = TypeVar("_AddOnType", bound=AddOnBase)
@@ -59,6 +59,7 @@ class RecordedTrainer(TrainerProtocol, Protocol):
 
 
 MadeBy = tuple[type, Sequence[inspect.Parameter]]  # the class that the user wrote, and its parameters
+
 
 # %% ../../nbs/config/from_trainer.ipynb #5645b9a3
 def _part(read: Reader, item: Any, at: At, given: dict[str, Any], without: Iterable[str] = (), key: str = "args") -> dict[str, Any]:
@@ -113,6 +114,7 @@ def _lr_scheduler(read: Reader, trainer: RecordedTrainer, given: dict[str, Any])
         return None
     return {"type": read.name(factory, (*at, "type")), "args": read.plain(args, (*at, "args")), "interval": "step"} | given
 
+
 # %% ../../nbs/config/from_trainer.ipynb #86d811aa
 _TRAINER = ("model", "optimizer", "scheduler", "scheduler_step_on_batch", "gradient_clip", "hooks", "seed", "log_bar", "lightning", "mode")
 _DATASETS = ("train_dataset", "eval_dataset", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "drop_last", "collate_fn")
@@ -154,6 +156,7 @@ def _trainer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any], made
     made = {"type": given.get("type") or read.name(kind, ("trainer", "type"))}
     return made | {"args": args | _unsaved(trainer) | given.get("args", {})}
 
+
 # %% ../../nbs/config/from_trainer.ipynb #c66607f9
 _STAGES = ("train", "val")
 
@@ -189,6 +192,7 @@ def _dataset(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> A
                 what = "dataset.val_args: it was made without arguments, and without them a job has no validation."
                 read.problems.add(what, remedy='Give one of them: to_config(path, dataset={"val_args": {...}}).')
     return made | given
+
 
 # %% ../../nbs/config/from_trainer.ipynb #04a235cf
 def _dataloader(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
@@ -226,6 +230,7 @@ def _loader_args(read: Reader, loader: Any, at: At) -> dict[str, Any]:
         read.problems.add(f"{dotted(at)}: a job can't have a custom {type(loader.sampler).__name__}.", remedy=say_it(("dataset_sampler",)))
     return {"shuffle": type(loader.sampler) is RandomSampler} | found
 
+
 # %% ../../nbs/config/from_trainer.ipynb #0b6e7c8c
 def _dataset_sampler(read: Reader, trainer: RecordedTrainer) -> Any:
     found = {
@@ -245,6 +250,7 @@ def _grad_accumulation_steps(read: Reader, trainer: RecordedTrainer) -> Any:
     """The number of devices that share the batches of one copy of the model, because here each reads a whole batch."""
     compute = _compute_config(read, trainer) if _pas_policy(read, trainer) == "autodist" else None
     return compute["plan_ngpus"] if compute is not None else None
+
 
 # %% ../../nbs/config/from_trainer.ipynb #8e8d5bd7
 def _checkpoint(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
@@ -293,6 +299,7 @@ def _pas_policy(read: Reader, trainer: RecordedTrainer) -> Any:
     strategy = trainer[MultiGPUAddon].strategy if MultiGPUAddon in type(trainer).addons else None
     return {"tp": "tp", "auto": "autodist"}.get(strategy) if isinstance(strategy, str) else None
 
+
 # %% ../../nbs/config/from_trainer.ipynb #d326234d
 def _hook(read: Reader, trainer: RecordedTrainer) -> Any:
     hooks = trainer.given.get("hooks")
@@ -318,6 +325,7 @@ def _max_epochs(read: Reader, trainer: RecordedTrainer) -> Any:
     if trainer.ran is None:
         read.problems.add("max_epochs: the trainer has not run yet.", remedy="Give it: to_config(path, max_epochs=10).")
     return trainer.ran.n_epochs if trainer.ran is not None else None
+
 
 # %% ../../nbs/config/from_trainer.ipynb #271cd90a
 _SECTIONS: dict[str, Callable[[Reader, RecordedTrainer, dict[str, Any]], Any]] = {  # what is given of them is taken, and the rest found
@@ -368,6 +376,7 @@ def _lean(section: Any) -> Any:
     if isinstance(section, list):
         return [_lean(part) for part in section]
     return {name: value for name, value in section.items() if value != {} or name == "train_args"} if isinstance(section, dict) else section
+
 
 # %% ../../nbs/config/from_trainer.ipynb #ff8e908e
 def notes(trainer: RecordedTrainer, data: Mapping[str, Any]) -> list[str]:

@@ -22,7 +22,8 @@ from ..errors import ConfigError, NbtrainError, add_note, first_line, nearest
 from ..source.user_code import is_user_file
 
 # %% auto #0
-__all__ = ['load_name', 'importable_name', 'named', 'load_checked', 'Maker', 'check_value', 'check_name', 'check_call']
+__all__ = ["load_name", "importable_name", "named", "load_checked", "Maker", "check_value", "check_name", "check_call"]
+
 
 # %% ../../nbs/config/instantiate.ipynb #a663f895
 def load_name(name: Any, short: str = "", *, trusted: bool = True) -> Any:
@@ -79,6 +80,7 @@ def _attribute(holders: list[Any], attribute: str, name: str = "") -> Any:
     remedy = nearest(attribute, known)
     raise ConfigError(what, remedy=remedy if remedy.startswith("Did") else "Give the full name: package.module.name.")
 
+
 # %% ../../nbs/config/instantiate.ipynb #8e2363c5
 def importable_name(item: Any) -> str:
     """The full import name of `item`, a class or a function. Raises ConfigError if there is none."""
@@ -102,6 +104,7 @@ def named(value: Any) -> Any:
         return [named(item) for item in value]
     return importable_name(value) if callable(value) else value
 
+
 # %% ../../nbs/config/instantiate.ipynb #43d9dcec
 def load_checked(name: Any, at: At, document: Document, problems: Problems, short: str = "") -> Any:
     """Call `load_name`; if it fails, add a problem and return None."""
@@ -118,6 +121,7 @@ def _check_safe(arguments: Mapping[str, Any], at: At, document: Document, proble
         check_arguments({} if document.trusted else arguments)
     except ConfigError as error:
         problems.add_error(error, document.place(at), f"{dotted(at)}: ")
+
 
 # %% ../../nbs/config/instantiate.ipynb #2ed36568
 _LATE = re.compile(r"(\$?)\$!(?:\(([^(){}]*)\)|\{([^(){}]*)\})")
@@ -204,6 +208,7 @@ class Maker:
             self.made[target] = self.value(written, target)
             self._open.pop()
         return self.made[target]
+
 
 # %% ../../nbs/config/instantiate.ipynb #5cb8cd39
 def check_value(value: Any, at: At, document: Document, problems: Problems) -> None:

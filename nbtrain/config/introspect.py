@@ -24,7 +24,8 @@ from ..source.redaction import blot_out
 from ..rng import keep_random
 
 # %% auto #0
-__all__ = ['parameters_of', 'same_value', 'why_another', 'say_it', 'Reader']
+__all__ = ["parameters_of", "same_value", "why_another", "say_it", "Reader"]
+
 
 # %% ../../nbs/config/introspect.ipynb #902bd195
 def parameters_of(kind: type) -> list[inspect.Parameter]:
@@ -51,6 +52,7 @@ def same_value(value: Any, default: Any) -> bool:
         type(value) is type(default) and isinstance(value, (bool, int, float, str, tuple, list)) and value == default
     )
 
+
 # %% ../../nbs/config/introspect.ipynb #57832139
 def why_another(item: Any, arguments: Mapping[str, Any]) -> str:
     """Return why `item` can't be made from `arguments`, or "" if an object made from them is the same."""
@@ -69,6 +71,7 @@ def why_another(item: Any, arguments: Mapping[str, Any]) -> str:
 def _outline(module: nn.Module) -> Any:
     tensors = (*module.named_parameters(), *module.named_buffers())
     return repr(module), [(name, tensor.shape, tensor.requires_grad) for name, tensor in tensors]
+
 
 # %% ../../nbs/config/introspect.ipynb #eed69228
 _MAX_ITEMS = 100

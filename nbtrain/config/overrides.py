@@ -16,7 +16,8 @@ from .document import At, Document, Problems, dotted
 from ..errors import OptionError, nearest
 
 # %% auto #0
-__all__ = ['Override', 'CommandLine', 'read_command_line', 'apply_overrides', 'escape', 'resolve_references']
+__all__ = ["Override", "CommandLine", "read_command_line", "apply_overrides", "escape", "resolve_references"]
+
 
 # %% ../../nbs/config/overrides.ipynb #2c441ecd
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def _override(key: str, value: str | None) -> Override:
         raise OptionError(f"{key} can't be the path of a field.", remedy="Write names with dots between them: --model.args.dim 32.")
     return Override(tuple(name.split(".")), value, key.endswith("!"), key)
 
+
 # %% ../../nbs/config/overrides.ipynb #6abc3651
 def apply_overrides(document: Document, overrides: Sequence[Override], problems: Problems) -> None:
     """Apply `overrides` to `document`, in order. Setting a field of a plain value adds a problem."""
@@ -91,6 +93,7 @@ def apply_overrides(document: Document, overrides: Sequence[Override], problems:
             holder = str(error.args[0])
             what = f"{override.text} can't be set: {holder} is {document.get(tuple(holder.split('.')))!r}, and holds no fields."
             problems.add(what, document.place(tuple(holder.split("."))), f"Replace it first: --{holder}! {override.text} {override.value}.")
+
 
 # %% ../../nbs/config/overrides.ipynb #49036295
 _REFERENCE = re.compile(r"(\$\$?)(?:\((?P<round>[^(){}]*)\)|\{(?P<curly>[^(){}]*)\})")

@@ -14,9 +14,27 @@ from .document import At, Document, Problems, dotted, literal
 from ..errors import nearest
 
 # %% auto #0
-__all__ = ['Name', 'Dtype', 'Precision', 'Kind', 'described', 'ComputeConfig', 'ModelConfig', 'OptimizerConfig',
-           'LRSchedulerConfig', 'DatasetConfig', 'DataloaderConfig', 'DatasetSamplerConfig', 'CheckpointConfig',
-           'PartConfig', 'Settings', 'shown_fields', 'read_settings', 'describe_fields', 'to_plain']
+__all__ = [
+    "Name",
+    "Dtype",
+    "Precision",
+    "Kind",
+    "described",
+    "ComputeConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "LRSchedulerConfig",
+    "DatasetConfig",
+    "DataloaderConfig",
+    "DatasetSamplerConfig",
+    "CheckpointConfig",
+    "PartConfig",
+    "Settings",
+    "shown_fields",
+    "read_settings",
+    "describe_fields",
+    "to_plain",
+]
 
 # %% ../../nbs/config/schema.ipynb #443d4910
 Name = str | Callable[..., Any]  # a full name such as torch.optim.Adam, or, in Python, the object itself
@@ -28,6 +46,7 @@ def described(text: str, default: Any = None, *, least: int | None = None) -> An
     if default in ({}, []) or isinstance(default, type):
         return field(default_factory=default if isinstance(default, type) else type(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
 
 # %% ../../nbs/config/schema.ipynb #4ad22e1b
 @dataclass(frozen=True)
@@ -68,6 +87,7 @@ class LRSchedulerConfig:
     args: dict[str, Any] = described("its other arguments", {})
     interval: Literal["epoch", "step"] = described("step after each epoch, or after each update", "epoch")
 
+
 # %% ../../nbs/config/schema.ipynb #3264a1c4
 @dataclass(frozen=True)
 class DatasetConfig:
@@ -98,6 +118,7 @@ class DatasetSamplerConfig:
     val_args: dict[str, Any] = described("for validation (default: as train_args)", {})
     test_args: dict[str, Any] = described("for test (default: as train_args)", {})
 
+
 # %% ../../nbs/config/schema.ipynb #9e077bbc
 @dataclass(frozen=True)
 class CheckpointConfig:
@@ -127,6 +148,7 @@ class PartConfig:
 
     type: Name | None = described("its class")
     args: dict[str, Any] = described("its arguments", {})
+
 
 # %% ../../nbs/config/schema.ipynb #4cbb1be7
 Dtype = Literal["fp32", "fp16", "bf16", "none"]
@@ -170,6 +192,7 @@ class Settings:
     init_env_fn: Name | None = described("a function called with the configuration before anything is made")
     lightning: dict[str, Any] = described("other arguments for lightning.Trainer", {})
 
+
 # %% ../../nbs/config/schema.ipynb #bf910280
 Kind = TypeVar("Kind")
 _WORDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "a mapping", list: "a list"}
@@ -201,6 +224,7 @@ def _fit(hint: Any, value: Any) -> Any:
     if hint in (str, dict, list) and isinstance(read, hint):
         return read
     raise _Unfit(_WORDS[hint])
+
 
 # %% ../../nbs/config/schema.ipynb #40f87af4
 def shown_fields(kind: type[Any]) -> dict[str, Field[Any]]:
@@ -271,6 +295,7 @@ class _SectionReader:
                 words.append(str(unfit))
         raise _Unfit(" or ".join(dict.fromkeys(words)))
 
+
 # %% ../../nbs/config/schema.ipynb #501dcf3e
 def describe_fields(kind: type[Any] = Settings, at: At = ()) -> list[str]:
     """Lines of help: each field as a command-line option, with type and default, followed by its help text."""
@@ -299,6 +324,7 @@ def _type_words(hint: Any) -> str:
     if get_origin(hint) in (dict, list):
         return get_origin(hint).__name__.upper()  # pyright: ignore[reportOptionalMemberAccess]
     return "NAME" if get_origin(hint) is not None or hint is str else hint.__name__.upper()
+
 
 # %% ../../nbs/config/schema.ipynb #c6285197
 def to_plain(value: Any, *, defaults: bool = True) -> Any:

@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..source.user_code import is_user_file, is_user_module
 
 # %% auto #0
-__all__ = ['is_own', 'check_written', 'check_found', 'check_arguments']
+__all__ = ["is_own", "check_written", "check_found", "check_arguments"]
 
 # %% ../../nbs/config/trust.ipynb #6db09b9a
 # Modules whose classes and functions may be called
@@ -70,6 +70,7 @@ _BUILTINS = (abs, bool, bytes, complex, dict, float, frozenset, int, len, list, 
 _BUILTINS += (sum, tuple, zip)
 _ARGUMENTS = {"trust_remote_code": False, "weights_only": True, "allow_pickle": False}  # other values let code from a file run
 
+
 # %% ../../nbs/config/trust.ipynb #66fb4dcc
 def _folders() -> list[Path]:
     script = getattr(sys.modules["__main__"], "__file__", None)
@@ -93,6 +94,7 @@ def is_own(module: str) -> bool:
     files = [Path(place).resolve() for place in places if place and place not in ("built-in", "frozen")]
     own = [file for file in files if is_user_file(str(file)) and any(file.is_relative_to(folder.resolve()) for folder in _folders())]
     return bool(own)
+
 
 # %% ../../nbs/config/trust.ipynb #048858b3
 def _is_below(name: str, modules: Iterable[str]) -> bool:
@@ -132,6 +134,7 @@ def _refused(name: str, as_: str = "") -> ConfigError:
     packages = "torch, lightning, nbtrain, torchvision, torchaudio, torchmetrics, transformers, peft, datasets"
     remedy = "If you know the configuration, give --trust (trust=True in Python)."
     return ConfigError(what, remedy=f"{remedy} Without it: models, data and the like of {packages}, and modules of this folder.")
+
 
 # %% ../../nbs/config/trust.ipynb #eaebcd8b
 def check_found(name: str, full: str, found: Any) -> None:

@@ -19,8 +19,20 @@ from torch.nn.utils.rnn import PackedSequence
 from ..errors import OutOfMemory, first_line
 
 # %% auto #0
-__all__ = ['batch_size', 'why_guessed', 'describe', 'change_tensors', 'to_device', 'pin', 'tensors', 'split', 'can_split',
-           'is_out_of_memory', 'out_of_memory']
+__all__ = [
+    "batch_size",
+    "why_guessed",
+    "describe",
+    "change_tensors",
+    "to_device",
+    "pin",
+    "tensors",
+    "split",
+    "can_split",
+    "is_out_of_memory",
+    "out_of_memory",
+]
+
 
 # %% ../../nbs/data/batch.ipynb #3cbd991d
 def _parts(batch: Any) -> dict[str, Any] | None:
@@ -34,6 +46,7 @@ def _parts(batch: Any) -> dict[str, Any] | None:
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
         return {f"[{i}]": item for i, item in enumerate(batch)}
     return None
+
 
 # %% ../../nbs/data/batch.ipynb #0b4118cd
 class _Count(NamedTuple):
@@ -76,6 +89,7 @@ def _kind(item: Any) -> Any:
 def _is_list(item: Any) -> bool:
     """A list or a tuple of anything, without names for its items."""
     return isinstance(item, (list, tuple)) and not hasattr(item, "_fields")
+
 
 # %% ../../nbs/data/batch.ipynb #c54b705b
 def _count(item: Any) -> _Count:
@@ -152,6 +166,7 @@ def _look_like_images(items: Sequence[Any]) -> bool:
     alike = len(items) > 1 and len({_kind(item) for item in items}) == 1
     return alike and getattr(items[0], "ndim", 0) == 3 and len({tuple(item.shape[1:]) for item in items}) > 1
 
+
 # %% ../../nbs/data/batch.ipynb #d1d52bf2
 def batch_size(batch: Any) -> int:
     """The number of samples in `batch`; 1 if it can't be determined. See `why_guessed`."""
@@ -166,6 +181,7 @@ def why_guessed(batch: Any) -> str:
     """Why `batch_size` is a guess for this batch, as a readable reason; empty if it is certain."""
     return _count(batch).doubt
 
+
 # %% ../../nbs/data/batch.ipynb #e955fd73
 def describe(batch: Any, depth: int = 3) -> str:
     """Describe a batch in one line: its types, shapes, dtypes and devices, down to `depth` levels and 6 items of each container."""
@@ -178,6 +194,7 @@ def describe(batch: Any, depth: int = 3) -> str:
     shown = [f"{name}: {describe(item, depth - 1)}" for name, item in list(parts.items())[:6]]
     more = [f"and {len(parts) - 6} more"] if len(parts) > 6 else []
     return f"{type(batch).__name__} of {len(parts)} ({', '.join(shown + more)})"
+
 
 # %% ../../nbs/data/batch.ipynb #99bd3a3b
 class _Movable(ABC):
@@ -212,6 +229,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """Move all tensors of `batch` to `device`; a copy to CUDA is asynchronous."""
     return _rebuild(batch, lambda item: move_data_to_device(item, device))
 
+
 # %% ../../nbs/data/batch.ipynb #e9258dbc
 def pin(batch: Any) -> Any:
     """Pin the CPU tensors of `batch` in page-locked memory; tensors that are pinned already are not copied. Needs CUDA."""
@@ -228,6 +246,7 @@ def tensors(batch: Any) -> Iterator[Tensor]:
         yield batch
     for item in (_parts(batch) or {}).values():
         yield from tensors(item)
+
 
 # %% ../../nbs/data/batch.ipynb #f08f10be
 def split(batch: Any, size: int) -> list[Any]:
@@ -260,6 +279,7 @@ def _rows(item: Any, rows: slice, n: int) -> Any:
             return item[rows]
         return type(item)(_rows(value, rows, n) for value in item)
     return item
+
 
 # %% ../../nbs/data/batch.ipynb #564adb28
 def is_out_of_memory(error: BaseException) -> bool:

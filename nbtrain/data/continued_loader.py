@@ -18,7 +18,8 @@ from .stream import set_dataset_epoch
 from ..rng import keep_random, random_state, set_random_state
 
 # %% auto #0
-__all__ = ['ContinuedLoader', 'continued']
+__all__ = ["ContinuedLoader", "continued"]
+
 
 # %% ../../nbs/data/continued_loader.ipynb #7172d9a2
 class ContinuedLoader(LoaderWrapper):
@@ -95,6 +96,7 @@ class ContinuedLoader(LoaderWrapper):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass continue at the place of `state`."""
         self._loaded, self._live, self.n_read, self.n_passes = state, None, state["n_read"], state["n_passes"]
+
 
 # %% ../../nbs/data/continued_loader.ipynb #a7190776
 def continued(loader: Iterable[Any], before: Iterable[Any] | None = None) -> Iterable[Any]:

@@ -23,7 +23,8 @@ from .tensor_loader import TensorLoader
 from ..rng import keep_random
 
 # %% auto #0
-__all__ = ['first_batch']
+__all__ = ["first_batch"]
+
 
 # %% ../../nbs/data/first_batch.ipynb #fc266417
 def _indices(loader: DataLoader[Any]) -> Sequence[Any]:
@@ -50,6 +51,7 @@ def _of_dataset(loader: DataLoader[Any]) -> list[Any]:
     with borrowed(loader):
         indices = _indices(loader)
         return [loader.collate_fn(_samples(loader.dataset, indices))] if len(indices) else []
+
 
 # %% ../../nbs/data/first_batch.ipynb #fb98374d
 def _read(loader: Any) -> list[Any]:

@@ -14,8 +14,19 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 from ..errors import CheckpointError, ConfigError
 
 # %% auto #0
-__all__ = ['BatchList', 'is_dataset', 'as_loader', 'with_batch_size', 'with_batch_sampler', 'LoaderWrapper', 'innermost',
-           'StatefulLoader', 'Batching', 'check_same']
+__all__ = [
+    "BatchList",
+    "is_dataset",
+    "as_loader",
+    "with_batch_size",
+    "with_batch_sampler",
+    "LoaderWrapper",
+    "innermost",
+    "StatefulLoader",
+    "Batching",
+    "check_same",
+]
+
 
 # %% ../../nbs/data/loader.ipynb #aaccfbd5
 class BatchList:
@@ -43,6 +54,7 @@ def as_loader(loader: Iterable[Any]) -> Iterable[Any]:
         return BatchList(loader)
     return loader
 
+
 # %% ../../nbs/data/loader.ipynb #0c5818c6
 def with_batch_size(loader: Any, batch_size: int) -> Any:
     """A DataLoader like `loader`, with another batch size; any other loader as it is."""
@@ -60,6 +72,7 @@ def with_batch_sampler(loader: DataLoader[Any], batch_sampler: Sampler[list[int]
 def _options(loader: DataLoader[Any]) -> dict[str, Any]:
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator", "prefetch_factor", "persistent_workers")
     return {name: getattr(loader, name) for name in names}
+
 
 # %% ../../nbs/data/loader.ipynb #923574f6
 class LoaderWrapper:
@@ -90,6 +103,7 @@ def innermost(loader: Any) -> Any:
         loader = loader.loader
     return loader
 
+
 # %% ../../nbs/data/loader.ipynb #8d599706
 @runtime_checkable
 class StatefulLoader(Protocol):
@@ -98,6 +112,7 @@ class StatefulLoader(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
 
 # %% ../../nbs/data/loader.ipynb #e3c39495
 @dataclass(frozen=True)
@@ -122,6 +137,7 @@ class Batching:
         """The start and stop index of each batch, starting with batch `first`."""
         for start in range(first * self.batch_size, len(self) * self.batch_size, self.batch_size):
             yield start, min(start + self.batch_size, self.n_samples)
+
 
 # %% ../../nbs/data/loader.ipynb #5dbb051a
 def check_same(loader: object, own: dict[str, Any], saved: Mapping[str, Any]) -> None:

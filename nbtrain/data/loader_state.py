@@ -34,7 +34,8 @@ from nbtrain.objects import (
 from ..rng import keep_random
 
 # %% auto #0
-__all__ = ['LoaderParts', 'find_parts', 'LoaderState', 'is_fixed', 'why_not_exact', 'draws_in_ranks', 'is_default_collate']
+__all__ = ["LoaderParts", "find_parts", "LoaderState", "is_fixed", "why_not_exact", "draws_in_ranks", "is_default_collate"]
+
 
 # %% ../../nbs/data/loader_state.ipynb #7cc600e4
 @dataclass
@@ -83,6 +84,7 @@ def find_parts(loader: Any) -> LoaderParts:
         found.add(path, item)
     found.is_whole = search.is_whole
     return found
+
 
 # %% ../../nbs/data/loader_state.ipynb #b439dfc4
 _FEW = 256, 64  # items of a container, and numbers of an array, in which a dataset may count
@@ -193,6 +195,7 @@ def _start_workers(parts: LoaderParts, paths: Iterable[str]) -> None:
         if loader is not None and loader.persistent_workers and loader._iterator is None:
             with keep_random(devices=False):
                 iter(loader)
+
 
 # %% ../../nbs/data/loader_state.ipynb #fbb0f507
 _INDEXED = (torch.utils.data.TensorDataset, list, tuple, range)

@@ -15,7 +15,8 @@ from ..errors import StepError
 from ..tracebacks import boundary
 
 # %% auto #0
-__all__ = ['mixup', 'cutmix']
+__all__ = ["mixup", "cutmix"]
+
 
 # %% ../../nbs/data/mixup.ipynb #f2d70702
 def _draw(n: int, alpha: float) -> tuple[float, Tensor]:
@@ -45,6 +46,7 @@ def mixup(batch: tuple[Tensor, Tensor], alpha: float = 0.2, *, n_classes: int | 
     share, partner = _draw(len(x), alpha)
     partner = partner.to(x.device)
     return torch.lerp(x[partner], x, share), _mixed_labels(y, partner, share, n_classes)
+
 
 # %% ../../nbs/data/mixup.ipynb #5fc16fb1
 @boundary

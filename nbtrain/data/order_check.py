@@ -29,7 +29,7 @@ from ..objects import MOST_ITEMS, MOST_NUMBERS, kind_of
 from ..rng import keep_random, random_state
 
 # %% auto #0
-__all__ = ['same_random', 'OrderCheck']
+__all__ = ["same_random", "OrderCheck"]
 
 # %% ../../nbs/data/order_check.ipynb #3e4a572b
 _N_DRAWN = 64
@@ -86,6 +86,7 @@ def _as_values(state: Any) -> Any:
         return {name: _as_values(value) for name, value in state.items()}
     return tuple(map(_as_values, state)) if isinstance(state, (tuple, list)) else state
 
+
 # %% ../../nbs/data/order_check.ipynb #1f8b81d6
 def _order(item: Any) -> int | None:
     """A number that changes with the order of a list or an array of indices; None for anything else."""
@@ -105,6 +106,7 @@ def _is_order(item: Any) -> bool:
     if isinstance(item, (np.ndarray, Tensor)):
         return item.ndim == 1 and len(item) > MOST_NUMBERS
     return len(item) > MOST_ITEMS or not all(kind_of(value).is_plain for value in item)  # otherwise its items are saved
+
 
 # %% ../../nbs/data/order_check.ipynb #e0d459c9
 class OrderCheck:

@@ -16,7 +16,8 @@ from .batch import pin, tensors, to_device
 from .loader import LoaderWrapper, StatefulLoader
 
 # %% auto #0
-__all__ = ['Copies', 'CudaCopies', 'Prefetcher', 'prefetch']
+__all__ = ["Copies", "CudaCopies", "Prefetcher", "prefetch"]
+
 
 # %% ../../nbs/data/prefetch.ipynb #7e033e8f
 class Copies(Protocol):
@@ -47,6 +48,7 @@ class CudaCopies:
             if tensor.device.type == self.device.type:
                 tensor.record_stream(current)  # or its memory could be reused for a later batch
         return batch
+
 
 # %% ../../nbs/data/prefetch.ipynb #e992c450
 class Prefetcher(LoaderWrapper):
@@ -103,6 +105,7 @@ class Prefetcher(LoaderWrapper):
         self._state = None
         if isinstance(self.loader, StatefulLoader):
             self.loader.load_state_dict(state)
+
 
 # %% ../../nbs/data/prefetch.ipynb #c658f818
 def prefetch(loader: Iterable[Any], device: str | torch.device) -> Iterable[Any]:

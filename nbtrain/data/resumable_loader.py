@@ -23,8 +23,20 @@ from ..errors import CheckpointError, ConfigError
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ['NO_PLACE', 'loader_place', 'restore_loader', 'can_skip', 'skip_batches', 'why_read_again', 'cost_of_resume',
-           'RereadableLoader', 'ResumableLoader', 'ValidLoader', 'borrowed']
+__all__ = [
+    "NO_PLACE",
+    "loader_place",
+    "restore_loader",
+    "can_skip",
+    "skip_batches",
+    "why_read_again",
+    "cost_of_resume",
+    "RereadableLoader",
+    "ResumableLoader",
+    "ValidLoader",
+    "borrowed",
+]
+
 
 # %% ../../nbs/data/resumable_loader.ipynb #9c56be43
 def loader_place(loader: Any) -> dict[str, Any]:
@@ -35,6 +47,7 @@ def loader_place(loader: Any) -> dict[str, Any]:
 def restore_loader(loader: Any, place: dict[str, Any]) -> None:
     """Restore a place that `loader_place` returned, for the next pass over `loader`."""
     LoaderState(loader).put(place, workers=False)
+
 
 # %% ../../nbs/data/resumable_loader.ipynb #3396c5da
 class _Rest:
@@ -81,6 +94,7 @@ def skip_batches(loader: DataLoader[Any], n: int) -> Iterator[Any]:
     rest.skip()
     return batches
 
+
 # %% ../../nbs/data/resumable_loader.ipynb #fbbe25cf
 def why_read_again(loader: Any) -> str:
     """Why resuming in the middle of a pass reads batches of `loader` again, and the remedy, as text; empty if nothing is read again."""
@@ -103,6 +117,7 @@ def cost_of_resume(loader: Any, finished: int) -> str:
     """A sentence on how many batches resuming after `finished` batches reads again, and why; empty if it reads none again."""
     reason, n = why_read_again(loader), "1 batch" if finished == 1 else f"{finished} batches"
     return f"Resuming reads {n} of this epoch again: {reason}." if reason else ""
+
 
 # %% ../../nbs/data/resumable_loader.ipynb #0ab3fd30
 NO_PLACE = {"length": None, "finished": None, "whole": False, "place": {"own": None, "generators": {}}}  # of another loader
@@ -146,6 +161,7 @@ class _Announced:
     def __next__(self) -> Any:
         self.before()
         return next(self.items)
+
 
 # %% ../../nbs/data/resumable_loader.ipynb #a93dbf3a
 class RereadableLoader(LoaderWrapper):
@@ -233,6 +249,7 @@ class RereadableLoader(LoaderWrapper):
 
     def _length(self) -> int | None:
         return sized_len(self.loader)
+
 
 # %% ../../nbs/data/resumable_loader.ipynb #8b7f4858
 class ResumableLoader(RereadableLoader):
@@ -336,6 +353,7 @@ class ResumableLoader(RereadableLoader):
         """What can't be resumed exactly, as far as a save shows."""
         return super().why_not_exact() + ([_DRAWS] if self._draws else [])
 
+
 # %% ../../nbs/data/resumable_loader.ipynb #d4d2a535
 class ValidLoader:
     """Saves and restores the place of a validation `loader` between two validations.
@@ -364,6 +382,7 @@ class ValidLoader:
     def why_not_exact(self) -> list[str]:
         """What will not continue exactly, as far as a save shows."""
         return self.check.result(in_pass=False)
+
 
 # %% ../../nbs/data/resumable_loader.ipynb #a87590fd
 @contextmanager

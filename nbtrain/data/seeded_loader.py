@@ -20,7 +20,8 @@ from ..errors import ConfigError, OptionError, nearest
 from ..rng import derive_seed, keep_random, seed_process
 
 # %% auto #0
-__all__ = ['SeededLoader']
+__all__ = ["SeededLoader"]
+
 
 # %% ../../nbs/data/seeded_loader.ipynb #607bba85
 class _SeededBatches(Dataset[Any]):
@@ -40,6 +41,7 @@ class _SeededBatches(Dataset[Any]):
         seed_process(derive_seed(self.seed, self.epoch, index))
         return self.dataset[index]
 
+
 # %% ../../nbs/data/seeded_loader.ipynb #2ed2903f
 _OPTIONS = ("multiprocessing_context", "persistent_workers", "pin_memory", "prefetch_factor", "timeout", "worker_init_fn")
 
@@ -52,6 +54,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
             "SeededLoader does not support persistent_workers: it starts its workers for each epoch.",
             remedy="Leave persistent_workers out.",
         )
+
 
 # %% ../../nbs/data/seeded_loader.ipynb #c1097a4f
 @dataclass

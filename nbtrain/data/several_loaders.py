@@ -24,7 +24,7 @@ from .tensor_loader import TensorLoader
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ['Loaders', 'is_several', 'mode_of', 'parts_of', 'n_batches', 'SeveralLoaders', 'named_loaders']
+__all__ = ["Loaders", "is_several", "mode_of", "parts_of", "n_batches", "SeveralLoaders", "named_loaders"]
 
 # %% ../../nbs/data/several_loaders.ipynb #sevl0004
 _LENGTHS = {"min_size": min, "max_size": max, "max_size_cycle": max, "sequential": sum}  # by the mode of a CombinedLoader
@@ -107,6 +107,7 @@ class SeveralLoaders(LoaderWrapper):
     def batch_sampler(self) -> None:
         """None: the batches don't come from one sampler."""
 
+
 # %% ../../nbs/data/several_loaders.ipynb #5fdefb1e
 def _remedy(given: Any) -> str:
     """What to write instead of a dataset; an empty string for anything else."""
@@ -129,6 +130,7 @@ def _may_be_loader(item: Any) -> bool:
     if isinstance(item, (list, tuple)):
         return not (item and isinstance(item[0], (str, bytes, Number)))
     return isinstance(item, Iterable) and not isinstance(item, _NEVER)
+
 
 # %% ../../nbs/data/several_loaders.ipynb #000a42ab
 def named_loaders(given: Any, argument: str = "valid_loader") -> dict[str, Any] | None:

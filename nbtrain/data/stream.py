@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from .loader import LoaderWrapper, StatefulLoader, innermost
 
 # %% auto #0
-__all__ = ['place_keeper', 'stream_of', 'loses_buffer', 'set_dataset_epoch', 'keeps_epoch']
+__all__ = ["place_keeper", "stream_of", "loses_buffer", "set_dataset_epoch", "keeps_epoch"]
+
 
 # %% ../../nbs/data/stream.ipynb #96826424
 def place_keeper(loader: Any) -> StatefulLoader | None:
@@ -51,6 +52,7 @@ def loses_buffer(loader: Any) -> bool:
             return True
         parts += inner
     return False
+
 
 # %% ../../nbs/data/stream.ipynb #ec243cd1
 def set_dataset_epoch(loader: Any, epoch: int) -> None:

@@ -16,7 +16,8 @@ from ..errors import ConfigError, StepError
 from ..rng import derive_seed, keep_random
 
 # %% auto #0
-__all__ = ['Task', 'TaskLoader']
+__all__ = ["Task", "TaskLoader"]
+
 
 # %% ../../nbs/data/task_loader.ipynb #6676ab04
 def _order(shares: Mapping[str, float], n_batches: int) -> Iterator[str]:
@@ -27,6 +28,7 @@ def _order(shares: Mapping[str, float], n_batches: int) -> Iterator[str]:
         name = max(shares, key=lambda task: shares[task] / total * (i + 1) - n_done[task])
         n_done[name] += 1
         yield name
+
 
 # %% ../../nbs/data/task_loader.ipynb #d0671e0c
 _END = object()

@@ -19,7 +19,8 @@ from .loader import Batching, check_same
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ['Frame', 'is_array', 'as_tensor', 'TensorLoader', 'suggest_loader']
+__all__ = ["Frame", "is_array", "as_tensor", "TensorLoader", "suggest_loader"]
+
 
 # %% ../../nbs/data/tensor_loader.ipynb #72c60978
 def _draw_seed(generator: Generator | None) -> int:
@@ -52,6 +53,7 @@ class _Draws:
         """At the last batch, draw the one permutation too many that RandomSampler draws."""
         if self.generator is not None:
             torch.randperm(n, generator=self.generator)
+
 
 # %% ../../nbs/data/tensor_loader.ipynb #63ca5709
 @runtime_checkable
@@ -87,6 +89,7 @@ def as_tensor(value: np.ndarray | Frame) -> Tensor:
     tensor = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))  # a copy, which may be written to
     return tensor.to(torch.get_default_dtype()) if array.dtype.kind == "f" else tensor
 
+
 # %% ../../nbs/data/tensor_loader.ipynb #ad1d71ed
 def _checked(given: tuple[Any, ...]) -> tuple[list[Any] | None, list[Tensor]]:
     """The keys of a batch (None if it is a list) and the tensors. Raises ConfigError for anything that is not a set of samples."""
@@ -107,6 +110,7 @@ def _checked(given: tuple[Any, ...]) -> tuple[list[Any] | None, list[Tensor]]:
         if len(set(values)) > 1:
             raise ConfigError(f"The tensors have different {unlike}: {', '.join(map(str, values))}.", remedy="Make them equal.")
     return names, list(given)
+
 
 # %% ../../nbs/data/tensor_loader.ipynb #afddcd53
 class TensorLoader:
@@ -189,6 +193,7 @@ class TensorLoader:
         """Let the next pass begin at the place of `state`; the batches before it are not read."""
         check_same(self, self.settings(), state)
         self._pass = self._resumed = _Draws(self.generator, state["position"], state["source"])
+
 
 # %% ../../nbs/data/tensor_loader.ipynb #71509b53
 def suggest_loader(loader: object) -> str | None:

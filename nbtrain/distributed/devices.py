@@ -12,7 +12,7 @@ import torch
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ['Device', 'Devices', 'resolve_devices', 'resolve_device', 'device_args']
+__all__ = ["Device", "Devices", "resolve_devices", "resolve_device", "device_args"]
 
 # %% ../../nbs/distributed/devices.ipynb #b3abd629
 Device = str | torch.device
@@ -47,6 +47,7 @@ def _resolve(device: Device) -> torch.device:
     elif found.type not in ("cpu", "cuda", "mps"):
         raise ConfigError(f"device={str(device)!r} can't train here.", remedy='Give "auto", "cpu", "cuda" or "mps".')
     return found
+
 
 # %% ../../nbs/distributed/devices.ipynb #3439301b
 def resolve_device(device: Devices) -> torch.device:

@@ -17,7 +17,8 @@ from ..engine.protocol import TrainerProtocol
 from ..events import Status
 
 # %% auto #0
-__all__ = ['Launcher', 'launcher_of', 'world_of', 'n_readers']
+__all__ = ["Launcher", "launcher_of", "world_of", "n_readers"]
+
 
 # %% ../../nbs/distributed/launcher.ipynb #322b6ae9
 class Launcher(AddOnBase):

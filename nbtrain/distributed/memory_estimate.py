@@ -17,7 +17,8 @@ from .parallelism import Parallelism, find_blocks
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ['DeviceMemory', 'estimate', 'device_memory', 'Candidate', 'DevicePlan', 'plan_devices']
+__all__ = ["DeviceMemory", "estimate", "device_memory", "Candidate", "DevicePlan", "plan_devices"]
+
 
 # %% ../../nbs/distributed/memory_estimate.ipynb #5a3704ea
 @dataclass(frozen=True)
@@ -60,12 +61,14 @@ def _state_bytes(optimizer: Optimizer) -> int:
         for group in optimizer.param_groups
     )
 
+
 # %% ../../nbs/distributed/memory_estimate.ipynb #5ec0d4f3
 def device_memory(device: torch.device, n_devices: int) -> int:
     """The memory of `device` for one of `n_devices` processes, in bytes. On the CPU they share the machine's memory."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // n_devices
+
 
 # %% ../../nbs/distributed/memory_estimate.ipynb #6e257026
 _FOR_ACTIVATIONS = 0.2  # of a device's memory
@@ -122,6 +125,7 @@ class DevicePlan:
             row = "".join(f"{n / size:>{width}.2f}" for n, width in zip(numbers, (10, 11, 11, 10, 9)))
             lines.append(f"{mark} {candidate.name:10}{row}")
         return "\n".join(lines)
+
 
 # %% ../../nbs/distributed/memory_estimate.ipynb #de7e8182
 def plan_devices(model: nn.Module, optimizer: Optimizer | None, n_devices: int, device_bytes: int) -> DevicePlan:

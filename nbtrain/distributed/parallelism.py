@@ -36,8 +36,19 @@ from torch.optim import Optimizer
 from ..errors import ConfigError, nearest
 
 # %% auto #0
-__all__ = ['Value', 'Parallelize', 'find_blocks', 'gather', 'whole', 'local', 'rebind', 'SplitStrategy', 'tensor_styles',
-           'Parallelism', 'resolve_parallelism']
+__all__ = [
+    "Value",
+    "Parallelize",
+    "find_blocks",
+    "gather",
+    "whole",
+    "local",
+    "rebind",
+    "SplitStrategy",
+    "tensor_styles",
+    "Parallelism",
+    "resolve_parallelism",
+]
 
 # %% ../../nbs/distributed/parallelism.ipynb #fed71e86
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they compute nothing themselves
@@ -78,6 +89,7 @@ def _large(module: nn.Module) -> tuple[list[nn.Module], int]:
         rest = sum(p.numel() for p in module.parameters())
     return ([*found, module], 0) if rest >= _LARGE and not isinstance(module, _CONTAINERS) else (found, rest)
 
+
 # %% ../../nbs/distributed/parallelism.ipynb #35829d21
 Value = TypeVar("Value")
 
@@ -105,6 +117,7 @@ def local(value: Any) -> Any:
     """This rank's shard of a tensor, which may be empty; any other value unchanged."""
     return value.to_local() if isinstance(value, DTensor) else value
 
+
 # %% ../../nbs/distributed/parallelism.ipynb #a1fdc33e
 def rebind(optimizer: Optimizer, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
     """Make `optimizer` update the parameters `after` instead of `before`, matched by name, and shard its states likewise.
@@ -125,6 +138,7 @@ def _shard_like(parameter: Tensor, value: Any, shape: torch.Size) -> Any:
     if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or value.shape != shape:
         return value
     return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None)
+
 
 # %% ../../nbs/distributed/parallelism.ipynb #4e17217e
 class SplitStrategy(ModelParallelStrategy):
@@ -151,6 +165,7 @@ class SplitStrategy(ModelParallelStrategy):
     def _whole(self, state: dict[str, Any]) -> dict[str, Any]:
         return whole(state) if self._gathers else state
 
+
 # %% ../../nbs/distributed/parallelism.ipynb #eb0af451
 Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module | None]
 _STYLES: dict[str, Callable[[], ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
@@ -165,6 +180,7 @@ def tensor_styles(model: nn.Module, plan: Mapping[str, str | ParallelStyle]) -> 
             raise ConfigError(f"tensor_plan={{{pattern!r}: ...}}: there is no such module.", remedy=nearest(pattern, names))
         styles[pattern] = _STYLES[style]() if isinstance(style, str) else style
     return styles
+
 
 # %% ../../nbs/distributed/parallelism.ipynb #15e54c61
 @dataclass(frozen=True)
@@ -239,6 +255,7 @@ _STRATEGIES: dict[str, Callable[[Parallelism], Strategy]] = {
     "deepspeed": lambda own: DeepSpeedStrategy(),
 }
 
+
 # %% ../../nbs/distributed/parallelism.ipynb #b65ce994
 def _check_devices(name: str, device_type: str) -> None:
     """Raise ConfigError for a strategy that needs GPUs, or a package, where they are missing."""
@@ -276,6 +293,7 @@ def _checked_size(name: str, size: int | None, n_devices: int) -> int:
             f"{name}={size!r} does not divide {n_devices} devices.", remedy=f"Give one of: {fit}." if fit else "Give more devices."
         )
     return size
+
 
 # %% ../../nbs/distributed/parallelism.ipynb #ec3a99da
 _TAKES = {"fsdp2": ("shard_size", "parallelize"), "tp": ("tensor_parallel_size", "tensor_plan", "parallelize")}

@@ -24,7 +24,7 @@ from ..engine.train_state import Mode
 from ..rng import random_state
 
 # %% auto #0
-__all__ = ['RankCallback', 'find_rank', 'InWorld']
+__all__ = ["RankCallback", "find_rank", "InWorld"]
 
 # %% ../../nbs/distributed/rank.ipynb #9f89cf07
 _MEET = timedelta(seconds=5)  # how long a rank that has failed waits for the others to fail too
@@ -136,10 +136,12 @@ class RankCallback(L.Callback):
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.loaders.clear()
 
+
 # %% ../../nbs/distributed/rank.ipynb #60c5fc09
 def find_rank(pl_trainer: L.Trainer) -> RankCallback | None:
     """The RankCallback of a run that is one rank of several; None in other runs, including those of your own `lightning.Trainer`."""
     return next(iter(callbacks_of(pl_trainer, RankCallback)), None)
+
 
 # %% ../../nbs/distributed/rank.ipynb #5809b0e6
 class InWorld(RankCallback):

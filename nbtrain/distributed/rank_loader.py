@@ -25,7 +25,8 @@ from ..engine.meter import EpochLog, Meter, Scalar
 from ..rng import derive_seed, random_state, seed_process, set_random_state
 
 # %% auto #0
-__all__ = ['deal', 'DealtSampler', 'RankLoader', 'SampledLoader', 'sampled_share', 'RankMeter']
+__all__ = ["deal", "DealtSampler", "RankLoader", "SampledLoader", "sampled_share", "RankMeter"]
+
 
 # %% ../../nbs/distributed/rank_loader.ipynb #db20ca5b
 def deal(items: Iterable[Any], sizes: Any, number: int, n_ranks: int) -> Iterator[tuple[Any, float]]:
@@ -36,6 +37,7 @@ def deal(items: Iterable[Any], sizes: Any, number: int, n_ranks: int) -> Iterato
         has_item = number < len(round_)
         share = n_samples[number] * n_ranks / sum(n_samples) if has_item and sum(n_samples) else 0.0
         yield round_[number if has_item else -1], share
+
 
 # %% ../../nbs/distributed/rank_loader.ipynb #f1c63dbc
 class DealtSampler(Sampler[list[int]]):
@@ -56,6 +58,7 @@ class DealtSampler(Sampler[list[int]]):
         for indices, share in deal(self.batches, len, self.number, self.n_ranks):
             self.shares.append(share)
             yield indices
+
 
 # %% ../../nbs/distributed/rank_loader.ipynb #f4789e9e
 class RankLoader(LoaderWrapper):
@@ -113,6 +116,7 @@ class RankLoader(LoaderWrapper):
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed(rank_seed)
 
+
 # %% ../../nbs/distributed/rank_loader.ipynb #samplshr
 class SampledLoader(LoaderWrapper):
     """The share of rank `number` of a DataLoader by torch's DistributedSampler, as Lightning gives it to a LightningModule."""
@@ -152,6 +156,7 @@ def sampled_share(loader: Any, number: int, n_ranks: int, *, shuffle: bool, note
     if not shuffle and (rest := len(loader.sampler) % n_ranks):  # pyright: ignore[reportArgumentType]
         note(f"A DistributedSampler reads {n_ranks - rest} of the samples twice, so that all {n_ranks} processes have equally many.")
     return SampledLoader(loader, number, n_ranks, shuffle=shuffle)
+
 
 # %% ../../nbs/distributed/rank_loader.ipynb #fdf2aba4
 class RankMeter(Meter):

@@ -37,8 +37,20 @@ from ..remote_errors import own_error, remake
 from ..tracebacks import user_frames
 
 # %% auto #0
-__all__ = ['dumps', 'loads', 'WorkerTask', 'RankFailure', 'describe_failure', 'Terminated', 'Channel', 'LateReduce', 'Agreement',
-           'Rank', 'main']
+__all__ = [
+    "dumps",
+    "loads",
+    "WorkerTask",
+    "RankFailure",
+    "describe_failure",
+    "Terminated",
+    "Channel",
+    "LateReduce",
+    "Agreement",
+    "Rank",
+    "main",
+]
+
 
 # %% ../../nbs/distributed/worker.ipynb #d156a3fd
 def dumps(value: Any) -> bytes:
@@ -52,6 +64,7 @@ def dumps(value: Any) -> bytes:
 def loads(data: bytes) -> Any:
     """Unpickle the result of `dumps`, with its tensors on the CPU. Only for bytes from your own processes: a pickle can run any code."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+
 
 # %% ../../nbs/distributed/worker.ipynb #fa7a8181
 @dataclass(frozen=True)
@@ -119,6 +132,7 @@ def _pickled(error: BaseException) -> bytes | None:
             continue
     return None
 
+
 # %% ../../nbs/distributed/worker.ipynb #93b4b077
 _POLL_S = 0.5  # between two checks that the parent is alive
 
@@ -177,6 +191,7 @@ class Channel:
             pass
         os.killpg(os.getpid(), signal.SIGKILL)  # the worker leads a session
 
+
 # %% ../../nbs/distributed/worker.ipynb #340d1a9d
 _PACE_S, _MOST_CALLS = 0.05, 32  # between two reductions
 
@@ -228,6 +243,7 @@ class LateReduce:
             self._pending.wait()
         self._pending = None
 
+
 # %% ../../nbs/distributed/worker.ipynb #e316b196
 class Agreement:
     """Returns the parent's commands on every rank at the same call. Call `due` and `soon` equally often on all ranks."""
@@ -253,6 +269,7 @@ class Agreement:
             time.sleep(_POLL_S)
         self._n_returned += 1
         return self._channel.commands[self._n_returned - 1]
+
 
 # %% ../../nbs/distributed/worker.ipynb #c93ca73d
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from ..source.source_file import cells
 from ..remote_errors import RemoteTraceback
 
 # %% auto #0
-__all__ = ['OnMessage', 'pack', 'same_libraries', 'Pool', 'Launch']
+__all__ = ["OnMessage", "pack", "same_libraries", "Pool", "Launch"]
 
 # %% ../../nbs/distributed/worker_pool.ipynb #0904e6c3
 _LARGE_BYTES = 100 * 2**20  # a warning from here on
@@ -97,6 +97,7 @@ def _can_pickle(value: Any) -> bool:
     except Exception:
         return False
     return True
+
 
 # %% ../../nbs/distributed/worker_pool.ipynb #37ff7b39
 _READ_ONCE = ("CUDA_", "GLOO_", "LD_", "MKL_", "NCCL_", "OMP_", "PYTHON", "PYTORCH_", "TORCH")  # prefixes of variables
@@ -182,6 +183,7 @@ class _Worker:
         self.connection.close()
         self.output.close()
 
+
 # %% ../../nbs/distributed/worker_pool.ipynb #879eb4a8
 class Pool:
     """A pool of worker processes that have imported `preload` and wait for tasks."""
@@ -228,6 +230,7 @@ def _environment(n: int) -> dict[str, str]:
     environment.setdefault("OMP_NUM_THREADS", str(max(1, n_cores // n)))
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     return environment | ({"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {})
+
 
 # %% ../../nbs/distributed/worker_pool.ipynb #5a82e505
 class _Outcome:
@@ -287,6 +290,7 @@ def _death(rank: int, exit_code: int, output: str) -> WorkerError:
         else "",
     )
 
+
 # %% ../../nbs/distributed/worker_pool.ipynb #9ed4d914
 OnMessage = Callable[[int, Any], None]  # called with the rank and its message
 _POLL_S = 0.2  # between two checks that all workers are alive
@@ -311,6 +315,7 @@ def _held_interrupts() -> Iterator[threading.Event]:
         yield interrupted
     finally:
         signal.signal(signal.SIGINT, before)
+
 
 # %% ../../nbs/distributed/worker_pool.ipynb #88c28328
 class _Meeting:
@@ -349,6 +354,7 @@ def _serve(host: str, port: int) -> TCPStore:
     server.listen()
     port = server.getsockname()[1]
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
+
 
 # %% ../../nbs/distributed/worker_pool.ipynb #6379a05d
 class Launch:

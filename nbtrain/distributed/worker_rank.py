@@ -23,7 +23,8 @@ from ..engine.protocol import TrainerProtocol
 from ..events import Event
 
 # %% auto #0
-__all__ = ['WorkerEnvironment', 'begin_copy', 'InWorker']
+__all__ = ["WorkerEnvironment", "begin_copy", "InWorker"]
+
 
 # %% ../../nbs/distributed/worker_rank.ipynb #c77f4244
 class WorkerEnvironment(ClusterEnvironment):
@@ -67,6 +68,7 @@ class WorkerEnvironment(ClusterEnvironment):
     def node_rank(self) -> int:
         return 0
 
+
 # %% ../../nbs/distributed/worker_rank.ipynb #5be0a1c4
 class _EventSender:
     """Sends the events of a replica to the process that started the run."""
@@ -90,6 +92,7 @@ def begin_copy(
     trainer.control.thread = threading.current_thread()
     if update is not None:
         trainer.sinks.append(_EventSender(update))
+
 
 # %% ../../nbs/distributed/worker_rank.ipynb #17a8b982
 class InWorker(RankCallback):

@@ -22,7 +22,8 @@ from .worker import LateReduce
 from ..errors import ConfigError, NbtrainError
 
 # %% auto #0
-__all__ = ['World', 'find_world', 'reader_number', 'StopTogether']
+__all__ = ["World", "find_world", "reader_number", "StopTogether"]
+
 
 # %% ../../nbs/distributed/world.ipynb #b1242426
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class World:
             raise reply[1]
         return reply[0]
 
+
 # %% ../../nbs/distributed/world.ipynb #5cde6e18
 def find_world() -> World:
     """The world of this process: torchrun's, SLURM's, that of another launcher with torchrun's variables, or of size 1.
@@ -118,10 +120,12 @@ def _world(environment: ClusterEnvironment, name: str) -> World:
         )
     return World(environment.global_rank(), size, environment.local_rank(), n_local, environment)
 
+
 # %% ../../nbs/distributed/world.ipynb #1582ad99
 def reader_number(n_readers: int) -> int:
     """The reader of this rank, from 0 to `n_readers` - 1; 0 for a single process. Consecutive ranks are one reader."""
     return dist.get_rank() * n_readers // dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
+
 
 # %% ../../nbs/distributed/world.ipynb #f18a796a
 _WITHOUT_SIGNAL = 1  # SIGHUP's number, which is never caught here

@@ -23,8 +23,20 @@ from ..errors import AddOnError, OptionError, nearest
 from ..tracebacks import shorten
 
 # %% auto #0
-__all__ = ['Phase', 'TrainStep', 'options', 'AddOnBase', 'precedes', 'ordered', 'chosen_options', 'copy_addon', 'is_same',
-           'merge_instances', 'join_options']
+__all__ = [
+    "Phase",
+    "TrainStep",
+    "options",
+    "AddOnBase",
+    "precedes",
+    "ordered",
+    "chosen_options",
+    "copy_addon",
+    "is_same",
+    "merge_instances",
+    "join_options",
+]
+
 
 # %% ../../nbs/engine/addon.ipynb #7bbfe7f4
 def _refuse_apply(addon: type[AddOnBase]) -> None:
@@ -34,6 +46,7 @@ def _refuse_apply(addon: type[AddOnBase]) -> None:
             remedy="Override what the addon contributes, such as callbacks(trainer) or wrap_step(trainer, step); methods for the trainer "
             "are named in `commands`.",
         )
+
 
 # %% ../../nbs/engine/addon.ipynb #a958d0ac
 Phase = Literal["train", "valid", "test"]
@@ -78,6 +91,7 @@ def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
             raise
 
     return checked
+
 
 # %% ../../nbs/engine/addon.ipynb #6e4c87c6
 @dataclass_transform(kw_only_default=True)
@@ -175,6 +189,7 @@ class AddOnBase:
         """Return arguments for `lightning.Trainer`. If two addons give the same argument, the later addon wins."""
         return {}
 
+
 # %% ../../nbs/engine/addon.ipynb #c3bca42e
 def _check_options(addons: Iterable[type[AddOnBase]]) -> None:
     owners: dict[str, type[AddOnBase]] = {}
@@ -186,6 +201,7 @@ def _check_options(addons: Iterable[type[AddOnBase]]) -> None:
                     f"{other.__name__} and {addon.__name__} both take the option {name!r}.",
                     remedy="Rename it in one of them, or let both inherit it from one base class.",
                 )
+
 
 # %% ../../nbs/engine/addon.ipynb #0a69e94f
 def precedes(first: type[AddOnBase], second: type[AddOnBase]) -> bool:
@@ -253,6 +269,7 @@ def _check_loaders(addons: Iterable[type[AddOnBase]]) -> None:
                 remedy=f"Write after = ({addon.__name__},) in {other.__name__}, or the other way round.",
             )
 
+
 # %% ../../nbs/engine/addon.ipynb #750c29e4
 def chosen_options(addon: AddOnBase) -> dict[str, Any]:
     """The options of an addon that differ from their defaults."""
@@ -277,6 +294,7 @@ def is_same(one: Any, other: Any) -> bool:
     except (TypeError, ValueError, RuntimeError):
         return False
 
+
 # %% ../../nbs/engine/addon.ipynb #a83f5c17
 def merge_instances(known: Mapping[type[AddOnBase], AddOnBase], addons: Iterable[Any], title: str) -> dict[type[AddOnBase], AddOnBase]:
     """Merge the instances in `known` and `addons`. Raises AddOnError for two instances of one addon with different options."""
@@ -286,6 +304,7 @@ def merge_instances(known: Mapping[type[AddOnBase], AddOnBase], addons: Iterable
             what = f"{title} was given {type(addon).__name__} twice, with different options."
             raise AddOnError(what, remedy="Give one instance with all options.")
     return found
+
 
 # %% ../../nbs/engine/addon.ipynb #db628f4a
 def join_options(

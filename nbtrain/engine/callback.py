@@ -22,8 +22,23 @@ from ..source.user_code import is_user
 CallbackType = TypeVar("CallbackType", bound=L.Callback)
 
 # %% auto #0
-__all__ = ['CallbackType', 'Notifier', 'Callback', 'call_hook', 'is_of_hook', 'notes', 'callbacks_of', 'active_callbacks',
-           'listeners', 'notifier', 'notify', 'Stopper', 'PassKeeper', 'Leaving']
+__all__ = [
+    "CallbackType",
+    "Notifier",
+    "Callback",
+    "call_hook",
+    "is_of_hook",
+    "notes",
+    "callbacks_of",
+    "active_callbacks",
+    "listeners",
+    "notifier",
+    "notify",
+    "Stopper",
+    "PassKeeper",
+    "Leaving",
+]
+
 
 # %% ../../nbs/engine/callback.ipynb #dc7ee07f
 class Callback(L.Callback):
@@ -75,6 +90,7 @@ class Callback(L.Callback):
     def on_finalize(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Called when training is over: completed, stopped, or ended by an error or an interrupt."""
 
+
 # %% ../../nbs/engine/callback.ipynb #aca3496c
 _NOTE = "nbtrain: hook "
 
@@ -110,6 +126,7 @@ def is_of_hook(error: BaseException) -> bool:
 def notes(error: BaseException) -> list[str]:
     """The notes that were added to `error`."""
     return getattr(error, "__notes__", [])
+
 
 # %% ../../nbs/engine/callback.ipynb #7546eb13
 Notifier = Callable[..., None]
@@ -163,6 +180,7 @@ def notify(pl_trainer: L.Trainer, name: str, *args: Any) -> bool:
         call(*args)
     return call is not None
 
+
 # %% ../../nbs/engine/callback.ipynb #d420ef7d
 class Stopper(L.Callback):
     """Base class of a callback that may end the run; `reason` says why it did."""
@@ -179,6 +197,7 @@ class Stopper(L.Callback):
         if pl_trainer.strategy.reduce_boolean_decision(wanted, all=False):
             self.reason = reason
             pl_trainer.should_stop = True
+
 
 # %% ../../nbs/engine/callback.ipynb #a42189a9
 class PassKeeper(L.Callback):

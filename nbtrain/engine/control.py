@@ -21,8 +21,22 @@ from ..events import Phase
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ['State', 'Command', 'Verdict', 'AT_EXIT', 'RunState', 'Boundary', 'Leave', 'LeaveAfterError', 'Request', 'Requests',
-           'Failed', 'Control', 'cause_of_end', 'refuse_while_on']
+__all__ = [
+    "State",
+    "Command",
+    "Verdict",
+    "AT_EXIT",
+    "RunState",
+    "Boundary",
+    "Leave",
+    "LeaveAfterError",
+    "Request",
+    "Requests",
+    "Failed",
+    "Control",
+    "cause_of_end",
+    "refuse_while_on",
+]
 
 # %% ../../nbs/engine/control.ipynb #f2b7e312
 State = Literal["idle", "running", "pausing", "paused", "stopping"]
@@ -93,6 +107,7 @@ class RunState:
         with self.changed:
             return self.changed.wait_for(lambda: self.name in states, timeout_s)
 
+
 # %% ../../nbs/engine/control.ipynb #45619d19
 @dataclass(frozen=True)
 class Boundary:
@@ -142,6 +157,7 @@ class Request:
                 self.future.set_exception(error)
                 if is_of_hook(error):
                     raise
+
 
 # %% ../../nbs/engine/control.ipynb #be734ee7
 class Requests:
@@ -202,6 +218,7 @@ class Requests:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
 
 # %% ../../nbs/engine/control.ipynb #8ac29090
 Verdict = Literal["retry", "skip", "raise"]  # what to do with a batch that has failed
@@ -386,6 +403,7 @@ class Control:
             return False
         self.elsewhere(("call", name, options))
         return True
+
 
 # %% ../../nbs/engine/control.ipynb #dda2bbd6
 AT_EXIT = 0  # in place of a signal, for `Control.stop`: the interpreter ends

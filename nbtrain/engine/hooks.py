@@ -15,7 +15,7 @@ import lightning as L
 from ..errors import ConfigError, nearest
 
 # %% auto #0
-__all__ = ['Span', 'Part', 'HOOKS', 'HookPoint', 'check_names']
+__all__ = ["Span", "Part", "HOOKS", "HookPoint", "check_names"]
 
 # %% ../../nbs/engine/hooks.ipynb #948b414e
 Span = Literal["run", "epoch", "batch", "update", "validation", "validation batch", "request", "test"]
@@ -51,6 +51,7 @@ class HookPoint:
     def is_lightnings(self) -> bool:
         """Whether Lightning calls `method`."""
         return hasattr(L.Callback, self.method)
+
 
 # %% ../../nbs/engine/hooks.ipynb #aec5aa6a
 _UPDATE = (
@@ -154,6 +155,7 @@ HOOKS: tuple[HookPoint, ...] = (
         part="test",
     ),
 )
+
 
 # %% ../../nbs/engine/hooks.ipynb #65ce6463
 def check_names(kind: type, known: Iterable[str], base: type, *, strict: bool = False) -> None:

@@ -18,8 +18,20 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor, nn
 
 # %% auto #0
-__all__ = ['current_results', 'reset_results', 'publish', 'Results', 'EpochMetrics', 'KnownMetrics', 'ModuleLog', 'lend_log',
-           'take_log_back', 'logged_state', 'load_logged']
+__all__ = [
+    "current_results",
+    "reset_results",
+    "publish",
+    "Results",
+    "EpochMetrics",
+    "KnownMetrics",
+    "ModuleLog",
+    "lend_log",
+    "take_log_back",
+    "logged_state",
+    "load_logged",
+]
+
 
 # %% ../../nbs/engine/logged.ipynb #09901c9f
 def current_results(pl_trainer: L.Trainer) -> _ResultCollection | None:
@@ -79,6 +91,7 @@ class Results(_ResultCollection):
     def cpu(self) -> _ResultCollection:
         is_here = all(metric.is_tensor and all(vars(metric)[name].is_cpu for name in metric._defaults) for metric in self.values())
         return self if is_here else super().cpu()
+
 
 # %% ../../nbs/engine/logged.ipynb #9d7d2f59
 _MANY = 20  # metrics
@@ -164,6 +177,7 @@ def _is_usual(metric: _ResultMetric) -> bool:
     """Whether `metric` is a mean of numbers that is not synchronized between processes."""
     return metric.is_tensor and metric.meta.is_mean_reduction and not metric.meta.sync.should and not metric.meta.on_step
 
+
 # %% ../../nbs/engine/logged.ipynb #4fad86bb
 _FLOATS = (torch.float32, torch.float64)
 
@@ -218,6 +232,7 @@ class KnownMetrics:
             state["value"] = state["_forward_cache"]
         state.update(_computed=None, _update_count=state["_update_count"] + 1, has_reset=False)
 
+
 # %% ../../nbs/engine/logged.ipynb #29f4605a
 class ModuleLog:
     """The `log` of a module, as an attribute of an inner LightningModule. Copies and pickles don't include the module."""
@@ -251,6 +266,7 @@ def take_log_back(model: nn.Module) -> None:
         if isinstance(part, L.LightningModule):
             vars(part).pop("log", None)
             part.trainer = None
+
 
 # %% ../../nbs/engine/logged.ipynb #50aab6f5
 _OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")

@@ -22,7 +22,7 @@ from ..data.batch import to_device
 from ..errors import StepError
 
 # %% auto #0
-__all__ = ['Scalar', 'N_SAMPLES', 'snapshot', 'PendingRows', 'EpochLog', 'Meter']
+__all__ = ["Scalar", "N_SAMPLES", "snapshot", "PendingRows", "EpochLog", "Meter"]
 
 # %% ../../nbs/engine/meter.ipynb #78fbd4fd
 Scalar = Tensor | Real | float
@@ -41,6 +41,7 @@ def snapshot(value: Scalar) -> Scalar:
     fresh = value.detach() if value.requires_grad else value  # detach costs 2 µs
     value = fresh.clone() if may_be_held else fresh
     return value if value.ndim == 0 else value.reshape(())
+
 
 # %% ../../nbs/engine/meter.ipynb #c3fe1ef1
 def _to_floats(columns: Mapping[str, Sequence[Scalar]]) -> dict[str, list[float]]:
@@ -64,6 +65,7 @@ def _to_floats(columns: Mapping[str, Sequence[Scalar]]) -> dict[str, list[float]
             floats[name] = moved[start : start + len(column)]
             start += len(column)
     return floats
+
 
 # %% ../../nbs/engine/meter.ipynb #1be0ee13
 @dataclass
@@ -108,6 +110,7 @@ class PendingRows:
 def _as_whole(number: float) -> float:
     return int(number) if number.is_integer() else number
 
+
 # %% ../../nbs/engine/meter.ipynb #4b6850be
 class EpochLog(dict[str, list[Any]]):
     """This epoch's values by key, one per batch: floats for scalars; tensors too, if the class has a `metric_on_epoch_end`."""
@@ -117,6 +120,7 @@ class EpochLog(dict[str, list[Any]]):
             f"{key!r} is not in this epoch's log, which has: {', '.join(self) or 'nothing yet'}. Other tensors than "
             "scalars are kept only where the class has a metric_on_epoch_end to read them."
         )
+
 
 # %% ../../nbs/engine/meter.ipynb #8656b621
 _SAVED = ("keep_tensors", "n_batches", "kept_bytes", "_sums", "_weights", "_flushed")  # of a meter, in addition to its keys and its log
@@ -133,6 +137,7 @@ def _joined(blocks: Sequence[tuple[dict[str, list[float]], list[float]]]) -> tup
 def _other_names(names: Iterable[str]) -> StepError:
     changed = f"the step's scalars changed between two batches: {', '.join(sorted(names))}."
     return StepError(changed, remedy="Return the same names for every batch.")
+
 
 # %% ../../nbs/engine/meter.ipynb #354a5898
 class Meter:

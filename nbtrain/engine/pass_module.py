@@ -28,7 +28,8 @@ from ..errors import StepError
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ['Guard', 'StepsProtocol', 'numbers', 'is_sanity_check', 'TrainingModes', 'PassModule']
+__all__ = ["Guard", "StepsProtocol", "numbers", "is_sanity_check", "TrainingModes", "PassModule"]
+
 
 # %% ../../nbs/engine/pass_module.ipynb #stepsprot
 class Guard(Protocol):
@@ -59,6 +60,7 @@ class StepsProtocol(TrainerProtocol, Protocol):
     def metric_on_epoch_end(self) -> dict[str, Any] | None: ...
     def callbacks(self) -> list[L.Callback]: ...
 
+
 # %% ../../nbs/engine/pass_module.ipynb #a4e00dec
 def numbers(metrics: Mapping[str, Any], whose: str, where: str) -> dict[str, float]:
     """Convert `metrics` to floats. Raises StepError for a value that is not a number."""
@@ -81,6 +83,7 @@ def _checked(returned: Any, where: str) -> dict[str, float]:
 def is_sanity_check(pl_trainer: L.Trainer) -> bool:
     """Is this validation Lightning's check of some batches before a run? Its `sanity_checking` takes 1 µs, and every hook reads it."""
     return pl_trainer.state.stage is RunningStage.SANITY_CHECKING
+
 
 # %% ../../nbs/engine/pass_module.ipynb #trmode04
 def _parts(root: nn.Module) -> list[nn.Module]:
@@ -123,6 +126,7 @@ def _set_mode(part: nn.Module, training: bool) -> None:
 def _has_usual_modes(part: nn.Module) -> bool:
     kind = type(part)
     return kind.train is nn.Module.train and kind.eval is nn.Module.eval and not vars(part).keys() & {"train", "eval"}
+
 
 # %% ../../nbs/engine/pass_module.ipynb #b4176a0a
 _PREFIX = {"train": "train", "valid": "val", "test": "test"}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, nearest
 
 # %% auto #0
-__all__ = ['resolve_precision', 'precision_args', 'CastPrecision', 'precision_plugin', 'convert_model']
+__all__ = ["resolve_precision", "precision_args", "CastPrecision", "precision_plugin", "convert_model"]
 
 # %% ../../nbs/engine/precision.ipynb #7e2614e6
 _NAMES = {
@@ -47,6 +47,7 @@ def _why_not(name: str, device: torch.device) -> str:
     if name.startswith("bf16") and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return f"{device} has no hardware for bf16."
     return ""
+
 
 # %% ../../nbs/engine/precision.ipynb #62350f24
 def _lightning_name(name: Any) -> str:
@@ -89,6 +90,7 @@ def precision_args(precision: str | Precision | None) -> dict[str, Any]:
         return {}
     return {"plugins": [precision]} if isinstance(precision, Precision) else {"precision": precision}
 
+
 # %% ../../nbs/engine/precision.ipynb #61b53d63
 _DTYPES = {
     **dict.fromkeys(("fp32", "float32"), torch.float32),
@@ -130,6 +132,7 @@ def _dtype(part: str, given: Any) -> torch.dtype | None:
     if given not in _DTYPES:
         raise ConfigError(f"precision: {part}={given!r} is not a dtype.", remedy=nearest(str(given), _DTYPES))
     return _DTYPES[given]
+
 
 # %% ../../nbs/engine/precision.ipynb #29980d8c
 _TRUE = {"16-true": torch.float16, "bf16-true": torch.bfloat16, "64-true": torch.float64}

@@ -21,7 +21,8 @@ from .train_state import Mode, TrainState
 from ..events import Event
 
 # %% auto #0
-__all__ = ['EventSink', 'AddOnProtocol', 'TrainerProtocol', 'Ran', 'Turn']
+__all__ = ["EventSink", "AddOnProtocol", "TrainerProtocol", "Ran", "Turn"]
+
 
 # %% ../../nbs/engine/protocol.ipynb #81c4a3fe
 class EventSink(Protocol):
@@ -80,6 +81,7 @@ class TrainerProtocol(Protocol):
     def optimizer_states(self) -> list[dict[str, Any]]: ...  # of each optimizer that Lightning drives
     def open_run_dir(self) -> Path: ...  # the run folder, created if there is none yet
 
+
 # %% ../../nbs/engine/protocol.ipynb #5b0e93d1
 @dataclass(frozen=True)
 class Ran:
@@ -95,6 +97,7 @@ class Ran:
         """The run that follows `before`."""
         alike = before is None or (before.alike and before.loader is loader and before.valid_loader is valid_loader)
         return cls(n_epochs, loader, valid_loader, alike)
+
 
 # %% ../../nbs/engine/protocol.ipynb #5229cb69
 @dataclass(frozen=True)

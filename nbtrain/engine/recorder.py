@@ -18,7 +18,8 @@ from .train_state import Mode, TrainState
 from ..events import Event, EventKind, Phase, Progress
 
 # %% auto #0
-__all__ = ['RunTimer', 'DataWait', 'PassPlace', 'HeldNotes', 'Recorded', 'Recorder']
+__all__ = ["RunTimer", "DataWait", "PassPlace", "HeldNotes", "Recorded", "Recorder"]
+
 
 # %% ../../nbs/engine/recorder.ipynb #c2fec94a
 @dataclass
@@ -44,6 +45,7 @@ class RunTimer:
             self.start_s += pause_s
             self.epoch_s += pause_s
 
+
 # %% ../../nbs/engine/recorder.ipynb #7a410b36
 class DataWait:
     """How long a training has waited for its batches since the last `take`, by `clock`; unknown while nothing was measured."""
@@ -63,6 +65,7 @@ class DataWait:
         waited_s, self.waited_s = self.waited_s, None
         return {"data_s": waited_s}
 
+
 # %% ../../nbs/engine/recorder.ipynb #dd6d6872
 @dataclass
 class PassPlace:
@@ -77,6 +80,7 @@ class PassPlace:
     def at_start(cls, phase: Phase, n_batches: float, interrupted: PassPlace | None = None) -> PassPlace:
         """The first batch of a pass. For a loader without a length Lightning gives inf as `n_batches`."""
         return cls(phase, 0, None if math.isinf(n_batches) else int(n_batches), interrupted)
+
 
 # %% ../../nbs/engine/recorder.ipynb #19129a98
 class HeldNotes:
@@ -106,6 +110,7 @@ class HeldNotes:
     def close(self) -> None:
         self._is_open = False
 
+
 # %% ../../nbs/engine/recorder.ipynb #ce0b5a83
 _HINT_BYTES = 2**30
 _MODE: dict[Phase, Mode] = {"train": "train", "valid": "test", "test": "test"}
@@ -125,6 +130,7 @@ def _memory_hint(meters: Mapping[Mode, Meter]) -> str:
     advice = "tensors for metric_on_epoch_end; return from the steps only those that it reads."
     return f"the logs hold over {_HINT_BYTES / 1e9:.1f} GB of {advice}" if kept > _HINT_BYTES else ""
 
+
 # %% ../../nbs/engine/recorder.ipynb #recorded
 class Recorded(Protocol):
     """What a recorder reads of its trainer."""
@@ -133,6 +139,7 @@ class Recorded(Protocol):
     def train_state(self) -> TrainState: ...
     @property
     def sinks(self) -> Iterable[object]: ...  # what gets the events
+
 
 # %% ../../nbs/engine/recorder.ipynb #1ce4e305
 class Recorder:

@@ -20,7 +20,8 @@ from ..events import EventKind, Phase
 from ..history.event_group import deliver
 
 # %% auto #0
-__all__ = ['RecorderCallback']
+__all__ = ["RecorderCallback"]
+
 
 # %% ../../nbs/engine/recorder_callback.ipynb #9db4f72d
 class RecorderCallback(L.Callback):
@@ -112,6 +113,7 @@ class RecorderCallback(L.Callback):
         if module.whole_epoch:
             after["time_s"] = recorder.clock() - recorder.timer.epoch_s
             recorder.emit_now(kind, {"row": before | _metrics(pl_trainer, module) | after})
+
 
 # %% ../../nbs/engine/recorder_callback.ipynb #metrics1
 def _validation_metrics(pl_trainer: L.Trainer, module: StepModule) -> dict[str, float]:

@@ -25,7 +25,8 @@ from .step_output import check_output, count_samples
 from ..errors import NbtrainError, StepError, add_note
 
 # %% auto #0
-__all__ = ['StepModule', 'is_whole_epoch', 'in_validation_of_run']
+__all__ = ["StepModule", "is_whole_epoch", "in_validation_of_run"]
+
 
 # %% ../../nbs/engine/step_module.ipynb #0b2ea9a4
 class StepModule(PassModule):
@@ -182,9 +183,11 @@ class StepModule(PassModule):
         """The place of a step as text."""
         return f"{self.owner.title}.{name}, epoch {self.owner.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
 
+
 # %% ../../nbs/engine/step_module.ipynb #61ac0048
 for _step in (StepModule.training_step, StepModule.validation_step, StepModule.predict_step):
     _step.__signature__ = inspect.signature(_step)  # pyright: ignore[reportFunctionMemberAccess]
+
 
 # %% ../../nbs/engine/step_module.ipynb #41dd34a2
 def is_whole_epoch(module: L.LightningModule) -> bool:

@@ -19,7 +19,7 @@ from .protocol import TrainerProtocol
 from ..errors import StepError
 
 # %% auto #0
-__all__ = ['as_output', 'check_output', 'named', 'count_samples', 'doubt_of_count', 'split_count']
+__all__ = ["as_output", "check_output", "named", "count_samples", "doubt_of_count", "split_count"]
 
 # %% ../../nbs/engine/step_output.ipynb #f1722b22
 _USUAL_TYPES = frozenset({Tensor, float, int})
@@ -87,11 +87,13 @@ def _check_loss(loss: Any, step: str, where: Callable[[], str], device: torch.de
             remedy="Make it from the model's output, without .detach(), .item() or torch.no_grad().",
         )
 
+
 # %% ../../nbs/engine/step_output.ipynb #dd0cd5f4
 def named(output: Mapping[str, Any], end: str) -> dict[str, Any]:
     """The scalars of a step, with a suffix on their names, such as `_generator` for its turn or `/hard` for its loader."""
     scalars = {key: item for key, item in output.items() if isinstance(item, Real) or (isinstance(item, Tensor) and item.numel() == 1)}
     return {key + end: item for key, item in scalars.items() if key != N_SAMPLES}
+
 
 # %% ../../nbs/engine/step_output.ipynb #7529b899
 def count_samples(trainer: TrainerProtocol, batch: Any) -> int:

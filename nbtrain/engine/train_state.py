@@ -16,7 +16,7 @@ from .meter import Meter
 from ..history.history import History
 
 # %% auto #0
-__all__ = ['Mode', 'Counts', 'TrainState']
+__all__ = ["Mode", "Counts", "TrainState"]
 
 # %% ../../nbs/engine/train_state.ipynb #8396c4c2
 Mode = Literal["train", "test"]
@@ -29,6 +29,7 @@ class Counts:
     epoch: int = 0
     step: int = 0
     update: int = 0
+
 
 # %% ../../nbs/engine/train_state.ipynb #fb52646e
 class TrainState:
@@ -66,6 +67,7 @@ class TrainState:
         made.meters = {"train": Meter(), "test": Meter()}  # those of one rank, even where this is one of several
         made.metrics = {"train": {}, "test": {}}
         return made
+
 
 # %% ../../nbs/engine/train_state.ipynb #b531517a
 def _packed(piece: Any) -> Any:

@@ -23,7 +23,7 @@ from .train_state import Mode
 from ..rng import random_state
 
 # %% auto #0
-__all__ = ['overrides', 'logged_in_pass', 'logged_apart', 'WrapsModule', 'WrappedModule']
+__all__ = ["overrides", "logged_in_pass", "logged_apart", "WrapsModule", "WrappedModule"]
 
 # %% ../../nbs/engine/wrapped_module.ipynb #10e073e6
 _PASSED_ON = (
@@ -40,6 +40,7 @@ _PASSED_ON = (
 def overrides(module: L.LightningModule, name: str) -> bool:
     """Whether the module overrides Lightning's method of this name."""
     return is_overridden(name, module, L.LightningModule)
+
 
 # %% ../../nbs/engine/wrapped_module.ipynb #3c0d6934
 def _is_by_step(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
@@ -61,6 +62,7 @@ def logged_apart(pl_trainer: L.Trainer) -> list[str]:
     metrics = pl_trainer._results.result_metrics if pl_trainer._results is not None and pl_trainer.world_size > 1 else []
     alone = [metric.meta for metric in metrics if metric.is_tensor and metric.meta.on_epoch and not metric.meta.sync.should]
     return [meta.name for meta in alone if not meta.sync.rank_zero_only]
+
 
 # %% ../../nbs/engine/wrapped_module.ipynb #6cbab7c6
 class WrapsModule(StepsProtocol, Protocol):
@@ -99,6 +101,7 @@ _PREFIX = "model."
 
 def _without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(_PREFIX): value for name, value in weights.items()}
+
 
 # %% ../../nbs/engine/wrapped_module.ipynb #46c2ce56
 class WrappedModule(StepModule):

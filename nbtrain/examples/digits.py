@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from .. import Plan, RunResult, Trainer
 
 # %% auto #0
-__all__ = ['digits_loaders', 'SmallCNN', 'Digits', 'one_cycle', 'make_trainer', 'run_demo', 'report']
+__all__ = ["digits_loaders", "SmallCNN", "Digits", "one_cycle", "make_trainer", "run_demo", "report"]
+
 
 # %% ../../nbs/tutorials/first_run.ipynb #31f6e46d
 def digits_loaders(batch_size: int = 32, seed: int = 0) -> tuple[DataLoader[Any], DataLoader[Any]]:
@@ -33,6 +34,7 @@ def digits_loaders(batch_size: int = 32, seed: int = 0) -> tuple[DataLoader[Any]
     generator = torch.Generator().manual_seed(seed)
     train_loader = DataLoader(TensorDataset(x_train, y_train), batch_size, shuffle=True, generator=generator)
     return train_loader, DataLoader(TensorDataset(x_valid, y_valid), batch_size=256)
+
 
 # %% ../../nbs/tutorials/first_run.ipynb #a41bce14
 class SmallCNN(nn.Sequential):
@@ -64,6 +66,7 @@ class Digits(Trainer):
     def test_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Any]:
         return self.train_step(batch)
 
+
 # %% ../../nbs/tutorials/first_run.ipynb #927fd717
 def one_cycle(optimizer: Optimizer, plan: Plan) -> OneCycleLR:
     """Rise to 3e-3 and fall to zero within the run (Smith & Topin 2018)."""
@@ -82,6 +85,7 @@ def make_trainer(save_path: str | Path | None = None, seed: int = 0) -> Digits:
         seed=seed,
         save_path=save_path,
     )
+
 
 # %% ../../nbs/tutorials/first_run.ipynb #115b2595
 def run_demo(n_epoch: int = 10, save_path: str | Path = "runs/digits", seed: int = 0) -> RunResult:

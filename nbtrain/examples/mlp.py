@@ -11,7 +11,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import Dataset
 
 # %% auto #0
-__all__ = ['MLP', 'SimpleDataset']
+__all__ = ["MLP", "SimpleDataset"]
+
 
 # %% ../../nbs/examples/mlp.ipynb #8d01ae60
 class MLP(nn.Module):
@@ -28,6 +29,7 @@ class MLP(nn.Module):
             x = self.dropout(torch.relu(layer(x)) + x)
         logits = x.mean(1)
         return {"loss": binary_cross_entropy_with_logits(logits, batch["target"]), "logits": logits}
+
 
 # %% ../../nbs/examples/mlp.ipynb #55b770ac
 class SimpleDataset(Dataset[dict[str, Tensor]]):

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ['Comparison', 'Trained', 'compare']
+__all__ = ["Comparison", "Trained", "compare"]
+
 
 # %% ../../nbs/history/compare.ipynb #9ecb67fd
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         style = "margin:0;padding:0;font-size:13px;line-height:20px;white-space:pre;overflow-x:auto"  # rows of a table are not wrapped
         return f'<pre style="{style}">{escape(repr(self))}</pre>{image_html(plots.png(self.plot()), "curves")}'
+
 
 # %% ../../nbs/history/compare.ipynb #c38086d7
 @runtime_checkable

@@ -16,7 +16,7 @@ from .provenance import read_record
 from .run_folder import read_file
 
 # %% auto #0
-__all__ = ['differences', 'kept']
+__all__ = ["differences", "kept"]
 
 # %% ../../nbs/history/differences.ipynb #35cb5893
 _SETTING = re.compile(r"\b([A-Za-z_]\w*)=('[^']*'|\"[^\"]*\"|\([^()]*\)|\[[^\[\]]*\]|[^\s,()\[\]]+)")
@@ -54,6 +54,7 @@ def _of_value(name: str, old: Any, new: Any) -> Iterator[str]:
     else:
         yield f"{name} {_short(old)} → {_short(new)}"
 
+
 # %% ../../nbs/history/differences.ipynb #8ddae6d1
 def _definitions(steps: str) -> dict[str, str]:
     """The text of each function and method in a record's source, by its name; of text that does not parse by its section."""
@@ -80,6 +81,7 @@ def _of_source(old: str, new: str) -> Iterator[str]:
         if before.get(name) != after.get(name) and before and after:
             how = "added" if name not in before else "removed" if name not in after else "changed"
             yield f"{name.removesuffix('.')} {how}"
+
 
 # %% ../../nbs/history/differences.ipynb #0f3aa160
 _MAX_LABELS = 3
@@ -130,6 +132,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     found = list(labels.values())
     rest = len(found) - _MAX_LABELS
     return found if rest <= 0 else [*found[:_MAX_LABELS], f"+ {rest} more"]
+
 
 # %% ../../nbs/history/differences.ipynb #452ff538
 def kept(folder: Path) -> dict[str, Any]:

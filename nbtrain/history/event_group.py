@@ -13,7 +13,8 @@ from typing import Any
 from ..events import Event
 
 # %% auto #0
-__all__ = ['EventGroup', 'deliver']
+__all__ = ["EventGroup", "deliver"]
+
 
 # %% ../../nbs/history/event_group.ipynb #ac22b876
 class EventGroup:

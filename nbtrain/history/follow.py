@@ -15,7 +15,8 @@ from .run_folder import find_run, recorded_file
 from ..views.terminal import View
 
 # %% auto #0
-__all__ = ['follow']
+__all__ = ["follow"]
+
 
 # %% ../../nbs/history/follow.ipynb #3f0e909a
 def _lines(file: Path, wait: Callable[[], None]) -> Iterator[bytes]:

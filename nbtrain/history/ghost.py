@@ -14,7 +14,7 @@ from .differences import differences, kept
 from .run_folder import read_file, recorded_file, run_folders
 
 # %% auto #0
-__all__ = ['loss_curve', 'run_before', 'ghost_of']
+__all__ = ["loss_curve", "run_before", "ghost_of"]
 
 # %% ../../nbs/history/ghost.ipynb #3f48ee3a
 _MAX_POINTS, _MAX_BYTES, _MAX_READ = 200, 64 * 2**20, 2 * 2**20  # in bytes: of the file, and of the parsed lines
@@ -49,6 +49,7 @@ def loss_curve(folder: Path) -> list[tuple[int, float]]:
             points.pop()
         points += [(event.progress.step, loss)] if loss is not None else []
     return points[:: -(-len(points) // _MAX_POINTS) or 1]
+
 
 # %% ../../nbs/history/ghost.ipynb #896736e5
 def _title(folder: Path) -> str | None:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = ['StepTable', 'Row', 'write_csv', 'data_frame', 'validation_alone', 'History', 'ResultMetrics', 'short_path',
-           'RunResult']
+__all__ = ["StepTable", "Row", "write_csv", "data_frame", "validation_alone", "History", "ResultMetrics", "short_path", "RunResult"]
+
 
 # %% ../../nbs/history/history.ipynb #df4b47df
 class StepTable:
@@ -95,6 +95,7 @@ class StepTable:
         for i, step in enumerate(self.steps):
             yield {"step": step} | {name: column[i] for name, column in self.columns.items()}
 
+
 # %% ../../nbs/history/history.ipynb #beceef80
 class Row(dict[str, Any]):
     """The metrics of one epoch or validation by name; `path` is the file with its weights, if they were saved."""
@@ -105,6 +106,7 @@ class Row(dict[str, Any]):
     def metrics(self) -> dict[str, float]:
         """Only the measured values, without epoch, step, learning rate and time."""
         return {name: value for name, value in self.items() if name not in ("epoch", "step", "lr", "time_s")}
+
 
 # %% ../../nbs/history/history.ipynb #04808017
 def write_csv(rows: list[Row], path: str | Path) -> Path:
@@ -126,6 +128,7 @@ def data_frame(rows: list[Row]) -> DataFrame:
 
     return pandas.DataFrame(rows)
 
+
 # %% ../../nbs/history/history.ipynb #b920ffcf
 def _is_validated(row: Mapping[str, Any]) -> bool:
     return any(name.startswith("val_") for name in row)
@@ -136,6 +139,7 @@ def validation_alone(row: Row) -> Row:
     alone = Row({name: value for name, value in row.items() if name in ("epoch", "step") or name.startswith("val_")})
     alone.path = row.path
     return alone
+
 
 # %% ../../nbs/history/history.ipynb #3475ce3b
 class History:
@@ -335,6 +339,7 @@ class History:
     def _repr_html_(self) -> str:
         return html.table_html(self.table, self.best) if self.table else "<em>History: nothing was run yet</em>"
 
+
 # %% ../../nbs/history/history.ipynb #778cbb30
 class ResultMetrics(dict[str, Any]):
     """The last row's metrics by name, and metrics of the whole run by OmniGenBench's four keys, such as `["best_valid"]["eval_loss"]`.
@@ -354,6 +359,7 @@ class ResultMetrics(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         return self.history._repr_html_()
+
 
 # %% ../../nbs/history/history.ipynb #f65858da
 def short_path(path: Path) -> str:

@@ -20,7 +20,7 @@ from .history import History, StepTable
 from .run_folder import recorded_file
 
 # %% auto #0
-__all__ = ['FILE', 'save_history', 'flush_journal', 'journal_of', 'whole_history']
+__all__ = ["FILE", "save_history", "flush_journal", "journal_of", "whole_history"]
 
 # %% ../../nbs/history/journal.ipynb #jrnl0005
 FILE = "history.jsonl"  # next to the checkpoints of a run folder
@@ -61,6 +61,7 @@ def _is_there(file: Path, place: list[int]) -> bool:
         stream.seek(offset)
         return stream.read(len(start)) == start and file.stat().st_size >= offset + n_bytes
     return False
+
 
 # %% ../../nbs/history/journal.ipynb #jrnl0007
 def _new(history: History) -> dict[str, Any]:
@@ -114,6 +115,7 @@ def flush_journal(state: Mapping[str, Any], checkpoint: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
 
 # %% ../../nbs/history/journal.ipynb #jrnl0009
 def journal_of(state: Any) -> str | None:

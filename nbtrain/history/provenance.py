@@ -38,7 +38,7 @@ from ..source.user_code import is_kind, mro, name_of, own, state
 from ..views.text import Board, format_value, note_line, record_text, summary_line, titles, visible
 
 # %% auto #0
-__all__ = ['FROM_ENVIRONMENT', 'describe', 'git_state', 'record', 'read_record', 'show', 'diff']
+__all__ = ["FROM_ENVIRONMENT", "describe", "git_state", "record", "read_record", "show", "diff"]
 
 # %% ../../nbs/history/provenance.ipynb #abc14f8c
 FROM_ENVIRONMENT = "<from the environment>"
@@ -49,6 +49,7 @@ def _assigned_from_environment(reached: Reached) -> set[str]:
     assignment = re.compile(r"^[ \t]*([\w., \t]+?)\s*(?::[^=\n]+)?=[^=\n].*\b(?:environ|getenv)\b", re.MULTILINE)
     texts = ["".join(linecache.getlines(place)) for place in reached.places]
     return {name.strip() for text in texts for names in assignment.findall(text) for name in names.split(",")}
+
 
 # %% ../../nbs/history/provenance.ipynb #9799da30
 def _settings(value: Any) -> dict[str, Any]:
@@ -90,6 +91,7 @@ def _sizes(value: Any) -> list[str]:
         modules.extend(child for child in state(module).get("_modules", {}).values() if child is not None)
         parameters.update((id(p), p) for p in state(module).get("_parameters", {}).values() if p is not None)
     return [f"{sum(p.numel() for p in parameters.values()):,} params"] if modules else []
+
 
 # %% ../../nbs/history/provenance.ipynb #986fcb06
 def describe(value: Any, name: str = "", depth: int = 3) -> Any:
@@ -139,6 +141,7 @@ def _inline(value: Any, name: str = "") -> str:
     described = describe(value, name, 1)
     return repr(described) if is_kind(value, str) or not isinstance(described, str) else described
 
+
 # %% ../../nbs/history/provenance.ipynb #8bddd6f6
 _GIT_TIMEOUT_S = 5.0
 _MAX_DIFF = 200_000  # bytes; a notebook with pictures in it has a diff of megabytes
@@ -187,6 +190,7 @@ def git_state(folder: Path) -> tuple[dict[str, Any], str] | None:
     ignored = _git_text(folder, "ls-files", "-z", "--cached", "--ignored", "--exclude-standard", "--full-name", ":/") if diff else ""
     return {"commit": commit, "branch": heads.get("head"), "dirty": dirty}, blot_diff(diff or "", frozenset((ignored or "").split("\0")))
 
+
 # %% ../../nbs/history/provenance.ipynb #facc51c3
 _ALWAYS = ("torch", "lightning", "torchmetrics", "numpy")
 
@@ -216,6 +220,7 @@ def _command() -> list[str]:
         words.append(HIDDEN if hidden else f"{flag}={HIDDEN}" if secret and equals else str(describe(word)))
         hidden = secret and not equals
     return words
+
 
 # %% ../../nbs/history/provenance.ipynb #2d57a998
 def _labels(reached: Reached) -> dict[str, str]:
@@ -262,6 +267,7 @@ def _keep_source(folder: Path, content: dict[str, Any], reached: Reached, names_
         (folder / name / file).write_text(text, encoding="utf-8")
     content["sources"][name] = found
     return name
+
 
 # %% ../../nbs/history/provenance.ipynb #5b58db49
 def _begin(
@@ -330,6 +336,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         raise ConfigError("provenance.json is damaged: it holds no record.", where=str(folder))
     return content
 
+
 # %% ../../nbs/history/provenance.ipynb #a6aa0c64
 def _is_dict_of(kind: type | tuple[type, ...]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(isinstance(item, kind) for item in value.values())
@@ -375,6 +382,7 @@ def _known_record(folder: Path, notes: list[str]) -> dict[str, Any] | None:
     if damaged:
         notes.append(f"provenance.json is damaged: its {', '.join(damaged)} can't be read.")
     return {**content, **{name: _FIELDS[name][1] for name in damaged}}
+
 
 # %% ../../nbs/history/provenance.ipynb #f1e1be5b
 _WIDTH = 100
@@ -456,6 +464,7 @@ def show(path: str | Path) -> str:
     parts.append(f"Source ({name}/steps.py)\n\n{_steps(folder, name)}")
     return visible("\n\n".join(part.rstrip() for part in parts if part), lines=True)
 
+
 # %% ../../nbs/history/provenance.ipynb #d7c2f888
 def _changes(title: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     """The entries that differ, as text; "" if all are equal."""
@@ -466,6 +475,7 @@ def _changes(title: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
             one_line = f"  {name}  {old} → {new}"
             lines += [one_line] if len(one_line) <= _WIDTH else [f"  {name}", f"    a {old}", f"    b {new}"]
     return "\n".join([title, *lines]) if lines else ""
+
 
 # %% ../../nbs/history/provenance.ipynb #517f0d0a
 def _metrics(histories: Iterable[History]) -> str:

@@ -21,8 +21,19 @@ from .history import History, Row, StepTable, validation_alone
 from ..views import plots
 
 # %% auto #0
-__all__ = ['run_folders', 'open_run_folder', 'history_events', 'RunFolder', 'find_run', 'recorded_file', 'read_file',
-           'read_events', 'read_history', 'load_run']
+__all__ = [
+    "run_folders",
+    "open_run_folder",
+    "history_events",
+    "RunFolder",
+    "find_run",
+    "recorded_file",
+    "read_file",
+    "read_events",
+    "read_history",
+    "load_run",
+]
+
 
 # %% ../../nbs/history/run_folder.ipynb #e6829999
 def _run_number(path: Path) -> int:
@@ -55,6 +66,7 @@ def open_run_folder(save_path: str | Path) -> Path:
             remedy="Give a folder that can be written to, or None to write nothing.",
         ) from error
 
+
 # %% ../../nbs/history/run_folder.ipynb #bc102824
 def _blocks(table: StepTable) -> Iterator[tuple[int, dict[str, Any]]]:
     """The last step of each sequence of steps without a gap, and the data of its event."""
@@ -82,6 +94,7 @@ def history_events(history: History, run: int = 1) -> list[Event]:
     found += [Event(kind, Progress(run, epoch=row.get("epoch", 0), step=row["step"]), data={"row": dict(row)}) for kind, row in rows]
     found += [Event("mark", at, data={"text": text} | history.restarts.data(at)) for at, text in history.marks]
     return sorted(found, key=lambda event: event.progress.step)
+
 
 # %% ../../nbs/history/run_folder.ipynb #18d3ee1c
 class RunFolder:
@@ -165,6 +178,7 @@ def _drop_cut_line(file: Path) -> None:
         stream.seek(-1, os.SEEK_END)
         if stream.read() != b"\n":
             stream.truncate(file.read_bytes().rfind(b"\n") + 1)
+
 
 # %% ../../nbs/history/run_folder.ipynb #30fed9c0
 def find_run(path: str | Path) -> Path:

@@ -18,7 +18,8 @@ from filelock import FileLock, Timeout
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ['RunLock']
+__all__ = ["RunLock"]
+
 
 # %% ../../nbs/history/run_lock.ipynb #b0d6a3d2
 class RunLock:

@@ -17,7 +17,8 @@ from .run_folder import read_file, read_history
 from ..views.text import best_words, visible
 
 # %% auto #0
-__all__ = ['Fork', 'open_branch_folder', 'read_fork', 'TreeRun', 'tree_lines', 'family']
+__all__ = ["Fork", "open_branch_folder", "read_fork", "TreeRun", "tree_lines", "family"]
+
 
 # %% ../../nbs/history/run_tree.ipynb #c9c453d8
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def read_fork(folder: Path) -> Fork | None:
         return Fork(str(found["parent"]), int(found["epoch"]), int(found["step"]), changes)
     except (ConfigError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
 
 # %% ../../nbs/history/run_tree.ipynb #19e98b01
 @dataclass(frozen=True)

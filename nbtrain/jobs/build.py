@@ -38,7 +38,8 @@ from ..trainer.model_trainer import ModelTrainer
 from ..trainer.trainer import Trainer
 
 # %% auto #0
-__all__ = ['Job', 'build', 'estimate_devices', 'spread']
+__all__ = ["Job", "build", "estimate_devices", "spread"]
+
 
 # %% ../../nbs/jobs/build.ipynb #19385f1a
 @dataclass
@@ -92,6 +93,7 @@ class Job:
             )
         return loader
 
+
 # %% ../../nbs/jobs/build.ipynb #5c16310c
 def _part(maker: Maker, part: PartConfig, at: At, short: str = "") -> Any:
     return maker.call(maker.load(part.type, (*at, "type"), short), part.args, (*at, "args"))
@@ -123,6 +125,7 @@ def _scheduler(settings: Settings, maker: Maker, optimizer: Any) -> Any:
     with_plan = "plan" in _parameters_of(target)
     return lambda optimizer, plan: maker.call(target, section.args, at, optimizer, **({"plan": plan} if with_plan else {}))
 
+
 # %% ../../nbs/jobs/build.ipynb #7fdda280
 def _loader(settings: Settings, maker: Maker, stage: str, batch_size: int) -> Any:
     """The loader of "train", "val" or "test"; None if the dataset has no arguments for validation or test."""
@@ -147,6 +150,7 @@ def _stage_args(maker: Maker, section: Any, name: str, stage: str) -> dict[str, 
     key = f"{stage}_args" if getattr(section, f"{stage}_args") else "train_args"
     kept = {argument: value for argument, value in getattr(section, key).items() if argument not in AUTOMATIC[name]}
     return maker.arguments(kept, (name, key))
+
 
 # %% ../../nbs/jobs/build.ipynb #c96ea648
 def _saving(settings: Settings) -> dict[str, Any]:
@@ -185,12 +189,14 @@ def _hooks(settings: Settings, maker: Maker) -> Any:
         return _part(maker, hook_part(hook), ("hook",))
     return {name: maker.load(function, ("hook", name)) for name, function in hook.items() if function is not None}
 
+
 # %% ../../nbs/jobs/build.ipynb #79c5bb2b
 def _named_devices(kind: str, n: int) -> list[str]:
     """`n` devices of a type, or those of each machine if torchrun or SLURM started the processes."""
     world = find_world()
     n = n if world.size == 1 else world.n_local
     return [f"cuda:{i}" for i in range(n)] if kind == "cuda" else [kind] * n
+
 
 # %% ../../nbs/jobs/build.ipynb #1733f58b
 def _addons(settings: Settings, maker: Maker, lengths: dict[str, Any]) -> tuple[list[type[AddOnBase]], dict[str, Any]]:
@@ -241,6 +247,7 @@ def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callb
         **given,
     )
 
+
 # %% ../../nbs/jobs/build.ipynb #10c4818c
 def build(settings: Settings, document: Document, callbacks: Iterable[L.Callback] = ()) -> Job:
     """Make everything that validated `settings` name. `init_env_fn` is called with them if it takes an argument."""
@@ -264,6 +271,7 @@ def build(settings: Settings, document: Document, callbacks: Iterable[L.Callback
     trainer = _trainer(settings, maker, model, optimizer, callbacks, limits(settings, accumulate))
     resume = settings.checkpoint.resume_from
     return Job(trainer, n_epoch, loaders["train"], loaders["val"], loaders["test"], resume, notes(settings))
+
 
 # %% ../../nbs/jobs/build.ipynb #fee6b7fd
 def estimate_devices(settings: Settings, document: Document, memory_gb: float | None = None) -> DevicePlan:

@@ -23,7 +23,7 @@ from ..history.run_folder import load_run, run_folders
 from .trainer_args import TrainerArgs
 
 # %% auto #0
-__all__ = ['choices', 'GridPoint', 'grid', 'run_sweep', 'compare_sweep']
+__all__ = ["choices", "GridPoint", "grid", "run_sweep", "compare_sweep"]
 
 # %% ../../nbs/jobs/sweep.ipynb #0d4cb11a
 _MAX_POINTS = 10_000
@@ -46,6 +46,7 @@ def choices(value: str | None) -> list[str | None]:
         return [str(n) for n in range(first, last + 1)]
     parts = re.findall(r"""(?:[^,\[\]{}()'"]|'[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\}|\([^)]*\))+""", value)
     return list(parts) if len(parts) > 1 else [value]
+
 
 # %% ../../nbs/jobs/sweep.ipynb #3386c68a
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ def run_sweep(
         return code
 
     return _run_points(points, jobs, start)
+
 
 # %% ../../nbs/jobs/sweep.ipynb #ffce4150
 @dataclass(frozen=True)

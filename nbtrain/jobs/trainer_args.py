@@ -29,7 +29,7 @@ from .build import Job, build, estimate_devices
 from .validate import check_settings, notes
 
 # %% auto #0
-__all__ = ['CONFIG_FILE', 'ComputeArgs', 'TrainerArgs']
+__all__ = ["CONFIG_FILE", "ComputeArgs", "TrainerArgs"]
 
 # %% ../../nbs/jobs/trainer_args.ipynb #5c97745d
 CONFIG_FILE = "config.yaml"
@@ -46,10 +46,12 @@ class _KeepConfig(L.Callback):
         if stage == "fit" and folder is not None and pl_trainer.is_global_zero:
             (folder / CONFIG_FILE).write_text(self.text, encoding="utf-8")
 
+
 # %% ../../nbs/jobs/trainer_args.ipynb #369ea4d6
 @dataclass(frozen=True)
 class ComputeArgs(NnScalerComputeFields, ComputeConfig):
     """The devices, with the accepted fields of nnScaler."""
+
 
 # %% ../../nbs/jobs/trainer_args.ipynb #527e1d08
 @dataclass(frozen=True)
@@ -163,6 +165,7 @@ class TrainerArgs(NnScalerFields, Settings):
     @property
     def _source(self) -> Document:
         return self.document if self.document.data else Document(to_plain(self), trusted=self.document.trusted)
+
 
 # %% ../../nbs/jobs/trainer_args.ipynb #964f8463
 def _word(name: Any) -> str:

@@ -26,7 +26,7 @@ from ..base.arguments import check_lightning_names
 from ..trainer.trainer import Trainer
 
 # %% auto #0
-__all__ = ['LOGGERS', 'STAGES', 'check_part', 'hook_part', 'device_type', 'n_available', 'check_settings', 'notes']
+__all__ = ["LOGGERS", "STAGES", "check_part", "hook_part", "device_type", "n_available", "check_settings", "notes"]
 
 # %% ../../nbs/jobs/validate.ipynb #f2b16286
 LOGGERS = "lightning.pytorch.loggers"
@@ -73,6 +73,7 @@ def _check_parts(settings: Settings, document: Document, problems: Problems) -> 
         for i, part in enumerate(parts):
             check_part(part, (name, i), document, problems, short=short)
 
+
 # %% ../../nbs/jobs/validate.ipynb #89d29e36
 def hook_part(hook: dict[str, Any]) -> PartConfig:
     """A hook that is given by type and args, as a part."""
@@ -92,6 +93,7 @@ def _check_hook(hook: dict[str, Any], document: Document, problems: Problems) ->
             HooksAddon(hooks={name: function or print}).gather(None)
         except ConfigError as error:
             problems.add_error(error, document.place(("hook", name)))
+
 
 # %% ../../nbs/jobs/validate.ipynb #04bde2b4
 def device_type(settings: Settings) -> str:
@@ -126,6 +128,7 @@ def _check_compute(settings: Settings, document: Document, problems: Problems) -
         problems.add("pas_policy is 'tp', and nothing says how layers are split.", document.place(("pas_policy",)), remedy)
     return plan
 
+
 # %% ../../nbs/jobs/validate.ipynb #6694d359
 def _check_limits(settings: Settings, document: Document, problems: Problems) -> None:
     saving = settings.checkpoint
@@ -152,6 +155,7 @@ def _check_reduction(settings: Settings, document: Document, problems: Problems)
         problems.add("per-token-mean needs optimizer.aggregate_outputs_fn.", where, "Name a function that returns the number of tokens.")
     elif optimizer.aggregate_outputs_fn is not None:
         check_name(optimizer.aggregate_outputs_fn, ("optimizer", "aggregate_outputs_fn"), document, problems)
+
 
 # %% ../../nbs/jobs/validate.ipynb #47b9c191
 def _check_data(settings: Settings, document: Document, problems: Problems) -> None:
@@ -189,6 +193,7 @@ def _check_loader_args(name: str, arguments: dict[str, Any], at: At, document: D
     if isinstance(function, str) and not function.startswith("$!"):
         check_name(function, (*at, "collate_fn"), document, problems)
 
+
 # %% ../../nbs/jobs/validate.ipynb #8073debe
 def check_settings(settings: Settings, document: Document, problems: Problems) -> None:
     """Add all problems with `settings` that can be found without data."""
@@ -212,6 +217,7 @@ def check_settings(settings: Settings, document: Document, problems: Problems) -
     if settings.hook is not None:
         _check_hook(settings.hook, document, problems)
     _check_data(settings, document, problems)
+
 
 # %% ../../nbs/jobs/validate.ipynb #6f5f11cb
 def notes(settings: Settings) -> list[str]:

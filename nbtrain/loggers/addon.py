@@ -32,7 +32,8 @@ from .wandb import connect_wandb
 from ..views.plots import png
 
 # %% auto #0
-__all__ = ['hyper_parameters', 'source_files', 'WebLoggerAddon', 'WandBLoggerAddon', 'NeptuneLoggerAddon', 'LoggersAddon']
+__all__ = ["hyper_parameters", "source_files", "WebLoggerAddon", "WandBLoggerAddon", "NeptuneLoggerAddon", "LoggersAddon"]
+
 
 # %% ../../nbs/loggers/addon.ipynb #3774a30d
 def hyper_parameters(trainer: TrainerProtocol) -> dict[str, Any]:
@@ -62,6 +63,7 @@ def source_files(trainer: TrainerProtocol) -> dict[str, bytes]:
 def _files_below(folder: Path, patterns: Sequence[str]) -> dict[str, bytes]:
     files = [file for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file()]
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+
 
 # %% ../../nbs/loggers/addon.ipynb #99942025
 class _Stops(L.Callback):
@@ -111,6 +113,7 @@ class _WholeRun(L.Callback):
         if self.addon.log_checkpoints and self.trainer.train_state.best_weights is not None:
             weights = save(self.trainer.train_state.best_weights)
             self.delivery.put(lambda tracker: tracker.log_file("best.safetensors", weights))
+
 
 # %% ../../nbs/loggers/addon.ipynb #7ce1255a
 _ID_FILE = "tracker-id"  # in the run folder
@@ -200,6 +203,7 @@ def _check_installed(package: str, user: str, extra: str | None = None) -> None:
     if importlib.util.find_spec(package) is None:
         raise AddOnError(f"{user} {package}, which is not installed.", remedy=f"pip install 'nbtrain[{extra or package}]'")
 
+
 # %% ../../nbs/loggers/addon.ipynb #940cab8b
 class WandBLoggerAddon(WebLoggerAddon):
     """Log runs to Weights & Biases: online if WANDB_MODE or a stored API key says so and the service answers, else offline.
@@ -235,6 +239,7 @@ class NeptuneLoggerAddon(WebLoggerAddon):
 
     def connect(self, trainer: TrainerProtocol, note: Callable[[str], None]) -> Logger:
         return connect_neptune(self.options, self.run_id(trainer), trainer.run_dir, note)
+
 
 # %% ../../nbs/loggers/addon.ipynb #44bd9c5e
 _PACKAGES = {name: package for name, (package, _) in (LOCAL | HOSTED).items()}

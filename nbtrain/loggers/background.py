@@ -26,7 +26,7 @@ from lightning.pytorch.loggers import Logger
 from ..errors import NbtrainError
 
 # %% auto #0
-__all__ = ['Connect', 'hushed', 'RetryQueue', 'draw_apart', 'Delivery']
+__all__ = ["Connect", "hushed", "RetryQueue", "draw_apart", "Delivery"]
 
 # %% ../../nbs/loggers/background.ipynb #a4c77140
 _LEVELS = threading.Lock()  # the levels of `logging` are global
@@ -45,6 +45,7 @@ def hushed(*names: str) -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels):
                 logger.setLevel(level)
+
 
 # %% ../../nbs/loggers/background.ipynb #8e03328e
 _MAX_WAIT_S = 60.0  # between two attempts
@@ -131,6 +132,7 @@ class RetryQueue:
             self._changed.notify_all()
         return error is None
 
+
 # %% ../../nbs/loggers/background.ipynb #5b36e5fd
 Connect = Callable[[Callable[[str], None]], Logger]
 _EXIT_S, _POLL_S = 120.0, 0.5  # how long the process waits at its end for a late sender, and how often it checks
@@ -172,6 +174,7 @@ class _Guard:
         if (outcome := lost if sender.is_late else None if sender.thread.is_alive() else sender.outcome(0.0)) is not None:
             print(f"nbtrain: {outcome}", file=sys.stderr)
 
+
 # %% ../../nbs/loggers/background.ipynb #402dad15
 def _own_module() -> ModuleType:
     """A second copy of Python's module `random`, with a separate state."""
@@ -211,6 +214,7 @@ def draw_apart(*clients: Any) -> None:
         for module in packages[package]:
             if vars(module).get("random") is random:
                 vars(module)["random"] = _CLIENT_RANDOM
+
 
 # %% ../../nbs/loggers/background.ipynb #4f4e4493
 class _Sender:
@@ -297,6 +301,7 @@ def _words(error: Exception) -> str:
     """`OSError: [Errno 28] No space left on device`"""
     first = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
 
 # %% ../../nbs/loggers/background.ipynb #99e83e06
 _SHORT_WAIT_S = 2.0  # for a service that was not reached in the run before

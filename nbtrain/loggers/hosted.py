@@ -22,7 +22,7 @@ from .local import Tracker, without_prints
 from .step_points import web_name
 
 # %% auto #0
-__all__ = ['HOSTED', 'CometTracker', 'connect_comet', 'ClearMLTracker', 'connect_clearml']
+__all__ = ["HOSTED", "CometTracker", "connect_comet", "ClearMLTracker", "connect_clearml"]
 
 # %% ../../nbs/loggers/hosted.ipynb #hostopen
 _OPEN: set[str] = set()  # the clients that have a run in this process
@@ -49,6 +49,7 @@ def _opened(name: str) -> Iterator[None]:
     except BaseException:
         _close_client(name)
         raise
+
 
 # %% ../../nbs/loggers/hosted.ipynb #hostcom2
 class CometTracker(Tracker):
@@ -97,6 +98,7 @@ def connect_comet(folder: Path, title: str, note: Callable[[str], None]) -> Come
         note(f"comet is offline: no key is stored. To upload the run: comet upload {folder}/*.zip")
     return CometTracker(experiment)
 
+
 # %% ../../nbs/loggers/hosted.ipynb #hostcle2
 class ClearMLTracker(Tracker):
     """A Lightning logger for one task of ClearML's client. It closes the task, unless it `is_users`, and moves an offline one to `folder`.
@@ -130,6 +132,7 @@ class ClearMLTracker(Tracker):
                         archive.unlink()
         finally:
             _close_client("clearml")
+
 
 # %% ../../nbs/loggers/hosted.ipynb #hostconn
 _RECORDED = ("catboost", "detect_repository", "fastai", "gradio", "hydra", "joblib", "jsonargparse", "lightgbm", "matplotlib", "megengine")

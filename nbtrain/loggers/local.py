@@ -23,8 +23,7 @@ from lightning.pytorch.loggers.logger import Logger
 from .background import hushed
 
 # %% auto #0
-__all__ = ['COLUMNS', 'LOCAL', 'Tracker', 'TrainingLog', 'without_prints', 'TrackioTracker', 'TensorBoardTracker',
-           'MLflowTracker']
+__all__ = ["COLUMNS", "LOCAL", "Tracker", "TrainingLog", "without_prints", "TrackioTracker", "TensorBoardTracker", "MLflowTracker"]
 
 # %% ../../nbs/loggers/local.ipynb #d0128f1c
 COLUMNS = ("epoch", "step", "time", "train_loss", "learning_rate", "grad_norm", "val_loss", "tokens_per_sec")
@@ -106,6 +105,7 @@ def _rows_until(path: Path, step: int) -> list[list[str]]:
     rows = list(csv.reader(io.StringIO(complete)))[1:]
     return [row for row in rows if len(row) == len(COLUMNS) and int(row[1]) <= step]
 
+
 # %% ../../nbs/loggers/local.ipynb #d1a613ab
 _PRINTS = threading.Lock()  # all runs of the process share the client's modules
 
@@ -143,6 +143,7 @@ class TrackioTracker(Tracker):
         with without_prints("trackio"):
             self.run.finish()
 
+
 # %% ../../nbs/loggers/local.ipynb #07a5ff83
 class TensorBoardTracker(TensorBoardLogger):
     """Lightning's TensorBoard logger, which also shows hyperparameters without a metric."""
@@ -166,6 +167,7 @@ class MLflowTracker(MLFlowLogger):
     def log_hyperparams(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.is_new:  # MLflow refuses to change the parameters of a continued run
             super().log_hyperparams(params)
+
 
 # %% ../../nbs/loggers/local.ipynb #7e3ec647
 def _mlflow(folder: Path, title: str, step: int) -> Logger:

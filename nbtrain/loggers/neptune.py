@@ -20,7 +20,7 @@ from .local import Tracker
 from .step_points import web_name
 
 # %% auto #0
-__all__ = ['CLOSED', 'NeptuneTracker', 'check_neptune', 'connect_neptune']
+__all__ = ["CLOSED", "NeptuneTracker", "check_neptune", "connect_neptune"]
 
 # %% ../../nbs/loggers/neptune.ipynb #1fcb1f86
 _GATHER_S = 1.0  # a call takes 0.13 ms for one value or for fifty
@@ -85,6 +85,7 @@ class NeptuneTracker(Tracker):
             self.run["status"] = status
             self.run.stop()
 
+
 # %% ../../nbs/loggers/neptune.ipynb #943371d5
 CLOSED = "Neptune's hosted service closed on 5 March 2026: the run is kept offline. As CSV: nbtrain neptune-export"
 _QUIET = {"capture_stdout": False, "capture_stderr": False, "capture_traceback": False, "capture_hardware_metrics": False}
@@ -102,6 +103,7 @@ def check_neptune(options: Mapping[str, Any]) -> dict[str, Any]:
             what = f"web_logger={{'neptune': {{{name!r}: ...}}}}: neptune.init_run takes no such argument."
             raise OptionError(what, remedy=nearest(name, {*known, *_NAMES}))
     return {_NAMES.get(name, name): value for name, value in options.items()}
+
 
 # %% ../../nbs/loggers/neptune.ipynb #9ed6e4be
 def connect_neptune(options: Mapping[str, Any], run_id: str, folder: Path | None, note: Callable[[str], None]) -> NeptuneTracker:

@@ -15,7 +15,8 @@ from typing import Any
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ['Entry', 'read_neptune', 'export_neptune']
+__all__ = ["Entry", "read_neptune", "export_neptune"]
+
 
 # %% ../../nbs/loggers/neptune_export.ipynb #e6d98432
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def read_neptune(folder: Path) -> dict[str, list[Entry]]:
         named = next((entry.value for entry in entries if entry.name == "sys/custom_run_id"), run_folder.name)
         runs.setdefault(str(named), []).extend(entries)
     return runs
+
 
 # %% ../../nbs/loggers/neptune_export.ipynb #5a014425
 def export_neptune(folder: Path) -> list[Path]:

@@ -23,7 +23,8 @@ from ..engine.step_module import StepModule
 from ..events import Event
 
 # %% auto #0
-__all__ = ['tokens_in', 'Throughput', 'gpu_memory', 'web_name', 'PointRows', 'StepPoints']
+__all__ = ["tokens_in", "Throughput", "gpu_memory", "web_name", "PointRows", "StepPoints"]
+
 
 # %% ../../nbs/loggers/step_points.ipynb #89567809
 def tokens_in(batch: Any) -> int:
@@ -33,6 +34,7 @@ def tokens_in(batch: Any) -> int:
         if isinstance(value, Tensor) and value.ndim == 2 and not (value.is_floating_point() or value.is_complex()):
             return value.numel()
     return 0
+
 
 # %% ../../nbs/loggers/step_points.ipynb #6d1f2a90
 class Throughput:
@@ -64,6 +66,7 @@ class Throughput:
         rates = {"samples_per_s": self._n_samples / seconds}
         return rates | {"tokens_per_s": self._n_tokens / seconds} if self._n_tokens else rates
 
+
 # %% ../../nbs/loggers/step_points.ipynb #cfb3287e
 def gpu_memory(device: torch.device) -> dict[str, float]:
     """The memory that torch has allocated and reserved on a CUDA device, in GB (1e9 bytes); empty for other devices."""
@@ -76,6 +79,7 @@ def web_name(name: str) -> str:
     """`train_loss` as web loggers write it: `train/loss`. Names without such a prefix stay as they are."""
     prefix, _, rest = name.partition("_")
     return f"{prefix}/{rest}" if prefix in ("train", "val", "test") and rest else name
+
 
 # %% ../../nbs/loggers/step_points.ipynb #88542e25
 @dataclass(frozen=True)
@@ -121,6 +125,7 @@ def _mean(values: list[float], *, strict: bool) -> float | None:
     """The mean. Unless `strict`, NaN values are left out; None if no value is left."""
     values = values if strict else [value for value in values if not math.isnan(value)]
     return sum(values) / len(values) if values else None
+
 
 # %% ../../nbs/loggers/step_points.ipynb #2d968f34
 class StepPoints(L.Callback):

@@ -25,7 +25,7 @@ from ..errors import OptionError, nearest
 from .step_points import web_name
 
 # %% auto #0
-__all__ = ['stored_key', 'why_offline', 'WandBTracker', 'check_wandb', 'connect_wandb']
+__all__ = ["stored_key", "why_offline", "WandBTracker", "check_wandb", "connect_wandb"]
 
 # %% ../../nbs/loggers/wandb.ipynb #89483ea7
 _PROBE_S, _INIT_S, _FINISH_S = 4.0, 4.0, 8.0  # timeouts: a run begins and ends within ten seconds
@@ -62,6 +62,7 @@ def why_offline(base_url: str, key: str | None, timeout_s: float = _PROBE_S) -> 
     except OSError:  # no answer in time
         return f"{base_url} does not answer"
     return ""
+
 
 # %% ../../nbs/loggers/wandb.ipynb #cd2d67be
 class _Service:
@@ -106,6 +107,7 @@ class _Service:
 
 _SERVICE = _Service()
 
+
 # %% ../../nbs/loggers/wandb.ipynb #eaa8ef56
 class WandBTracker(WandbLogger):
     """Lightning's logger for one wandb run; `finalize` closes the run."""
@@ -148,6 +150,7 @@ class WandBTracker(WandbLogger):
         finally:
             _SERVICE.close(self)
 
+
 # %% ../../nbs/loggers/wandb.ipynb #c50389cb
 def check_wandb(options: Mapping[str, Any]) -> None:
     """Raise OptionError for an option that `wandb.init` does not have."""
@@ -157,6 +160,7 @@ def check_wandb(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in known:
             raise OptionError(f"web_logger={{'wandb': {{{name!r}: ...}}}}: wandb.init takes no such argument.", remedy=nearest(name, known))
+
 
 # %% ../../nbs/loggers/wandb.ipynb #e76fdc5f
 @_SERVICE.starts_run()

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .fast_step import is_defined_in, is_profiling, unknown_torch
 
 # %% auto #0
-__all__ = ['DDPStep', 'ddp_functions', 'find_ddp_step']
+__all__ = ["DDPStep", "ddp_functions", "find_ddp_step"]
 
 # %% ../../nbs/loops/ddp_step.ipynb #12f1dc12
 _CONTEXTS = {"training_step": "train_step_context", "validation_step": "val_step_context"}  # of Lightning's precision plugins
@@ -61,6 +61,7 @@ class DDPStep:
         finally:
             DistributedDataParallel._active_ddp_module = before
         return self.wrapper._post_forward(output)
+
 
 # %% ../../nbs/loops/ddp_step.ipynb #4f0bdbc0
 def ddp_functions(strategy: Any, name: str) -> tuple[Any, ...]:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from nbtrain.engine.step_module import StepModule
 
 # %% auto #0
-__all__ = ['Failure', 'ErrorGuard']
+__all__ = ["Failure", "ErrorGuard"]
+
 
 # %% ../../nbs/loops/error_guard.ipynb #df1de2dd
 @dataclass(eq=False)
@@ -90,6 +91,7 @@ def _spot(error: BaseException) -> str:
     """The line of the user's code that raised `error`: `line 12 of train_step`."""
     found = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_file(frame.f_code.co_filename)]
     return f"line {found[-1][1]} of {found[-1][0].f_code.co_name}" if found else ""
+
 
 # %% ../../nbs/loops/error_guard.ipynb #11d16738
 _STATE = ("on_save_checkpoint", "on_load_checkpoint", "on_exception")

@@ -18,8 +18,19 @@ from torch.optim import LBFGS, Optimizer
 from torch.overrides import has_torch_function_unary
 
 # %% auto #0
-__all__ = ['KNOWN_TORCH', 'is_profiling', 'Closure', 'unknown_torch', 'is_defined_in', 'find_backward', 'backward', 'steps_alone',
-           'find_step', 'replaceable', 'find_zero_grad']
+__all__ = [
+    "KNOWN_TORCH",
+    "is_profiling",
+    "Closure",
+    "unknown_torch",
+    "is_defined_in",
+    "find_backward",
+    "backward",
+    "steps_alone",
+    "find_step",
+    "replaceable",
+    "find_zero_grad",
+]
 
 # %% ../../nbs/loops/fast_step.ipynb #c25sc006
 KNOWN_TORCH = ("2.13",)
@@ -42,6 +53,7 @@ def is_defined_in(package: ModuleType, function: Any) -> bool:
     code = getattr(function, "__code__", None)
     return code is not None and _is_in_folder(package.__path__[0], code.co_filename)
 
+
 # %% ../../nbs/loops/fast_step.ipynb #c25sc008
 def find_backward() -> Callable[[Tensor], Any]:
     """The function that computes gradients: the fast one if torch is known and its functions were not replaced, else `Tensor.backward`."""
@@ -55,6 +67,7 @@ def backward(loss: Tensor) -> None:
         loss.backward()
     else:
         graph._engine_run_backward((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
 
 # %% ../../nbs/loops/fast_step.ipynb #c25sc010
 def _hooks_of_all() -> tuple[Any, Any]:
@@ -73,6 +86,7 @@ def steps_alone(optimizer: Optimizer) -> bool:
         return False
     own = vars(optimizer).get("step")
     return own is None or (hasattr(own, "_wrapped_by_lr_sched") and own.__wrapped__ is kind.step)  # torch's schedulers wrap it
+
 
 # %% ../../nbs/loops/fast_step.ipynb #6bd6d56f
 Closure = Callable[[], Any]

@@ -20,7 +20,8 @@ from .step_snapshot import RandomSnapshot
 from ..remote_errors import raise_own
 
 # %% auto #0
-__all__ = ['only_iterator', 'direct_fetcher', 'exhaust', 'ends_at_length']
+__all__ = ["only_iterator", "direct_fetcher", "exhaust", "ends_at_length"]
+
 
 # %% ../../nbs/loops/fetcher.ipynb #2cc92cc5
 def only_iterator(fetcher: _DataFetcher) -> Iterator[Any] | None:
@@ -71,6 +72,7 @@ class _DirectFetcher:
     def teardown(self) -> None:
         self.release()
         self.fetcher.teardown()
+
 
 # %% ../../nbs/loops/fetcher.ipynb #9dbb9368
 class _GuardedFetcher:
@@ -133,6 +135,7 @@ class _GuardedFetcher:
     def teardown(self) -> None:
         self.release()
         self.inner.teardown()
+
 
 # %% ../../nbs/loops/fetcher.ipynb #5a2d3d31
 def direct_fetcher(fetcher: _DataFetcher, guard: ErrorGuard | None = None) -> Any:

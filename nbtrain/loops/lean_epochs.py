@@ -16,7 +16,7 @@ from .lean_pass import call_hooks, call_module_hook
 from .lean_training import LeanEpochLoop
 
 # %% auto #0
-__all__ = ['LeanFitLoop']
+__all__ = ["LeanFitLoop"]
 
 # %% ../../nbs/loops/lean_epochs.ipynb #32ff8efb
 _MONITORING = (EarlyStopping, Checkpoint)  # Lightning calls them after the module, which may log what they read

@@ -28,7 +28,8 @@ from ..engine.pass_module import is_sanity_check
 from ..engine.pass_module import TrainingModes
 
 # %% auto #0
-__all__ = ['LeanEvaluationLoop']
+__all__ = ["LeanEvaluationLoop"]
+
 
 # %% ../../nbs/loops/lean_evaluation.ipynb #76d27c49
 def _stage(pl_trainer: L.Trainer) -> str:
@@ -109,6 +110,7 @@ class _EvaluationPass(LeanPass):
         if self.run_state.requested:
             loop.attend()
 
+
 # %% ../../nbs/loops/lean_evaluation.ipynb #42ff2976
 class LeanEvaluationLoop(_EvaluationLoop):
     """Lightning's evaluation loop, with a lean pass in place of its fetcher where `why_not_lean` has no objection."""
@@ -182,6 +184,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
         trainer: Any = self.trainer
         may_leave = trainer.testing or not any(isinstance(callback, Leaving) for callback in trainer.callbacks)
         self.control.attend(Boundary(trainer, "test" if trainer.testing else "valid", may_leave))
+
 
 # %% ../../nbs/loops/lean_evaluation.ipynb #shortrun
 class _ShortRun:

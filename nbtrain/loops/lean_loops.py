@@ -14,7 +14,8 @@ from .lean_evaluation import LeanEvaluationLoop
 from .lean_training import LeanEpochLoop
 
 # %% auto #0
-__all__ = ['use_lean_loops']
+__all__ = ["use_lean_loops"]
+
 
 # %% ../../nbs/loops/lean_loops.ipynb #38a5296d
 def use_lean_loops(pl_trainer: L.Trainer, *, lean: bool = True, control: Control | None = None) -> LeanEpochLoop:

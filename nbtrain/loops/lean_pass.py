@@ -26,9 +26,23 @@ from .ddp_step import ddp_functions, find_ddp_step
 from .error_guard import ErrorGuard
 
 # %% auto #0
-__all__ = ['KNOWN_VERSIONS', 'PassType', 'unknown_version', 'overridden', 'why_not_lean', 'Hook', 'call_hooks',
-           'call_module_hook', 'takes_index', 'overridden_hook', 'LeanPass', 'pass_sources', 'find_pass',
-           'is_on_device', 'explain_full_memory']
+__all__ = [
+    "KNOWN_VERSIONS",
+    "PassType",
+    "unknown_version",
+    "overridden",
+    "why_not_lean",
+    "Hook",
+    "call_hooks",
+    "call_module_hook",
+    "takes_index",
+    "overridden_hook",
+    "LeanPass",
+    "pass_sources",
+    "find_pass",
+    "is_on_device",
+    "explain_full_memory",
+]
 
 # %% ../../nbs/loops/lean_pass.ipynb #9d9f4be0
 KNOWN_VERSIONS = ("2.6",)  # of Lightning, whose private parts are used here
@@ -94,6 +108,7 @@ def _why_no_training(pl_trainer: L.Trainer) -> str:
         return "validation by time"
     hook = overridden(module, _STEP_HOOKS)
     return f"{hook} of the module" if hook else ""
+
 
 # %% ../../nbs/loops/lean_pass.ipynb #fae6a35a
 class Hook:
@@ -163,6 +178,7 @@ def takes_index(step: Any) -> bool:
 def overridden_hook(pl_trainer: L.Trainer, hooks: tuple[str, ...]) -> str:
     """The first of `hooks` that a callback or the module overrides; an empty text where there is none."""
     return next((name for name in hooks if Hook(name, pl_trainer, pl_trainer.lightning_module).used), "")
+
 
 # %% ../../nbs/loops/lean_pass.ipynb #bafd725b
 class LeanPass:
@@ -260,6 +276,7 @@ def is_on_device(batch: Any, device: torch.device | None) -> bool:
         if type(item) is not Tensor or not (item.is_cpu if device is None else item.device == device):
             return False
     return True
+
 
 # %% ../../nbs/loops/lean_pass.ipynb #7aa6c72a
 @contextmanager

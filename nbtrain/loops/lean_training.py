@@ -26,7 +26,8 @@ from ..engine.recorder import DataWait
 from ..engine.step_module import StepModule
 
 # %% auto #0
-__all__ = ['is_window_closed', 'validates_anyway', 'LeanEpochLoop']
+__all__ = ["is_window_closed", "validates_anyway", "LeanEpochLoop"]
+
 
 # %% ../../nbs/loops/lean_training.ipynb #24b12a00
 class _Optimization(_AutomaticOptimization):
@@ -56,6 +57,7 @@ def validates_anyway(pl_trainer: L.Trainer) -> bool:
 
 _HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 _HOOKS += ("on_train_batch_end",)
+
 
 # %% ../../nbs/loops/lean_training.ipynb #5de3a17c
 class LeanEpochLoop(_TrainingEpochLoop):
@@ -172,6 +174,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
             module.on_validation_end()
             pl_trainer.training = True
             pl_trainer._logger_connector._first_loop_iter = first_loop_iter
+
 
 # %% ../../nbs/loops/lean_training.ipynb #trainpass1
 def _val_options(pl_trainer: L.Trainer) -> tuple[Any, ...]:

@@ -20,7 +20,8 @@ from .lean_pass import Hook, LeanPass, takes_index
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ['WholeStep', 'ZeroGrad', 'LeanUpdate']
+__all__ = ["WholeStep", "ZeroGrad", "LeanUpdate"]
+
 
 # %% ../../nbs/loops/lean_update.ipynb #00cb98e4
 class ZeroGrad:
@@ -54,6 +55,7 @@ class ZeroGrad:
             counts.ready += 1
             counts.started += 1
             counts.completed += 1
+
 
 # %% ../../nbs/loops/lean_update.ipynb #8ba4a419
 # Does forward, backward and the optimizer's step of a batch in one: given the batch and a function that does them in the usual way, it

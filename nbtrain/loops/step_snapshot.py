@@ -19,7 +19,8 @@ from ..engine.protocol import TrainerProtocol
 from ..rng import host_states, set_host_states
 
 # %% auto #0
-__all__ = ['RandomSnapshot', 'restore_attributes', 'CallSnapshot', 'StepSnapshot']
+__all__ = ["RandomSnapshot", "restore_attributes", "CallSnapshot", "StepSnapshot"]
+
 
 # %% ../../nbs/loops/step_snapshot.ipynb #0ba8799a
 class RandomSnapshot:
@@ -40,6 +41,7 @@ class RandomSnapshot:
         if self.cuda is not None and self.of_cuda is not None:
             self.cuda.set_state(self.of_cuda)
         set_host_states(self.of_host)
+
 
 # %% ../../nbs/loops/step_snapshot.ipynb #134d8b90
 _COPIED_BYTES = 2**22
@@ -102,6 +104,7 @@ class _TensorCopies:
                     self.copies[id(tensor)] = tensor, tensor._version, copy
                 whole = whole and tensor._version == self.copies[id(tensor)][1]
         return whole
+
 
 # %% ../../nbs/loops/step_snapshot.ipynb #7e7769c6
 class _Attributes:
@@ -169,6 +172,7 @@ class CallSnapshot:
 def _is_written(module: nn.Module) -> bool:
     """Whether calls of this module may change its attributes; torch's modules change only buffers."""
     return not type(module).__module__.startswith("torch.")
+
 
 # %% ../../nbs/loops/step_snapshot.ipynb #db4d2c9e
 _SUMS = ("value", "cumulated_batch_size", "_forward_cache", "_update_count", "has_reset", "_computed")

@@ -11,7 +11,8 @@ import lightning as L
 from torch.optim import Optimizer
 
 # %% auto #0
-__all__ = ['with_modes', 'OptimizerModes']
+__all__ = ["with_modes", "OptimizerModes"]
+
 
 # %% ../../nbs/optim/optimizer_modes.ipynb #optmode5
 class _HasModes(Protocol):

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 # %% auto #0
-__all__ = ['load_optimizer', 'inner_states', 'load_inner_states', 'kept_gradients', 'load_gradients']
+__all__ = ["load_optimizer", "inner_states", "load_inner_states", "kept_gradients", "load_gradients"]
+
 
 # %% ../../nbs/optim/optimizer_state.ipynb #204c59e0
 def _inner(optimizer: Optimizer) -> dict[str, Optimizer]:
@@ -54,6 +55,7 @@ def _as_saved(saved: Any, loaded: Any) -> Any:
         items = list(map(_as_saved, saved, loaded))
         return items if type(saved) is list else tuple(items)
     return saved if isinstance(saved, str) else loaded  # torch treats a string as an iterable, and loads the repr of that
+
 
 # %% ../../nbs/optim/optimizer_state.ipynb #wrapped01
 def inner_states(optimizer: Optimizer) -> dict[str, Any] | None:

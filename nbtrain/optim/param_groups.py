@@ -15,7 +15,8 @@ from ..annotations import checked
 from ..errors import ConfigError, nearest
 
 # %% auto #0
-__all__ = ['fits', 'check_patterns', 'param_groups']
+__all__ = ["fits", "check_patterns", "param_groups"]
+
 
 # %% ../../nbs/optim/param_groups.ipynb #3e75a5b2
 def fits(name: str, pattern: str) -> bool:
@@ -30,6 +31,7 @@ def check_patterns(model: nn.Module, patterns: Iterable[str]) -> None:
         if not any(fits(name, pattern) for name in names):
             parts = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}
             raise ConfigError(f"{pattern!r} fits no parameter of {type(model).__name__}.", remedy=nearest(pattern, parts))
+
 
 # %% ../../nbs/optim/param_groups.ipynb #05e0f03a
 @checked

@@ -27,12 +27,39 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ['Scheduler', 'LearningRate', 'is_counted', 'stepping_remedy', 'check_stepping', 'check_has_lr', 'set_lr',
-           'set_group_lr', 'scale_lr', 'scale_rates', 'initial_lrs', 'set_initial_lrs', 'FunctionSchedule',
-           'CountedScheduler', 'Schedule', 'n_required', 'is_factory', 'resolve_schedule', 'check_length',
-           'SchedulerBase', 'WarmUpScheduler', 'CosineAnnealingScheduler', 'SchedulerChain', 'warmup_cosine',
-           'get_lr_scheduler', 'get_multi_step_lr_scheduler', 'get_combined_lr_scheduler', 'learning_rates',
-           'plot_schedules', 'plot_schedule']
+__all__ = [
+    "Scheduler",
+    "LearningRate",
+    "is_counted",
+    "stepping_remedy",
+    "check_stepping",
+    "check_has_lr",
+    "set_lr",
+    "set_group_lr",
+    "scale_lr",
+    "scale_rates",
+    "initial_lrs",
+    "set_initial_lrs",
+    "FunctionSchedule",
+    "CountedScheduler",
+    "Schedule",
+    "n_required",
+    "is_factory",
+    "resolve_schedule",
+    "check_length",
+    "SchedulerBase",
+    "WarmUpScheduler",
+    "CosineAnnealingScheduler",
+    "SchedulerChain",
+    "warmup_cosine",
+    "get_lr_scheduler",
+    "get_multi_step_lr_scheduler",
+    "get_combined_lr_scheduler",
+    "learning_rates",
+    "plot_schedules",
+    "plot_schedule",
+]
+
 
 # %% ../../nbs/optim/schedulers.ipynb #b702dbaf
 def is_counted(scheduler: Any) -> bool:
@@ -122,6 +149,7 @@ def set_initial_lrs(optimizer: Optimizer, rates: Iterable[float]) -> None:
         if "initial_lr" in group:
             group["initial_lr"] = group["lr"].clone() if isinstance(group["lr"], Tensor) else lr
 
+
 # %% ../../nbs/optim/schedulers.ipynb #bc49e080
 class FunctionSchedule:
     """A learning rate that is a function of the absolute update, counted from 0 over all runs; one rate for all groups.
@@ -149,6 +177,7 @@ class FunctionSchedule:
             raise ConfigError(f"scheduler({self.update}) returned {lr}, which is not a learning rate.", remedy="Return a number from 0.")
         set_lr(self.optimizer, float(lr))
 
+
 # %% ../../nbs/optim/schedulers.ipynb #23133491
 class CountedScheduler:
     """A wrapper around a scheduler such as timm's, which must be given the number of finished epochs and updates."""
@@ -173,6 +202,7 @@ class CountedScheduler:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.inner.load_state_dict(state_dict["inner"])
         self.n_epochs, self.n_updates = state_dict["n_epochs"], state_dict["n_updates"]
+
 
 # %% ../../nbs/optim/schedulers.ipynb #34a77eea
 @dataclass
@@ -216,6 +246,7 @@ class Schedule:
                 self.scheduler.step(monitored)
         else:
             self.scheduler.step()
+
 
 # %% ../../nbs/optim/schedulers.ipynb #700046a6
 def n_required(function: Callable[..., Any]) -> int:
@@ -295,6 +326,7 @@ def check_length(scheduler: Any, n_steps: int, remedy: str, *, on_batch: bool = 
         raise ConfigError(f"{name} ends after {total} steps, and this run needs {n_steps}.", remedy=f"Use {attribute}={n_steps}. {remedy}")
     return ""
 
+
 # %% ../../nbs/optim/schedulers.ipynb #309dc33c
 class SchedulerBase(LRScheduler, ABC):
     """Base class for a curve over `total_iters` steps, after which the last rate is held; a subclass defines `rate`.
@@ -339,6 +371,7 @@ class CosineAnnealingScheduler(SchedulerBase):
         share = (1 + math.cos(math.pi * step / self.total_iters)) / 2
         return (1 - share) * self.eta_min + share * base
 
+
 # %% ../../nbs/optim/schedulers.ipynb #0a40fc7a
 class SchedulerChain(SchedulerBase):
     """Run schedules one after another, each for its `total_iters` steps. Step only the chain.
@@ -372,6 +405,7 @@ class SchedulerChain(SchedulerBase):
         """The state of the chain; its schedules need none."""
         return {name: value for name, value in super().state_dict().items() if name != "schedulers"}
 
+
 # %% ../../nbs/optim/schedulers.ipynb #bb9cd7c0
 @checked
 def warmup_cosine(optimizer: Optimizer, plan: Plan, *, warmup: float = 0.1, eta_min: float = 0.0) -> SchedulerBase:
@@ -388,6 +422,7 @@ def warmup_cosine(optimizer: Optimizer, plan: Plan, *, warmup: float = 0.1, eta_
     rising = min(round(warmup * plan.total_steps), plan.total_steps - 1)
     falling = CosineAnnealingScheduler(optimizer, plan.total_steps - rising, eta_min)
     return SchedulerChain(WarmUpScheduler(optimizer, rising, eta_min), falling) if rising else falling
+
 
 # %% ../../nbs/optim/schedulers.ipynb #e23ef003
 LearningRate = Callable[[int], float]
@@ -443,6 +478,7 @@ def get_lr_scheduler(
 
     return learning_rate
 
+
 # %% ../../nbs/optim/schedulers.ipynb #bda32fcc
 @checked
 def get_multi_step_lr_scheduler(max_lr: float, warmup_steps: int, max_steps: int, milestones: Mapping[float, float]) -> LearningRate:
@@ -462,6 +498,7 @@ def get_multi_step_lr_scheduler(max_lr: float, warmup_steps: int, max_steps: int
         return max_lr * next((factor for first, factor in reversed(factors.items()) if step >= first), 1.0)
 
     return learning_rate
+
 
 # %% ../../nbs/optim/schedulers.ipynb #e6dca9f9
 @checked
@@ -487,6 +524,7 @@ def get_combined_lr_scheduler(schedules: Mapping[tuple[int, int], LearningRate])
         return schedules[first, last](step - first)
 
     return learning_rate
+
 
 # %% ../../nbs/optim/schedulers.ipynb #c3cb6385
 def learning_rates(schedule: Scheduler, n_steps: int, lr: float = 1.0) -> list[float]:

@@ -22,7 +22,8 @@ from .interrupts import ignore_interrupts
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0
-__all__ = ['is_data_source', 'has_loader', 'validates', 'check_source', 'read_evaluated', 'read_source']
+__all__ = ["is_data_source", "has_loader", "validates", "check_source", "read_evaluated", "read_source"]
+
 
 # %% ../../nbs/run/data_module.ipynb #fa72a289
 def is_data_source(given: Any) -> bool:
@@ -57,6 +58,7 @@ def check_source(trainer: TrainerBase, loader: Any, valid_loader: Any) -> None:
         raise ConfigError(f"{name} has no {needed}.", remedy=f"Write {needed}(self), which returns a loader; or give a loader.")
     if isinstance(loader, L.LightningModule) and loader is not trainer.model:
         raise ConfigError(f"{name} is a model, and not that of this trainer.", remedy="Give a loader or a LightningDataModule.")
+
 
 # %% ../../nbs/run/data_module.ipynb #4965754a
 def read_evaluated(trainer: TrainerBase, module: StepModule, given: Any) -> Any:

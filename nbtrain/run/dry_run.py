@@ -38,7 +38,8 @@ from ..base.trainer_base import TrainerBase
 from ..state.kept_objects import kept_objects
 
 # %% auto #0
-__all__ = ['unchanged', 'DryRun']
+__all__ = ["unchanged", "DryRun"]
+
 
 # %% ../../nbs/run/dry_run.ipynb #ee098c50
 @contextmanager
@@ -69,6 +70,7 @@ def unchanged(trainer: TrainerBase, *, weights: bool = True) -> Iterator[None]:
                     tensor.copy_(value)
             for parameter, gradient in gradients:
                 parameter.grad = gradient
+
 
 # %% ../../nbs/run/dry_run.ipynb #d2cbe888
 class _NeedsRun(Exception):
@@ -140,6 +142,7 @@ _KNOWN = ("nbtrain.", "lightning.", "pytorch_lightning.")  # classes in these mo
 _ELSEWHERE = ("strategy", "plugins", "fast_dev_run")
 _BEGINNINGS = ("setup", "start", "before")
 _LATE = ("before_log_train_metrics", "before_log_val_metrics")  # these hooks run after the step
+
 
 # %% ../../nbs/run/dry_run.ipynb #a9b9f2b3
 class DryRun:

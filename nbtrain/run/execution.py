@@ -34,7 +34,8 @@ from ..base.trainer_base import TrainerBase
 from .outcome import name_place
 
 # %% auto #0
-__all__ = ['why_stopped', 'LoaderModule', 'batch_size_module', 'Execution', 'execute_replica']
+__all__ = ["why_stopped", "LoaderModule", "batch_size_module", "Execution", "execute_replica"]
+
 
 # %% ../../nbs/run/execution.ipynb #aae9f20e
 def why_stopped(pl_trainer: L.Trainer) -> str:
@@ -48,6 +49,7 @@ def why_stopped(pl_trainer: L.Trainer) -> str:
         return "max_time is over"
     stoppers = [type(c).__name__ for c in pl_trainer.early_stopping_callbacks if c.wait_count >= c.patience]
     return stoppers[0] if stoppers else "a callback set should_stop"
+
 
 # %% ../../nbs/run/execution.ipynb #5e1dfed0
 class LoaderModule(StepModule):
@@ -78,6 +80,7 @@ def batch_size_module(trainer: TrainerBase, loader: Any, valid_loader: Loaders |
             remedy="Give run(n_epoch, module), or a LightningDataModule, whose train_dataloader reads self.batch_size.",
         )
     return trainer.step_module()
+
 
 # %% ../../nbs/run/execution.ipynb #d91b27d4
 class Execution:

@@ -21,7 +21,8 @@ from ..views.notebook import get_shell, in_shell, is_watched
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0
-__all__ = ['pauses_on_error', 'needs_thread', 'is_reachable', 'drop_failure', 'drop_unreachable', 'keep_watch']
+__all__ = ["pauses_on_error", "needs_thread", "is_reachable", "drop_failure", "drop_unreachable", "keep_watch"]
+
 
 # %% ../../nbs/run/failed_runs.ipynb #6b6f184c
 def pauses_on_error(trainer: TrainerBase) -> bool:
@@ -35,6 +36,7 @@ def needs_thread(trainer: TrainerBase) -> bool:
     """Whether a run needs a separate thread. One that can be paused does: the cell waits for it, and ends when it pauses."""
     in_main = threading.current_thread() is threading.main_thread()
     return trainer.on_error == "pause" or (in_shell() and trainer.own_thread and in_main)
+
 
 # %% ../../nbs/run/failed_runs.ipynb #64892399
 _LIBRARIES = ("nbtrain", "lightning", "torch", "torchmetrics", "ipywidgets", "contextlib")
@@ -81,6 +83,7 @@ def is_reachable(trainer: TrainerBase, thread: threading.Thread) -> bool:
             return False
     return True
 
+
 # %% ../../nbs/run/failed_runs.ipynb #077043c6
 _WAITING: WeakSet[TrainerBase] = WeakSet()
 
@@ -108,6 +111,7 @@ def drop_unreachable() -> None:
             _WAITING.discard(trainer)
         elif not is_reachable(trainer, handle.thread):
             drop_failure(trainer)
+
 
 # %% ../../nbs/run/failed_runs.ipynb #f711112d
 def keep_watch(trainer: TrainerBase) -> None:

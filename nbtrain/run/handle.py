@@ -22,7 +22,7 @@ from ..history.history import RunResult
 from .interrupts import call_at_exit, cancel_at_exit, ended_by_hand, handles_signals
 
 # %% auto #0
-__all__ = ['RunThread', 'RunHandle']
+__all__ = ["RunThread", "RunHandle"]
 
 # %% ../../nbs/run/handle.ipynb #d9026d79
 _LEAVE_S = 4.0  # on shutdown, Jupyter sends SIGTERM to a kernel after 2.5 s, and kills it after 5 s
@@ -120,6 +120,7 @@ class RunThread:
             self._control.abandon()
         self._control.stop(AT_EXIT)
         self._thread.join(_LEAVE_S)
+
 
 # %% ../../nbs/run/handle.ipynb #e6161b80
 class RunHandle:

@@ -24,8 +24,17 @@ from ..history.history import RunResult
 from ..views.notebook import in_shell
 
 # %% auto #0
-__all__ = ['handles_signals', 'signals_stop', 'keep_handler', 'workers_ignore_interrupts', 'ignore_interrupts', 'exit_with_130',
-           'ended_by_hand', 'call_at_exit', 'cancel_at_exit']
+__all__ = [
+    "handles_signals",
+    "signals_stop",
+    "keep_handler",
+    "workers_ignore_interrupts",
+    "ignore_interrupts",
+    "exit_with_130",
+    "ended_by_hand",
+    "call_at_exit",
+    "cancel_at_exit",
+]
 
 # %% ../../nbs/run/interrupts.ipynb #40f0307b
 _DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
@@ -58,6 +67,7 @@ def handles_signals(signals: Iterable[signal.Signals], call: Callable[[int], Non
         for signum, handler in before.items():
             signal.signal(signum, handler)
 
+
 # %% ../../nbs/run/interrupts.ipynb #89ca70bd
 @contextmanager
 def signals_stop(control: Control) -> Iterator[None]:
@@ -80,6 +90,7 @@ def keep_handler(pl_trainer: L.Trainer) -> None:
     """If SIGTERM requests the end of the run, keep Lightning's handler from exiting at once or waiting for other ranks."""
     if isinstance(signal.getsignal(signal.SIGTERM), _Handler):
         pl_trainer._signal_connector._sigterm_notifier_fn = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
+
 
 # %% ../../nbs/run/interrupts.ipynb #39f1915d
 class _IgnoreInterrupts:
@@ -168,6 +179,7 @@ def _data_loaders(loader: Any) -> list[DataLoader[Any]]:
     inner = getattr(loader, "loader", None)
     return _data_loaders(inner) if inner is not None else []
 
+
 # %% ../../nbs/run/interrupts.ipynb #dd5cce16
 class _ExitCode:
     """A `sys.excepthook` that calls another one, and makes a script that does not catch an interrupt exit with 130."""
@@ -195,6 +207,7 @@ def ended_by_hand(result: RunResult, place: str, kept: str = "trainer.result has
     what = "the run was completed before it stopped" if result.status == "completed" else f"stopped at {place}"
     exit_with_130()
     return RunStopped(f"{what} · {kept}")
+
 
 # %% ../../nbs/run/interrupts.ipynb #7a8d3153
 class _Reset:

@@ -29,7 +29,8 @@ from ..engine.step_module import StepModule
 from ..engine.train_state import Counts
 
 # %% auto #0
-__all__ = ['ENTRY_POINTS', 'EntryPoints', 'QuickTrainer', 'make_pl_trainer', 'quiet', 'continue_counts', 'driving']
+__all__ = ["ENTRY_POINTS", "EntryPoints", "QuickTrainer", "make_pl_trainer", "quiet", "continue_counts", "driving"]
+
 
 # %% ../../nbs/run/lightning_trainer.ipynb #9ed81f6c
 def _changed(path: str) -> int | None:
@@ -80,6 +81,7 @@ class _Signals(_SignalConnector):
         self._original_handlers = {signum: handler for signum, handler in before if signal.getsignal(signum) is not handler}
         super().teardown()
 
+
 # %% ../../nbs/run/lightning_trainer.ipynb #82710f6c
 _LOCK = threading.Lock()
 
@@ -106,6 +108,7 @@ def make_pl_trainer(**arguments: Any) -> L.Trainer:
             return QuickTrainer(**arguments)
         finally:
             lightnings["entry_points"] = before
+
 
 # %% ../../nbs/run/lightning_trainer.ipynb #230878be
 _NOISE = (
@@ -156,6 +159,7 @@ def quiet() -> Iterator[None]:
     finally:
         _MESSAGES.restore()
 
+
 # %% ../../nbs/run/lightning_trainer.ipynb #dcc036b7
 def continue_counts(pl_trainer: L.Trainer, counts: Counts) -> None:
     """Set the counters of a new Lightning trainer to `counts`, as if it had run the previous epochs."""
@@ -169,6 +173,7 @@ def continue_counts(pl_trainer: L.Trainer, counts: Counts) -> None:
     by_hand.ready = by_hand.completed = counts.update
     # After epoch 0 the epoch loop makes a second iterator, which draws a second seed, unless it resumes from a checkpoint
     loop._resuming_from_checkpoint = counts.epoch > 0
+
 
 # %% ../../nbs/run/lightning_trainer.ipynb #1b92e3ea
 @contextmanager

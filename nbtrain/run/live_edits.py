@@ -31,7 +31,8 @@ from ..views.notebook import NotebookView
 from ..views.text import format_value
 
 # %% auto #0
-__all__ = ['check_options', 'set_options', 'validate_now', 'handle_of', 'resume']
+__all__ = ["check_options", "set_options", "validate_now", "handle_of", "resume"]
+
 
 # %% ../../nbs/run/live_edits.ipynb #e815dabc
 def check_options(optimizer: Optimizer | None, options: dict[str, Any]) -> None:
@@ -119,6 +120,7 @@ def _set_lr(trainer: TrainerProtocol, before: float, lr: float) -> None:
     scale_lr(trainer.optimizer, lr / before)
     trainer.scale_schedules(lr / before)
 
+
 # %% ../../nbs/run/live_edits.ipynb #49cd10a8
 def validate_now(trainer: TrainerProtocol) -> dict[str, float] | None:
     """Validate between two batches. Returns the metrics; None if the validation is left for the end of the current batch."""
@@ -139,6 +141,7 @@ def _validate(trainer: TrainerProtocol, at: Boundary | None) -> dict[str, float]
     metrics = {name: value for name, value in module.epoch_metrics.items() if name.startswith("val_")}
     trainer.recorder.mark("validated: " + ", ".join(f"{name} {format_value(value)}" for name, value in metrics.items()))
     return metrics
+
 
 # %% ../../nbs/run/live_edits.ipynb #07a8931c
 def handle_of(trainer: TrainerBase) -> RunHandle:

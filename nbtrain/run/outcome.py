@@ -22,7 +22,8 @@ from ..tracebacks import keep_traceback
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0
-__all__ = ['name_place', 'RunOutcome']
+__all__ = ["name_place", "RunOutcome"]
+
 
 # %% ../../nbs/run/outcome.ipynb #7201b646
 def name_place(error: BaseException, place: str) -> None:
@@ -30,6 +31,7 @@ def name_place(error: BaseException, place: str) -> None:
     placed = error.where if isinstance(error, NbtrainError) else getattr(error, "__notes__", None)
     if not placed and not isinstance(error, ConfigError):
         add_note(error, f"nbtrain: {place}")
+
 
 # %% ../../nbs/run/outcome.ipynb #f67772e1
 class RunOutcome:

@@ -25,7 +25,8 @@ from .data_module import validates
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0
-__all__ = ['header', 'correct_model', 'advise', 'keep_source']
+__all__ = ["header", "correct_model", "advise", "keep_source"]
+
 
 # %% ../../nbs/run/record.ipynb #681eb3b6
 def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> dict[str, Any]:
@@ -68,6 +69,7 @@ def _facts(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, Any]:
 def _n_evaluated(loader: Any, limit: Any) -> int | None:
     return 0 if loader is None else n_batches(named_loaders(loader) or loader, "sequential", limit)
 
+
 # %% ../../nbs/run/record.ipynb #f9220a69
 _LONG_EPOCH = 1000  # batches
 
@@ -108,6 +110,7 @@ def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:
         )
     if (n_batches(loader) or 0) >= _LONG_EPOCH and (advice := suggest_loader(loader)) is not None:
         trainer.recorder.note(advice)
+
 
 # %% ../../nbs/run/record.ipynb #f6d3877f
 def keep_source(trainer: TrainerBase, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:

@@ -23,7 +23,8 @@ from ..base.compose import compose, given_addons, written_class
 from ..views.curve import NEW_STEPS
 
 # %% auto #0
-__all__ = ['with_addons', 'change_class', 'mark_steps', 'newest', 'Redefinitions', 'adopt_redefined']
+__all__ = ["with_addons", "change_class", "mark_steps", "newest", "Redefinitions", "adopt_redefined"]
+
 
 # %% ../../nbs/run/redefined.ipynb #7b19b374
 def with_addons(trainer: TrainerBase, steps: type[TrainerBase]) -> type[TrainerBase]:
@@ -70,6 +71,7 @@ def mark_steps(trainer: TrainerBase, before: type[TrainerBase], steps: type[Trai
             trainer.train_state.best_weights = None
     trainer.recorder.mark(what, **data)
     return restarts
+
 
 # %% ../../nbs/run/redefined.ipynb #d8c81606
 def newest(item: Any) -> Any:
@@ -130,6 +132,7 @@ class Redefinitions:
     def undo(self) -> None:
         while self._undo:
             self._undo.pop()()
+
 
 # %% ../../nbs/run/redefined.ipynb #277233ce
 _INSIDE = ("dataset", "datasets", "transform", "target_transform", "transforms", "sampler", "batch_sampler", "collate_fn", "loader")

@@ -20,7 +20,8 @@ from ..errors import ConfigError
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0
-__all__ = ['epochs_left']
+__all__ = ["epochs_left"]
+
 
 # %% ../../nbs/run/resume.ipynb #cd2cd97f
 def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: Any) -> int:

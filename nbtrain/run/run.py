@@ -40,7 +40,8 @@ from ..views.epoch_slider import Travel
 from ..views.notebook import NotebookView
 
 # %% auto #0
-__all__ = ['Run']
+__all__ = ["Run"]
+
 
 # %% ../../nbs/run/run.ipynb #41bd1d3f
 def _interrupted(trainer: TrainerBase, result: RunResult) -> RunStopped:
@@ -52,6 +53,7 @@ def _interrupted(trainer: TrainerBase, result: RunResult) -> RunStopped:
         return ended_by_hand(result, trainer.recorder.place)
     path, here = folder / saved[-1], Path.cwd()
     return ended_by_hand(result, trainer.recorder.place, f"state saved in {path.relative_to(here) if path.is_relative_to(here) else path}")
+
 
 # %% ../../nbs/run/run.ipynb #aceac855
 class Run:

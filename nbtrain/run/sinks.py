@@ -25,7 +25,8 @@ from ..base.arguments import asks_for_bar
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0
-__all__ = ['RunSinks']
+__all__ = ["RunSinks"]
+
 
 # %% ../../nbs/run/sinks.ipynb #c517b9e7
 def _ghost(other: Path | None, folder: Path | None, title: str) -> Ghost | None:

@@ -16,7 +16,7 @@ from typing import Any, cast
 from ..deferred_imports import deferring
 
 # %% auto #0
-__all__ = ['HIDDEN', 'is_secret', 'environment_variables', 'is_from_environment', 'blot_out', 'blot_diff']
+__all__ = ["HIDDEN", "is_secret", "environment_variables", "is_from_environment", "blot_out", "blot_diff"]
 
 # %% ../../nbs/source/redaction.ipynb #853b3c0a
 HIDDEN = "<redacted>"
@@ -40,6 +40,7 @@ def environment_variables() -> dict[str, str]:
 def is_from_environment(value: Any) -> bool:
     """Whether `value` equals that of an environment variable. Always False for values of fewer than 4 characters."""
     return type(value) in (str, int, float) and len(str(value)) >= 4 and str(value) in environment_variables().values()
+
 
 # %% ../../nbs/source/redaction.ipynb #63199a97
 _FORMS = (  # in addition to those of detect-secrets; everything after group 1 is hidden
@@ -94,6 +95,7 @@ def _without_groups(match: re.Match[str]) -> str:
             text, end = f"{text}{match.string[end:first]}{HIDDEN}", last
     return text + match.string[end : match.end()]
 
+
 # %% ../../nbs/source/redaction.ipynb #f7de8de9
 def _pairs(text: str) -> str:
     """Hide unquoted values of secret names: NAME=value, name: value, --name value."""
@@ -120,6 +122,7 @@ def blot_out(text: str, *, code: bool = False) -> str:
         return _pairs(text)
     dotenv = re.compile(r"^([+-]?[ \t]*(?:export )?)([A-Z][A-Z0-9_]*)(=)(?![\s$<])([^\s\"'(]+)$", re.MULTILINE)
     return dotenv.sub(lambda match: f"{match[1]}{match[2]}={HIDDEN}" if is_secret(match[2]) else match[0], text)
+
 
 # %% ../../nbs/source/redaction.ipynb #d90ad5c8
 _SECRET_FILE = re.compile(

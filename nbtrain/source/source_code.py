@@ -23,8 +23,7 @@ from .source_file import Definition, SourceFile, cells, execution_number, is_cel
 from .user_code import is_kind, is_user, is_user_module, module_of, mro, name_of, own, state, written_methods
 
 # %% auto #0
-__all__ = ['PLAIN', 'names_read', 'modules_imported', 'package_of', 'parts', 'closure', 'chain', 'chains_read', 'Reached',
-           'reach']
+__all__ = ["PLAIN", "names_read", "modules_imported", "package_of", "parts", "closure", "chain", "chains_read", "Reached", "reach"]
 
 # %% ../../nbs/source/source_code.ipynb #e75c3d0b
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -62,6 +61,7 @@ def modules_imported(code: CodeType, package: str) -> Iterator[tuple[ModuleType,
             if found is not None:
                 yield found, names
 
+
 # %% ../../nbs/source/source_code.ipynb #3bc4068a
 def _compiled(nodes: list[ast.stmt]) -> CodeType | None:
     """Code that reads the names in `nodes`. Annotations are not evaluated, so their names don't count."""
@@ -77,6 +77,7 @@ def _expressions(function: ast.AST) -> list[ast.stmt]:
         return []
     defaults = [*function.args.defaults, *(default for default in function.args.kw_defaults if default)]
     return [ast.copy_location(ast.Expr(e), e) for e in (*getattr(function, "decorator_list", ()), *defaults)]
+
 
 # %% ../../nbs/source/source_code.ipynb #561b08f6
 PLAIN = (int, float, str, bool, type(None), complex, bytes)
@@ -126,6 +127,7 @@ def closure(function: FunctionType) -> dict[str, Any]:
             continue
     return found
 
+
 # %% ../../nbs/source/source_code.ipynb #349e44f1
 def chain(path: str, item: Any, attributes: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """The objects along a chain such as `config.optim.lr`, each with its path, as far as they can be seen without running code."""
@@ -151,6 +153,7 @@ def chains_read(code: CodeType, namespace: dict[str, Any]) -> Iterator[tuple[str
             yield module_of(module), module, []
             for name in sorted(names & state(module).keys()) if is_user_module(module_of(module)) else ():
                 yield f"{module_of(module)}.{name}", state(module)[name], []
+
 
 # %% ../../nbs/source/source_code.ipynb #e3a4ebd0
 class _Sources:
@@ -201,6 +204,7 @@ def _places(kind: type) -> list[str]:
     """Where a class may have been written: the file of its module, and for `__main__` any cell, the newest first."""
     path = _namespace(kind).get("__file__")
     return ([path] if isinstance(path, str) else []) + (cells()[::-1] if module_of(kind) == "__main__" else [])
+
 
 # %% ../../nbs/source/source_code.ipynb #4bc9cf15
 _CODE = (FunctionType, MethodType, BuiltinFunctionType, type, ModuleType, staticmethod, classmethod, property)
@@ -283,6 +287,7 @@ class _Walk:
     def _note_place(self, namespace: dict[str, Any]) -> None:
         file = namespace.get("__file__")
         self.places.update([file] if isinstance(file, str) else cells())
+
 
 # %% ../../nbs/source/source_code.ipynb #c157f5a2
 @dataclass(frozen=True)

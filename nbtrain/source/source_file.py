@@ -18,7 +18,8 @@ from typing import Any
 from .user_code import is_generated
 
 # %% auto #0
-__all__ = ['Definition', 'SourceFile', 'first_line', 'is_cell', 'execution_number', 'cells', 'read_source', 'lambda_text']
+__all__ = ["Definition", "SourceFile", "first_line", "is_cell", "execution_number", "cells", "read_source", "lambda_text"]
+
 
 # %% ../../nbs/source/source_file.ipynb #3df7a165
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def first_line(node: ast.AST) -> int:
     """The first line of a definition, including its decorators."""
     return min([getattr(node, "lineno", 1), *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
 
+
 # %% ../../nbs/source/source_file.ipynb #e121d584
 def is_cell(file: str) -> bool:
     """Whether `file` is a cell of a notebook or another prompt, whose text is only in memory."""
@@ -100,6 +102,7 @@ def read_source(file: str, namespace: dict[str, Any] | None = None) -> SourceFil
         return SourceFile(file, lines) if lines and not is_generated(file) else None
     except SyntaxError:  # the file is being edited
         return None
+
 
 # %% ../../nbs/source/source_file.ipynb #a5e4be7e
 def lambda_text(function: FunctionType) -> str:

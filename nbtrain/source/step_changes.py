@@ -15,7 +15,7 @@ from .source_file import is_cell, read_source
 from .user_code import is_kind, is_user, mro, name_of, own
 
 # %% auto #0
-__all__ = ['step_functions', 'changes_steps', 'steps_diff']
+__all__ = ["step_functions", "changes_steps", "steps_diff"]
 
 # %% ../../nbs/source/step_changes.ipynb #11677270
 _STEPS = ("train_step", "test_step", "metric_on_epoch_end")
@@ -54,6 +54,7 @@ def step_functions(kind: type) -> list[FunctionType]:
             queue += new
     return found
 
+
 # %% ../../nbs/source/step_changes.ipynb #3a82b650
 def _meaning(code: CodeType, doc: Any = None) -> tuple[Any, ...]:
     """What `code` computes, without line numbers, file name and docstring."""
@@ -67,6 +68,7 @@ def changes_steps(before: type, after: type) -> bool:
     """Whether the steps of the class `after` compute something else than those of `before`."""
     old, new = ([_meaning(f.__code__, f.__doc__) for f in step_functions(kind)] for kind in (before, after))
     return old != new
+
 
 # %% ../../nbs/source/step_changes.ipynb #e73898bc
 _MAX_LINES = 60

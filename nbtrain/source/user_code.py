@@ -15,8 +15,20 @@ from typing import Any
 from ..tracebacks import library_of, own_folder
 
 # %% auto #0
-__all__ = ['is_kind', 'own', 'mro', 'state', 'module_of', 'name_of', 'is_generated', 'is_user_file', 'is_user_module', 'is_user',
-           'written_methods']
+__all__ = [
+    "is_kind",
+    "own",
+    "mro",
+    "state",
+    "module_of",
+    "name_of",
+    "is_generated",
+    "is_user_file",
+    "is_user_module",
+    "is_user",
+    "written_methods",
+]
+
 
 # %% ../../nbs/source/user_code.ipynb #d6e2181d
 def is_kind(item: Any, kind: type | tuple[type, ...]) -> bool:
@@ -60,6 +72,7 @@ def name_of(item: Any) -> str:
     name = kind.__qualname__ if is_kind(kind, FunctionType) else type.__getattribute__(kind, "__qualname__")
     module = module_of(kind)
     return name if module in ("", "__main__", "builtins") else f"{module}.{name}"
+
 
 # %% ../../nbs/source/user_code.ipynb #84f234a7
 def is_generated(file: str) -> bool:

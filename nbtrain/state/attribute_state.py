@@ -18,7 +18,8 @@ from ..objects import is_generator, kind_of, known_kind, module_attributes
 from .object_state import Unpacker, Unsaved, fingerprint, pack
 
 # %% auto #0
-__all__ = ['Place', 'objects_of', 'trainer_places', 'drop_new', 'AttributeState']
+__all__ = ["Place", "objects_of", "trainer_places", "drop_new", "AttributeState"]
+
 
 # %% ../../nbs/state/attribute_state.ipynb #62e9b531
 class Place(NamedTuple):
@@ -113,6 +114,7 @@ def _known(trainer: TrainerProtocol) -> set[int]:
 
 def _is_buffer(place: Place, holder: Any) -> bool:
     return place.owner == "model" and place.name in holder._buffers
+
 
 # %% ../../nbs/state/attribute_state.ipynb #aaf118b3
 class AttributeState:

@@ -18,7 +18,8 @@ from ..errors import ConfigError
 from ..history.history import Row
 
 # %% auto #0
-__all__ = ['BestWeights']
+__all__ = ["BestWeights"]
+
 
 # %% ../../nbs/state/best_weights.ipynb #37c7494b
 class BestWeights(L.Callback):

@@ -21,7 +21,8 @@ from .settings import setup_of
 from .states import StatefulTrainer
 
 # %% auto #0
-__all__ = ['Capture', 'n_finished', 'own_part', 'from_outside']
+__all__ = ["Capture", "n_finished", "own_part", "from_outside"]
+
 
 # %% ../../nbs/state/capture.ipynb #9e7b42c4
 class Capture:

@@ -35,7 +35,8 @@ from .states import StatefulTrainer
 from .triggers import SaveTimes, Triggers
 
 # %% auto #0
-__all__ = ['settings_of', 'has_stopped', 'SaveOptions', 'Disk', 'saved_states', 'nearest_saved']
+__all__ = ["settings_of", "has_stopped", "SaveOptions", "Disk", "saved_states", "nearest_saved"]
+
 
 # %% ../../nbs/state/disk.ipynb #8f3fdf61
 def settings_of(callback: L.Callback) -> dict[str, Any]:
@@ -64,6 +65,7 @@ def has_stopped(trainer: TrainerProtocol, saved: Mapping[str, Any]) -> bool:
         or any(addon.has_ended(saved) for addon in trainer.active_addons)
     )
 
+
 # %% ../../nbs/state/disk.ipynb #40ca79c1
 class SaveOptions(SaveTimes, Protocol):
     """The options of a place on disk, which StateManagerAddon has."""
@@ -85,6 +87,7 @@ def _config(model: Any) -> Any:
     config = getattr(model, "config", None)
     to_dict = getattr(config, "to_dict", None)
     return plain(to_dict() if callable(to_dict) else config) if config is not None else None
+
 
 # %% ../../nbs/state/disk.ipynb #diskcls1
 class Disk:
@@ -296,6 +299,7 @@ class Disk:
         open_folder(self.trainer.open_run_dir())
         own = self._own(Moment(self.trainer, random=random_state()))
         return self.write(from_outside(self.trainer) | {"nbtrain": own})
+
 
 # %% ../../nbs/state/disk.ipynb #09218430
 def saved_states(run_dir: Path | None) -> dict[int, Path]:

@@ -24,7 +24,8 @@ from .parts import Moment, load_attributes, put_parts
 from .states import StatefulTrainer, of_rank
 
 # %% auto #0
-__all__ = ['StateKeeper']
+__all__ = ["StateKeeper"]
+
 
 # %% ../../nbs/state/keeper.ipynb #f2de5653
 def _stops(pl_trainer: L.Trainer) -> bool:

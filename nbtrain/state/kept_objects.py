@@ -36,7 +36,8 @@ from ..source.user_code import is_user
 from .attribute_state import objects_of
 
 # %% auto #0
-__all__ = ['kept_objects']
+__all__ = ["kept_objects"]
+
 
 # %% ../../nbs/state/kept_objects.ipynb #fe28df1c
 def _restore_list(item: Any, kept: list[Any]) -> None:

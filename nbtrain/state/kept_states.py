@@ -17,7 +17,8 @@ from ..checkpoint.snapshot import Snapshot, restore_views
 from ..checkpoint.weights import Weights
 
 # %% auto #0
-__all__ = ['KeptState', 'size_of', 'free_memory', 'KeptStates']
+__all__ = ["KeptState", "size_of", "free_memory", "KeptStates"]
+
 
 # %% ../../nbs/state/kept_states.ipynb #79301fc9
 @dataclass(frozen=True, eq=False)
@@ -90,6 +91,7 @@ def size_of(value: Any) -> int:
         else:
             total += len(item) if isinstance(item, (bytes, str)) else 32
     return total
+
 
 # %% ../../nbs/state/kept_states.ipynb #992fc1c9
 _MOST = 1000  # states, because each is examined when one is added

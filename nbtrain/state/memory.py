@@ -23,7 +23,7 @@ from .kept_states import KeptState, size_of
 from .states import StatefulTrainer
 
 # %% auto #0
-__all__ = ['CopyTimes', 'n_state_bytes', 'keep', 'Memory']
+__all__ = ["CopyTimes", "n_state_bytes", "keep", "Memory"]
 
 # %% ../../nbs/state/memory.ipynb #cff31ee3
 _SHARE = 200  # seconds of training per second of copying regular states, and as many for the needed ones: 1% of a run for both
@@ -66,6 +66,7 @@ class CopyTimes:
     def age_s(self) -> float:
         """Seconds since the newest state."""
         return self.clock() - self.taken_s
+
 
 # %% ../../nbs/state/memory.ipynb #40634b68
 def n_state_bytes(trainer: TrainerProtocol) -> int:

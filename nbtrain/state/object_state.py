@@ -35,7 +35,7 @@ from nbtrain.objects import (
 from ..optim.optimizer_state import load_optimizer
 
 # %% auto #0
-__all__ = ['Unsaved', 'pack', 'Unpacker', 'pack_module', 'fingerprint']
+__all__ = ["Unsaved", "pack", "Unpacker", "pack_module", "fingerprint"]
 
 # %% ../../nbs/state/object_state.ipynb #ebe7b277
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.Size)
@@ -65,6 +65,7 @@ def _pack_array(value: Any) -> Any:
     if value.dtype.kind not in "biufcMmUS":
         raise Unsaved(f"{type(value).__name__} of {value.dtype}")
     return value
+
 
 # %% ../../nbs/state/object_state.ipynb #f96a4f6e
 def pack(value: Any, known: Container[int] = (), depth: int = 0) -> Any:
@@ -132,6 +133,7 @@ def _pack_object(value: Any, into: Callable[[Any], Any], known: Container[int]) 
         return {_AS: "object", "state": {name: into(item) for name, item in attributes_of(value).items() if not isinstance(item, CONSTANT)}}
     return _refuse(value)
 
+
 # %% ../../nbs/state/object_state.ipynb #f0421fa3
 _COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
     "set": set,
@@ -139,6 +141,7 @@ _COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
     "deque": deque,
     "complex": lambda parts: complex(*parts),
 }
+
 
 # %% ../../nbs/state/object_state.ipynb #0500c8dc
 class Unpacker:
@@ -236,6 +239,7 @@ class Unpacker:
                     there = modules[path]._buffers if name in modules[path]._buffers else vars(modules[path])
                     there[name] = self.unpack(value, there.get(name))
 
+
 # %% ../../nbs/state/object_state.ipynb #33415c85
 def pack_module(module: nn.Module, known: Container[int] = ()) -> dict[str, Any]:
     """The whole state of a module, except what has no plain form."""
@@ -257,6 +261,7 @@ class _Union:
 
     def __contains__(self, item: Any) -> bool:
         return any(item in container for container in self.containers)
+
 
 # %% ../../nbs/state/object_state.ipynb #910e55c9
 class _TensorMark:

@@ -27,8 +27,25 @@ from ..optim.optimizer_state import inner_states, kept_gradients, load_gradients
 from .states import StatefulTrainer, of_rank
 
 # %% auto #0
-__all__ = ['Stage', 'WEIGHTS', 'PARTS', 'VERSION', 'Moment', 'Part', 'weights_of', 'training_weights', 'kept_weights',
-           'keep_weights', 'has_kept_weights', 'load_attributes', 'parts_of', 'take_named', 'take_parts', 'put_parts']
+__all__ = [
+    "Stage",
+    "WEIGHTS",
+    "PARTS",
+    "VERSION",
+    "Moment",
+    "Part",
+    "weights_of",
+    "training_weights",
+    "kept_weights",
+    "keep_weights",
+    "has_kept_weights",
+    "load_attributes",
+    "parts_of",
+    "take_named",
+    "take_parts",
+    "put_parts",
+]
+
 
 # %% ../../nbs/state/parts.ipynb #b7125e0a
 @dataclass(frozen=True)
@@ -84,6 +101,7 @@ class Part:
     of_rank: bool = False
     in_epoch: bool = False
     in_memory: bool = True
+
 
 # %% ../../nbs/state/parts.ipynb #8c88eec9
 _TRAINING = "training_state_dict"  # the weights that training continues with, if `state_dict` has others
@@ -173,6 +191,7 @@ def _load_loop(at: Moment, _: None) -> None:
     if finished is not None and isinstance(loop, LeanEpochLoop):
         loop.start_at = finished
 
+
 # %% ../../nbs/state/parts.ipynb #33bdce62
 def _progress(name: str) -> Part:
     """A piece of the TrainState."""
@@ -258,6 +277,7 @@ def _load_gathered(at: Moment, value: Mapping[str, Any]) -> None:
     for callback in active_callbacks(at.trainer, PassKeeper):
         if type(callback).__name__ in value:
             callback.load_pass_state(value[type(callback).__name__])
+
 
 # %% ../../nbs/state/parts.ipynb #951fcdf3
 PARTS: dict[str, Part] = {

@@ -35,7 +35,7 @@ from .parts import Moment, parts_of, put_parts, take_named
 from .states import StatefulTrainer
 
 # %% auto #0
-__all__ = ['take_state', 'load_replica_state', 'restore_trainer', 'forward_event', 'drive_copy', 'run_copy']
+__all__ = ["take_state", "load_replica_state", "restore_trainer", "forward_event", "drive_copy", "run_copy"]
 
 # %% ../../nbs/state/replica.ipynb #9a969c26
 _OF_RUN = ("random", "loader", "valid")  # taken from the loaders and generators of this process, which the run does not wrap
@@ -108,6 +108,7 @@ def _gathered(addon: AddOnBase) -> dict[str, Any]:
     state: Any = addon.__reduce_ex__(4)[2]
     return {name: value for name, value in state.items() if name not in options(type(addon))}
 
+
 # %% ../../nbs/state/replica.ipynb #5a042dd3
 def restore_trainer(trainer: StatefulTrainer, loaders: tuple[Any, Any], state: bytes | None, before: Counts) -> None:
     """Load the `state` of a replica into `trainer`; without one, restore the counts and the history from `before` the run."""
@@ -118,6 +119,7 @@ def restore_trainer(trainer: StatefulTrainer, loaders: tuple[Any, Any], state: b
     trainer.train_state.history.drop_after(before.step, before.epoch)
     trainer.recorder.note("The state of this run was lost: the weights are those from before it.")
 
+
 # %% ../../nbs/state/replica.ipynb #9f86ca57
 def forward_event(trainer: TrainerProtocol, event: Event) -> None:
     """Emit an event of a replica of `trainer` again in this process."""
@@ -126,6 +128,7 @@ def forward_event(trainer: TrainerProtocol, event: Event) -> None:
     else:
         trainer.recorder.follow(event.progress)
         trainer.recorder.emit(event)
+
 
 # %% ../../nbs/state/replica.ipynb #b7d3c915
 def drive_copy(
@@ -141,6 +144,7 @@ def drive_copy(
         raise
     give()
     return outcome
+
 
 # %% ../../nbs/state/replica.ipynb #f0c20e07
 def run_copy(trainer: StatefulTrainer, drive: Callable[..., tuple[Status, str]], loaders: tuple[Any, Any]) -> tuple[Status, str]:

@@ -30,8 +30,20 @@ from .settings import check_setup, in_words, setup_of
 from .states import StatefulTrainer
 
 # %% auto #0
-__all__ = ['checked', 'read_state', 'fit_setup', 'note_differences', 'check_restored', 'check_optimizer', 'without_weights',
-           'places_in', 'restore', 'restore_end', 'restore_kept', 'best_weights_of']
+__all__ = [
+    "checked",
+    "read_state",
+    "fit_setup",
+    "note_differences",
+    "check_restored",
+    "check_optimizer",
+    "without_weights",
+    "places_in",
+    "restore",
+    "restore_end",
+    "restore_kept",
+    "best_weights_of",
+]
 
 # %% ../../nbs/state/restore.ipynb #ae9fb3ff
 _TYPES: dict[str, type | tuple[type, ...]] = {
@@ -106,6 +118,7 @@ def _check_types(state: Mapping[str, Any], own: Mapping[str, Any], path: Path) -
     if wrong:
         names = ", ".join(dict.fromkeys(wrong))
         raise CheckpointError(f"{path.name} is not a state of a run: its {names} can't be from one.", where=str(path))
+
 
 # %% ../../nbs/state/restore.ipynb #ee392fe9
 def _beside(checkpoint: str | Path, name: str) -> str | Path:
@@ -185,6 +198,7 @@ def check_optimizer(trainer: TrainerProtocol, state: Mapping[str, Any], path: Pa
             where=str(path),
             remedy="Create the optimizer as before, or pass strict=False to start with the current one.",
         )
+
 
 # %% ../../nbs/state/restore.ipynb #8c3b7c2e
 def without_weights(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,6 +284,7 @@ def restore_kept(trainer: StatefulTrainer, kept: KeptState) -> str:
     trainer.continues_run, here.run = not is_over, here.run + is_over
     trainer.finished_phase, trainer.parent = here.phase - (not is_over), None
     return "; ".join(at.missing)
+
 
 # %% ../../nbs/state/restore.ipynb #f7670141
 def _named(state: Mapping[str, Any], file: Path) -> Mapping[str, Any]:

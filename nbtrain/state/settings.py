@@ -23,7 +23,7 @@ from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError
 
 # %% auto #0
-__all__ = ['Setup', 'setup_of', 'differences', 'check_setup', 'in_words']
+__all__ = ["Setup", "setup_of", "differences", "check_setup", "in_words"]
 
 # %% ../../nbs/state/settings.ipynb #adb15c07
 Setup = dict[str, dict[str, Any]]  # plain values by part and name
@@ -54,6 +54,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value if value is None or isinstance(value, (str, int, float)) else _name(value)
+
 
 # %% ../../nbs/state/settings.ipynb #6c1cecba
 def _of_loader(loader: Any) -> dict[str, Any]:
@@ -100,6 +101,7 @@ def setup_of(trainer: TrainerProtocol, loader: Any = None) -> Setup:
 def _callbacks(trainer: TrainerProtocol) -> list[Any]:
     given = trainer.lightning.get("callbacks") or []
     return given if isinstance(given, list) else [given]
+
 
 # %% ../../nbs/state/settings.ipynb #8f945b41
 def differences(saved: Mapping[str, Mapping[str, Any]], given: Setup) -> dict[str, str]:

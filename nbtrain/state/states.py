@@ -21,7 +21,8 @@ from .kept_states import KeptStates
 from .settings import Setup
 
 # %% auto #0
-__all__ = ['States', 'of_rank', 'StatefulTrainer']
+__all__ = ["States", "of_rank", "StatefulTrainer"]
+
 
 # %% ../../nbs/state/states.ipynb #d9403930
 class States:

@@ -12,7 +12,8 @@ from typing import Protocol
 from ..history.history import History, Row
 
 # %% auto #0
-__all__ = ['SaveTimes', 'Triggers']
+__all__ = ["SaveTimes", "Triggers"]
+
 
 # %% ../../nbs/state/triggers.ipynb #e8e5a0b2
 class SaveTimes(Protocol):

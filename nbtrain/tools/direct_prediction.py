@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nbtrain.base.trainer_base import TrainerBase
 
 # %% auto #0
-__all__ = ['needs_lightning', 'predict_directly']
+__all__ = ["needs_lightning", "predict_directly"]
 
 # %% ../../nbs/tools/direct_prediction.ipynb #f7bd7371
 _HOOKS = (*(name for name in dir(L.Callback) if name.startswith("on_predict_")), "setup", "teardown", "on_exception")
@@ -76,6 +76,7 @@ def needs_lightning(trainer: TrainerBase) -> bool:
     if any(map(_acts, (*arguments["callbacks"], *trainer.callbacks()))) or not _are_plain(arguments, trainer):
         return True
     return any(isinstance(part, L.LightningModule) for part in trainer.model.modules())  # under Lightning they can log and use a trainer
+
 
 # %% ../../nbs/tools/direct_prediction.ipynb #99a25f04
 _PRECISIONS = (Precision, MixedPrecision)  # others change the model or replace its modules

@@ -32,7 +32,8 @@ from ..run.lightning_trainer import continue_counts, driving, make_pl_trainer
 from ..run.run import Run
 
 # %% auto #0
-__all__ = ['run_batch', 'validate', 'collect', 'measure', 'batches_of', 'evaluate']
+__all__ = ["run_batch", "validate", "collect", "measure", "batches_of", "evaluate"]
+
 
 # %% ../../nbs/tools/evaluate.ipynb #f4ddce57
 def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
@@ -85,6 +86,7 @@ def _unlimited(arguments: dict[str, Any]) -> dict[str, Any]:
 def _without(arguments: dict[str, Any], kinds: tuple[type[L.Callback], ...]) -> dict[str, Any]:
     return {**arguments, "callbacks": [callback for callback in arguments["callbacks"] if not isinstance(callback, kinds)]}
 
+
 # %% ../../nbs/tools/evaluate.ipynb #6123c25e
 def collect(trainer: TrainerBase, loader: Any, call: Callable[[Any], Any]) -> list[Any]:
     """Call `call` on each batch of `loader`, and return the results on the CPU. Batches are on the device, the model is in eval mode.
@@ -118,6 +120,7 @@ def _alone(trainer: TrainerBase) -> dict[str, Any]:
         arguments |= device_args(trainer.device) | {"num_nodes": 1, "strategy": "auto"}
     return arguments
 
+
 # %% ../../nbs/tools/evaluate.ipynb #ab4caf5a
 def measure(trainer: TrainerBase, loader: Any) -> dict[str, float]:
     """Return the mean of each metric of `test_step`, computed between two batches of the current run, without affecting the run."""
@@ -145,6 +148,7 @@ def _measure(trainer: TrainerBase, loader: Any) -> dict[str, float]:
         return meter.means() | module.own_metrics()
     finally:
         trainer.train_state, trainer.mode = state, mode
+
 
 # %% ../../nbs/tools/evaluate.ipynb #b51ac985
 def batches_of(data: Any, batch_size: int | None) -> Any:

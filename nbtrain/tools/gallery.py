@@ -35,8 +35,23 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 # %% auto #0
-__all__ = ['Draw', 'Sample', 'is_mask', 'is_image', 'rgb', 'masks_of', 'class_colour', 'overlaid', 'draw_sample', 'Gallery',
-           'fit_titles', 'first_samples', 'worst_samples', 'samples_of', 'single']
+__all__ = [
+    "Draw",
+    "Sample",
+    "is_mask",
+    "is_image",
+    "rgb",
+    "masks_of",
+    "class_colour",
+    "overlaid",
+    "draw_sample",
+    "Gallery",
+    "fit_titles",
+    "first_samples",
+    "worst_samples",
+    "samples_of",
+    "single",
+]
 
 # %% ../../nbs/tools/gallery.ipynb #101d120d
 _CPU = torch.device("cpu")
@@ -130,6 +145,7 @@ def _plain(value: Any) -> Any:
 def _words(value: Any) -> str:
     return describe(value) if isinstance(value, (Tensor, tuple, list, dict)) else format_value(value)
 
+
 # %% ../../nbs/tools/gallery.ipynb #9d54c96c
 def is_image(value: Any) -> bool:
     """Whether `value` is a tensor (H, W), (C, H, W) or (H, W, C), with 1, 3 or 4 channels."""
@@ -196,6 +212,7 @@ def _draw_masks(axes: Axes, image: Tensor, masks: Mapping[str, Tensor]) -> None:
         axes.text(middle, height, name, ha="center", va="top", fontsize=8)
     axes.set_axis_off()
 
+
 # %% ../../nbs/tools/gallery.ipynb #9d447781
 Draw = Callable[["Axes", Sample], object]
 _LONG = 24  # values; a curve from this length on, bars below
@@ -240,6 +257,7 @@ def _draw_row(axes: Axes, row: Tensor) -> None:
         axes.bar(range(len(row)), row.float().numpy(), color="0.6")
     axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
+
 
 # %% ../../nbs/tools/gallery.ipynb #ada84925
 @dataclass(frozen=True)
@@ -312,6 +330,7 @@ def _filled(text: str, title: Text, renderer: Any, room: float) -> str:
         if title.get_window_extent(renderer).width <= room:
             break
     return title.get_text()
+
 
 # %% ../../nbs/tools/gallery.ipynb #c2502895
 def first_samples(
@@ -396,6 +415,7 @@ def _go_through(trainer: TrainerBase, loader: Iterable[Any], look: Callable[[Any
         trainer.mode = mode
     if is_empty:
         raise StepError("The loader gave no batch.", remedy="Look at the dataset's length, and at drop_last=True.")
+
 
 # %% ../../nbs/tools/gallery.ipynb #b8d85c0e
 def samples_of(

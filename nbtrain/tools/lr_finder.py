@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ['RangeTest', 'update_args', 'find_lr']
+__all__ = ["RangeTest", "update_args", "find_lr"]
+
 
 # %% ../../nbs/tools/lr_finder.ipynb #00c704d7
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ def _plot(test: RangeTest) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
+
 # %% ../../nbs/tools/lr_finder.ipynb #8388a118
 @contextmanager
 def _optimizer_unchanged(optimizer: Optimizer) -> Iterator[None]:
@@ -128,6 +130,7 @@ def _optimizer_unchanged(optimizer: Optimizer) -> Iterator[None]:
         restore_attributes(vars(optimizer), attributes)
         for group, values in zip(optimizer.param_groups, groups):
             restore_attributes(group, values)
+
 
 # %% ../../nbs/tools/lr_finder.ipynb #b4596945
 class _Cycle:
@@ -160,6 +163,7 @@ def _cycled(loader: Iterable[Any], n_batches: int) -> Iterator[_Cycle]:
         combined.flattened = [stack.enter_context(borrowed(part)) for part in combined.flattened]
         stack.callback(combined.reset)  # ends the workers
         yield _Cycle(combined, n_batches)
+
 
 # %% ../../nbs/tools/lr_finder.ipynb #14f609ad
 _SMOOTHING = 0.9  # exponential average, per batch, of the loss that is checked for divergence
@@ -202,6 +206,7 @@ class _Growth(L.Callback):
         self._first = average if math.isinf(self._first) else self._first
         self._lowest = min(self._lowest, average)
         return average - self._lowest > 3 * max(abs(self._first), abs(self._lowest))
+
 
 # %% ../../nbs/tools/lr_finder.ipynb #b6b33ac0
 _SHAPES_UPDATES = ("accumulate_grad_batches", "deterministic", "detect_anomaly", "plugins")

@@ -20,7 +20,8 @@ from ..views.html import table_html
 from ..views.text import format_count, format_value, table_text
 
 # %% auto #0
-__all__ = ['check_steps', 'Summary', 'own_params', 'shared_params', 'summarize']
+__all__ = ["check_steps", "Summary", "own_params", "shared_params", "summarize"]
+
 
 # %% ../../nbs/tools/summary.ipynb #99022a2a
 def _shown(value: Any) -> str:
@@ -50,6 +51,7 @@ def check_steps(trainer: TrainerBase, batch: Any) -> str:
     if without:
         lines.append(f"{without} parameters got no gradient in train_step.")
     return "\n".join(lines)
+
 
 # %% ../../nbs/tools/summary.ipynb #5a3e9d10
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ def shared_params(model: nn.Module) -> tuple[str, ...]:
         if first.setdefault(id(parameter), name) != name:
             lines.append(f"{name} is {first[id(parameter)]}, counted once")
     return tuple(lines)
+
 
 # %% ../../nbs/tools/summary.ipynb #a2a0c1fd
 def summarize(trainer: TrainerBase, batch: Any) -> Summary:

@@ -26,7 +26,7 @@ from ..base.compose import compose, given_addons, written_class
 from ..tools.evaluate import batches_of, evaluate, validate
 
 # %% auto #0
-__all__ = ['check_module', 'Configured', 'LightningSteps', 'lightning_trainer']
+__all__ = ["check_module", "Configured", "LightningSteps", "lightning_trainer"]
 
 # %% ../../nbs/trainer/from_lightning.ipynb #ae8ee619
 _OF_MODULE = {
@@ -54,6 +54,7 @@ def check_module(module: Any, options: Mapping[str, Any]) -> None:
     if options.get("on_error") == "pause" and not module.automatic_optimization:
         what = f'on_error="pause": {type(module).__name__} optimizes by hand, and an error in its step can\'t be taken back.'
         raise ConfigError(what, remedy='Use automatic optimization, or resume from a checkpoint: StateManagerAddon, resume="auto".')
+
 
 # %% ../../nbs/trainer/from_lightning.ipynb #lightconf
 class Configured:
@@ -98,6 +99,7 @@ class Configured:
         """Give the `state` of another process to the objects that the next run makes."""
         self.__init__()
         self._state = state
+
 
 # %% ../../nbs/trainer/from_lightning.ipynb #67e2ff95
 class LightningSteps(TrainerBase):
@@ -197,6 +199,7 @@ class LightningSteps(TrainerBase):
 
 
 _NO_METRICS = ("epoch", "step", "time_s")
+
 
 # %% ../../nbs/trainer/from_lightning.ipynb #lightkind1
 def lightning_trainer(base: type[Any], kind: type[Any]) -> type[Any]:

@@ -38,8 +38,19 @@ from ..run.handle import RunHandle
 from .trainer import Trainer
 
 # %% auto #0
-__all__ = ['Optimizing', 'call_model', 'Loading', 'choose_optimizer', 'perplexity', 'SavesPretrained', 'as_pretrained',
-           'enable_checkpointing', 'DatasetTrainer', 'ModelTrainer']
+__all__ = [
+    "Optimizing",
+    "call_model",
+    "Loading",
+    "choose_optimizer",
+    "perplexity",
+    "SavesPretrained",
+    "as_pretrained",
+    "enable_checkpointing",
+    "DatasetTrainer",
+    "ModelTrainer",
+]
+
 
 # %% ../../nbs/trainer/model_trainer.ipynb #b0922ec2
 def call_model(model: nn.Module, batch: Any) -> Any:
@@ -52,6 +63,7 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, (tuple, list)) and (len(names) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)):
         return model(*batch)
     return model(batch)
+
 
 # %% ../../nbs/trainer/model_trainer.ipynb #e4683f53
 def _target(batch: Any) -> Any:
@@ -94,6 +106,7 @@ def _without_loss(output: Any) -> dict[str, Any]:
         remedy='Return a scalar, or a mapping with "loss"; or give loss_fn=torch.nn.functional.cross_entropy.',
     )
 
+
 # %% ../../nbs/trainer/model_trainer.ipynb #9a37b467
 @dataclass(frozen=True)
 class Loading:
@@ -130,6 +143,7 @@ class Loading:
             return DataLoader(dataset, self.batch_size, drop_last=drop_last, **options)
         return SeededLoader(dataset, self.batch_size, shuffle=training, seed=self.seed, drop_last=drop_last, **options)
 
+
 # %% ../../nbs/trainer/model_trainer.ipynb #33c2dfcb
 _LEARNING_RATE, _WEIGHT_DECAY = 5e-5, 0.01
 Optimizing = Optimizer | Callable[..., Optimizer]
@@ -153,6 +167,7 @@ def choose_optimizer(
         )
     return lambda params: AdamW(param_groups(model, lr, weight_decay=decay), lr=lr, weight_decay=decay)
 
+
 # %% ../../nbs/trainer/model_trainer.ipynb #83355859
 def perplexity(loss: float) -> float:
     """Return exp(loss), where `loss` is a mean cross entropy in nats; infinity if that overflows a float."""
@@ -168,6 +183,7 @@ class _Perplexity(AddOnBase):
     def pass_metrics(self, trainer: TrainerProtocol, phase: Phase) -> dict[str, float]:
         means = trainer.train_state.meters["train" if phase == "train" else "test"].means()
         return {"perplexity": perplexity(means["loss"])} if "loss" in means else {}
+
 
 # %% ../../nbs/trainer/model_trainer.ipynb #b4a6f6cb
 @runtime_checkable
@@ -196,6 +212,7 @@ def enable_checkpointing(model: nn.Module) -> None:
         enable()
     except ValueError as error:
         raise ConfigError(f"{type(model).__name__} can't do gradient checkpointing: {error}", remedy=remedy) from error
+
 
 # %% ../../nbs/trainer/model_trainer.ipynb #7cc289c4
 class DatasetTrainer(Trainer):
@@ -258,6 +275,7 @@ class DatasetTrainer(Trainer):
             dataset = "train_dataset" if self.mode == "train" else "eval_dataset"
             raise ConfigError("Neither a loader nor a dataset was given.", remedy=f"Make the trainer with {dataset}=..., or give a loader.")
         return loader
+
 
 # %% ../../nbs/trainer/model_trainer.ipynb #b333758a
 class ModelTrainer(DatasetTrainer):

@@ -33,7 +33,8 @@ from ..tools.lr_finder import RangeTest
 from .trainer import Trainer
 
 # %% auto #0
-__all__ = ['JointOptimizer', 'JointScheduler', 'join_schedulers', 'MultiOptimizerTrainer']
+__all__ = ["JointOptimizer", "JointScheduler", "join_schedulers", "MultiOptimizerTrainer"]
+
 
 # %% ../../nbs/trainer/multi_optimizer.ipynb #cc61758a
 class _States(ChainMap[Any, Any]):
@@ -117,6 +118,7 @@ class JointOptimizer(Optimizer):
 def _parameters(optimizer: Optimizer) -> Iterator[nn.Parameter]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
+
 # %% ../../nbs/trainer/multi_optimizer.ipynb #a7d87a62
 class JointScheduler(LRScheduler):
     """Schedulers of the optimizers in a JointOptimizer, by name, which step together."""
@@ -155,6 +157,7 @@ def join_schedulers(optimizer: JointOptimizer, schedulers: Mapping[str, Any]) ->
         remedy="Give torch schedulers (but no ReduceLROnPlateau), or factories (optimizer, plan).",
     )
 
+
 # %% ../../nbs/trainer/multi_optimizer.ipynb #9470b4ab
 class _Refusals(L.Callback):
     """Raises ConfigError for settings that don't work with several optimizers."""
@@ -168,6 +171,7 @@ class _Refusals(L.Callback):
         for what, is_on in refused.items():
             if is_on:
                 raise ConfigError(f"Several optimizers can't train with {what}.", remedy="Leave it out.")
+
 
 # %% ../../nbs/trainer/multi_optimizer.ipynb #multicheck1
 def _check_class(kind: type[Trainer], mode: str, optimizers: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -203,6 +207,7 @@ def _made(name: str, optimizer: Any, model: nn.Module) -> Optimizer:
             remedy="Give lambda params: torch.optim.Adam(params).",
         )
     return made
+
 
 # %% ../../nbs/trainer/multi_optimizer.ipynb #7fc5064c
 class MultiOptimizerTrainer(Trainer):

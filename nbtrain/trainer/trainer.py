@@ -71,7 +71,7 @@ from ..views.notebook import NotebookView
 from ..views.text import best_words, format_count
 
 # %% auto #0
-__all__ = ['AnyTrainer', 'Trainer']
+__all__ = ["AnyTrainer", "Trainer"]
 
 # %% ../../nbs/trainer/trainer.ipynb #daa6da77
 AnyTrainer = TypeVar("AnyTrainer", bound="Trainer")
@@ -91,6 +91,7 @@ _NOT_GIVEN = (
 def _losses(history: History, phase: str, name: str) -> list[float]:
     table = history.steps[phase]
     return table[name] if name in table.columns else []
+
 
 # %% ../../nbs/trainer/trainer.ipynb #59c73c8b
 class Trainer(TrainerBase):

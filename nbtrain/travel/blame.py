@@ -23,7 +23,8 @@ from .replay import watched_step
 from ..views.text import format_value
 
 # %% auto #0
-__all__ = ['BlamedSample', 'blame']
+__all__ = ["BlamedSample", "blame"]
+
 
 # %% ../../nbs/travel/blame.ipynb #71559901
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def _alone(trainer: TrainerBase, batch: Any, step: int, pl_trainer: L.Trainer) -
     found = [p.grad.detach().double().norm() for p in trainer.model.parameters() if p.grad is not None]
     norm = float(torch.stack([value.cpu() for value in found]).norm()) if found else math.nan
     return output, float(output["loss"].detach()), norm
+
 
 # %% ../../nbs/travel/blame.ipynb #22997a49
 def blame(trainer: TrainerBase, step: int, n: int, draw: Draw | None, classes: Sequence[str] | None) -> Gallery:

@@ -24,7 +24,8 @@ from ..views.text import format_value
 BranchType = TypeVar("BranchType", bound=TrainerBase)
 
 # %% auto #0
-__all__ = ['BranchType', 'branch']
+__all__ = ["BranchType", "branch"]
+
 
 # %% ../../nbs/travel/branch.ipynb #b592a554
 def _changes(trainer: TrainerBase, options: dict[str, Any], steps: type[TrainerBase] | None) -> dict[str, str]:

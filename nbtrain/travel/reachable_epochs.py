@@ -23,7 +23,8 @@ from .branch import branch
 from .rewind import rewind
 
 # %% auto #0
-__all__ = ['reachable_epochs', 'travel_of']
+__all__ = ["reachable_epochs", "travel_of"]
+
 
 # %% ../../nbs/travel/reachable_epochs.ipynb #f7bcca78
 class _Reach:
@@ -69,6 +70,7 @@ def reachable_epochs(trainer: TrainerBase) -> list[ReachableEpoch]:
                 ReachableEpoch(row["epoch"], _words(row, found, history.monitor), best is not None and best["epoch"] == row["epoch"])
             )
     return places
+
 
 # %% ../../nbs/travel/reachable_epochs.ipynb #0bc27d97
 def _rewind(trainer: TrainerBase, epoch: int) -> str:

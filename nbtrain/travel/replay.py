@@ -32,7 +32,8 @@ from ..views.html import table_html
 from ..views.text import format_value, table_text
 
 # %% auto #0
-__all__ = ['Layer', 'Replay', 'layers_of', 'StepWatcher', 'watched_step', 'replay', 'Diagnosis', 'diagnose']
+__all__ = ["Layer", "Replay", "layers_of", "StepWatcher", "watched_step", "replay", "Diagnosis", "diagnose"]
+
 
 # %% ../../nbs/travel/replay.ipynb #c0205bfd
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Replay:
         caption = "Outputs, gradients and updates by layer"
         return f"<div>{escape(self._head)}</div>{table_html([layer.row for layer in self.layers], caption=caption)}"
 
+
 # %% ../../nbs/travel/replay.ipynb #b114ab4b
 def layers_of(model: nn.Module) -> dict[str, nn.Module]:
     """The layers of a model by name: modules that hold parameters, and modules without submodules."""
@@ -164,6 +166,7 @@ def _without_anomaly_warning() -> Iterator[None]:
             yield
     finally:
         torch.autograd.set_detect_anomaly(enabled)
+
 
 # %% ../../nbs/travel/replay.ipynb #225d5ba0
 class StepWatcher(Checkpoint):
@@ -261,6 +264,7 @@ def replay(trainer: TrainerBase, step: int) -> Replay:
         loss = output.get("loss")
         value = float(loss.detach()) if isinstance(loss, Tensor) else math.nan
         return Replay(step, seen.place, seen.batch, output, value, seen.layers, trainer)
+
 
 # %% ../../nbs/travel/replay.ipynb #1edf985c
 @dataclass(frozen=True)

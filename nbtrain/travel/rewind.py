@@ -19,7 +19,8 @@ from ..state.disk import nearest_saved
 from .scratch_trainer import recompute
 
 # %% auto #0
-__all__ = ['step_of', 'nearest_state', 'outside', 'Rewound', 'rewind']
+__all__ = ["step_of", "nearest_state", "outside", "Rewound", "rewind"]
+
 
 # %% ../../nbs/travel/rewind.ipynb #80c257c3
 def step_of(trainer: TrainerBase, at: str | None, epoch: int | None, step: int | None) -> int:
@@ -75,6 +76,7 @@ def outside(trainer: TrainerBase) -> list[str]:
     states = trainer.states
     reasons = states.open_loader.why_not_exact() if states.open_loader is not None else []
     return list(dict.fromkeys([*states.reasons, *reasons, *found]))
+
 
 # %% ../../nbs/travel/rewind.ipynb #8e09d8f4
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from ..state.memory import keep
 from ..state.states import States
 
 # %% auto #0
-__all__ = ['copy_trainer', 'scratch_trainer', 'can_train', 'train_from', 'recompute']
+__all__ = ["copy_trainer", "scratch_trainer", "can_train", "train_from", "recompute"]
 
 # %% ../../nbs/travel/scratch_trainer.ipynb #3e370c5e
 _SILENT = (LoggersAddon, WebLoggerAddon, StateManagerAddon, SystemMonitorAddon)  # addons that write
@@ -104,6 +104,7 @@ def scratch_trainer(trainer: TrainerBase) -> Iterator[TrainerBase]:
         non_finite = made[NonFiniteAddon]
         non_finite.nonfinite = "skip" if non_finite.nonfinite == "skip" else "ignore"
         yield made
+
 
 # %% ../../nbs/travel/scratch_trainer.ipynb #88ed49b5
 def can_train(kept: KeptState) -> bool:

@@ -15,7 +15,8 @@ from ..best import is_better, known_mode
 from ..events import Event, MonitorMode
 
 # %% auto #0
-__all__ = ['Rule', 'SlowData', 'SlowStart', 'StrangeLoss', 'Explosion', 'Waiting', 'Overfitting', 'Advice']
+__all__ = ["Rule", "SlowData", "SlowStart", "StrangeLoss", "Explosion", "Waiting", "Overfitting", "Advice"]
+
 
 # %% ../../nbs/views/advice.ipynb #56c8a73f
 class Rule(Protocol):
@@ -62,6 +63,7 @@ class SlowData:
             return None
         return f"num_workers={min(n_cores, max(4, 2 * n_workers))} may help (now {n_workers})"
 
+
 # %% ../../nbs/views/advice.ipynb #c63b5042
 class SlowStart:
     """The first batch takes far longer than the ten that follow it."""
@@ -95,6 +97,7 @@ class SlowStart:
         if self.compiled:
             return f"the first batch compiles ({self.first_s:.0f} s)"
         return f"the first batch took {self.first_s:.0f} s, the next ones {batch_s:.2g} s each: only the start is slow"
+
 
 # %% ../../nbs/views/advice.ipynb #3b8b18a2
 _N_CONSTANT, _N_LAST, _N_RISEN = 100, 150, 200  # batches
@@ -149,6 +152,7 @@ class StrangeLoss:
             return ""
         return f"the loss is not falling, from {self.first:.3g} to {median(self.last):.3g}: lr {self.lr:.4g} may be too high"
 
+
 # %% ../../nbs/views/advice.ipynb #f5d6663d
 _N_USUAL, _JUMP = 50, 10  # number of earlier losses; a loss has jumped if it is this many times their median
 _SMALL = 0.1  # of the first loss: below that a jump is one hard sample, late in the training
@@ -185,6 +189,7 @@ class Explosion:
         if loss > self.limit and "debug" not in self.line:
             self.line = f"the loss jumped to {loss:.3g} at step {step}: see trainer.replay(step={step}) and trainer.blame(step={step})"
         self.usual.append(loss)
+
 
 # %% ../../nbs/views/advice.ipynb #30908e68
 _MIN_PATIENCE = 10  # epochs, and at least a fifth of all
@@ -243,6 +248,7 @@ class Waiting:
         if column is None or column.best < 0 or column.age < max(_MIN_PATIENCE, (column.best + 1) // 2, self.n_epochs // 5):
             return ""
         return f"{name} has not improved since epoch {column.best_epoch} of {self.n_epochs}"
+
 
 # %% ../../nbs/views/advice.ipynb #2aa114e7
 def _gain(old: float, new: float, mode: MonitorMode) -> float:
@@ -309,6 +315,7 @@ class Overfitting(Waiting):
     def line(self) -> str:
         names = dict.fromkeys([self.monitor.removeprefix("val_"), *self._names])
         return next((line for name in names if name in self._pairs and (line := self._pairs[name].line)), "")
+
 
 # %% ../../nbs/views/advice.ipynb #e86f9daa
 _MAX_LINES = 3

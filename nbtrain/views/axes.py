@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # %% auto #0
-__all__ = ['LARGEST', 'is_drawn', 'short', 'short_count', 'Axis', 'is_log_range', 'is_constant_range', 'axis_of', 'count_ticks']
+__all__ = ["LARGEST", "is_drawn", "short", "short_count", "Axis", "is_log_range", "is_constant_range", "axis_of", "count_ticks"]
 
 # %% ../../nbs/views/axes.ipynb #axes0004
 LARGEST = 1e100  # beyond it differences overflow, and matplotlib has no ticks
@@ -43,6 +43,7 @@ def short_count(count: int) -> str:
         if count >= 100 * size or (unit != "k" and count >= size):
             return f"{count / size:.4g}{unit}"
     return f"{count:,}"
+
 
 # %% ../../nbs/views/axes.ipynb #axes0007
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def axis_of(values: Iterable[Any]) -> Axis | None:
         margin = abs(low) / 2 if abs(low) > _SMALLEST else 1.0
         return Axis(low - margin, low + margin, (low,), (short(low),))
     return _log_axis(low, high) if is_log_range(low, high) else _linear_axis(low, high)
+
 
 # %% ../../nbs/views/axes.ipynb #axes0009
 def _linear_axis(low: float, high: float) -> Axis:

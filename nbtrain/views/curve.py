@@ -16,9 +16,26 @@ from .axes import Axis, axis_of, count_ticks, is_drawn, short, short_count
 from .svg import Area, cross, dots, drawing, fitting, label, path, pills, spread, text_width, value_axis
 
 # %% auto #0
-__all__ = ['Places', 'Mark', 'NEW_STEPS', 'FEW_EPOCHS', 'Ghost', 'epoch_of', 'Point', 'LossCurve', 'measured_curve',
-           'mark_numbers', 'is_redefinition', 'StepAxis', 'step_axis', 'step_labels', 'shown_values', 'curve_svg',
-           'curve_words']
+__all__ = [
+    "Places",
+    "Mark",
+    "NEW_STEPS",
+    "FEW_EPOCHS",
+    "Ghost",
+    "epoch_of",
+    "Point",
+    "LossCurve",
+    "measured_curve",
+    "mark_numbers",
+    "is_redefinition",
+    "StepAxis",
+    "step_axis",
+    "step_labels",
+    "shown_values",
+    "curve_svg",
+    "curve_words",
+]
+
 
 # %% ../../nbs/views/curve.ipynb #curv0004
 def epoch_of(progress: Progress) -> float:
@@ -83,6 +100,7 @@ def _spread(places: Sequence[tuple[int, float]], n: int) -> list[tuple[int, floa
 def _is_validation_loss(monitor: str) -> bool:
     """Whether `monitor` is a validation loss, such as `val_loss`, or `val_loss/hard` for one of its loaders."""
     return monitor.startswith("val_") and monitor.partition("/")[0].endswith("loss")
+
 
 # %% ../../nbs/views/curve.ipynb #curv-class
 class LossCurve:
@@ -179,6 +197,7 @@ def measured_curve(steps: Iterable[int], losses: Iterable[float], validations: I
         curve.add_row(row, is_epoch=False)
     return curve
 
+
 # %% ../../nbs/views/curve.ipynb #curv0007
 Mark = tuple[Progress, str]
 NEW_STEPS = "the steps are those of a new "  # how the mark of a redefinition begins
@@ -193,6 +212,7 @@ def mark_numbers(marks: Sequence[Any]) -> list[str]:
 def is_redefinition(mark: Mark) -> bool:
     """Whether the trainer's steps became those of another class here."""
     return mark[1].startswith(NEW_STEPS)
+
 
 # %% ../../nbs/views/curve.ipynb #curv0010
 @dataclass(frozen=True)
@@ -273,6 +293,7 @@ def step_labels(box: Area, axis: StepAxis) -> list[str]:
         return _epoch_labels(box, axis)
     return _step_labels(box, axis) + (_epoch_names(box, axis) if axis.n_epochs > 1 else [])
 
+
 # %% ../../nbs/views/curve.ipynb #curv0013
 Ghost = tuple[str, Places]
 
@@ -329,6 +350,7 @@ def _lines(frame: _Frame, curve: LossCurve, ghost: Places) -> list[str]:
     if len(curve.validations) <= 60:
         parts += dots(filter(None, valid), "val")
     return parts + (_crosses(frame, curve) if any(p.bad_step is not None for p in curve.points) else [])
+
 
 # %% ../../nbs/views/curve.ipynb #curv0016
 def _train_words(curve: LossCurve, line: Places) -> tuple[str, str]:
@@ -405,6 +427,7 @@ def curve_svg(
     if is_log:
         parts.append(label(box.left - 6, 10, "log", anchor="end"))
     return drawing(filter(None, parts), width, height)
+
 
 # %% ../../nbs/views/curve.ipynb #curv0019
 def curve_words(curve: LossCurve) -> str:

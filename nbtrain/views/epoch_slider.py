@@ -13,7 +13,8 @@ from typing import Any
 from ..errors import NbtrainError
 
 # %% auto #0
-__all__ = ['ReachableEpoch', 'Travel', 'EpochSlider']
+__all__ = ["ReachableEpoch", "Travel", "EpochSlider"]
+
 
 # %% ../../nbs/views/epoch_slider.ipynb #c3e42b83
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Travel:
 
     places: Callable[[], Sequence[ReachableEpoch]]
     actions: Mapping[str, Callable[[int], str]]
+
 
 # %% ../../nbs/views/epoch_slider.ipynb #4e39e257
 _CLASS = "nbtrain-epochs"

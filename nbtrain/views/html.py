@@ -37,7 +37,7 @@ from nbtrain.views.text import (
 )
 
 # %% auto #0
-__all__ = ['table_html', 'image_html', 'LiveRecord', 'status_html', 'record_html']
+__all__ = ["table_html", "image_html", "LiveRecord", "status_html", "record_html"]
 
 # %% ../../nbs/views/html.ipynb #5108bf4c
 _QUIET = "color:var(--jp-ui-font-color2,inherit)"
@@ -99,6 +99,7 @@ def _table_html(table: Table, caption: str) -> str:
 def table_html(rows: Sequence[Row], best: Row | None = None, caption: str = "Metrics by epoch") -> str:
     """The metrics as an HTML table. The best row is bold and has a star; a NaN is red and has a sign."""
     return _table_html(make_table(rows, best, max_width=_WIDTH, title=_TITLE), caption)
+
 
 # %% ../../nbs/views/html.ipynb #e7e8a477
 def image_html(png: bytes, alt: str) -> str:

@@ -14,7 +14,8 @@ from .html import record_html
 from .terminal import LogView
 
 # %% auto #0
-__all__ = ['marimo_output', 'MarimoView']
+__all__ = ["marimo_output", "MarimoView"]
+
 
 # %% ../../nbs/views/marimo.ipynb #6b746449
 def marimo_output() -> Callable[[str], Any] | None:

@@ -20,7 +20,8 @@ from .marimo import MarimoView, marimo_output
 from .terminal import View, stream_view
 
 # %% auto #0
-__all__ = ['get_shell', 'Controls', 'NotebookView', 'in_shell', 'in_kernel', 'is_watched', 'open_view']
+__all__ = ["get_shell", "Controls", "NotebookView", "in_shell", "in_kernel", "is_watched", "open_view"]
+
 
 # %% ../../nbs/views/notebook.ipynb #4833ed9a
 def get_shell() -> Any:
@@ -81,6 +82,7 @@ class _Button:
         else:
             self.action()
 
+
 # %% ../../nbs/views/notebook.ipynb #8d04126c
 class _Buttons:
     """The row of buttons, shown as the state of the run allows."""
@@ -109,6 +111,7 @@ class _Buttons:
         self.hint.close()
         self.box.close()
 
+
 # %% ../../nbs/views/notebook.ipynb #f180a6bc
 def _make_page(draw: Callable[[], str], asked: Callable[[], None]) -> Any:
     """A widget that calls `asked` when a page requests its whole state, and then has the result of `draw` as its value."""
@@ -134,6 +137,7 @@ def _display(bundle: dict[str, Any], display_id: str, *, update: bool = False) -
     from IPython.display import display, update_display
 
     (update_display if update else display)(bundle, raw=True, display_id=display_id)
+
 
 # %% ../../nbs/views/notebook.ipynb #livecell
 class _Live:
@@ -235,6 +239,7 @@ class _Live:
         if self.has_moved:
             self.refresh()
 
+
 # %% ../../nbs/views/notebook.ipynb #6b1a041c
 class _Clock:
     """Calls `tick` once a second between `start` and `stop`, in its own thread."""
@@ -280,6 +285,7 @@ class _Record:
     def send(self) -> None:
         """Update it wherever it is shown."""
         _display(self._bundle(), self.name, update=True)
+
 
 # %% ../../nbs/views/notebook.ipynb #11dc24dc
 class NotebookView:
@@ -380,6 +386,7 @@ class NotebookView:
     def _draw_page(self) -> str:
         with self._lock:
             return self._record.html()
+
 
 # %% ../../nbs/views/notebook.ipynb #2e1f7a23
 def in_shell() -> bool:

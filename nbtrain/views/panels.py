@@ -15,7 +15,7 @@ from .svg import Area, cross, dots, drawing, fitting, label, path, picture, pill
 from .text import PREFIXES, Board, Row, column_names, visible
 
 # %% auto #0
-__all__ = ['MAX_PANELS', 'quantity_of', 'series_of', 'panels', 'also_measured', 'panels_svg', 'panels_words', 'record_picture']
+__all__ = ["MAX_PANELS", "quantity_of", "series_of", "panels", "also_measured", "panels_svg", "panels_words", "record_picture"]
 
 # %% ../../nbs/views/panels.ipynb #pane0004
 MAX_PANELS = 6
@@ -44,6 +44,7 @@ def panels(rows: Sequence[Row], monitor: str = "val_loss") -> dict[str, list[str
 def also_measured(quantities: Sequence[str]) -> str:
     """A line that names the quantities without a panel; empty if all have one."""
     return f"also measured: {', '.join(quantities[MAX_PANELS:])}" if len(quantities) > MAX_PANELS else ""
+
 
 # %% ../../nbs/views/panels.ipynb #pane0007
 _POINTS = 1000  # of all lines, so that a record stays small
@@ -141,6 +142,7 @@ def _panel(epochs: _Epochs, place: Area, quantity: str, names: Sequence[str], mo
         parts += _line(epochs, box, axis, name)
     return parts + _best_ring(epochs, box, axis, names, monitor)
 
+
 # %% ../../nbs/views/panels.ipynb #pane0010
 def panels_svg(
     rows: Sequence[Row], best: Row | None = None, marks: Sequence[Mark] = (), monitor: str = "val_loss", width: int = 640, height: int = 150
@@ -177,6 +179,7 @@ def _footnote(rows: Sequence[Row], best: Row | None, monitor: str, quantities: S
         words.append(f"best {visible(monitor)} {short(best[monitor])} at epoch {best['epoch']}")
     return " · ".join(filter(None, [*words, visible(also_measured(quantities))]))
 
+
 # %% ../../nbs/views/panels.ipynb #pane0013
 def panels_words(rows: Sequence[Row], monitor: str = "val_loss") -> str:
     """What the panels show, in words: `By epoch: loss: train 2.3 to 0.1, val 2.2 to 0.2`."""
@@ -187,6 +190,7 @@ def panels_words(rows: Sequence[Row], monitor: str = "val_loss") -> str:
         series = [f"{series_of(name)} {short(values[0])} to {short(values[-1])}" for name, values in ends]
         shown.append(f"{quantity}: {', '.join(series)}")
     return visible(f"By epoch: {'; '.join(shown)}")
+
 
 # %% ../../nbs/views/panels.ipynb #pane0016
 def record_picture(board: Board) -> str:

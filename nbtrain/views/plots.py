@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import, and most imports 
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ['blank', 'png', 'curves', 'compared']
+__all__ = ["blank", "png", "curves", "compared"]
 
 # %% ../../nbs/views/plots.ipynb #f68d30ba
 _DPI = 80  # as displayed
@@ -61,6 +61,7 @@ def _shown(figure: Figure) -> tuple[bytes, dict[str, int]]:
     """What IPython displays: the picture, and the size to show it at."""
     width, height = (int(inches * _DPI) for inches in figure.get_size_inches())
     return png(figure), {"width": width, "height": height}
+
 
 # %% ../../nbs/views/plots.ipynb #39ba44b5
 _DRAWN = {"train": "C0", "val": "C1", "test": "C2"}
@@ -137,6 +138,7 @@ def _number(axes: Axes, xs: Sequence[float | None]) -> None:
         box = {"boxstyle": "round,pad=0.25,rounding_size=0.7", "facecolor": "white", "edgecolor": "0.4", "linewidth": 0.6}
         axes.text(xs[numbers[0]] or 0.0, 1.045, text, transform=axes.get_xaxis_transform(), ha="center", va="center", fontsize=7, bbox=box)
 
+
 # %% ../../nbs/views/plots.ipynb #plots-curves
 _Place = tuple["Axes", str, list[str]]
 
@@ -204,6 +206,7 @@ def curves(
         else:
             _by_epoch(place, rows, best, marks)
     return figure
+
 
 # %% ../../nbs/views/plots.ipynb #b76190c9
 def compared(runs: Mapping[str, Sequence[Row]], forks: Sequence[tuple[int, str]] = ()) -> Figure:

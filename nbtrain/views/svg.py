@@ -15,8 +15,22 @@ from itertools import pairwise
 from .axes import Axis
 
 # %% auto #0
-__all__ = ['COLOURS', 'CHARACTER', 'drawing', 'picture', 'text_width', 'fitting', 'label', 'path', 'dots', 'cross', 'Area',
-           'value_axis', 'spread', 'pills']
+__all__ = [
+    "COLOURS",
+    "CHARACTER",
+    "drawing",
+    "picture",
+    "text_width",
+    "fitting",
+    "label",
+    "path",
+    "dots",
+    "cross",
+    "Area",
+    "value_axis",
+    "spread",
+    "pills",
+]
 
 # %% ../../nbs/views/svg.ipynb #svg0004
 COLOURS = {  # by theme; text has a contrast of 4.5 to the page and more, lines of 3
@@ -82,6 +96,7 @@ def picture(svg: str, alt: str) -> str:
         f'src="data:image/svg+xml;base64,{data}">'
     )
 
+
 # %% ../../nbs/views/svg.ipynb #svg0007
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 CHARACTER = 6.5  # px, the widest average
@@ -126,6 +141,7 @@ def dots(points: Iterable[tuple[float, float]], kind: str, radius: float = 2.6) 
 def cross(x: float, y: float) -> str:
     """A small cross: here a value is not finite."""
     return f'<path class="bad" d="M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6"/>'
+
 
 # %% ../../nbs/views/svg.ipynb #svg0010
 @dataclass(frozen=True)

@@ -18,9 +18,27 @@ from .text import Board, Row, adds_row, cells, column_names, format_value, heade
 from .text import place_words, progress_line, rate_words, state_words, summary_line, time_words, tip_lines, titles, visible
 
 # %% auto #0
-__all__ = ['text_width', 'right_aligned', 'wrapped', 'has_colour', 'painted', 'LinePart', 'fitting', 'block_bar', 'RunningMeans',
-           'running_parts', 'running_line', 'RowWriter', 'View', 'InnerValidations', 'validation_line', 'TerminalView',
-           'LogView', 'stream_view']
+__all__ = [
+    "text_width",
+    "right_aligned",
+    "wrapped",
+    "has_colour",
+    "painted",
+    "LinePart",
+    "fitting",
+    "block_bar",
+    "RunningMeans",
+    "running_parts",
+    "running_line",
+    "RowWriter",
+    "View",
+    "InnerValidations",
+    "validation_line",
+    "TerminalView",
+    "LogView",
+    "stream_view",
+]
+
 
 # %% ../../nbs/views/terminal.ipynb #7a0573b4
 def text_width(text: str) -> int:
@@ -56,6 +74,7 @@ def _wrapped_line(line: str, width: int) -> str:
             lines.append(f"  {other}")
     return "\n".join(lines if between == " " else [_wrapped_line(each, width) for each in lines])
 
+
 # %% ../../nbs/views/terminal.ipynb #fa291189
 _CODES = {"red": 31, "green": 32, "yellow": 33}
 _STATE_COLOURS = {"failed": "red", "completed": "green"}
@@ -76,6 +95,7 @@ def painted(text: str, colour: str) -> str:
 
 def _state_colour(status: str) -> str:
     return _STATE_COLOURS.get(status, "yellow")
+
 
 # %% ../../nbs/views/terminal.ipynb #f55aaf68
 @dataclass(frozen=True)
@@ -113,6 +133,7 @@ def block_bar(fraction: float, width: int) -> str:
     whole, eighths = divmod(int(min(max(fraction, 0.0), 1.0) * (width - 2) * 8), 8)
     blocks = "█" * whole + (_EIGHTHS[eighths] if eighths else "")
     return f"|{blocks.ljust(width - 2)}|"
+
 
 # %% ../../nbs/views/terminal.ipynb #f1307d90
 class RunningMeans:
@@ -177,6 +198,7 @@ def running_line(board: Board, means: RunningMeans, width: int) -> str:
     bar = block_bar(p.batch / (p.n_batches or 1), min(_MAX_BAR, _MIN_BAR + free))
     return _BETWEEN.join(f"{bar} {part.text}" if part.rank == 3 else part.text for part in with_bar)
 
+
 # %% ../../nbs/views/terminal.ipynb #2120e973
 _STAR = 2  # cells: a space, and the star behind the best row
 
@@ -221,6 +243,7 @@ def _shown_columns(names: Sequence[str], width: int, monitor: str) -> list[str]:
 def _folded(n: int) -> list[str]:
     return [f"{'+ ' + str(n) + ' column' + 's' * (n > 1):>6}"] if n else []
 
+
 # %% ../../nbs/views/terminal.ipynb #76d89d74
 class View(Protocol):
     """Something that shows a run: it gets every event."""
@@ -259,6 +282,7 @@ def _event_line(event: Event) -> str | None:
     if event.kind == "mark":
         return mark_line(event.progress, event.data["text"])
     return state_words(event.data["state"]) if event.kind == "state" else None
+
 
 # %% ../../nbs/views/terminal.ipynb #bcd86bdc
 class TerminalView:
@@ -328,6 +352,7 @@ def _terminal_width(stream: TextIO) -> int:
         return os.get_terminal_size(stream.fileno()).columns or 80  # 0: a terminal whose size was never set
     except (OSError, ValueError, AttributeError):
         return 80
+
 
 # %% ../../nbs/views/terminal.ipynb #f0302445
 class LogView:

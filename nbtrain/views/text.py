@@ -18,11 +18,49 @@ from .advice import Advice
 from .curve import Ghost, LossCurve
 
 # %% auto #0
-__all__ = ['Row', 'PREFIXES', 'ICONS', 'format_value', 'number_format', 'format_time', 'format_count', 'visible', 'adds_row',
-           'with_best', 'Speed', 'RunPlace', 'Board', 'state_words', 'header_line', 'place_words', 'place_now',
-           'time_words', 'rate_words', 'progress_line', 'mark_words', 'mark_line', 'note_line', 'tip_lines',
-           'best_words', 'epochs_words', 'summary_line', 'column_names', 'titles', 'cells', 'visible_rows', 'gap_words',
-           'Table', 'make_table', 'table_lines', 'table_text', 'fixed_lr', 'record_table', 'title_line', 'record_text']
+__all__ = [
+    "Row",
+    "PREFIXES",
+    "ICONS",
+    "format_value",
+    "number_format",
+    "format_time",
+    "format_count",
+    "visible",
+    "adds_row",
+    "with_best",
+    "Speed",
+    "RunPlace",
+    "Board",
+    "state_words",
+    "header_line",
+    "place_words",
+    "place_now",
+    "time_words",
+    "rate_words",
+    "progress_line",
+    "mark_words",
+    "mark_line",
+    "note_line",
+    "tip_lines",
+    "best_words",
+    "epochs_words",
+    "summary_line",
+    "column_names",
+    "titles",
+    "cells",
+    "visible_rows",
+    "gap_words",
+    "Table",
+    "make_table",
+    "table_lines",
+    "table_text",
+    "fixed_lr",
+    "record_table",
+    "title_line",
+    "record_text",
+]
+
 
 # %% ../../nbs/views/text.ipynb #84099456
 def format_value(value: Any) -> str:
@@ -66,6 +104,7 @@ def format_count(count: float) -> str:
             return f"{count / size:.3g}{unit}"
     return f"{count:.3g}"
 
+
 # %% ../../nbs/views/text.ipynb #7a019c39
 _OBEYED = r"\x00-\x08\x0b-\x1f\x7f-\x9f"  # executed by a terminal
 _TURNING = r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # change the writing direction, or break a line
@@ -76,6 +115,7 @@ def visible(text: str, *, lines: bool = False) -> str:
     """`text` with its control characters as codes, such as `\\x1b` for escape. `lines`: line breaks and tabs are kept."""
     shown = _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     return shown if lines else shown.replace("\n", "\\n").replace("\t", "\\t")
+
 
 # %% ../../nbs/views/text.ipynb #19584645
 Row = Mapping[str, Any]
@@ -93,6 +133,7 @@ def with_best(rows: Sequence[Row], best: Row | None, validations: Sequence[Row])
     if best is not None and any(row is best for row in validations) and not any(row is best for row in rows):
         rows.insert(next((i for i, row in enumerate(rows) if row.get("step", 0) > best.get("step", 0)), len(rows)), best)
     return rows
+
 
 # %% ../../nbs/views/text.ipynb #3c67c019
 _MIN_BATCHES = 2  # with fewer, the time left is unknown
@@ -136,6 +177,7 @@ class Speed:
         done_s = p.batch * train_s if p.phase == "train" else n_train * train_s + p.batch * valid_s if p.phase == "valid" else 0
         return max(0.0, (p.n_epochs - p.epoch) * (n_train * train_s + n_valid * valid_s) - done_s)
 
+
 # %% ../../nbs/views/text.ipynb #dcb9e7d5
 @dataclass
 class RunPlace:
@@ -152,6 +194,7 @@ class RunPlace:
         if now.phase == "train" and now.n_batches:
             self.epoch_part = now.batch / now.n_batches
         self.waited_s = 0.0
+
 
 # %% ../../nbs/views/text.ipynb #b9da4cad
 @dataclass
@@ -282,6 +325,7 @@ class Board:
         """The rows that a table shows."""
         return with_best(self.rows, self.best, self.validations)
 
+
 # %% ../../nbs/views/text.ipynb #bba3b1aa
 ICONS = {
     "running": "▶",
@@ -348,6 +392,7 @@ def progress_line(board: Board) -> str:
         parts.append(f"loss {format_value(board.loss)}")
     return " · ".join(parts)
 
+
 # %% ../../nbs/views/text.ipynb #4cf9c9f6
 def mark_words(progress: Progress, text: str) -> str:
     """`epoch 3, batch 251: lr 0.001 → 0.0001`."""
@@ -397,6 +442,7 @@ def summary_line(board: Board) -> str:
         parts.append(best_words(best, board.header.get("monitor", "val_loss")))
     return " · ".join(parts)
 
+
 # %% ../../nbs/views/text.ipynb #43a8afcd
 def column_names(rows: Iterable[Row]) -> list[str]:
     """Columns in reading order: epoch, train_*, val_*, test_*, all others, lr, time_s."""
@@ -439,6 +485,7 @@ def gap_words(n: int, *, is_first: bool, of_epochs: bool) -> str:
     """The text for rows that are left out: `… 12 earlier epochs`."""
     noun = ("epoch" if of_epochs else "row") + ("" if n == 1 else "s")
     return f"… {n} {'earlier ' if is_first and of_epochs else ''}{noun}"
+
 
 # %% ../../nbs/views/text.ipynb #504352bd
 @dataclass(frozen=True)
@@ -518,6 +565,7 @@ def table_lines(table: Table) -> str:
 def table_text(rows: Sequence[Row], best: Row | None = None) -> str:
     """An aligned table of all columns; the best row ends with a star."""
     return table_lines(make_table(rows, best))
+
 
 # %% ../../nbs/views/text.ipynb #eef8c9ee
 _MAX_CHARACTERS = 120  # of a record's lines
