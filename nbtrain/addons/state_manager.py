@@ -25,7 +25,7 @@ from ..history.run_lock import RunLock
 from ..state.disk import Disk
 from ..state.keeper import StateKeeper
 from ..state.restore import check_optimizer, fit_setup, note_differences, read_state, restore
-from ..state.states import StatefulTrainer
+from ..state.states import StatefulTrainer, lost_parameters
 
 # %% auto #0
 __all__ = ["SaveType", "SaveWeights", "StateManagerAddon"]
@@ -132,7 +132,7 @@ class StateManagerAddon(AddOnBase):
         if costs := opened.why_read_again():
             trainer.recorder.note(costs)
         in_ranks = draws_in_ranks(opened.state.first) if n_readers(trainer) > 1 else []
-        states.note_inexact(trainer, [*opened.check.reasons, *in_ranks])
+        states.note_inexact(trainer, [*opened.check.reasons, *in_ranks, *lost_parameters(trainer)])
         return opened
 
     def save_state(self, trainer: StatefulTrainer) -> Path | None:

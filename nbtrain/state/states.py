@@ -21,7 +21,7 @@ from .kept_states import KeptStates
 from .settings import Setup
 
 # %% auto #0
-__all__ = ["States", "of_rank", "StatefulTrainer"]
+__all__ = ["States", "of_rank", "lost_parameters", "StatefulTrainer"]
 
 
 # %% ../../nbs/state/states.ipynb #d9403930
@@ -92,7 +92,7 @@ class States:
             self.reasons["the loader is an iterator, which can be read once, and its place is not kept"] = None
             return loader
         opened = self.open(trainer, loader)
-        self.reasons |= dict.fromkeys(opened.check.reasons)
+        self.reasons |= dict.fromkeys([*opened.check.reasons, *lost_parameters(trainer)])
         return opened
 
     def note_inexact(self, trainer: TrainerProtocol, reasons: Iterable[str]) -> None:
@@ -117,6 +117,13 @@ def of_rank(own: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parts of a state for this rank. Between two epochs they are the same for all ranks."""
     number = reader_number(own["world_size"]) if own["finished"] is not None else 0
     return own["others"][number - 1] if number else own
+
+
+def lost_parameters(trainer: TrainerProtocol) -> list[str]:
+    """What the optimizer trains outside of the model, as a readable reason: no state has it."""
+    groups = trainer.optimizer.param_groups if trainer.optimizer is not None else ()
+    n = len({id(p) for group in groups for p in group["params"]} - {id(p) for p in trainer.model.parameters()})
+    return [f"the optimizer trains {n} {'parameter' if n == 1 else 'parameters'} outside of the model, which no state has"] if n else []
 
 
 class StatefulTrainer(TrainerProtocol, Protocol):

@@ -82,3 +82,16 @@ def test_state_after_a_rewind_into_an_epoch_is_saved(tmp_path: Path, uninterrupt
     again = make_trainer(Noisy, save_path=tmp_path, every_n_steps=7)
     again.run(3, make_loader(), resume="last")
     assert weights(again) == uninterrupted
+
+
+@pytest.mark.parametrize("is_outside", [True, False])
+def test_parameters_that_are_trained_outside_of_the_model_are_noted(tmp_path: Path, is_outside: bool) -> None:
+    scale = torch.nn.Parameter(torch.ones(()))
+    trainer = make_trainer(Saving, save_path=tmp_path)
+    if is_outside:
+        trainer.optimizer.add_param_group({"params": [scale]})
+    notes: list[str] = []
+    trainer.recorder.note = notes.append
+    trainer.run(1, make_loader())
+    text = "Resume is not exact here: the optimizer trains 1 parameter outside of the model, which no state has."
+    assert notes == ([text] if is_outside else [])
