@@ -39,7 +39,7 @@ __all__ = ["take_state", "load_replica_state", "restore_trainer", "forward_event
 
 # %% ../../nbs/state/replica.ipynb #9a969c26
 _OF_RUN = ("random", "loader", "valid")  # taken from the loaders and generators of this process, which the run does not wrap
-_OF_STATES = ("restored", "restored_from", "rest", "places", "attributes")
+_OF_STATES = ("restored", "restored_from", "is_rewound", "rest", "places", "attributes")
 
 
 def take_state(trainer: StatefulTrainer, loaders: Iterable[Any]) -> dict[str, Any]:

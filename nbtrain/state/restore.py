@@ -181,7 +181,9 @@ def check_restored(trainer: StatefulTrainer, loader: Any, *, strict: bool) -> No
     """Raise CheckpointError if the restored state can't be continued with `loader`."""
     states = trainer.states
     if states.restored is not None and states.restored_from is not None:
-        note_differences(trainer, states.restored_from, fit_setup(trainer, states.restored, states.restored_from, loader, strict=strict))
+        found = fit_setup(trainer, states.restored, states.restored_from, loader, strict=strict)
+        if not states.is_rewound:  # by hand, so that other settings are meant
+            note_differences(trainer, states.restored_from, found)
 
 
 def check_optimizer(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> None:
@@ -217,7 +219,7 @@ def _put_back(at: Moment) -> None:
     trainer.train_state.run -= 1  # the next run is the one that was saved
     trainer.resumed, trainer.continues_run = True, False
     states = trainer.states
-    states.restored, states.restored_from = state, at.name
+    states.restored, states.restored_from, states.is_rewound = state, at.name, at.whole
     states.rest, states.places = without_weights(state), places_in(state["nbtrain"])
 
 

@@ -32,6 +32,7 @@ class States:
         memory: The states in memory.
         restored: The state that the next run continues from, until it has reached its first batch.
         restored_from: Its checkpoint, or its name in memory.
+        is_rewound: Whether `rewind` or `branch` has restored it.
         open_loader: The training loader of the run, whose place can be taken; None before the first run, and for an iterator.
         open_valid: The same for the validation loader.
         loaders: Both, as the run was given them.
@@ -46,6 +47,7 @@ class States:
         self.memory = memory if memory is not None else KeptStates()
         self.restored: dict[str, Any] | None = None
         self.restored_from: str | Path | None = None
+        self.is_rewound = False
         self.open_loader: ResumableLoader | None = None
         self.open_valid: ValidLoader | None = None
         self.loaders: tuple[Any, Any] = None, None
