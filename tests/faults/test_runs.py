@@ -121,7 +121,9 @@ def check(folder: Path, expected: str) -> None:
     if found["random"] is None:  # the kill came between the last save and the end, and nothing was left to do
         wanted["random"] = None
     assert [part for part in wanted if json.dumps(found[part]) != json.dumps(wanted[part])] == []  # as text: a NaN equals a NaN
-    (run,) = {path.parent.parent for path in folder.glob("run-*/checkpoints/epoch=*")}  # a kill before the first save leaves a folder without
+    (run,) = {
+        path.parent.parent for path in folder.glob("run-*/checkpoints/epoch=*")
+    }  # a kill before the first save leaves a folder without
     saved = list((run / "checkpoints").glob("epoch=*"))
     assert len(saved) >= found["counts"]["update"] // 2
     for path in saved:
