@@ -237,5 +237,5 @@ def test_the_comparison_holds_on_the_lowest_lightning() -> None:
     code = "import lightning, pytest, sys; print(lightning.__version__); sys.exit(pytest.main(sys.argv[1:]))"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment["PYTHONPATH"] = os.pathsep.join([str(lowest), str(ROOT)])
-    stdout = _run(BIN / "python", "-c", code, "tests/unit/engine/test_lean_loops.py", "-n", "0", "-q", cwd=ROOT, env=environment)
+    stdout = _run(BIN / "python", "-c", code, "tests/unit/loops/test_lean_loops.py", "-n", "0", "-q", cwd=ROOT, env=environment)
     assert stdout.splitlines()[0] == requirement[1] == "2.6.4"
