@@ -44,12 +44,11 @@ _OF_STATES = ("restored", "restored_from", "is_rewound", "rest", "places", "attr
 
 def take_state(trainer: StatefulTrainer, loaders: Iterable[Any]) -> dict[str, Any]:
     """Take everything that a run may have changed in `trainer` and `loaders`. If the model is sharded, all ranks must call it."""
-    names = [name for name in vars(trainer.train_state) if name != "history"]  # whose rows have come back as events
     return {
         "stateful": {name: whole(part.state_dict()) for name, part in _stateful(trainer).items()},
         "buffers": whole(dict(trainer.model.named_buffers())),  # also those that are not in a state_dict
         "parts": take_named(Moment(trainer, whole=True), parts_of(trainer).keys() - _OF_RUN),
-        "train_state": trainer.train_state.state_dict(names),
+        "train_state": trainer.train_state.state_dict(("meters", "best_weights")),  # what a part has only in mid-epoch, or a file
         "states": {name: vars(trainer.states)[name] for name in _OF_STATES},
         "addons": {kind: _gathered(addon) for kind, addon in _added(trainer).items()},
         "paths": [row.path for row in _rows(trainer)],

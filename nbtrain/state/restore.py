@@ -157,7 +157,7 @@ def read_state(trainer: TrainerProtocol, checkpoint: str | Path) -> dict[str, An
 
 
 def fit_setup(trainer: TrainerProtocol, state: dict[str, Any], checkpoint: str | Path, loader: Any, *, strict: bool) -> dict[str, str]:
-    """Compare `state` with the setup of the run. Returns and notes the differences by part, and adapts `state` to the run.
+    """Compare `state` with the setup of the run. Returns the differences by part, and adapts `state` to the run.
 
     With `strict`, raises CheckpointError if the resume can't be exact.
     """
