@@ -1,0 +1,88 @@
+"""The judge: a training loop of plain PyTorch, which does what people do, and knows nothing of nbtrain and Lightning.
+
+It reads a loader until the loader ends, whatever its length says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+Loss = Callable[[nn.Module, Any], "Tensor | None"]  # None: the batch is left out
+
+
+def tell_epoch(loader: Any, epoch: int) -> None:
+    """Call each `set_epoch` in the chain of a loader, once."""
+    known, parts = set[int](), [loader]
+    for part in parts:  # which grows meanwhile
+        if part is None or id(part) in known:
+            continue
+        known.add(id(part))
+        if callable(getattr(part, "set_epoch", None)):
+            part.set_epoch(epoch)
+        parts += [getattr(part, name, None) for name in ("batch_sampler", "sampler", "dataset")]
+        parts += getattr(part, "datasets", ())
+
+
+def update(model: nn.Module, optimizer: Optimizer, factor: float, clip: float, schedule: Any) -> None:
+    for parameter in model.parameters():
+        if factor != 1 and parameter.grad is not None:
+            parameter.grad *= factor  # a window that ends with its epoch
+    if clip:
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    optimizer.zero_grad()
+    if schedule is not None:
+        schedule.step()
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, loss_of: Loss, loader: Iterable[Any], epoch: int) -> list[float]:
+    """The losses of a validation, which leaves the random numbers of the training as they were."""
+    torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    model.eval()
+    tell_epoch(loader, epoch)
+    losses = [loss_of(model, batch) for batch in loader if batch is not None]
+    model.train()
+    torch.set_rng_state(torch_state)
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)
+    return [loss.item() for loss in losses if loss is not None]
+
+
+def train(
+    model: nn.Module, optimizer: Optimizer, loss_of: Loss, loader: Iterable[Any], epochs: Iterable[int], *,
+    valid: Iterable[Any] | None = None, accumulate: int = 1, clip: float = 0.0, most: int | None = None,
+    each_update: Any = None, each_epoch: Any = None,
+    begin: Callable[[int], None] = lambda epoch: None, after: Callable[[int, int], None] = lambda epoch, n: None,
+) -> Iterator[tuple[list[float], list[float]]]:  # fmt: skip
+    """Train for `epochs`, numbers from 0; yields the losses of training and validation of each.
+
+    `most`: batches of an epoch. `each_update`, `each_epoch`: schedules. `begin` and `after`: your code at an epoch's begin, after a batch.
+    """
+    for epoch in epochs:
+        model.train()
+        begin(epoch)
+        tell_epoch(loader, epoch)
+        losses, opened = list[float](), 0
+        for n, batch in enumerate(loader, 1):
+            if batch is not None and (loss := loss_of(model, batch)) is not None:
+                (loss / accumulate).backward()
+                losses, opened = [*losses, loss.item()], opened + 1
+                if opened == accumulate:
+                    update(model, optimizer, 1.0, clip, each_update)
+                    opened = 0
+            after(epoch, n)
+            if n == most:
+                break
+        if opened:
+            update(model, optimizer, accumulate / opened, clip, each_update)
+        if each_epoch is not None:
+            each_epoch.step()
+        yield losses, evaluate(model, loss_of, valid, epoch) if valid is not None else []
