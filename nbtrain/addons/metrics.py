@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from ..checkpoint.atomic import written
 from ..state.object_state import Unpacker, pack_module
 from ..data.task_loader import Task
 from ..distributed.parallelism import gather
@@ -30,6 +29,7 @@ from ..engine.callback import PassKeeper, active_callbacks
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError, add_note
+from ..history.run_files import write_file
 from ..optim.schedulers import n_required
 
 # %% auto #0
@@ -350,6 +350,4 @@ class MetricsAddon(AddOnBase):
             raise ConfigError(f"split={split!r} can't be part of a file name.", remedy='Give "train", "eval" or "test".')
         metrics = _newest(trainer, split) if metrics is None else metrics
         path = Path(trainer.run_dir) / f"{split}_results.json"
-        with written(path) as temp:
-            temp.write_text(json.dumps(dict(metrics), indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        return path
+        return write_file(path.parent, path.name, json.dumps(dict(metrics), indent=2, sort_keys=True) + "\n")

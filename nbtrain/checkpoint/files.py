@@ -145,14 +145,24 @@ _ZIP_START = b"PK\3\4"
 _MARKED_FOLDER = 0x10  # in the attributes of a record
 
 
+def _check_records(path: Path, records: Sequence[zipfile.ZipInfo]) -> None:
+    """Raise CheckpointError if the records of a zip archive would take more memory than the file is large."""
+    packed = next((record for record in records if record.compress_type != zipfile.ZIP_STORED), None)
+    if packed is not None:
+        raise CheckpointError(f"{path.name} is not a checkpoint, or damaged: its record {packed.filename!r} is compressed.")
+    if sum(record.file_size for record in records) > path.stat().st_size:
+        raise CheckpointError(f"{path.name} is not a checkpoint, or damaged: its records are larger than the file.")
+
+
 def _verify_zip(path: Path) -> None:
     """Verify the checksums of all records in a torch file, if it has any. Raises CheckpointError for damage."""
     try:
         with zipfile.ZipFile(path) as archive:
             records = [record for record in archive.infolist() if record.file_size]
+            _check_records(path, records)
             damaged = archive.testzip() if any(record.CRC for record in records) else None
     except Exception as error:  # of any type: a flipped bit can select another compression, whose reader raises other errors
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, CheckpointError) or (isinstance(error, OSError) and error.errno is not None):
             raise
         size = path.stat().st_size
         what = f"is cut off or damaged: its {size} bytes are not a whole zip archive" if size else "is empty"
@@ -297,7 +307,12 @@ def read_counts(path: Path) -> Mapping[str, Any] | None:
     Raises CheckpointError if it can't be read.
     """
     with _explained(path):
-        state = _sealed_content(path)["state"] if path.is_dir() else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if path.is_dir():
+            state = _sealed_content(path)["state"]
+        else:
+            with zipfile.ZipFile(path) as archive:
+                _check_records(path, archive.infolist())
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return state["nbtrain"]["counts"] if "nbtrain" in state else None
 
 

@@ -16,6 +16,7 @@ from .atomic import clean_leftovers, point_to, written
 from .files import SUPERSEDED, newest_valid, ordered_names, progress_of, read_counts, read_superseded
 from .weights import url_of
 from ..errors import CheckpointError, ConfigError, first_line
+from ..history.run_files import inside
 from ..history.run_folder import read_history, run_folders
 
 # %% auto #0
@@ -112,10 +113,10 @@ def go_back(folder: Path, epoch: int, update: int) -> None:
 
 # %% ../../nbs/checkpoint/store.ipynb #f21c1100
 def open_folder(run_dir: Path) -> Path:
-    """Return the folder of a run folder's checkpoints. It is created if it does not exist."""
+    """Return the folder of a run folder's checkpoints. It is created if it does not exist. Raises ConfigError if it is a link."""
     folder = run_dir / FOLDER
     try:
-        folder.mkdir(exist_ok=True)
+        inside(run_dir, FOLDER).mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder.name!r} can't be made: {error.strerror}.", where=str(folder)) from error
     return folder

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from .provenance import read_record
-from .run_folder import read_file
+from .run_files import read_file
 
 # %% auto #0
 __all__ = ["differences", "kept"]

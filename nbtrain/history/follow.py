@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from ..events import Event, Progress
-from .run_folder import find_run, recorded_file
+from .run_files import recorded_file
+from .run_folder import find_run
 from ..views.terminal import View
 
 # %% auto #0

@@ -11,7 +11,8 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..events import Event
 from .differences import differences, kept
-from .run_folder import read_file, recorded_file, run_folders
+from .run_files import read_file, recorded_file
+from .run_folder import run_folders
 
 # %% auto #0
 __all__ = ["loss_curve", "run_before", "ghost_of"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import io
 import math
 from array import array
 from bisect import bisect_left, bisect_right
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = ["StepTable", "Row", "write_csv", "data_frame", "validation_alone", "History", "ResultMetrics", "short_path", "RunResult"]
+__all__ = ["StepTable", "Row", "csv_text", "data_frame", "validation_alone", "History", "ResultMetrics", "short_path", "RunResult"]
 
 
 # %% ../../nbs/history/history.ipynb #df4b47df
@@ -109,15 +110,15 @@ class Row(dict[str, Any]):
 
 
 # %% ../../nbs/history/history.ipynb #04808017
-def write_csv(rows: list[Row], path: str | Path) -> Path:
-    """Write `rows` to the CSV file `path`; a missing metric is an empty cell. Returns the path."""
+def csv_text(rows: list[Row]) -> bytes:
+    """`rows` as the content of a CSV file; a missing metric is an empty cell."""
     names = text.column_names(rows)
     names[1:1] = ["step"] if any("step" in row for row in rows) else []
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names, restval="")
-        writer.writeheader()
-        writer.writerows(rows)
-    return Path(path)
+    written = io.StringIO()
+    writer = csv.DictWriter(written, names, restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return written.getvalue().encode()
 
 
 def data_frame(rows: list[Row]) -> DataFrame:
@@ -323,7 +324,8 @@ class History:
     @checked
     def to_csv(self, path: str | Path) -> Path:
         """Write a row for each epoch (without epochs, for each test) to the CSV file `path`; a missing metric is an empty cell."""
-        return write_csv(self.epochs or self.tests, path)
+        Path(path).write_bytes(csv_text(self.epochs or self.tests))
+        return Path(path)
 
     @property
     def df(self) -> DataFrame:

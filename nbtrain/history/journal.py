@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from .history import History, StepTable
-from .run_folder import recorded_file
+from .run_files import append_to, inside, recorded_file
 
 # %% auto #0
 __all__ = ["FILE", "save_history", "flush_journal", "journal_of", "whole_history"]
@@ -28,19 +28,14 @@ _FILES = (FILE, f"checkpoints/{FILE}")  # the latter for a checkpoint in the run
 _START = b'{"crc32": "%08x", "record": '
 
 
-def _append(file: Path, before: list[int] | None, content: Mapping[str, Any]) -> list[int]:
+def _append(folder: Path, before: list[int] | None, content: Mapping[str, Any]) -> list[int]:
     """Append a record that follows the one at `before`. Returns its place: offset, length and checksum."""
     text = json.dumps({"before": before, **content}, separators=(",", ":")).encode()
     crc = zlib.crc32(text)
-    with open(file, "ab", opener=_open) as stream:
+    with append_to(folder.parent, f"{folder.name}/{FILE}") as stream:
         offset = stream.tell()
         n_bytes = stream.write(_START % crc + text + b"}\n")
     return [offset, n_bytes, crc]
-
-
-def _open(path: str, flags: int) -> int:
-    """Open a file, but no link, which could lead out of the run folder."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _record(content: bytes, place: list[int]) -> dict[str, Any]:
@@ -95,9 +90,9 @@ def save_history(history: History, checkpoint: Path) -> dict[str, Any]:
     if history.journal is None or history.journal[0] != str(file) or not _is_there(file, history.journal[1]):
         history.set_journal(None)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        place = _append(file, history.journal[1] if history.journal is not None else None, _new(history))
-    except (OSError, TypeError, ValueError):  # no room, or a value that JSON does not have
+        inside(folder.parent, folder.name).mkdir(parents=True, exist_ok=True)
+        place = _append(folder, history.journal[1] if history.journal is not None else None, _new(history))
+    except (ConfigError, OSError, TypeError, ValueError):  # a link out of the run folder, no room, or a value that JSON does not have
         history.set_journal(None)
         return history.state_dict()
     history.set_journal((str(file), place))

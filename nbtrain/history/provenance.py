@@ -30,7 +30,8 @@ import nbtrain
 from ..errors import ConfigError, first_line
 from .history import History, Row
 from ..source.redaction import HIDDEN, blot_diff, blot_out, environment_variables, is_from_environment, is_secret
-from .run_folder import find_run, read_events, read_file
+from .run_files import read_file, write_file
+from .run_folder import find_run, read_events
 from .run_tree import family, tree_lines
 from ..source.source_code import PLAIN, Reached, reach
 from ..source.source_file import is_cell, lambda_text
@@ -256,15 +257,14 @@ def _keep_source(folder: Path, content: dict[str, Any], reached: Reached, names_
         "no_source": reached.no_source,
     }
     last = next(reversed(content["sources"]), None)
-    if last and content["sources"][last] == found and (folder / last / "steps.py").read_text(encoding="utf-8") == steps:
+    if last and content["sources"][last] == found and read_file(folder, f"{last}/steps.py") == steps.encode():
         return last
     name = f"source-{len(content['runs']) + 1}" if last else "source"
     texts = {"steps.py": steps} | {
         label: blot_out(reached.files[file], code=True) for file, label in labels.items() if is_cell(file) and not names_only
     }
     for file, text in texts.items():
-        (folder / name / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name / file).write_text(text, encoding="utf-8")
+        write_file(folder, f"{name}/{file}", text)
     content["sources"][name] = found
     return name
 
@@ -278,7 +278,7 @@ def _begin(
     if git is not None and git[1] and names_only:
         git = git[0] | {"diff": _hash(git[1])}, ""
     if git is not None and git[1]:
-        (folder / "git.diff").write_text(git[1], encoding="utf-8")
+        write_file(folder, "git.diff", git[1])
     return {
         "command": _command(),
         "python": platform.python_version(),
@@ -317,9 +317,7 @@ def record(
         **{name: describe(value, name) for name, value in run.items()},
     }
     content["runs"].append(entry)
-    part = folder / "provenance.part"
-    part.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    part.replace(folder / "provenance.json")  # atomic: a reader finds the old record or the new one
+    write_file(folder, "provenance.json", json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:

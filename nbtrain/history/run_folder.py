@@ -17,22 +17,12 @@ from typing import Any
 from ..annotations import checked
 from ..errors import ConfigError
 from ..events import Event, EventKind, Progress
-from .history import History, Row, StepTable, validation_alone
+from .history import History, Row, StepTable, csv_text, validation_alone
+from .run_files import append_to, inside, read_file, write_file
 from ..views import plots
 
 # %% auto #0
-__all__ = [
-    "run_folders",
-    "open_run_folder",
-    "history_events",
-    "RunFolder",
-    "find_run",
-    "recorded_file",
-    "read_file",
-    "read_events",
-    "read_history",
-    "load_run",
-]
+__all__ = ["run_folders", "open_run_folder", "history_events", "RunFolder", "find_run", "read_events", "read_history", "load_run"]
 
 
 # %% ../../nbs/history/run_folder.ipynb #e6829999
@@ -113,7 +103,7 @@ class RunFolder:
 
     def begin(self, run: int) -> None:
         """Write the existing history, if nothing is recorded in the folder yet."""
-        if not (self.path / "events.jsonl").exists():
+        if not inside(self.path, "events.jsonl").exists():
             for event in history_events(self.history, run):
                 self.update(event)
 
@@ -158,16 +148,16 @@ class RunFolder:
 
     def _write(self) -> None:
         if self._file is None:
-            _drop_cut_line(self.path / "events.jsonl")
-            self._file = open(self.path / "events.jsonl", "ab", buffering=0)
+            _drop_cut_line(inside(self.path, "events.jsonl"))
+            self._file = append_to(self.path, "events.jsonl")
         while self._waiting:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def _finish(self) -> None:
         if self.history.last is not None:
-            self.history.to_csv(self.path / "history.csv")
+            write_file(self.path, "history.csv", csv_text(self.history.epochs or self.history.tests))
         if self.history.epochs:
-            (self.path / "curves.png").write_bytes(plots.png(self.history.plot()))
+            write_file(self.path, "curves.png", plots.png(self.history.plot()))
 
 
 def _drop_cut_line(file: Path) -> None:
@@ -192,28 +182,6 @@ def find_run(path: str | Path) -> Path:
     if run is None:
         raise ConfigError(f"No run was recorded in {str(path)!r}.", remedy="Give a run folder: it holds events.jsonl.")
     return run
-
-
-def recorded_file(folder: Path, name: str) -> Path:
-    """The path of the file `name` in a run folder. Raises ConfigError if it is missing, not a file, or a link out of the folder."""
-    try:
-        file, inside = (folder / name).resolve(), folder.resolve()
-        is_file = file.is_file()
-    except (OSError, RuntimeError, ValueError) as error:  # circular links, an invalid name
-        raise ConfigError(f"{name} can't be read: it is not the name of a file.", where=str(folder)) from error
-    if not file.is_relative_to(inside):
-        raise ConfigError(f"{name} is not read: it leads out of the run folder.", where=str(folder))
-    if not is_file:
-        raise ConfigError(f"{name} is missing.", where=str(folder))
-    return file
-
-
-def read_file(folder: Path, name: str) -> bytes:
-    """The content of the file `name` in a run folder. Raises ConfigError as `recorded_file` does, and if it can't be read."""
-    try:
-        return recorded_file(folder, name).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{name} can't be read: {error.strerror}.", where=str(folder)) from error
 
 
 def read_events(folder: Path, note: Callable[[str], None] = lambda text: None) -> Iterator[Event]:

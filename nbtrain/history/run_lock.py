@@ -16,6 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..errors import ConfigError
+from .run_files import inside, write_file
 
 # %% auto #0
 __all__ = ["RunLock"]
@@ -37,6 +38,7 @@ class RunLock:
         """
         if self._lock.is_locked:
             return ""
+        inside(self.folder, self._file.name)
         try:
             self._lock.acquire()
         except Timeout as error:
@@ -72,7 +74,7 @@ class RunLock:
             if self._mine and self._writer.read_text(encoding="utf-8") != self._mine:
                 raise self._refusal("was continued by")
             self._mine = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, "key": secrets.token_hex(4)})
-            self._writer.write_text(self._mine, encoding="utf-8")
+            write_file(self.folder, self._writer.name, self._mine)
 
     def release(self) -> None:
         """Release the lock. The file stays, because a lock on a removed file protects nothing."""

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from .history import History
-from .run_folder import read_file, read_history
+from .run_files import read_file, write_file
+from .run_folder import read_history
 from ..views.text import best_words, visible
 
 # %% auto #0
@@ -50,7 +51,7 @@ def open_branch_folder(save_path: Path, fork: Fork) -> Path:
             folder = save_path / f"{fork.parent}-b{number}"
             if not folder.exists():
                 folder.mkdir()
-                (folder / _FILE).write_text(json.dumps(asdict(fork), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+                write_file(folder, _FILE, json.dumps(asdict(fork), indent=2, ensure_ascii=False) + "\n")
                 return folder
     except OSError as error:
         raise ConfigError(f"{str(save_path)!r} can't hold a run folder: {error.strerror}.", remedy="Give another save_path.") from error

@@ -19,6 +19,7 @@ from statistics import mean, stdev
 
 from ..config.overrides import Override
 from ..errors import ConfigError
+from ..history.run_files import inside, write_file
 from ..history.run_folder import load_run, run_folders
 from .trainer_args import TrainerArgs
 
@@ -124,7 +125,8 @@ def run_sweep(
 
     def start(point: GridPoint) -> int:
         place = Path(folder) / point.name
-        place.mkdir(exist_ok=True)
+        inside(Path(folder), point.name).mkdir(exist_ok=True)
+        write_file(place, "output.txt", "")
         with (place / "output.txt").open("w") as output:
             code = subprocess.run(_command(files, point, Path(folder), trust), stdout=output, stderr=subprocess.STDOUT).returncode
         failed = f"failed with exit code {code}, see {place / 'output.txt'}"

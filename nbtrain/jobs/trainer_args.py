@@ -25,6 +25,7 @@ from ..distributed.memory_estimate import DevicePlan
 from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError
 from ..history.history import RunResult
+from ..history.run_files import write_file
 from .build import Job, build, estimate_devices
 from .validate import check_settings, notes
 
@@ -44,7 +45,7 @@ class _KeepConfig(L.Callback):
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         folder = self.trainer.run_dir if self.trainer is not None else None
         if stage == "fit" and folder is not None and pl_trainer.is_global_zero:
-            (folder / CONFIG_FILE).write_text(self.text, encoding="utf-8")
+            write_file(folder, CONFIG_FILE, self.text)
 
 
 # %% ../../nbs/jobs/trainer_args.ipynb #369ea4d6

@@ -9,6 +9,7 @@ import importlib.util
 import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,6 +24,7 @@ from ..engine.control import Leave
 from ..engine.protocol import EventSink, TrainerProtocol
 from ..errors import AddOnError, ConfigError, OptionError, nearest
 from ..history.provenance import describe, record
+from ..history.run_files import kept_id, read_file
 from .background import Connect, Delivery
 from .hosted import HOSTED
 from .local import LOCAL
@@ -61,8 +63,11 @@ def source_files(trainer: TrainerProtocol) -> dict[str, bytes]:
 
 
 def _files_below(folder: Path, patterns: Sequence[str]) -> dict[str, bytes]:
-    files = [file for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file()]
-    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+    found = {}
+    for file in (file for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file()):
+        with suppress(ConfigError):  # a link out of the folder
+            found[file.relative_to(folder).as_posix()] = read_file(folder, file.relative_to(folder).as_posix())
+    return found
 
 
 # %% ../../nbs/loggers/addon.ipynb #99942025
@@ -176,12 +181,7 @@ class WebLoggerAddon(_LoggingAddon):
 
     def run_id(self, trainer: TrainerProtocol) -> str:
         """The id of the run in the service. It is saved in the run folder, if there is one, to resume the run."""
-        if trainer.run_dir is None:
-            return self._id
-        file = trainer.run_dir / _ID_FILE
-        if not file.exists():
-            file.write_text(self._id, encoding="utf-8")
-        return file.read_text(encoding="utf-8")
+        return self._id if trainer.run_dir is None else kept_id(trainer.run_dir, _ID_FILE, self._id)
 
     def lightning_loggers(self, trainer: TrainerProtocol) -> list[Logger]:
         if self._delivery is None:

@@ -17,6 +17,7 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 
 from ..errors import AddOnError
+from ..history.run_files import kept_id, write_file
 from .background import hushed
 from .local import Tracker, without_prints
 from .step_points import web_name
@@ -82,14 +83,12 @@ _QUIET += ("auto_param_logging", "auto_metric_logging", "display_summary_level")
 def connect_comet(folder: Path, title: str, note: Callable[[str], None]) -> CometTracker:
     """Begin or continue an experiment: online if the client has a key, else in `folder`. Its key is kept in `folder`."""
     comet: Any = importlib.import_module("comet_ml")
-    known = folder / "comet-key"
-    if not known.exists():
-        known.write_text(secrets.token_hex(16), encoding="utf-8")
+    key = kept_id(folder, "comet-key", secrets.token_hex(16))
     with _opened("comet"), hushed("comet_ml"):
         has_key = bool(comet.get_config("comet.api_key"))
         experiment = comet.start(
             project=comet.get_config("comet.project_name") or title,
-            experiment_key=known.read_text(encoding="utf-8"),
+            experiment_key=key,
             mode="get_or_create",
             online=None if has_key else False,
             experiment_config=comet.ExperimentConfig(offline_directory=str(folder), **dict.fromkeys(_QUIET, 0)),
@@ -128,7 +127,7 @@ class ClearMLTracker(Tracker):
                     self.run.close()
                     if session is not None:
                         archive = Path(session).with_suffix(".zip")
-                        (self.folder / f"clearml-{archive.name}").write_bytes(archive.read_bytes())
+                        write_file(self.folder, f"clearml-{archive.name}", archive.read_bytes())
                         archive.unlink()
         finally:
             _close_client("clearml")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import os
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 
+from ..history.run_files import append_to, inside, read_file, write_file
 from .background import hushed
 
 # %% auto #0
@@ -72,7 +74,8 @@ class TrainingLog(Tracker):
         rows = _rows_until(path, step)
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
-        path.write_text(text.getvalue(), encoding="utf-8")
+        inside(path.parent, path.name)
+        write_file(path.parent, path.name, text.getvalue())
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if step != self._step:
@@ -93,8 +96,10 @@ class TrainingLog(Tracker):
         if self._step is None or all(value == "" for value in cells.values()):
             return
         row = {"epoch": int(found.get("epoch", 0)) + 1, "step": self._step + 1, "time": found["time"], **cells}
-        with open(self.path, "a", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerow(row.values())
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow(row.values())
+        with append_to(self.path.parent, self.path.name) as file:
+            file.write(text.getvalue().encode())
 
 
 def _rows_until(path: Path, step: int) -> list[list[str]]:
@@ -172,17 +177,17 @@ class MLflowTracker(MLFlowLogger):
 # %% ../../nbs/loggers/local.ipynb #7e3ec647
 def _mlflow(folder: Path, title: str, step: int) -> Logger:
     """One database for all runs in the parent folder; the run's id is kept in the run folder."""
-    known = folder / "mlflow-run-id"
+    database, artifacts, known = inside(folder.parent, "mlflow.db"), inside(folder.parent, "mlflow-artifacts"), folder / "mlflow-run-id"
     importlib.import_module("mlflow")  # sets the levels of its loggers
     with hushed("mlflow", "alembic", "lightning.pytorch.loggers.mlflow"):
         logger = MLflowTracker(
             experiment_name=title,
             run_name=folder.name,
-            tracking_uri=f"sqlite:///{(folder.parent / 'mlflow.db').resolve()}",
-            artifact_location=(folder.parent / "mlflow-artifacts").resolve().as_uri(),
-            run_id=known.read_text(encoding="utf-8") if known.exists() else None,
+            tracking_uri=f"sqlite:///{database}",
+            artifact_location=artifacts.as_uri(),
+            run_id=read_file(folder, known.name).decode() if os.path.lexists(known) else None,
         )
-        known.write_text(str(logger.run_id), encoding="utf-8")
+        write_file(folder, known.name, str(logger.run_id))
     return logger
 
 
@@ -191,7 +196,9 @@ LOCAL: dict[str, tuple[str | None, Callable[[Path, str, int], Logger]]] = {
     "csv": (None, lambda folder, title, step: TrainingLog(folder / "training_log.csv", step)),
     "tensorboard": (
         "tensorboard",
-        lambda folder, title, step: TensorBoardTracker(folder, name="tensorboard", version="", default_hp_metric=False),
+        lambda folder, title, step: TensorBoardTracker(
+            inside(folder, "tensorboard/hparams.yaml").parents[1], name="tensorboard", version="", default_hp_metric=False
+        ),
     ),
     "mlflow": ("mlflow", _mlflow),
     "trackio": ("trackio", lambda folder, title, step: TrackioTracker(title, f"{folder.parent.name}-{folder.name}")),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError, nearest
+from ..history.run_files import inside
 from .background import hushed
 from .local import Tracker
 from .step_points import web_name
@@ -130,7 +131,7 @@ def _data_folder(folder: Path | None) -> Iterator[None]:
     if folder is None or name in os.environ:
         yield
         return
-    os.environ[name] = str(folder / ".neptune")
+    os.environ[name] = str(inside(folder, ".neptune"))
     try:
         yield
     finally:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..history.run_files import write_file
 
 # %% auto #0
 __all__ = ["Entry", "read_neptune", "export_neptune"]
@@ -77,9 +79,10 @@ def export_neptune(folder: Path) -> list[Path]:
     written = []
     for run, entries in read_neptune(folder).items():
         file = folder / f"neptune-{re.sub('[^A-Za-z0-9_.-]', '_', run)}.csv"
-        with open(file, "w", newline="", encoding="utf-8") as stream:
-            writer = csv.writer(stream)
-            writer.writerow(["name", "step", "time_s", "value"])
-            writer.writerows([e.name, "" if e.step is None else e.step, e.time_s, e.value] for e in entries)
+        stream = io.StringIO()
+        writer = csv.writer(stream)
+        writer.writerow(["name", "step", "time_s", "value"])
+        writer.writerows([e.name, "" if e.step is None else e.step, e.time_s, e.value] for e in entries)
+        write_file(folder, file.name, stream.getvalue())
         written.append(file)
     return written

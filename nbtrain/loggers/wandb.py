@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from lightning.pytorch.loggers import Logger, WandbLogger
 
 from ..errors import OptionError, nearest
+from ..history.run_files import inside
 from .step_points import web_name
 
 # %% auto #0
@@ -178,7 +179,7 @@ def connect_wandb(options: Mapping[str, Any], run_id: str, folder: Path | None, 
     base_url = str(settings.get("base_url", defaults.base_url))
     wanted: Any = given.pop("mode", None) or os.environ.get("WANDB_MODE") or ("offline" if defaults.mode == "offline" else None)
     key = settings.get("api_key") or stored_key(base_url)
-    given = {"id": run_id, "dir": folder, **given, "reinit": "create_new"}
+    given = {"id": run_id, "dir": folder and inside(folder, "wandb").parent, **given, "reinit": "create_new"}
     if wanted not in (None, "online", "shared"):
         return WandBTracker(wandb.init(**given, mode=wanted, settings=wandb.Settings(**settings)))
     why = why_offline(base_url, key)

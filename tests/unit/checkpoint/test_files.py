@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import functools
 import io
@@ -33,7 +34,16 @@ from safetensors.torch import load_file, load_model, save, save_file
 from torch import Tensor, nn
 
 from nbtrain.checkpoint.atomic import clean_leftovers, point_to, written
-from nbtrain.checkpoint.files import SaveFormat, Writer, newest_valid, read_checkpoint, verify_checkpoint, write_checkpoint
+from nbtrain.checkpoint.files import (
+    SaveFormat,
+    Writer,
+    newest_valid,
+    read_checkpoint,
+    read_counts,
+    verify_checkpoint,
+    verify_weights,
+    write_checkpoint,
+)
 from nbtrain.checkpoint.snapshot import plain, snapshot
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.checkpoint.weights import load_weights, read_weights
@@ -950,3 +960,22 @@ def test_verify_is_content_with_a_whole_one(save_format: SaveFormat, tmp_path: P
     verify_checkpoint(path)
     shutil.copytree(path, tmp_path / "d") if path.is_dir() else shutil.copy(path, tmp_path / "d")
     verify_checkpoint(tmp_path / "d")
+
+
+def test_a_zip_bomb_is_refused_before_anything_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, laid_over = tmp_path / "packed.ckpt", tmp_path / "over.ckpt"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(1 << 20))
+    with zipfile.ZipFile(laid_over, "w") as archive:
+        archive.writestr("archive/data.pkl", bytes(1 << 16))
+        for number in range(4):  # further names of the same bytes
+            again = copy.copy(archive.filelist[0])
+            again.filename = again.orig_filename = f"archive/{number}"
+            archive.filelist.append(again)
+            archive._didModify = True
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", pytest.fail)
+    monkeypatch.setattr(torch, "load", pytest.fail)
+    for path, what in ((packed, "its record 'archive/data.pkl' is compressed"), (laid_over, "its records are larger than the file")):
+        for read in (read_checkpoint, verify_checkpoint, verify_weights, read_counts):
+            with pytest.raises(CheckpointError, match=what):
+                read(path)
