@@ -33,12 +33,19 @@ class _Clip(L.Callback):
         self.bound, self.algorithm = bound, algorithm
         self._before: Notifier | None = None
         self._after: Notifier | None = None
+        self._order: dict[Tensor, int] = {}  # of the model's parameters
+        self._is_sorted = True
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._before, self._after = notifier(pl_trainer, "on_before_clip"), notifier(pl_trainer, "on_after_clip")
+        self._order = {parameter: i for i, parameter in enumerate(pl_module.parameters())}
+        places = [self._order.get(p, len(self._order)) for group in pl_trainer.optimizers[0].param_groups for p in group["params"]]
+        self._is_sorted = places == sorted(places)
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if len(optimizer.param_groups) > 1 or not self._is_sorted:  # as clip_grad_norm_(model.parameters()): its last digits depend on it
+            parameters.sort(key=lambda parameter: self._order.get(parameter, len(self._order)))
         if self._before is not None:
             self._before()
         norm = self._clip(parameters)

@@ -5,7 +5,8 @@
 # %% ../../nbs/loops/fast_step.ipynb #b359b7ec
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +28,9 @@ __all__ = [
     "find_backward",
     "backward",
     "steps_alone",
+    "step_around",
+    "has_hooks_before",
+    "gradients_first",
     "find_step",
     "replaceable",
     "find_zero_grad",
@@ -92,31 +96,86 @@ def steps_alone(optimizer: Optimizer) -> bool:
 Closure = Callable[[], Any]
 
 
-def _step_around(optimizer: Optimizer, closure: Closure) -> None:
-    """The optimizer's own step, which calls `closure` for the gradients, even if the whole step is under `torch.no_grad`."""
+def step_around(optimizer: Optimizer, closure: Closure, *, gradients_first: bool = False) -> Any:
+    """The optimizer's own step, which calls `closure` for the gradients, even if the whole step is under `torch.no_grad`.
+
+    With `gradients_first`, hooks before the step see these gradients, as after `loss.backward(); optimizer.step()`.
+    """
 
     def with_gradients() -> Any:
         with torch.enable_grad():
             return closure()
 
-    optimizer.step(closure=with_gradients)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    if not (gradients_first and has_hooks_before(optimizer)):
+        return optimizer.step(closure=with_gradients)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    computed = [closure()]
+    versions: list[int] = []
+
+    def look(*args: Any) -> None:
+        versions[:] = _versions(optimizer)
+
+    handle = optimizer.register_step_pre_hook(look)  # the last of them
+
+    def once_more() -> Any:
+        """What was computed already, for the first call, unless the optimizer has moved the weights before it."""
+        if computed and versions == _versions(optimizer):
+            return computed.pop()
+        computed.clear()
+        return with_gradients()
+
+    try:
+        return optimizer.step(closure=once_more)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    finally:
+        handle.remove()
 
 
-def find_step(optimizer: Optimizer) -> Callable[[Closure], None]:
-    """The function for an optimizer's step, which gets the closure that computes the gradients.
+def has_hooks_before(optimizer: Optimizer) -> bool:
+    """Are there hooks before the steps of `optimizer`, or of all optimizers? If its parts take turns, there are no gradients then."""
+    hooks = optimizer._optimizer_step_pre_hooks or (not unknown_torch() and _hooks_of_all()[0])
+    return bool(hooks) and not getattr(optimizer, "takes_turns", False)
+
+
+def _versions(optimizer: Optimizer) -> list[int]:
+    return [parameter._version for group in optimizer.param_groups for parameter in group["params"]]
+
+
+@contextmanager
+def gradients_first(optimizer: Optimizer) -> Iterator[None]:
+    """A context in which hooks before the step of `optimizer` see the gradients that its closure computes."""
+    own, step = vars(optimizer).get("step"), optimizer.step
+
+    def stepped(closure: Closure | None = None) -> Any:
+        vars(optimizer)["step"] = step
+        try:
+            return step() if closure is None else step_around(optimizer, closure, gradients_first=True)  # pyright: ignore[reportCallIssue]
+        finally:
+            vars(optimizer)["step"] = stepped
+
+    vars(optimizer)["step"] = stepped
+    try:
+        yield
+    finally:
+        if own is None:
+            del vars(optimizer)["step"]
+        else:
+            vars(optimizer)["step"] = own
+
+
+def find_step(optimizer: Optimizer, *, gradients_first: bool = False) -> Callable[[Closure], Any]:
+    """The function for an optimizer's step, which gets the closure that computes the gradients. `gradients_first`: see `step_around`.
 
     An optimizer that `steps_alone` steps after the closure, without the profiler label if no profiler runs. If a hook before the step is
     registered later, or the step is replaced, the closure is passed to the optimizer from then on.
     """
     own, labelled = vars(optimizer).get("step"), type(optimizer).step
     if not (steps_alone(optimizer) and is_defined_in(torch, labelled) and hasattr(labelled, "hooked")):
-        return partial(_step_around, optimizer)
+        return partial(step_around, optimizer, gradients_first=gradients_first)
     inner = labelled.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
     before_all, after_all = _hooks_of_all()
 
     def step(closure: Closure) -> None:
         if optimizer._optimizer_step_pre_hooks or before_all or vars(optimizer).get("step") is not own:
-            _step_around(optimizer, closure)
+            step_around(optimizer, closure, gradients_first=gradients_first)
             return
         closure()
         if optimizer._optimizer_step_post_hooks or after_all or is_profiling():

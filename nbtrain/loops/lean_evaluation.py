@@ -150,7 +150,8 @@ class LeanEvaluationLoop(_EvaluationLoop):
         return self._pass
 
     def setup_data(self) -> None:
-        if self._data_source.is_defined():  # a BatchSizeFinder calls it without validation, too
+        # In a training a BatchSizeFinder calls it without validation, too; an evaluation of nothing is an error
+        if self._trainer_fn != TrainerFn.FITTING or self._data_source.is_defined():
             super().setup_data()
 
     def on_run_start(self) -> None:

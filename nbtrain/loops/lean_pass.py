@@ -30,6 +30,7 @@ __all__ = [
     "KNOWN_VERSIONS",
     "PassType",
     "unknown_version",
+    "is_own",
     "overridden",
     "why_not_lean",
     "Hook",
@@ -53,6 +54,11 @@ _TRANSFER_HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer", "trans
 def unknown_version() -> str:
     """Lightning's version, where the lean loops were not compared with it; else an empty text."""
     return "" if L.__version__.rpartition(".")[0] in KNOWN_VERSIONS else L.__version__
+
+
+def is_own(module: L.LightningModule) -> bool:
+    """Are these the steps of a trainer, which do what a plain loop does, and not those of a LightningModule?"""
+    return isinstance(module, StepModule) and not module.owner.configures_optimizers
 
 
 def overridden(module: L.LightningModule, hooks: tuple[str, ...]) -> str:
@@ -221,6 +227,8 @@ class LeanPass:
             batch = self.precision.convert_input(batch)
         if not is_on_device(batch, self.device):
             batch = self.pl_trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        elif type(batch) is dict or type(batch) is list:
+            batch = batch.copy()  # a step may pop from it, and the next epoch may read it again
         total, current, connector, results = self.total, self.current, self.connector, self.results
         total.ready += 1
         current.ready += 1

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,9 +19,9 @@ from torch.optim import Optimizer
 
 from ..engine.control import Boundary, Control, LeaveAfterError
 from ..engine.logged import Results, publish
-from .fast_step import replaceable
+from .fast_step import gradients_first, has_hooks_before, replaceable
 from .fetcher import direct_fetcher, exhaust
-from .lean_pass import LeanPass, explain_full_memory, find_pass, pass_sources, why_not_lean
+from .lean_pass import LeanPass, explain_full_memory, find_pass, is_own, pass_sources, why_not_lean
 from .lean_update import LeanUpdate, WholeStep
 from ..engine.recorder import DataWait
 from ..engine.step_module import StepModule
@@ -37,6 +38,12 @@ class _Optimization(_AutomaticOptimization):
         loop = self.trainer.fit_loop.epoch_loop
         assert isinstance(loop, LeanEpochLoop)
         return super()._make_zero_grad_fn(batch_idx - loop.window_start, optimizer)
+
+    def _optimizer_step(self, batch_idx: int, train_step_and_backward_closure: Callable[[], Any]) -> None:
+        optimizer = self.trainer.optimizers[0]
+        sees_gradients = is_own(self.trainer.lightning_module) and has_hooks_before(optimizer)
+        with gradients_first(optimizer) if sees_gradients else nullcontext():
+            super()._optimizer_step(batch_idx, train_step_and_backward_closure)
 
 
 def is_window_closed(pl_trainer: L.Trainer, n_batches: int) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .fast_step import find_backward, find_step, find_zero_grad
-from .lean_pass import Hook, LeanPass, takes_index
+from .lean_pass import Hook, LeanPass, is_own, takes_index
 from ..errors import ConfigError
 
 # %% auto #0
@@ -80,7 +80,11 @@ class LeanUpdate:
         self.total, self.current = progress.step.total, progress.step.current
         self.zero_grad = ZeroGrad(optimizer, progress.zero_grad, lean.hooks)
         self.takes_index = takes_index(lean.module.training_step)
-        self.step, self.backward, self.optimizer_step = lean.find_step("training_step"), find_backward(), find_step(optimizer)
+        self.step, self.backward, self.optimizer_step = (
+            lean.find_step("training_step"),
+            find_backward(),
+            find_step(optimizer, gradients_first=is_own(lean.module)),
+        )
         self.whole_step = None if lean.is_wrapped else whole_step
         self.compute: Callable[[], None] = self._compute if lean.guard is None else self._compute_again
         self.index, self.n_accumulated = 0, 1  # of the batch in its epoch; batches of a window

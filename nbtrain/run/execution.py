@@ -96,7 +96,7 @@ class Execution:
         trainer = self.trainer
         finds_batch_size = any(isinstance(callback, BatchSizeFinder) for callback in arguments["callbacks"])
         made = batch_size_module(trainer, self.loader, self.valid_loader) if finds_batch_size else trainer.step_module()
-        with driving(trainer, made) as module, ExitStack() as guarded:
+        with driving(trainer, made, trains=trainer.mode == "train") as module, ExitStack() as guarded:
             pl_trainer = make_pl_trainer(max_epochs=self.goal, **arguments)
             if self.pauses and not finds_batch_size:
                 module.guard = guard = ErrorGuard(module, refuses_nonfinite=trainer[NonFiniteAddon].nonfinite == "raise")

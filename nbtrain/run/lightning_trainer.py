@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -27,6 +27,7 @@ from ..base.trainer_base import TrainerBase
 from ..engine.pass_module import TrainingModes
 from ..engine.step_module import StepModule
 from ..engine.train_state import Counts
+from ..rng import keep_random
 
 # %% auto #0
 __all__ = ["ENTRY_POINTS", "EntryPoints", "QuickTrainer", "make_pl_trainer", "quiet", "continue_counts", "driving"]
@@ -193,11 +194,14 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def driving(trainer: TrainerBase, module: StepModule) -> Iterator[StepModule]:
-    """A context around each use of Lightning, which restores what Lightning changes, even after an error."""
+def driving(trainer: TrainerBase, module: StepModule, *, trains: bool = True) -> Iterator[StepModule]:
+    """A context around each use of Lightning, which restores what Lightning changes, even after an error.
+
+    A pass that does not train leaves the random numbers of the training as they were.
+    """
     outer, mode, training = trainer.module, trainer.mode, TrainingModes(trainer.model)
     try:
-        with quiet(), _interruptible():
+        with quiet(), _interruptible(), nullcontext() if trains else keep_random():
             yield module
     finally:
         module.close()

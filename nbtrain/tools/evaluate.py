@@ -24,7 +24,6 @@ from ..engine.control import refuse_while_on
 from ..loops.lean_loops import use_lean_loops
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
-from ..rng import keep_random
 from ..base.arguments import check_optimizer
 from ..base.trainer_base import TrainerBase
 from ..run.data_module import is_data_source, read_evaluated, read_source
@@ -41,7 +40,7 @@ def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
     refuse_while_on(trainer.control, trainer.recorder.place)
     if trainer.mode == "train" and not trainer.configures_optimizers:
         check_optimizer(trainer.optimizer, trainer.model)
-    with driving(trainer, trainer.step_module(whole_epoch=False)) as module:
+    with driving(trainer, trainer.step_module(whole_epoch=False), trains=trainer.mode == "train") as module:
         pl_trainer = make_pl_trainer(max_epochs=trainer.train_state.counts.epoch + 1, **_unlimited(_unlogged(trainer.lightning_args())))
         use_lean_loops(pl_trainer, lean=trainer.lean_loops)
         if trainer.mode == "test":
@@ -55,7 +54,7 @@ def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
 def validate(trainer: TrainerBase, loader: Any) -> dict[str, float]:
     """Validate once on `loader` and return the metrics. They are recorded in `history.tests`, outside of any epoch."""
     refuse_while_on(trainer.control, trainer.recorder.place)
-    with driving(trainer, trainer.step_module()) as module, keep_random():
+    with driving(trainer, trainer.step_module(), trains=False) as module:
         pl_trainer = make_pl_trainer(**_unlogged(trainer.lightning_args()))
         use_lean_loops(pl_trainer, lean=trainer.lean_loops)
         if is_data_source(loader):
@@ -105,7 +104,7 @@ def _collect(trainer: TrainerBase, loader: Any, call: Callable[[Any], Any]) -> l
 
 def _predict(trainer: TrainerBase, module: StepModule, loader: Any) -> Any:
     module.cpu = lambda: module  # Lightning would move the model to the CPU during a run
-    with driving(trainer, module), keep_random():
+    with driving(trainer, module, trains=False):
         if isinstance(loader, L.LightningDataModule):
             with read_source(trainer, module, loader) as given:
                 return make_pl_trainer(**_unlogged(_alone(trainer))).predict(module, **given)

@@ -26,6 +26,7 @@ from ..engine.meter import N_SAMPLES
 from ..engine.step_output import check_output, named
 from ..engine.train_state import Mode
 from ..errors import ConfigError, nearest
+from ..loops.fast_step import step_around
 from ..optim.optimizer_state import load_optimizer
 from ..optim.schedulers import Scheduler, n_required
 from ..base.addon_options import TrainerOptions
@@ -54,6 +55,7 @@ class JointOptimizer(Optimizer):
     """
 
     turn: str | None = None
+    takes_turns = True  # a step computes gradients several times
 
     def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
         self.optimizers = dict(optimizers)
@@ -86,7 +88,7 @@ class JointOptimizer(Optimizer):
             for name, optimizer in self.optimizers.items():
                 self.turn = name
                 with self._others_still(optimizer):
-                    loss = optimizer.step(closure)
+                    loss = step_around(optimizer, closure, gradients_first=True)
         finally:
             self.turn = None
         return loss

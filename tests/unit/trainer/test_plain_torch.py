@@ -1,0 +1,223 @@
+"""What a trainer does, beside a plain PyTorch loop: random numbers, the user's batches, hooks of optimizers, clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from samples import Regress, make_loader, make_model, make_trainer, make_valid, plain_loop, same_weights
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from nbtrain import MultiOptimizerTrainer
+from nbtrain.loops.lean_loops import use_lean_loops
+from nbtrain.rng import random_state
+
+BOTH = pytest.mark.parametrize("lean", [True, False], ids=["lean", "stock"])
+
+
+def make(*, lean: bool, kind: Any = Regress, **options: Any) -> Any:
+    trainer = make_trainer(kind, **options)
+    trainer.lean_loops = lean
+    return trainer
+
+
+def test_run(trainer: Any) -> None:
+    trainer.toggle("test")
+    trainer.run(1, make_valid())
+    trainer.toggle("train")
+
+
+test_run.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]
+PASSES: dict[str, Callable[[Any], Any]] = {
+    "evaluate": lambda trainer: trainer.evaluate(make_valid()),
+    "mode test": test_run,
+    "validate": lambda trainer: trainer.validate(make_valid()),
+    "inference": lambda trainer: trainer.inference(make_valid()),
+    "predict": lambda trainer: trainer.predict(torch.zeros(2, 8)),
+    "run_batch": lambda trainer: (trainer.toggle("test"), trainer.run_batch(make_data_batch()), trainer.toggle("train")),
+}
+
+
+def make_data_batch() -> Any:
+    return next(iter(make_loader(own_generator=True)))
+
+
+@pytest.mark.parametrize("name", PASSES)
+@BOTH
+def test_a_pass_that_trains_nothing_leaves_the_random_numbers_of_the_training(name: str, lean: bool) -> None:
+    trainer = make(lean=lean)
+    trainer.run(1, make_loader())
+    before = random_state()
+    PASSES[name](trainer)
+    after = random_state()
+    assert torch.equal(before["torch"], after["torch"]) and before["python"] == after["python"]
+    assert all(np.array_equal(a, b) for a, b in zip(before["numpy"], after["numpy"]))
+    trainer.run(1, make_loader())
+    assert same_weights(trainer.model, plain_loop(2, make_loader())[0])
+
+
+class Pops(Regress):
+    """Takes the label out of its batch, and puts a draft into it."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        y = batch.pop("y" if isinstance(batch, dict) else -1)
+        return {"loss": mse_loss(self.model(batch["x"] if isinstance(batch, dict) else batch[0]), y)}
+
+
+@pytest.mark.parametrize("as_dict", [True, False])
+@BOTH
+def test_a_step_that_pops_from_its_batch_leaves_a_list_of_batches_as_it_was(lean: bool, as_dict: bool) -> None:
+    batches: list[Any] = [{"x": x, "y": y} if as_dict else [x, y] for x, y in make_loader(own_generator=True)]
+    trainer = make(lean=lean, kind=Pops, model=make_model())
+    trainer.run(2, batches, batches)
+    assert all(len(batch) == 2 for batch in batches)
+    assert same_weights(trainer.model, plain_loop(2, [(b["x"], b["y"]) if as_dict else b for b in batches])[0])
+
+
+class NeedsClosure(torch.optim.SGD):
+    """An optimizer of your own: it calls its closure, and more than once."""
+
+    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        assert closure is not None
+        loss = closure()
+        super().step()
+        closure()
+        super().step()
+        return loss
+
+
+class Own(torch.optim.SGD):
+    """An optimizer of your own that takes no notice of its closure."""
+
+    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().step(closure)
+
+
+class OneStepLBFGS(torch.optim.LBFGS):
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr, max_iter=1)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, Own, OneStepLBFGS, NeedsClosure])
+@BOTH
+def test_a_hook_before_the_optimizers_step_sees_the_gradients_of_this_update(kind: Any, lean: bool) -> None:
+    def clipping(model: nn.Module) -> Any:
+        optimizer = kind(model.parameters(), lr=0.05)
+        seen: list[float] = []
+
+        def clip(*args: Any) -> None:
+            seen.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.01)))
+
+        optimizer.register_step_pre_hook(clip)
+        return optimizer, seen
+
+    loader = [(x, y) for x, y in make_loader(own_generator=True)]
+    model = make_model()
+    trainer = make(lean=lean, model=model, optimizer=None, mode="test")
+    optimizer, seen = clipping(model)
+    trainer = make(lean=lean, model=model, optimizer=optimizer)
+    trainer.run(2, loader)
+
+    plain = make_model()
+    optimizer, expected = clipping(plain)
+    for x, y in loader * 2:
+        first: list[Any] = []
+
+        def closure(x: Any = x, y: Any = y, first: list[Any] = first) -> Any:
+            if first:  # what was computed before the step is the closure's first answer
+                return first.pop()
+            optimizer.zero_grad()
+            loss = mse_loss(plain(x), y)
+            loss.backward()
+            return loss
+
+        first.append(closure())
+        optimizer.step(closure)
+    assert seen == expected and same_weights(model, plain)
+
+
+class Parts(MultiOptimizerTrainer):
+    model: Any
+
+    def train_step_a(self, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        return {"loss": mse_loss(self.model["b"](self.model["a"](x)), y)}
+
+    train_step_b = train_step_a
+
+
+def test_a_hook_of_one_of_several_optimizers_sees_the_gradients_of_its_turn() -> None:
+    loader, norms = [*make_loader(own_generator=True)], list[float]()
+    models: list[Any] = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(nn.ModuleDict({"a": nn.Linear(8, 4), "b": nn.Linear(4, 1)}))
+    model, plain = models
+    optimizers = {name: torch.optim.SGD(model[name].parameters(), lr=0.1) for name in "ab"}
+    optimizers["b"].register_step_pre_hook(lambda *args: norms.append(float(nn.utils.clip_grad_norm_(model["b"].parameters(), 0.1))))
+    Parts(model, "cpu", optimizers=optimizers, log_bar=False).run(1, loader)
+    expected = list[float]()
+    steps = {name: torch.optim.SGD(plain[name].parameters(), lr=0.1) for name in "ab"}
+    for x, y in loader:
+        for name in "ab":
+            plain.zero_grad()
+            mse_loss(plain["b"](plain["a"](x)), y).backward()
+            if name == "b":
+                expected.append(float(nn.utils.clip_grad_norm_(plain["b"].parameters(), 0.1)))
+            steps[name].step()
+    assert norms == expected and same_weights(model, plain)
+
+
+@pytest.mark.parametrize("several", [True, False])
+@BOTH
+def test_clipping_in_another_order_of_the_parameters_equals_torchs_over_the_models(lean: bool, several: bool) -> None:
+    def groups(model: nn.Module) -> torch.optim.Optimizer:
+        biases, weights = ([p for n, p in model.named_parameters() if n.endswith(end)] for end in ("bias", "weight"))
+        return torch.optim.SGD([{"params": biases}, {"params": weights}] if several else biases + weights, lr=0.1)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)), nn.Linear(8, 1))
+    plain = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)), nn.Linear(8, 1))
+    plain.load_state_dict(model.state_dict())
+    loader = [*make_loader(own_generator=True)]
+    trainer = make(lean=lean, model=model, optimizer=groups(model), gradient_clip=0.05)
+    trainer.run(3, loader)
+    optimizer, norms = groups(plain), []
+    for x, y in loader * 3:
+        optimizer.zero_grad()
+        mse_loss(plain(x), y).backward()
+        norms.append(nn.utils.clip_grad_norm_(plain.parameters(), 0.05).item())
+        optimizer.step()
+    assert same_weights(model, plain)
+    assert trainer.history.steps["train"]["train_grad_norm"] == norms
+
+
+class Logged(L.LightningModule):
+    def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+
+@pytest.mark.parametrize("verb", ["validate", "test"])
+def test_an_evaluation_of_nothing_raises_as_lightnings_does(verb: str) -> None:
+    def error(*, lean: bool) -> str:
+        pl_trainer = L.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu")
+        if lean:
+            use_lean_loops(pl_trainer)
+        module = Logged()
+        module.test_step = module.validation_step
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            getattr(pl_trainer, verb)(module, None)
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    assert error(lean=True) == error(lean=False)
+
+
+def test_validation_leaves_the_random_numbers_as_a_loop_that_restores_them_does() -> None:
+    trainer = make(lean=True)
+    trainer.run(2, make_loader(), make_valid())
+    plain, _ = plain_loop(2, make_loader(), make_valid())
+    assert same_weights(trainer.model, plain)
