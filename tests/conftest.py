@@ -105,6 +105,20 @@ def no_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     assert after == before
 
 
+@pytest.fixture
+def ranked_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The locks that nbtrain makes in this test are taken in one order by all threads."""
+    from importlib import import_module
+
+    import ranked_locks
+
+    for rank, name in enumerate(ranked_locks.ORDER):
+        ranked_locks.rank_locks(import_module(f"nbtrain.{name}"), rank, monkeypatch.setattr)
+    yield
+    found, ranked_locks.wrong = ranked_locks.wrong, []
+    assert not found, found
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:

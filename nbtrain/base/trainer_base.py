@@ -217,7 +217,7 @@ class TrainerBase(Composable, TracebackKeeper):
         self.states = States()
 
     def _emit(self, event: Event) -> None:
-        with self.control.lock:
+        with self.control.run_state.changed:
             for sink in tuple(self.sinks):  # another thread may end its run at the same time, and remove its sinks
                 sink.update(event)
 

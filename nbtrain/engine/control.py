@@ -49,7 +49,11 @@ _ASKED_IN: dict[State, tuple[State, ...]] = {
 
 
 class RunState:
-    """The state of a run, which any thread may change. `changed` is the lock for everything that the threads of a run share."""
+    """The state of a run, which any thread may change.
+
+    `changed` is the one lock for what the threads of a run share: its state, its requests and its events. A listener emits events under
+    it, and what gets an event may make a request: with two locks, two threads could take them in opposite order.
+    """
 
     def __init__(self) -> None:
         self.name: State = "idle"
@@ -97,10 +101,20 @@ class RunState:
             self.name = "paused" if self.name == "pausing" or (failed and self.name == "running") else self.name
             self.changed.notify_all()
 
-    def notify(self, *, only_late: bool = False) -> None:
-        if self._is_late or not only_late:
+    def notify_late(self) -> None:
+        """Notify the listener of a request that was `late`."""
+        with self.changed:
+            if self._is_late:
+                self._is_late = False
+                self._listener(self.name)
+
+    def leave_pause(self) -> State:
+        """A pause is over. Returns the new state."""
+        with self.changed:
             self._is_late = False
-            self._listener(self.name)
+            if self.name != "pausing":  # the request for a second pause has notified the listener already
+                self._listener(self.name)
+            return self.name
 
     def wait(self, *states: State, timeout_s: float | None = None) -> bool:
         """Wait for one of `states`. Returns False after `timeout_s` seconds."""
@@ -198,8 +212,13 @@ class Requests:
             self._changed.wait_for(lambda: self._run_state.name != "paused" or any(request.fits(self.at) for request in self._waiting))
 
     def run(self) -> None:
-        """Execute the requests that fit here, oldest first; those after a request that raises stay queued."""
-        while (request := self._take()) is not None:
+        """Execute the requests that fit here, oldest first; those after a request that raises stay queued.
+
+        Requests that come meanwhile wait for the next boundary: threads that never cease to ask must not keep the run from its batches.
+        """
+        for _ in range(len(self)):
+            if (request := self._take()) is None:
+                return
             try:
                 request.run(self.at)
             finally:
@@ -241,7 +260,6 @@ class Control:
         self.run_state = RunState()
         self.thread: Thread | None = None  # the training thread
         self.signum: int | None = None  # the signal that requested the end, or AT_EXIT
-        self.lock = threading.RLock()  # for events emitted by several threads
         self.elsewhere: Callable[[tuple[Any, ...]], None] | None = None  # sends a command to a run in other processes
         self.together: Callable[[int | None], None] | None = None  # stops all ranks at the same batch, if this is one of several
         self.failure: Any = None  # the error that has paused the run
@@ -291,6 +309,10 @@ class Control:
     def is_stopping(self) -> bool:
         return self.state == "stopping" or self._stops_together
 
+    def wait_paused(self) -> None:
+        """Wait until a requested pause has begun, was withdrawn by another thread, or the run is over."""
+        self.run_state.wait("paused", "running", "idle")
+
     def wait_settled(self, timeout_s: float | None = None) -> bool:
         """Wait until the run is paused or over. Returns False after `timeout_s` seconds."""
         return self.run_state.wait("paused", "idle", timeout_s=timeout_s)
@@ -332,7 +354,7 @@ class Control:
             return
         requests.at = at
         try:
-            run_state.notify(only_late=True)
+            run_state.notify_late()
             requests.run()
             if run_state.name == "pausing" and (at.may_leave or at.phase != "train"):
                 self._wait(at.pl_trainer)
@@ -359,8 +381,7 @@ class Control:
         for layer, training in modes:
             layer.training = training
         set_random_state(random)
-        run_state.notify()
-        if run_state.name == "running":
+        if run_state.leave_pause() != "stopping":
             notify(pl_trainer, "on_resumed")
 
     def fail(self, failure: Failed, at: Boundary) -> bool:

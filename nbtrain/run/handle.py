@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextvars
 import ctypes
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from threading import Lock, Thread, current_thread
+from threading import Thread, current_thread
 
 import torch
 
@@ -37,7 +38,7 @@ class RunThread:
         self._control = control
         self._work: Callable[[], RunResult] | None = None
         self._n_early = 0  # interrupts before the thread starts
-        self._pressing = Lock()  # each interrupt has a thread; this puts them in order
+        self._pressing = threading.Lock()  # each interrupt has a thread; this puts them in order
         self.is_ended_by_hand = False
         grad, device = torch.is_grad_enabled(), torch.get_default_device()
         context = contextvars.copy_context()

@@ -270,7 +270,7 @@ class Trainer(TrainerBase):
         handle_of(self)
         self.control.pause()
         if threading.current_thread() is not self.control.thread:
-            self.control.wait_settled()
+            self.control.wait_paused()
 
     @checked
     def resume(

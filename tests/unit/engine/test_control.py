@@ -23,13 +23,15 @@ from lightning.pytorch.callbacks import LambdaCallback
 from samples import Regress, make_loader, make_trainer, make_valid, some
 from torch.utils.data import DataLoader, default_collate
 
-from nbtrain import ConfigError, OptionError, RunHandle, RunPaused, RunResult, RunStopped, StateManagerAddon, Trainer
+from nbtrain import Callback, ConfigError, OptionError, RunHandle, RunPaused, RunResult, RunStopped, StateManagerAddon, Trainer
 from nbtrain.engine.control import Boundary, Control
 from nbtrain.events import Event
 from nbtrain.optim.schedulers import WarmUpScheduler
 from nbtrain.run import failed_runs
 from nbtrain.run import run as run_module
 from nbtrain.run.interrupts import workers_ignore_interrupts
+
+pytestmark = pytest.mark.usefixtures("ranked_locks")
 
 
 class Asks(Regress):
@@ -613,6 +615,60 @@ def test_a_pause_is_told_before_the_run_tells_that_it_is_there() -> None:
     control.proceed()
     control.thread.join()
     assert told == ["pausing", "paused", "running"]
+
+
+class Pauses(Callback):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def on_paused(self, *args: Any) -> None:
+        self.heard.append("paused")
+
+    def on_resumed(self, *args: Any) -> None:
+        self.heard.append("resumed")
+
+
+def test_a_second_pause_right_after_resume_is_one_more_pause() -> None:
+    pauses, states = Pauses(), list[str]()
+    trainer = asking(3, lambda trainer: trainer.pause(), lightning={"callbacks": [pauses]})
+    trainer.sinks.append(SimpleNamespace(update=lambda event: states.append(event.data.get("state", ""))))
+    handle = start(trainer, 1, make_loader())
+    trainer.control.wait_settled()
+    with trainer.control.run_state.changed:  # the run's thread can't look in between
+        handle.resume()
+        handle.pause()
+    trainer.pause()
+    assert trainer.counts.step == 4 and trainer.resume().status == "completed"
+    assert list(filter(None, states)) == ["pausing", "paused", "pausing", "paused", "running"]
+    assert pauses.heard == ["paused", "resumed"] * 2
+
+
+def test_a_pause_that_another_thread_withdraws_is_not_waited_for() -> None:
+    def withdraw(trainer: Trainer) -> None:
+        pause = threading.Thread(target=trainer.pause, daemon=True)
+        pause.start()
+        trainer.control.run_state.wait("pausing")
+        trainer.resume(background=True)
+        pause.join(60)
+        assert not pause.is_alive()
+
+    trainer = asking(3, withdraw)
+    assert start(trainer, 1, make_loader()).wait().status == "completed"
+
+
+def test_requests_without_an_end_do_not_keep_a_run_from_its_batches() -> None:
+    seen: list[int] = []
+
+    def look(at: Boundary | None) -> None:
+        seen.append(trainer.counts.step)
+        asker = threading.Thread(target=trainer.control.leave, args=(look,))
+        if at is not None:
+            asker.start()
+            asker.join()
+
+    trainer = asking(1, lambda trainer: trainer.control.leave(look, whole=True))
+    start(trainer, 1, make_loader()).wait()
+    assert seen[:5] == [1, 2, 3, 4, 5]
 
 
 def test_a_pickled_control_has_no_run() -> None:

@@ -19,6 +19,7 @@ from nbtrain.run import failed_runs
 from nbtrain.run import run as run_module
 from nbtrain.run.handle import RunHandle, RunThread
 
+pytestmark = pytest.mark.usefixtures("ranked_locks")
 TESTS = Path(__file__).parents[2]
 SCRIPT = """
 import os, signal, sys
