@@ -25,6 +25,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from changes import CHANGES, Sets
 from lightning.pytorch.callbacks import (
     Callback,
     EarlyStopping,
@@ -431,7 +432,14 @@ def draw(seed: int) -> dict[str, Any]:
         "logger": rng.random() < 0.6,
         "trainer": trainer,
         "more_epochs": rng.choice([0, 0, 1, 2]),
+        "changes": _draw_changes(random.Random(f"changes {seed}")),
     }
+
+
+def _draw_changes(rng: random.Random) -> dict[str, int]:
+    """What a callback sets, and at the end of which batch of the training; below 0, of the validations."""
+    kinds = rng.sample(list(CHANGES), rng.choice([0, 0, 1, 1, 2, 3]))
+    return {kind: rng.choice([1, 2, 3, 4, 6, 7, 8, 11, -1, -2, -4]) for kind in kinds}
 
 
 # -- a run
@@ -456,6 +464,7 @@ def _checkpoints(folder: Path) -> dict[str, Any]:
 
 def _trainer(settings: dict[str, Any], trace: Trace, folder: Path, lean: bool, **more: Any) -> tuple[L.Trainer, Any]:
     callbacks = [CALLBACKS[name](trace, folder, n) for name, n in settings["callbacks"].items()]
+    callbacks += [Sets(trace, kind, abs(n), validating=n < 0) for kind, n in settings["changes"].items()]
     options = {"num_sanity_val_steps": 0} | settings["trainer"] | more
     saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
     pl_trainer = L.Trainer(
@@ -564,6 +573,7 @@ USUAL: dict[str, Any] = {
     "logger": False,
     "trainer": {"max_epochs": 2},
     "more_epochs": 0,
+    "changes": {},
 }
 
 

@@ -89,6 +89,16 @@ def _own_last(name: str) -> Callable[..., Any]:
     return hook
 
 
+def _call_of(inner: L.LightningModule, name: str) -> Callable[..., Any]:
+    """A function that calls the method `name` of `inner` as it is then: it may be set in mid-epoch."""
+
+    @wraps(getattr(inner, name))
+    def call(*args: Any, **options: Any) -> Any:
+        return getattr(inner, name)(*args, **options)
+
+    return call
+
+
 def _part(name: str) -> property:
     def put(self: WrappedModule, value: Any) -> None:
         setattr(self.inner, name, value)
@@ -113,6 +123,7 @@ class WrappedModule(StepModule):
         self._by_step: dict[str, Any] = {}  # what this batch has logged only by step
         self._own_names: dict[str, str] = {}  # by recorded name: the module's own name
         self._after_epoch: list[Callable[[], None]] = []
+        self._n_attributes = 0  # of the inner module, when `pass_on` looked
         own = vars(self)
         own |= {name: value for name, value in vars(self.inner).items() if name.startswith(("_hparams", "_log_hyperparams"))}
         self.pass_on()
@@ -171,6 +182,7 @@ class WrappedModule(StepModule):
     def count(self, mode: Mode, name: str, batch: Any, *args: Any, **options: Any) -> Any:
         """Call a step of the inner module, and record what it returns and logs. Returns the step's output."""
         self._by_step = {}
+        self._pass_on_new()
         step = getattr(self.inner, name)  # its class may be redefined while the run waits
         if mode == "test" and self.loader_names:
             self.enter_loader(args[1] if len(args) > 1 else options.get("dataloader_idx", 0))
@@ -236,16 +248,21 @@ class WrappedModule(StepModule):
 
     # -- hooks and attributes
     def pass_on(self) -> None:
-        """Pass the hooks and steps on that the inner module's class has now."""
+        """Pass the hooks and steps on that the inner module has now: those of its class, and those that were set on it."""
         inner, own = self.inner, vars(self)
         for name in _PASSED_ON:
             own.pop(name, None)
-        own |= {name: getattr(inner, name) for name in _PASSED_ON if overrides(inner, name)}
+        own |= {name: _call_of(inner, name) for name in _PASSED_ON if overrides(inner, name)}
         steps: dict[str, Mode] = {"training_step": "train", "validation_step": "test", "test_step": "test"}
         for name, mode in steps.items():
             plain = MethodType(getattr(L.LightningModule, name), self)  # by which Lightning sees that there is none
             own[name] = wraps(getattr(inner, name))(partial(self.guarded, mode, name)) if overrides(inner, name) else plain
-        own["predict_step"] = inner.predict_step
+        own |= {"predict_step": inner.predict_step, "_n_attributes": len(vars(inner))}
+
+    def _pass_on_new(self) -> None:
+        """Pass on what was set on the inner module since."""
+        if len(vars(self.inner)) != self._n_attributes:
+            self.pass_on()
 
     @property
     def __class__(self) -> type:
@@ -258,8 +275,12 @@ class WrappedModule(StepModule):
     on_train_epoch_start, on_validation_start = _own_first("on_train_epoch_start"), _own_first("on_validation_start")
     on_validation_end, on_test_end = _own_first("on_validation_end"), _own_first("on_test_end")
     on_test_start = _own_first("on_test_start")
-    on_train_batch_end = _own_last("on_train_batch_end")
     on_test_epoch_end = _own_last("on_test_epoch_end")
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.inner.on_train_batch_end(outputs, batch, batch_idx)
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        self._pass_on_new()
 
     def on_train_epoch_end(self) -> None:
         super().on_train_epoch_end()

@@ -39,7 +39,8 @@ def _stage(pl_trainer: L.Trainer) -> str:
 class _EvaluationPass(LeanPass):
     """An evaluation of a `LeanEvaluationLoop`."""
 
-    fetcher: Any = None  # of this evaluation
+    origin: Any = None  # Lightning's fetcher of this evaluation
+    fetcher: Any = None  # and how the pass reads it
 
     def __init__(self, loop: LeanEvaluationLoop) -> None:
         stage = _stage(loop.trainer)
@@ -51,27 +52,47 @@ class _EvaluationPass(LeanPass):
         self.step = self.find_step(self.step_name)
 
     def begin(self, fetcher: _DataFetcher) -> None:
-        self.look_up_hooks()
-        self.fetcher = direct_fetcher(fetcher, self.guard)
+        self.look_up()
+        self.origin, self.fetcher = fetcher, direct_fetcher(fetcher, self.guard)
         self.run_state = self.loop.control.run_state
         self.is_check = is_sanity_check(self.pl_trainer)
 
     def __next__(self) -> Any:
         """For Lightning's loop, which reads a batch from its fetcher: all of them are run here, and none is left for it.
 
-        What it does between two batches costs 10 µs, and it would hold one to the end.
+        What it does between two batches costs 10 µs, and it would hold one to the end. Where a callback sets something that a lean pass
+        can't do, it gets those that are left.
         """
-        with explain_full_memory(self.loop):
-            fetcher = self.fetcher
+        assert self.assignments is not None
+        loop, fetcher = self.loop, self.fetcher
+        if loop.stood_aside:
+            return next(fetcher)
+        with explain_full_memory(loop):
             while not fetcher.done:
                 batch, index, _ = next(fetcher)
                 self.advance(batch, index)
+                if self.assignments.changed():
+                    return self._begin_again()
         raise StopIteration
+
+    def _begin_again(self) -> Any:
+        """Something was set between two batches: ask again how the rest is evaluated."""
+        loop = self.loop
+        loop.stood_aside = loop._objection()
+        if loop.stood_aside:
+            return next(self)
+        loop._data_fetcher = rest = loop.pass_over(self.origin)  # pyright: ignore[reportAttributeAccessIssue]
+        self.fetcher = rest.fetcher
+        return next(rest)
+
+    @property
+    def done(self) -> bool:
+        return self.fetcher.done
 
     def teardown(self) -> None:
         if self.fetcher is not None:
             self.fetcher.teardown()
-            self.fetcher = None
+            self.origin = self.fetcher = None
 
     def advance(self, batch: Any, index: int) -> None:
         """One batch, in the order of `_EvaluationLoop._evaluation_step`."""
@@ -209,7 +230,10 @@ class _ShortRun:
         batches, loop.stood_aside = loop.pass_over(loop._data_fetcher), ""
         loop._data_fetcher = batches  # pyright: ignore[reportAttributeAccessIssue]
         try:
-            next(batches, None)
+            while (found := next(batches, None)) is not None:  # the lean pass gave way
+                loop.batch_progress.is_last_batch = batches.done
+                batch, index, loader_index = found
+                loop._evaluation_step(batch, index, loader_index, None)
         finally:
             loop.on_iteration_done()
         return self._end(training)

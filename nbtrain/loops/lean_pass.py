@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -38,6 +38,7 @@ __all__ = [
     "call_module_hook",
     "takes_index",
     "overridden_hook",
+    "Assignments",
     "LeanPass",
     "pass_sources",
     "find_pass",
@@ -98,8 +99,17 @@ def _why_no_pass(pl_trainer: L.Trainer) -> str:
         return "a datamodule"
     if pl_trainer.fast_dev_run:  # pyright: ignore[reportAttributeAccessIssue]
         return "fast_dev_run"
+    for name, part in (("strategy", strategy), ("precision", precision)):
+        if own := next(iter(_own_methods(part)), ""):
+            return f"{own} of the {name}"
     hook = overridden(module, _TRANSFER_HOOKS)
     return f"{hook} of the module" if hook else ""
+
+
+def _own_methods(item: Any) -> list[str]:
+    """The attributes of `item` that hide a public method of its class."""
+    kind = type(item)
+    return [name for name in vars(item) if name[0] != "_" and callable(getattr(kind, name, None))]
 
 
 def _why_no_training(pl_trainer: L.Trainer) -> str:
@@ -120,17 +130,24 @@ def _why_no_training(pl_trainer: L.Trainer) -> str:
 class Hook:
     """One of Lightning's hooks and its listeners: callbacks in their order, then the module."""
 
-    __slots__ = ("module", "name", "names", "of_callbacks", "of_module", "pl_trainer", "used")
+    __slots__ = ("module", "name", "names", "of_callbacks", "of_module", "pl_trainer", "refresh", "used")
 
-    def __init__(self, name: str, pl_trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.name, self.pl_trainer, self.module = name, pl_trainer, module
+    def __init__(self, name: str, pl_trainer: L.Trainer, module: L.LightningModule, refresh: Callable[[], Any] = bool) -> None:
+        """`refresh` is called after each listener, which may add others."""
+        self.name, self.pl_trainer, self.module, self.refresh = name, pl_trainer, module, refresh
         self.names = self.module.__dict__  # setting _current_fx_name through nn.Module.__setattr__ costs 1 µs, several times a batch
+        self.of_callbacks: list[Callable[..., Any]] = []
+        self.look_up()
+
+    def look_up(self) -> None:
+        """Find the listeners. A call that goes through them meanwhile reaches those that are added."""
+        name = self.name
         plain, plain_of_module = getattr(L.Callback, name), getattr(L.LightningModule, name)
-        callbacks: Iterable[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        callbacks: Iterable[L.Callback] = self.pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
         # A hook may be set on the instance, as LambdaCallback does
         mine = [item for item in callbacks if getattr(type(item), name, None) is not plain or name in vars(item)]
         bound = [getattr(callback, name) for callback in mine]
-        self.of_callbacks = [hook for hook in bound if getattr(hook, "__func__", None) is not plain and callable(hook)]
+        self.of_callbacks[:] = [hook for hook in bound if getattr(hook, "__func__", None) is not plain and callable(hook)]
         hook = getattr(self.module, name, None)
         self.of_module = hook if getattr(hook, "__func__", None) is not plain_of_module and callable(hook) else None
         self.used = bool(self.of_callbacks) or self.of_module is not None
@@ -140,7 +157,12 @@ class Hook:
         self.names["_current_fx_name"] = self.name
         for function in self.of_callbacks:
             function(self.pl_trainer, self.module, *args)
-        return self.of_module(*args) if self.of_module is not None else None
+            self.refresh()
+        if self.of_module is None:
+            return None
+        answer = self.of_module(*args)
+        self.refresh()
+        return answer
 
 
 def call_hooks(pl_trainer: L.Trainer, name: str, callbacks: Iterable[L.Callback]) -> None:
@@ -186,6 +208,42 @@ def overridden_hook(pl_trainer: L.Trainer, hooks: tuple[str, ...]) -> str:
     return next((name for name in hooks if Hook(name, pl_trainer, pl_trainer.lightning_module).used), "")
 
 
+# %% ../../nbs/loops/lean_pass.ipynb #asg0co02
+class Assignments:
+    """Whether anything was set on the objects that a pass was made from; asked once a batch, so that it counts from the next one on.
+
+    The trainer, its strategy, its precision and their lists change where something is set on them, so they are compared whole. Callbacks,
+    the module and the optimizer change all the time: of those, the number of attributes, and those that hide a method. What is set on a
+    class counts from the next epoch on.
+    """
+
+    def __init__(self, pl_trainer: L.Trainer, module: L.LightningModule) -> None:
+        trainer: Any = pl_trainer
+        strategy, wrapped = trainer.strategy, getattr(module, "inner", None)
+        items = [module, *trainer.callbacks, *strategy._optimizers, *([wrapped] if wrapped is not None else [])]
+        self._settings = [vars(item).values() for item in (trainer, strategy, strategy.precision_plugin)]
+        self._lists = trainer.callbacks, strategy._optimizers, strategy.lr_scheduler_configs, trainer.loggers
+        self._attributes = [vars(item) for item in items]
+        names = [[*_own_methods(item), *({"_automatic_optimization"} & vars(item).keys())] for item in items]
+        self._hiding = [(itemgetter(*found), vars(item)) for found, item in zip(names, items) if found]
+        self._known = self._read()
+
+    def _read(self) -> list[Any]:
+        (trainer, strategy, precision), (callbacks, optimizers, schedules, loggers) = self._settings, self._lists
+        read = [*trainer, *strategy, *precision, *callbacks, None, *optimizers, None, *schedules, None, *loggers]  # in C, and 0.3 µs
+        read += map(len, self._attributes)
+        for find, attributes in self._hiding:
+            read.append(find(attributes))
+        return read
+
+    def changed(self) -> bool:
+        """Whether something was set since this was made. It takes 0.5 µs."""
+        try:
+            return self._read() != self._known
+        except KeyError:  # a method is hidden no longer
+            return True
+
+
 # %% ../../nbs/loops/lean_pass.ipynb #bafd725b
 class LeanPass:
     """What the batches of a pass share, looked up once. `hooks`: the names of those that the pass calls.
@@ -208,14 +266,27 @@ class LeanPass:
         self.precision = None if type(precision) is Precision else precision
         self.is_wrapped = pl_trainer.strategy.model is not self.module
         self.context = None if self.is_wrapped else self.precision  # a step through DistributedDataParallel enters it itself
-        self.hooks: dict[str, Hook | None] = dict.fromkeys(hooks)  # None where a hook has no listener; see `look_up_hooks`
+        self.assignments: Assignments | None = None
+        self.callbacks: list[L.Callback] = []
+        self._hooks = {name: Hook(name, self.pl_trainer, self.module, self.refresh_hooks) for name in hooks}
+        self.hooks: dict[str, Hook | None] = dict.fromkeys(hooks)  # None where a hook has no listener; see `look_up`
 
-    def look_up_hooks(self) -> None:
-        """Find the listeners: at the beginning of a pass, and again where a callback was added in the middle of it."""
+    def look_up(self) -> None:
+        """Find the listeners: at the beginning of a pass, and again where something was set in the middle of it."""
+        if self.assignments is None or self.assignments.changed():
+            self.assignments = Assignments(self.pl_trainer, self.module)
+        self._look_up_hooks()
+
+    def _look_up_hooks(self) -> None:
         self.callbacks = list(self.pl_trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
-        for name in self.hooks:
-            hook = Hook(name, self.pl_trainer, self.module)
+        for name, hook in self._hooks.items():
+            hook.look_up()
             self.hooks[name] = hook if hook.used else None
+
+    def refresh_hooks(self) -> None:
+        """A callback that is added within a batch is called within it."""
+        if self.pl_trainer.callbacks != self.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+            self._look_up_hooks()
 
     def find_step(self, name: str) -> Callable[..., Any]:
         """The module's step `name`, through DistributedDataParallel where that is around the module."""

@@ -109,11 +109,27 @@ class LeanEpochLoop(_TrainingEpochLoop):
                 if self.val_loop.restarting:  # as in Lightning's `advance`: else the next validation would be the rest of an old one
                     self.val_loop.restarting = False
                 try:
-                    self._find_pass(data_fetcher).run()
+                    self._run_passes(data_fetcher)
                 finally:
                     self.on_iteration_done()
         if not is_rest:  # of an epoch that Lightning restarts: it reads the loader from its beginning, and not to its end
             exhaust(data_fetcher)
+
+    def _run_passes(self, data_fetcher: _DataFetcher) -> None:
+        """A lean pass, and another for the rest of the epoch where something was set in mid-epoch; Lightning's loop where that needs it."""
+        found = self._find_pass(data_fetcher)
+        is_over = found.run(None)
+        while not is_over and not self.stood_aside:
+            self.stood_aside, before = self._objection(data_fetcher), found
+            if not self.stood_aside:
+                found = self._find_pass(data_fetcher)
+                is_over = found.run(before)
+        while not is_over and not self.done:  # as in Lightning's `run`
+            try:
+                self.advance(data_fetcher)
+                self.on_advance_end(data_fetcher)
+            except StopIteration:
+                break
 
     def _objection(self, data_fetcher: _DataFetcher) -> str:
         if not self.lean:
@@ -184,15 +200,11 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
 
 # %% ../../nbs/loops/lean_training.ipynb #trainpass1
-def _val_options(pl_trainer: L.Trainer) -> tuple[Any, ...]:
-    """What a callback may set in mid-epoch to leave out the validation at its end."""
-    return pl_trainer.limit_val_batches, pl_trainer.check_val_every_n_epoch
-
-
 class _TrainingPass(LeanPass):
     """A training epoch of a `LeanEpochLoop`."""
 
     batches: Any = None  # of this epoch
+    has_changed = False  # was something set since the pass began? See `Assignments`
 
     def __init__(self, loop: LeanEpochLoop, fetcher: _DataFetcher) -> None:
         super().__init__(loop.trainer, loop._results, loop.batch_progress, _HOOKS)
@@ -201,24 +213,25 @@ class _TrainingPass(LeanPass):
         self.update = LeanUpdate(self, self.pl_trainer.optimizers[0], progress, loop.whole_step)
         self.updates: Any = progress.step.total
 
-    def _begin(self) -> None:
-        self.look_up_hooks()
+    def _begin(self, before: _TrainingPass | None) -> None:
+        self.look_up()
         self.batches = direct_fetcher(self.fetcher, self.guard)
         self.wait = self.module.owner.recorder.wait if isinstance(self.module, StepModule) else DataWait()
         self.has_schedulers = bool(self.pl_trainer.lr_scheduler_configs)
-        self.is_open, self.update.n_added = False, 0  # is the window of accumulated gradients open after this batch?
+        # Is the window of accumulated gradients open after this batch?
+        self.is_open, self.update.n_added = (False, 0) if before is None else (before.is_open, before.update.n_added)
         self.run_state = self.loop.control.run_state
         self.n_batches = self.pl_trainer.num_training_batches
         self.has_plateau = any(config.reduce_on_plateau for config in self.pl_trainer.lr_scheduler_configs)
         self.has_loggers = bool(self.pl_trainer.loggers)
         self.validates = self.loop.validate_epochs is not None or self.loop._should_check_val_epoch()
-        self.val_options = _val_options(self.pl_trainer)
         # Nothing but the number of the batch decides whether a validation is due, and little follows it
         self.validates_plainly = not (self.loop.validate_epochs is not None or self.has_loggers or self.has_plateau)
         self.log_every: int = self.pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
 
-    def run(self) -> None:
-        self._begin()
+    def run(self, before: _TrainingPass | None) -> bool:
+        """Run the epoch, or its rest after the pass `before`. Returns whether it is over: if not, something was set in mid-epoch."""
+        self._begin(before)
         update = self.update
         try:
             is_over = self.is_over()
@@ -226,6 +239,8 @@ class _TrainingPass(LeanPass):
                 self.advance(self.next_batch())
                 update.release()  # before a validation, which needs the memory
                 is_over = self.settle()
+                if self.has_changed:
+                    return is_over
         except BaseException as error:  # StopIteration: the loader ended before the end that was known
             if self.pl_trainer.training and self.connector._first_loop_iter is not None and self.logs_anything():
                 self.connector.on_batch_end()
@@ -235,6 +250,7 @@ class _TrainingPass(LeanPass):
         finally:
             update.release()
             self.batches = None  # the workers of a loader live as long as its iterator
+        return True
 
     def next_batch(self) -> Any:
         """The next batch of the loader, which nothing but the step may hold; the time that it takes is counted."""
@@ -253,13 +269,11 @@ class _TrainingPass(LeanPass):
 
     def advance(self, batch: Any) -> None:
         """One batch, in the order of `_TrainingEpochLoop.advance`."""
-        if self.pl_trainer.callbacks != self.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-            self.look_up_hooks()
         total, current = self.total, self.current
         self.progress.is_last_batch = self.fetcher.done
         index = current.ready
         batch = self.begin_batch(batch)
-        start, end = self.hooks["on_train_batch_start"], self.hooks["on_train_batch_end"]
+        start = self.hooks["on_train_batch_start"]
         if batch is None:
             self.loop._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
         elif start is not None and start.fire(batch, index) == -1:
@@ -274,6 +288,7 @@ class _TrainingPass(LeanPass):
         current.processed += 1
         if self.has_schedulers:
             self.step_schedulers(is_last=self.progress.is_last_batch or current.ready == self.n_batches)
+        end = self.hooks["on_train_batch_end"]  # a callback that was added in this batch may have it
         if end is not None:
             end.fire(self.update.output_for_hooks(), batch, index)
         self.end_batch()
@@ -308,21 +323,24 @@ class _TrainingPass(LeanPass):
 
         Returns whether the epoch is over.
         """
+        assert self.assignments is not None
         loop, pl_trainer = self.loop, self.pl_trainer
         is_last = self.is_last()
-        needs_lightning = loop.validate_next or self.has_plateau or pl_trainer.should_stop or self.signals.received_sigterm
+        self.has_changed = has_changed = self.assignments.changed()
+        needs_lightning = has_changed or loop.validate_next or self.has_plateau or pl_trainer.should_stop or self.signals.received_sigterm
         if self.validates and not needs_lightning:
             n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
             is_due = n % (pl_trainer.val_check_batch or 1) == 0
-            if is_due and self.validates_plainly and not loop._skip_next_val and self.val_options == _val_options(pl_trainer):
+            if is_due and self.validates_plainly and not loop._skip_next_val:
                 return self._validate()
             needs_lightning = is_last or is_due
         if needs_lightning or is_last:
             publish(pl_trainer, self.results, on_step=True)
         if needs_lightning:
-            if self.has_loggers:
+            if pl_trainer.loggers:
                 self.connector.update_train_step_metrics()
             loop.on_advance_end(self.fetcher)
+            self.has_changed = has_changed or self.assignments.changed()
             return self.is_over()
         if not self.is_open:
             loop._batches_that_stepped += 1
@@ -332,6 +350,7 @@ class _TrainingPass(LeanPass):
                 loop._batches_that_stepped += 1
         if self.run_state.requested:
             loop.attend()
+            self.has_changed = self.assignments.changed()
             return self.is_over()
         return is_last
 
@@ -352,4 +371,6 @@ class _TrainingPass(LeanPass):
             raise SIGTERMException
         if self.run_state.requested:
             loop.attend()
+        assert self.assignments is not None
+        self.has_changed = self.assignments.changed()
         return self.is_over()

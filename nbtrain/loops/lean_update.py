@@ -146,6 +146,7 @@ class LeanUpdate:
         else:
             with self.context.train_step_context():
                 self.output = self.step(self.batch, self.index) if self.takes_index else self.step(self.batch)
+        self.lean.refresh_hooks()
         self.loss = loss = self.find_loss()
         if not self.n_added:
             self.zero_grad.run()
