@@ -37,9 +37,11 @@ faults: .venv/installed-dev .venv/s3
 soak: .venv/installed-dev
 	$(BIN)/python tests/faults/soak.py
 
-# 1,000 configurations of Lightning's Trainer drawn at random, on its own loops and on the lean ones
+# 1,000 configurations of Lightning's Trainer drawn at random, on its own loops and on the lean ones; 1,000 jobs beside a plain PyTorch
+# loop, on both; docs/plain_loop.md is written
 compare: .venv/installed-dev
 	PYTHONPATH=tests $(BIN)/python tests/random_configurations.py 1000
+	PYTHONPATH=tests $(BIN)/python tests/random_jobs.py 1000 --page
 
 # One short job with each of the libraries that people train with, each in an environment of its own; docs/ecosystem.md is written
 ecosystem: .venv-ecosystem/installed

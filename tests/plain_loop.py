@@ -33,7 +33,7 @@ def tell_epoch(loader: Any, epoch: int) -> None:
 def update(model: nn.Module, optimizer: Optimizer, factor: float, clip: float, schedule: Any) -> None:
     for parameter in model.parameters():
         if factor != 1 and parameter.grad is not None:
-            parameter.grad *= factor  # a window that ends with its epoch
+            parameter.grad *= factor  # a window that ends with its epoch, or whose batches are not of one size
     if clip:
         nn.utils.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()
@@ -43,16 +43,17 @@ def update(model: nn.Module, optimizer: Optimizer, factor: float, clip: float, s
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, loss_of: Loss, loader: Iterable[Any], epoch: int) -> list[float]:
-    """The losses of a validation, which leaves the random numbers of the training as they were."""
+def evaluate(model: nn.Module, loss_of: Loss, loader: Iterable[Any], epoch: int, restore: bool = True) -> list[float]:
+    """The losses of a validation, which leaves the random numbers of the training as they were, if it may `restore` them."""
     torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()
     model.eval()
     tell_epoch(loader, epoch)
     losses = [loss_of(model, batch) for batch in loader if batch is not None]
     model.train()
-    torch.set_rng_state(torch_state)
-    random.setstate(python_state)
-    np.random.set_state(numpy_state)
+    if restore:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
     return [loss.item() for loss in losses if loss is not None]
 
 
@@ -61,28 +62,38 @@ def train(
     valid: Iterable[Any] | None = None, accumulate: int = 1, clip: float = 0.0, most: int | None = None,
     each_update: Any = None, each_epoch: Any = None,
     begin: Callable[[int], None] = lambda epoch: None, after: Callable[[int, int], None] = lambda epoch, n: None,
+    size_of: Callable[[Any], int] = lambda batch: 1, restore: bool = True,
+    others: Iterable[tuple[nn.Module, Optimizer, Callable[[nn.Module, Any], Tensor]]] = (),
 ) -> Iterator[tuple[list[float], list[float]]]:  # fmt: skip
     """Train for `epochs`, numbers from 0; yields the losses of training and validation of each.
 
     `most`: batches of an epoch. `each_update`, `each_epoch`: schedules. `begin` and `after`: your code at an epoch's begin, after a batch.
+    `size_of`: the samples of a batch, where accumulated gradients are to be those of one big batch. `others`: parts of the model with an
+    optimizer and a loss of their own, which take their turn on each batch.
     """
+    unit = 0  # samples of the first batch
     for epoch in epochs:
         model.train()
         begin(epoch)
         tell_epoch(loader, epoch)
-        losses, opened = list[float](), 0
+        losses, sizes = list[float](), list[int]()  # of the epoch's batches, of those of the open window
         for n, batch in enumerate(loader, 1):
             if batch is not None and (loss := loss_of(model, batch)) is not None:
-                (loss / accumulate).backward()
-                losses, opened = [*losses, loss.item()], opened + 1
-                if opened == accumulate:
-                    update(model, optimizer, 1.0, clip, each_update)
-                    opened = 0
+                sizes.append(size_of(batch))
+                unit = unit or sizes[0]
+                (loss * (sizes[-1] / unit) / accumulate).backward()
+                losses.append(loss.item())
+                if len(sizes) == accumulate:
+                    update(model, optimizer, accumulate * unit / sum(sizes), clip, each_update)
+                    sizes = []
+                for part, own, its_loss_of in others:
+                    its_loss_of(model, batch).backward()
+                    update(part, own, 1.0, clip, None)
             after(epoch, n)
             if n == most:
                 break
-        if opened:
-            update(model, optimizer, accumulate / opened, clip, each_update)
+        if sizes:
+            update(model, optimizer, accumulate * unit / sum(sizes), clip, each_update)
         if each_epoch is not None:
             each_epoch.step()
-        yield losses, evaluate(model, loss_of, valid, epoch) if valid is not None else []
+        yield losses, evaluate(model, loss_of, valid, epoch, restore) if valid is not None else []

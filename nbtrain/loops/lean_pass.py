@@ -220,9 +220,9 @@ class Assignments:
     def __init__(self, pl_trainer: L.Trainer, module: L.LightningModule) -> None:
         trainer: Any = pl_trainer
         strategy, wrapped = trainer.strategy, getattr(module, "inner", None)
-        items = [module, *trainer.callbacks, *strategy._optimizers, *([wrapped] if wrapped is not None else [])]
+        items = [module, *trainer.callbacks, *strategy.optimizers, *([wrapped] if wrapped is not None else [])]
         self._settings = [vars(item).values() for item in (trainer, strategy, strategy.precision_plugin)]
-        self._lists = trainer.callbacks, strategy._optimizers, strategy.lr_scheduler_configs, trainer.loggers
+        self._lists = trainer.callbacks, strategy.optimizers, strategy.lr_scheduler_configs, trainer.loggers
         self._attributes = [vars(item) for item in items]
         names = [[*_own_methods(item), *({"_automatic_optimization"} & vars(item).keys())] for item in items]
         self._hiding = [(itemgetter(*found), vars(item)) for found, item in zip(names, items) if found]

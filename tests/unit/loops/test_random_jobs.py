@@ -1,0 +1,26 @@
+"""Jobs drawn at random end as a plain PyTorch loop ends them, on the lean loops and on Lightning's. `make compare` draws a thousand."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from random_jobs import BETWEEN, CHANGES, DECISIONS, HOOKS, LOADERS, OPTIMIZERS, USUAL, Decision, by_hand, difference, draw
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+@pytest.mark.parametrize("decision", DECISIONS, ids=[decision.title for decision in DECISIONS])
+def test_what_differs_from_most_plain_loops_is_decided(decision: Decision) -> None:
+    job = USUAL | decision.job
+    assert difference(job) == {} and by_hand(job, decision.usual)["weights"] != by_hand(job)["weights"]
+
+
+def test_a_thousand_jobs_hold_every_kind() -> None:
+    drawn = [draw(seed) for seed in range(1000)]
+    for name, kinds in {"loader": LOADERS, "optimizer": OPTIMIZERS, "hook": HOOKS, "change": CHANGES, "between": BETWEEN}.items():
+        assert {settings[name] for settings in drawn} - {None} == set(kinds)
+    assert {name for settings in drawn for name, value in settings.items() if value != USUAL[name]} == set(USUAL)
