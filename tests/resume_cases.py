@@ -1,7 +1,7 @@
 """Kinds of models, optimizers, schedules, loaders and settings from which runs are drawn that are broken off and resumed.
 
-Each kind is a factory by name, so that two processes make the same. To try another kind, add a line to its list: `CASES` of test_draws
-are drawn from the lists as they are.
+Each kind is a factory by name, so that two processes make the same. To try another kind, add a line to its list: the nets draw
+from the lists as they are.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
 import torch
 from damage import damage, places
 from samples import Augmented, Breaks, Broken, make_data, make_loader, make_valid, without_times
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError
@@ -29,6 +30,7 @@ from nbtrain import (
     EMAAddon,
     FreezeAddon,
     MetricsAddon,
+    MultiOptimizerTrainer,
     SeededLoader,
     StateManagerAddon,
     TensorLoader,
@@ -213,8 +215,24 @@ class Recurrent(Net):
         return self.head(h[0])
 
 
+class Encoder(nn.Module):
+    """A transformer of Hugging Face with dropout, over the numbers of the vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import BertConfig, BertModel
+
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        self.bert, self.head = BertModel(BertConfig(vocab_size=8, **sizes)), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.bert(inputs_embeds=x.unsqueeze(1)).pooler_output)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "plain": Net,
+    "compiled": lambda: torch.compile(Normed(), backend="eager"),  # pyright: ignore[reportReturnType]
+    "transformers": Encoder,
     "batch norm and dropout": Normed,
     "bf16 weights": lambda: Net(torch.bfloat16),
     "a buffer that is not persistent": Scaled,
@@ -328,9 +346,10 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "seeded samples": lambda: SeededLoader(Augmented(), 16),
     "a stream": lambda: DataLoader(Stream(), batch_size=None),
     "workers": lambda: DataLoader(Augmented(), 16, shuffle=True, num_workers=2),
+    "workers that stay": lambda: DataLoader(make_data(), 16, shuffle=True, num_workers=2, persistent_workers=True),
 }
 WITHOUT_LENGTH = {"a stream"}
-SLOW = {"workers"}  # a tenth as often
+SLOW = {"workers", "workers that stay", "compiled", "transformers"}  # a tenth as often
 VALID_LOADERS: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "in order": make_valid,
@@ -409,7 +428,109 @@ class Measured(Steps):
         return found
 
 
+class InTurn(MultiOptimizerTrainer):
+    """Two parts, each with its optimizer: the second predicts what the first one leaves."""
+
+    def train_step_first(self, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        return {"loss": mse_loss(self.model["first"](x).float(), y.float())}
+
+    def train_step_second(self, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        rest = y.float() - self.model["first"](x).float()
+        return {"loss": mse_loss(self.model["second"](x).float(), rest)}
+
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        output = self.model["first"](x).float() + self.model["second"](x).float()
+        return {"loss": mse_loss(output, y.float()), "output": output, "label": y}
+
+
 STEPS: dict[str, type[Trainer]] = {"plain": Steps, "counted": Counted, "logging": Logging, "measured": Measured}
+
+
+# -- LightningModules, with what they configure and log
+class Lit(L.LightningModule):
+    """Logs metrics as objects, for the epoch."""
+
+    n_optimizers = 1
+
+    def __init__(self, net: nn.Module, optimizer: Callable[[Any], torch.optim.Optimizer], configure: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.net, self.make_optimizer, self.configure = net, optimizer, configure
+        self.train_error, self.val_error, self.errors = MeanSquaredError(), MeanAbsoluteError(), MetricCollection([MeanSquaredError()])
+
+    def loss(self, batch: Any, error: Any) -> Tensor:
+        output = self.net(batch[0]).float()
+        error.update(output.detach(), batch[1].float())
+        return mse_loss(output, batch[1].float())
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch, self.train_error)
+        self.errors.update(batch[0][:, :1], batch[1])
+        self.log("train_error", self.train_error, on_step=False, on_epoch=True)
+        self.log("mean", loss.detach(), on_epoch=True)
+        self.log_dict(self.errors, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss = self.loss(batch, self.val_error)
+        self.log("val_loss", loss)
+        self.log("val_error", self.val_error)
+
+    def configure_optimizers(self) -> Any:
+        return self.configure(self.make_optimizer(self.net.parameters()))
+
+
+class ByHand(Lit):
+    """Steps two optimizers by hand, the second one in every other batch."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        first, second = self.optimizers()  # pyright: ignore[reportGeneralTypeIssues]
+        loss = super().training_step(batch, batch_idx)
+        first.zero_grad()
+        second.zero_grad()
+        self.manual_backward(loss)
+        first.step()
+        if batch_idx % 2:
+            second.step()
+
+    def on_train_epoch_end(self) -> None:
+        for schedule in self.lr_schedulers() or ():  # pyright: ignore[reportGeneralTypeIssues]
+            schedule.step()
+
+    def configure_optimizers(self) -> Any:
+        parameters = list(self.net.parameters())
+        optimizers = [self.make_optimizer(parameters[:2]), self.make_optimizer(parameters[2:])]
+        return optimizers, [StepLR(optimizers[0], 1, 0.5), CosineAnnealingLR(optimizers[1], 3)]
+
+
+def _with(schedule: Callable[[Any], Any], **how: Any) -> Callable[[Any], Any]:
+    return lambda optimizer: {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule(optimizer), **how}}
+
+
+def _plateau(optimizer: Any) -> ReduceLROnPlateau:
+    return ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
+
+
+CONFIGURED: dict[str, Callable[[Any], Any]] = {
+    "none": lambda optimizer: optimizer,
+    "by epoch": lambda optimizer: ([optimizer], [StepLR(optimizer, 1, 0.5)]),
+    "by step": _with(lambda optimizer: StepLR(optimizer, 2, 0.9), interval="step"),
+    "every second step": _with(lambda optimizer: StepLR(optimizer, 1, 0.9), interval="step", frequency=2),
+    "every second epoch": _with(lambda optimizer: CosineAnnealingLR(optimizer, 3), frequency=2),
+    "a plateau of the training": _with(_plateau, monitor="train_error"),
+    "a plateau by step": _with(_plateau, monitor="mean_step", interval="step"),
+    "two of them": lambda optimizer: (
+        [optimizer],
+        [StepLR(optimizer, 1, 0.5), {"scheduler": StepLR(optimizer, 2, 0.9), "interval": "step"}],
+    ),
+    "in sequence": lambda optimizer: ([optimizer], [SequentialLR(optimizer, [StepLR(optimizer, 1, 0.5), StepLR(optimizer, 1, 0.9)], [1])]),
+}
 
 
 # -- settings: addons, and options
@@ -436,7 +557,24 @@ SETTINGS: dict[str, Callable[[], tuple[list[Any], dict[str, Any]]]] = {
     "validation within the epoch": lambda: ([], {"lightning": {"val_check_interval": 2}}),
     "a folder without pickles": lambda: ([], {"save_format": "safetensor"}),
     "Lightning's own loops": lambda: ([], {"lean": False}),
+    "averages and accumulation by a dictionary": lambda: (
+        [EMAAddon, AccumulationAddon],
+        {"ema_decay": 0.9, "accumulate": {0: 1, 3: 2, 6: 3}},
+    ),
+    "states in memory": lambda: ([], {"keep_states": True}),
+    "what is trained alone": lambda: ([], {"save_weights": "trainable"}),
 }
+# Those that need nothing of a step but its loss, and one optimizer: others train with them, too
+FOR_ALL = (
+    "none",
+    "averages",
+    "clipping",
+    "validation within the epoch",
+    "a folder without pickles",
+    "Lightning's own loops",
+    "states in memory",
+)
+WHO = ("Trainer", "MultiOptimizerTrainer", "LightningModule", "LightningModule by hand")
 
 
 @dataclass(frozen=True)
@@ -444,6 +582,7 @@ class Case:
     """A run, by the names of its kinds. `every`: updates between two saves. `breaks`: the batches after which it is broken off.
 
     `flips`: the seed of the bits that are flipped in the newest checkpoint before it is resumed, where there is an older one too.
+    `rewinds`: the epoch to which the run goes back after its end, to be trained again.
     """
 
     model: str = "plain"
@@ -456,12 +595,13 @@ class Case:
     every: int = 1
     breaks: tuple[int, ...] = (7,)
     flips: int | None = None
+    rewinds: int | None = None
+    who: str = "Trainer"
 
     def make(self, folder: Path, seed: int, callbacks: list[Any]) -> Any:
         """A new trainer, as another process would make it: with random numbers of `seed`, and the same weights."""
         torch.manual_seed(0)
         model = MODELS[self.model]()
-        optimizer = OPTIMIZERS[self.optimizer](model.parameters())
         addons, options = SETTINGS[self.setting]()
         lean = options.pop("lean", True)
         lightning = {**options.pop("lightning", {}), "callbacks": callbacks}
@@ -472,13 +612,28 @@ class Case:
             "log_bar": False,
             "nonfinite": "ignore",
         } | options
-        kind = STEPS[self.steps].add_on(StateManagerAddon, *addons)
-        trainer: Any = kind(model, "cpu", optimizer=optimizer, lightning=lightning, **SCHEDULES[self.schedule](optimizer), **options)
+        kind = {"MultiOptimizerTrainer": InTurn}.get(self.who, STEPS[self.steps]).add_on(StateManagerAddon, *addons)
+        trainer = self._make(kind, model, {**options, "lightning": lightning})
         trainer.lean_loops = lean
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
         return trainer
+
+    def _make(self, kind: Any, model: nn.Module, options: dict[str, Any]) -> Any:
+        make_optimizer = OPTIMIZERS[self.optimizer]
+        if self.setting == "what is trained alone":
+            next(model.parameters()).requires_grad_(False)
+        if self.who == "Trainer":
+            optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad])
+            return kind(model, "cpu", optimizer=optimizer, **SCHEDULES[self.schedule](optimizer), **options)
+        if self.who == "MultiOptimizerTrainer":
+            parts = nn.ModuleDict({"first": model, "second": Normed()})
+            optimizers = {"first": make_optimizer(parts["first"].parameters()), "second": OPTIMIZERS["Adam"](parts["second"].parameters())}
+            schedules = {"first": StepLR(optimizers["first"], 1, 0.5), "second": StepLR(optimizers["second"], 2, 0.9)}
+            return kind(parts, "cpu", optimizers=optimizers, schedulers=schedules if self.schedule != "none" else None, **options)
+        module = (ByHand if "by hand" in self.who else Lit)(model, make_optimizer, CONFIGURED[self.schedule])
+        return kind.from_lightning(module, device="cpu", **options)
 
     def run(self, trainer: Any, n_epoch: int = 3, **options: Any) -> Any:
         return trainer.run(n_epoch, LOADERS[self.loader](), VALID_LOADERS[self.valid](), **options)
@@ -523,9 +678,9 @@ def outcome(trainer: Any) -> dict[str, Any]:
         "buffers": exact(dict(trainer.model.named_buffers())),
         "attributes": exact(own),
         "best weights": exact(trainer.best_weights),
-        "optimizer": exact(trainer.optimizer.state_dict()),
+        "optimizer": exact(trainer.optimizer_states()),
         "epochs": repr(without_times(history.epochs)),
-        "best": repr(without_times([history.best])),
+        "best": repr(without_times([history.best] if history.best is not None else [])),
         "steps": repr({phase: {name: list(table[name]) for name in table.columns} for phase, table in history.steps.items()}),
         "counts": repr(trainer.counts),
         "metrics": repr((trainer.train_metrics, trainer.test_metrics)),

@@ -174,7 +174,10 @@ class LightningSteps(TrainerBase):
 
     def optimizer_states(self) -> list[dict[str, Any]]:
         """The states of all optimizers, for a checkpoint that is saved between two runs."""
-        return self.configured.state_dict()["optimizer_states"]
+        if (restored := self.restored()) is None:
+            return self.configured.state_dict()["optimizer_states"]
+        states = list(restored["optimizer_states"])  # the next run gives them to its optimizers; the first one exists after a rewind
+        return states if self.optimizer is None else [self.optimizer.state_dict(), *states[1:]]
 
     # -- beside a run
     @checked

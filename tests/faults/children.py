@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "numpy", "nbtrain.trainer.trainer", "nbtrain.checkpoint.files"])
+CONTEXT.set_forkserver_preload(["torch", "numpy", "nbtrain.trainer.trainer", "nbtrain.checkpoint.files", "interruptions"])
 
 
 class Script:

@@ -29,12 +29,16 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     reports = [report for found in terminalreporter.stats.values() for report in found if getattr(report, "when", "") == "call"]
     drawn = [(dict(report.user_properties)["drawn"], report) for report in reports if "drawn" in dict(report.user_properties)]
-    if len(drawn) < 50:
+    if len(drawn) < 100:
         return
-    killed = sum("after_a_kill" in report.nodeid for _, report in drawn)
-    damaged, failed = sum(case["flips"] is not None for case, _ in drawn), sum(report.failed for _, report in drawn)
-    terminalreporter.section("runs drawn at random")
-    terminalreporter.line(f"{len(drawn)} runs, {killed} killed, {damaged} with a damaged checkpoint: {failed} differ from the unbroken one")
-    for part in ("model", "optimizer", "schedule", "loader", "valid", "steps", "setting", "every"):
+    failed, damaged = sum(report.failed for _, report in drawn), sum(case["flips"] is not None for case, _ in drawn)
+    terminalreporter.section("runs interrupted where their state changes, in two lives")
+    terminalreporter.line(f"{len(drawn)} runs, {damaged} with a damaged checkpoint: {failed} differ from the one that was not interrupted")
+    ends = Counter(end for case, _ in drawn for end in case["ends"])
+    hows = sorted({how for _, how in ends})
+    terminalreporter.line(f"{'':20}" + "".join(f"{how:>12}" for how in hows))
+    for moment in dict.fromkeys(moment for moment, _ in ends):
+        terminalreporter.line(f"{moment:20}" + "".join(f"{ends[moment, how]:12}" for how in hows))
+    for part in ("who", "model", "optimizer", "schedule", "loader", "valid", "steps", "setting", "every", "rewinds"):
         counts = Counter(case[part] for case, _ in drawn)
         terminalreporter.line(f"{part}: {', '.join(f'{name} {n}' for name, n in sorted(counts.items(), key=str))}")

@@ -1,6 +1,6 @@
 """What a resumed run has beside its weights: optimizer states, attributes, generators, open metrics, phases.
 
-Runs drawn at random from the same kinds are in tests/faults/test_draws.py.
+Runs drawn at random from the same kinds are in tests/faults/test_interrupted.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,205 @@
+"""Runs that are interrupted where their state changes, in each of their lives but the last, beside the run that is not.
+
+`CHANGES` of nbtrain.state.parts names the moments. Each life is a process; it watches what its functions return, and changes none of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import warnings
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from pkgutil import resolve_name
+from types import CodeType, FrameType
+from typing import Any
+
+import lightning as L
+import torch
+from children import CONTEXT
+from resume_cases import (
+    CONFIGURED,
+    FOR_ALL,
+    LOADERS,
+    MODELS,
+    OPTIMIZERS,
+    SCHEDULES,
+    SETTINGS,
+    SLOW,
+    STEPS,
+    VALID_LOADERS,
+    WHO,
+    Case,
+    fits,
+    flip,
+    outcome,
+)
+
+from nbtrain import ConfigError, RunStopped
+from nbtrain.state.parts import CHANGES
+
+HOWS = ("SIGKILL", "SIGTERM", "error", "should_stop", "pause")
+
+
+class Boom(RuntimeError):
+    pass
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """Where a life ends: at the `nth` time that the state has changed in this way, and how."""
+
+    at: str
+    nth: int
+    how: str
+
+
+@cache
+def codes() -> dict[CodeType, str]:
+    """The code of each function in CHANGES, with the name of its moment."""
+    return {resolve_name(place).__code__: moment for moment, places in CHANGES.items() for place in places}
+
+
+class Life(L.Callback):
+    """Counts the moments of a run, and ends it at one of them. It is a callback to know Lightning's trainer."""
+
+    def __init__(self, end: Interruption | None) -> None:
+        self.end, self.trainer, self.pl_trainer = end, None, None
+        self.counts: Counter[str] = Counter()
+
+    def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.pl_trainer = pl_trainer
+
+    def __deepcopy__(self, memo: Any) -> Life:
+        return self
+
+    def watch(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event != "return" or (moment := codes().get(frame.f_code)) is None:
+            return
+        self.counts[moment] += 1
+        if self.end is not None and moment == self.end.at and self.counts[moment] == self.end.nth:
+            sys.setprofile(None)
+            self.interrupt(self.end.how)
+
+    def interrupt(self, how: str) -> None:
+        if how.startswith("SIG"):
+            os.kill(os.getpid(), signal.Signals[how])
+        elif how == "error":
+            raise Boom
+        elif how == "pause":
+            self.trainer.control.pause()
+        elif self.pl_trainer is not None:  # it exists from the first moment on but "restored"
+            self.pl_trainer.should_stop = True
+
+
+def live(case: Case, folder: Path, seed: int, end: Interruption | None, report: Path) -> None:
+    """One life of the run, in a process."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    life = Life(end)
+    trainer = life.trainer = case.make(folder, seed, callbacks=[life])
+    n_epoch = 3
+    if case.rewinds is not None and not any(folder.glob("run-*/checkpoints/epoch=*")):
+        case.run(trainer)
+        trainer.rewind(epoch=case.rewinds)
+        n_epoch -= case.rewinds
+    options = {"resume": "auto" if n_epoch == 3 else None, "background": end is not None and end.how == "pause"}
+    result, cause = None, "the end"
+    (threading if options["background"] else sys).setprofile(life.watch)
+    try:
+        result = case.run(trainer, n_epoch, **options)
+        if options["background"]:
+            trainer.control.wait_settled()
+            result = trainer.result
+    except (Boom, RunStopped, SystemExit) as error:
+        cause = type(error).__name__
+    finally:
+        sys.setprofile(None)
+    if trainer.control.state == "paused":
+        with suppress(ConfigError):  # within a validation, where nothing can be saved, and it says so
+            trainer.save_state()
+    found = {"cause": cause, "counts": life.counts}
+    if result is not None and result.status == "completed":
+        found["outcome"] = outcome(trainer)
+    report.write_text(json.dumps(found))
+    os._exit(0)  # with a paused run in another thread
+
+
+def notes(folder: Path) -> list[str]:
+    """What the records in `folder` say that a resume lacks: nothing, for what is drawn here."""
+    lines = [line for path in folder.glob("run-*/events.jsonl") for line in path.read_text().splitlines()]
+    texts = [event["data"]["text"] for event in map(json.loads, lines) if event["kind"] == "note"]
+    return [text for text in texts if "not exact" in text or "not saved" in text or "lost" in text]
+
+
+def run_life(case: Case, folder: Path, seed: int, end: Interruption | None, report: Path) -> dict[str, Any]:
+    """What a life has come to: its outcome, if the run is completed."""
+    process = CONTEXT.Process(target=live, args=(case, folder, seed, end, report))
+    process.start()
+    process.join(120)
+    assert process.exitcode is not None, f"stands still: {case} {end}"
+    if process.exitcode == -signal.SIGKILL and end is not None and end.how == "SIGKILL":
+        return {"cause": "SIGKILL"}
+    assert process.exitcode == 0, (process.exitcode, case, end)
+    return json.loads(report.read_text())
+
+
+def interrupted(case: Case, moments: tuple[str, ...], chance: random.Random, folder: Path) -> tuple[list[str], tuple[Interruption, ...]]:
+    """Run the case to its end, and again with an interruption in a life for each of `moments`. Returns what differs, and how."""
+    whole = run_life(case, folder / "whole", 1, None, folder / "whole.json")
+    expected, counts, ends = whole["outcome"], Counter(whole["counts"]), []
+    for n, moment in enumerate(moments):
+        most = max(counts[moment], 1)
+        nth = 1 if chance.random() < 0.4 else chance.randint(1, most)
+        hows = HOWS[:3] if moment == "restored" else HOWS  # no run has begun then
+        ends.append(Interruption(moment, nth, chance.choice(hows)))
+        seed = 7 + n if any(folder.glob("cut/run-*/checkpoints/epoch=*")) else 1
+        run_life(case, folder / "cut", seed, ends[-1], folder / f"{n}.json")
+        flip(case, folder / "cut")
+    seed = 99 if any(folder.glob("cut/run-*/checkpoints/epoch=*")) else 1
+    last = run_life(case, folder / "cut", seed, None, folder / "last.json")
+    found = last["outcome"]
+    return [part for part in expected if found[part] != expected[part]] + notes(folder / "cut"), tuple(ends)
+
+
+def draw(chance: random.Random) -> Case:
+    """A case of kinds that go together, for any kind of trainer."""
+
+    def one(kinds: Any) -> str:
+        return chance.choice([name for name in kinds if name not in SLOW or chance.random() < 0.1])
+
+    who = one(WHO)
+    schedules = SCHEDULES if who == "Trainer" else ("none", "by epoch") if who != "LightningModule" else CONFIGURED
+    case = Case(
+        model=one(MODELS),
+        optimizer=one(OPTIMIZERS),
+        schedule=one(schedules),
+        loader=one(LOADERS),
+        valid=one(VALID_LOADERS),
+        steps=one(STEPS if who == "Trainer" else ("plain",)),
+        setting=one(SETTINGS if who == "Trainer" else FOR_ALL),
+        every=chance.choice([1, 1, 2, 3]),
+        breaks=(),
+        who=who,
+    )
+    if chance.random() < 0.15:
+        case = replace(case, setting="states in memory", rewinds=chance.choice([1, 2]))
+    clips_by_hand = who == "LightningModule by hand" and case.setting == "clipping"
+    return case if fits(case) and not clips_by_hand else draw(chance)
+
+
+PAIRS = [(first, second) for first in CHANGES if first != "restored" for second in CHANGES]
+
+
+def drawn(seed: int) -> tuple[Case, tuple[str, ...], random.Random]:
+    """A case, and where each of its lives but the last ends: every pair of moments comes in its turn."""
+    chance = random.Random(seed)
+    return draw(chance), PAIRS[seed * 37 % len(PAIRS)], chance
