@@ -163,8 +163,8 @@ class LeanEpochLoop(_TrainingEpochLoop):
         return is_window_closed(self.trainer, self.batch_progress.current.ready)
 
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
-        if self.trainer.should_stop and self._should_accumulate():
-            return validates_anyway(self.trainer)
+        if self.trainer.should_stop and (self._should_accumulate() or self._num_ready_batches_reached()):
+            return validates_anyway(self.trainer)  # a whole epoch has the validations of any epoch: a resumed run has no more either
         n = self.validate_epochs if self._num_ready_batches_reached() else None
         is_due = self.validate_next or (n is not None and (self.trainer.current_epoch + 1) % n == 0)
         return (is_due and self.trainer.enable_validation) or super()._should_check_val_fx(data_fetcher)

@@ -9,6 +9,7 @@ Left out: several processes and devices, which tests/distributed has.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from resume_cases import Case
 
 from nbtrain.state.parts import CHANGES
 
+ROOT = Path(__file__).parents[2]
 N_CASES = int(os.environ.get("NBTRAIN_FAULT_CASES", "60"))
 
 
@@ -50,3 +52,9 @@ def test_every_change_of_a_state_is_watched(case: Case, tmp_path: Path) -> None:
     run_life(case, tmp_path, 1, Interruption("logged", 7, "error"), tmp_path / "first.json")
     seen = run_life(case, tmp_path, 1, None, tmp_path / "second.json")["counts"]
     assert CHANGES.keys() - ({"gradients"} if "by hand" in case.who else set()) == seen.keys()
+
+
+def test_the_page_on_resume_names_the_moments() -> None:
+    page = (ROOT / "docs/resume.md").read_text()
+    (rows,) = re.findall(r"^\| Just after .*?\n\n", page, re.DOTALL | re.MULTILINE)
+    assert ", ".join(re.findall(r"^\| ([a-z, ]+) \|", rows, re.MULTILINE)).split(", ") == list(CHANGES)
