@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from ..deferred_imports import deferring
@@ -20,16 +21,29 @@ __all__ = ["HIDDEN", "is_secret", "environment_variables", "is_from_environment"
 
 # %% ../../nbs/source/redaction.ipynb #853b3c0a
 HIDDEN = "<redacted>"
-_STRONG = r"(?:api_?key|(?:access|account|auth|client|private|service|signing)_?key|password|passwd|pwd|passphrase|secret|credentials?)"
-_SECRET_NAME = rf"(?:{_STRONG}|key|token|tkn|authorization|webhook(?:_url)?|dsn|passwords|secrets)"
+_KEY_OF = "access|account|admin|api|auth|client|consumer|deploy|encryption|license|master|private|secret|server|service|signing|ssh|storage"
+_PASS = r"\w*?passw(?:or)?d|\w*?passwd|\w*?pwd|pw|(?:admin|db|mail|my_?sql|root|smtp|user)_?pass|passphrase|passcode"
+_STRONG = rf"(?:(?:{_KEY_OF})_?key|{_PASS}|secret|credentials?)"
+_WEAK = r"(?:key|token|tkn|authorization|bearer|jwt|webhook(?:_url)?|dsn|(?<=_)pat)"
 _PLURAL = r"(?:access|api|auth|bearer|gh|github|gitlab|hf|openai|secret|wandb)_(?:keys|tokens)"
+# The end of a name of something about a secret
+_ABOUT = r"(?:column|count|dim|env|env_?var|field|file|header|hint|label|len|length|name|path|pattern|prompt|regex|size|type)$"
 
 
-@functools.cache
+@functools.lru_cache(10_000)
+def _rank(name: str) -> int:
+    """2 if `name` is that of a password or a secret, 1 if it is that of a key or a token, which may be something else; 0 for any other."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    if re.search(rf"(?:^|[_\W]){_ABOUT}", words, re.IGNORECASE):
+        return 0
+    if re.search(rf"(?:^|[_\W]){_STRONG}(?:$|[_\W])", words, re.IGNORECASE):
+        return 2
+    return int(re.search(rf"(?:^|[_\W])(?:{_WEAK}|passwords|secrets|{_PLURAL})(?:$|[_\W])", words, re.IGNORECASE) is not None)
+
+
 def is_secret(name: str) -> bool:
     """Whether `name` is like that of a key, a token, a secret or a password."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
-    return re.search(rf"(?:^|[_\W])(?:{_SECRET_NAME}|{_PLURAL}|(?<=_)pat)(?:$|[_\W])", words, re.IGNORECASE) is not None
+    return _rank(name) > 0
 
 
 def environment_variables() -> dict[str, str]:
@@ -43,28 +57,61 @@ def is_from_environment(value: Any) -> bool:
 
 
 # %% ../../nbs/source/redaction.ipynb #63199a97
+_ISSUED = (  # how tokens of issuers begin; the rest must look random
+    r"sk-|[rs]k_(?:live|test|prod)_|whsec_|hf_|api_org_|github_pat_|gh[oprsu]_|gl(?:pat|dt|ft|ffct|soat|rt|imt|ptt|agent|oas|cbt)-|AIza|ya29\.|GOCSPX-",
+    r"xox[abeoprs][.-]|xapp-|npm_|pypi-|rubygems_|CLOJARS_|dapi|hv[bsr]\.|gl(?:sa|c)_|eyJ|shp(?:at|ca|pa|ss)_|lin_(?:api|oauth)_|do[opr]_v1_|dckr_pat_",
+    r"dp\.(?:pt|st|ct|sa|scim|audit)\.|dt0c01\.|sntry[su]_|sgp_|fig[dour]_|ntn_|pul-|pscale_(?:tkn|oauth|pw)_|PMAK-|rdme_|shippo_(?:live|test)_|SG\.",
+    r"xkeysib-|xsmtpsib-|sq0(?:atp|csp)-|EAAA|EAA[MC]|EZ[AT]K|FLWSECK(?:_TEST)?-|duffel_(?:live|test)_|sb[ps]_|sb_secret_|nvapi-|r8_|gsk_|xai-|pplx-|fw_",
+    r"tvly-|jina_|lsv2_(?:pt|sk)_|phx_|tskey-|AT[AC]TT3|ATBB|CFPAT-|AKCp|cmVmd|ops_|p8e-|AGE-SECRET-KEY-1|LTAI|ABSK|bedrock-api-key-|4b1d|fo1_|fm[12][ar]?_",
+    r"fio-u-|HRKU-|ico-|NR(?:AK|II|JS|RA)-|pnu_|sha256~|sm_[aps]at_|tk-us-|API-|rpa_|s-s4t2(?:ud|af)-|secret_|tfp_|wandb_v1_",
+)
 _FORMS = (  # in addition to those of detect-secrets; everything after group 1 is hidden
-    r"()-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
-    r"()\b(?:sk-|hf_|github_pat_|glpat-|AIza|ya29\.|xox[abeoprs]-|npm_|dapi)(?=[\w.-]*\d)[\w-]{16,}",
-    r"(://)[^/\s:@'\"<]{8,}(?=@)",
-    r"(discord(?:app)?\.com/api/(?:v\d+/)?webhooks/|hooks\.slack\.com/(?:services|workflows)/|\.webhook\.office\.com/)[^\s'\"\\]+",
-    r"([?&](?:sig|signature|token|access_token|auth|key|api_?key|apikey|code|password|secret|x-amz-(?:signature|credential|security-token))=)[^&\s'\"\\]+",
+    r"()-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    r"()\bs\.(?=[A-Za-z]*\d)[A-Za-z0-9]{24}(?![\w.(])",  # old ones of Vault; then Terraform, Airtable, Azure, 1Password
+    r"()\b(?:[a-z0-9]{14}\.atlasv1\.[\w=-]{60,70}|pat[A-Za-z0-9]{14}\.[a-f0-9]{64}|[\w~.]{3}\dQ~[\w~.-]{31,34}|A3-[A-Z0-9]{6}(?:-[A-Z0-9]{5,11}){4,5})",
+    r"()\b(?:[A-Za-z0-9]{6}_[A-Za-z0-9]{29}_mmk|v1\.0-[a-f0-9]{24}-[a-f0-9]{146}|\d{15,16}\|[\w-]{27,40})",
+    r"(://)[^/\s:@'\"<{]{8,}(?=@)",
+    r"(://[^/\s:@'\"`]*:)(?![{$<*%])[^/\s@'\"`]+(?=@)",
+    r"(discord(?:app)?\.com/api/(?:v\d+/)?webhooks/|hooks\.slack\.com/(?:services|workflows|triggers)/|\.webhook\.office\.com/)[^\s'\"\\]+",
+    r"([?&](?:sig|signature|\w*token|auth|key|api_?key|code|passw(?:or)?d|\w*secret|x-amz-(?:signature|credential|security-token))=)[^&\s'\"\\]+",
     r"(\bauthorization[\"']?\s*[:=]\s*\\?[\"']?(?:basic|bearer|digest|token)?\s*)(?=[^\s\"'\\]*\d)[^\s\"'\\,)}]{4,}",
     r"(\b(?:bearer|basic) )(?=[^\s\"'\\]*\d)[\w.~+/=-]{8,}",
+    r"(\bcurl\b[^\n]{0,300}? (?:-u|--user)[ =]['\"]?[^\s:'\"]*:)[^\s'\"]+",
+    r"(:_authToken=)\S+",
+    r"(\blogin\s+\S+\s+password\s+)\S+",
+    r"(\bauth\s*=\s*\(|BasicAuth\()(\s*[\"'][^\"'\n]*[\"']\s*,\s*[\"'])[^\"'\n]+",
+    # key=value in a string: Password=…; in a connection string, or `host=db password=…`
+    r"((?:[;\"'`]|=[^\s,;\"'()]{1,200}[ ]+)[ ]?\w*(?:passw(?:or)?d|pwd|accesskey|accountkey|secret)=)(?![{$<%\"'`])[^\s;\"'`,)]+",
 )
-_LITERALS = (  # in quotes, which a notebook's JSON escapes; a weak name needs a value that looks like a key: "[PAD]" or a sentence does not
-    rf"((?:\b|_){_STRONG}(?:_\w+)?\\?[\"'\]]*\s*[:=]\s*[rbfu]?\\?[\"'])(?!<)[^\"'\n\\]+(?=\\?[\"'])",
-    r"((?:\b|_)(?:token|tkn|pat|webhook|dsn)(?:_\w+)?\\?[\"'\]]*\s*[:=]\s*[rbfu]?\\?[\"'])(?=[^\"'\s]*\d)[^\"'\s\\]{8,}",
-    r"((?:\b|_)key\\?[\"'\]]*\s*[:=]\s*[rbfu]?\\?[\"'])(?=[^\"'\s]*\d)[^\"'\s\\./]{8,}(?=\\?[\"'])",
+_VALUE = r"(\\?(?:\"{3}|'{3}|[\"'`]))(?!<|\$\{)((?:(?!\3)[^\n])+?)(?=\3)"  # in quotes, which a notebook's JSON escapes
+_NAMED = re.compile(  # name = "value", with a type or parentheses between
+    r"(?<![\w.-])(-{0,2}[A-Za-z_][\w.-]*)(?![\w.-])"
+    r"((?:\\?[\"'\]])*(?:\s*:\s*(?:[A-Z]\w*\[)?\w+\]?(?:\s*\|\s*None)?)?\s*(?::=|=>|[:=])[ \t]*(?:\(\s*)?[rbfuRBFU]{0,2})" + _VALUE
 )
-_LISTS = re.compile(rf"((?:\b|_)(?:passwords|secrets|tokens|{_PLURAL})\\?[\"'\]]*\s*[:=]\s*)([\[({{][^\])}}]*[\])}}])", re.IGNORECASE)
-_ASSIGNED = re.compile(r"(?<![\w.])(-{0,2}[A-Za-z][\w.-]*)(\s*:\s+|=)(?![\s=$<{(!&*|]|null\b|true\b|false\b)([^\s,;\"'`]+)")
+_DEFAULT = re.compile(  # getenv("NAME", "value"), add_argument("--name", default="value"), ["--name", "value"]
+    r"(?:(?<=\w\()(?:[\w.]+\s*,\s*)?|(?<=[\[(,\s])(?=\\?[\"']-))\\?[\"'](-{0,2}[A-Za-z][\w.-]*)(\\?[\"']\s*,\s*(?:[^()\n\"']*?\bdefault\s*=\s*)?)"
+    + _VALUE
+)
+_GIVEN = re.compile(r"(?<!\w)(\w+)(\(\s*)" + _VALUE)  # login("value")
+# In a comment, in a string, in a block of YAML
+_IN_TEXT = re.compile(r"(?<![\w-])(-{0,2}[A-Za-z][\w-]*)(\s*(?:[:=]|\bis\b)\s*)([^\s,;\"'`<>()]+)")
+_PLACES = re.compile(  # comments, flags and headers in quotes, elements of XML, lines of YAML
+    r"(?<![\w\"'])#[^\n]*|(?<=[\"'`])--?[A-Za-z][\w-]*=[^\s\"'`]+|(?<=[\"'`])[A-Za-z][\w-]*: [^\s\"'`]+(?=[\"'`])"
+    r"|<\w+>[^<>\s]+(?=</)|^[+-]?[ \t]*\w+: [^\s\"'#]+$",
+    re.MULTILINE,
+)
+_LISTS = re.compile(
+    rf"((?:\b|_)(?:passwords|secrets|tokens|{_PLURAL})\\?[\"'\]]*\s*[:=]\s*)([\[({{][^\])}}]{{0,10000}}[\])}}])", re.IGNORECASE
+)
+_ASSIGNED = re.compile(r"(?<![\w.-])(-{0,2}[A-Za-z][\w.-]*)(\s*:\s+|=)(?![\s=$<{(!&*|]|null\b|true\b|false\b)([^\s,;\"'`]+)")
 _FLAG = re.compile(r"(?<!\S)(--[A-Za-z][\w-]*)(\s+)(?![-<$])(\S+)")
+# Not used, because ours find the same, in linear time and without placeholders such as {password}
+_OTHER_PLUGINS = ["base", "basic_auth", "cloudant", "ibm_cloud_iam", "ibm_cos_hmac", "ip_public", "jwt", "npm", "private_key", "softlayer"]
 
 
 @functools.cache
 def _patterns() -> list[tuple[re.Pattern[str], bool]]:
-    """Our patterns, which hide everything after group 1 (True), and those of detect-secrets' plugins, which hide the groups."""
+    """Our patterns, which hide everything after the first groups (True), and those of detect-secrets' plugins, which hide the groups."""
     from importlib import import_module
     from pkgutil import iter_modules
 
@@ -78,10 +125,10 @@ def _patterns() -> list[tuple[re.Pattern[str], bool]]:
         }
     if warnings.showwarning is not shown:  # the import sends the warnings of the whole process to `logging`
         logging.captureWarnings(False)
-    found = [(re.compile(text, re.IGNORECASE if number else 0), True) for number, text in enumerate((*_FORMS, *_LITERALS))]
+    found = [(re.compile(text, re.IGNORECASE if number > 3 else 0), True) for number, text in enumerate(_FORMS)]
     for name, plugin in plugins.items():
         for kind in vars(plugin).values():
-            plain = isinstance(kind, type) and issubclass(kind, RegexBasedDetector) and name not in ("base", "ip_public", "private_key")
+            plain = isinstance(kind, type) and issubclass(kind, RegexBasedDetector) and name not in _OTHER_PLUGINS
             found += [(pattern, False) for pattern in cast(Any, kind).denylist] if plain and kind is not RegexBasedDetector else []
     return list(dict.fromkeys(found))
 
@@ -94,6 +141,45 @@ def _without_groups(match: re.Match[str]) -> str:
         if first >= end:
             text, end = f"{text}{match.string[end:first]}{HIDDEN}", last
     return text + match.string[end : match.end()]
+
+
+def _after_groups(match: re.Match[str]) -> str:
+    return "".join(text or "" for text in match.groups()) + HIDDEN
+
+
+# %% ../../nbs/source/redaction.ipynb #rndm0002
+_BARE = r"[A-Za-z0-9][\w+/~-]{19,127}={0,2}"
+_BARE_TEXT = re.compile(rf"(?<![\w/\\.+~-]){_BARE}(?![\w/\\.+~=-])")
+_BARE_CODE = re.compile(rf"(?<=[\"'`]){_BARE}(?=\\?[\"'`])")
+_TOKEN = re.compile(rf"(?<![A-Za-z0-9_-])({'|'.join(_ISSUED)})([\w~+/=-]+(?:\.[\w~+/=-]+)*)")
+_KNOWN = re.compile(r"AAAA|^(?:sha\d+-|md5-|iVBORw0KGgo|/9j/|R0lGOD|UklGR|PHN2Zy|JVBERi0)")  # hashes, public keys, zeros, pictures, PDF
+
+
+def _changes(text: str) -> float:
+    """How often neighbours differ in their kind: lower case, upper case, digit; 0 to 1. Other characters are ignored."""
+    kinds = ["d" if c.isdigit() else c.islower() for c in text if c.isalnum()]
+    return sum(a != b for a, b in itertools.pairwise(kinds)) / max(len(kinds) - 1, 1)
+
+
+def _is_random(text: str) -> bool:
+    """Whether a text looks like a key, and neither like a hash nor like words."""
+    letters = re.sub(r"[\W_]", "", text)
+    if (
+        _KNOWN.search(text)
+        or re.fullmatch(r"[\da-fA-F]*", letters)
+        or len(set(letters)) < 12
+        or (len(text.rstrip("=")) - len(letters)) * 9 >= len(text)
+    ):
+        return False
+    words = sum(map(len, re.findall(r"[a-z]{3,}", text)))
+    if re.search(r"\d", text) and re.search(r"[a-z]", text) and re.search(r"[A-Z]", text):
+        return _changes(text) >= 0.35 and words * 5 < 2 * len(letters)
+    return len(letters) >= 28 and re.fullmatch(r"[a-z\d]+", letters) is not None and _changes(text) >= 0.28
+
+
+def _is_like_a_key(text: str) -> bool:
+    """Whether the value of a name that may mean something else looks like a key: 8 or more characters with a digit."""
+    return len(text) >= 8 and re.search(r"\d", text) is not None and not re.search(r"[\s./\\]", text)
 
 
 # %% ../../nbs/source/redaction.ipynb #f7de8de9
@@ -110,18 +196,62 @@ def _lists(match: re.Match[str]) -> str:
     return match[1] + re.sub(r"([\"'])(?=[^\"'\s]*\d)[^\"'\s\\]{8,}(?=\\?\1)", rf"\1{HIDDEN}", match[2])
 
 
+def _quoted(match: re.Match[str]) -> str:
+    """The match with its value hidden, if its name is that of a password, or that of a token and the value looks like one."""
+    name, between, quote, value = match.groups()
+    rank = _rank(name)
+    if between.startswith("("):  # the argument of login(...), SecretStr(...)
+        rank = rank or name in ("login", "auth")
+        hides = rank and (_is_like_a_key(value) or (rank == 2 and re.search(r"[\s{]", value) is None))
+    else:
+        hides = _is_like_a_key(value) if rank == 1 else rank == 2 and re.fullmatch(r"\{[^{}]*\}|[A-Z]+(?:_[A-Z]+)+", value) is None
+    return match[0][: len(match[0]) - len(value)] + HIDDEN if hides else match[0]
+
+
+def _unquoted(match: re.Match[str]) -> str:
+    """A comment, a flag, a header or a line of YAML in code, with its values hidden: those of secret names that have a digit."""
+
+    def hide(pair: re.Match[str]) -> str:
+        is_type = re.fullmatch(r"u?int\d+|b?float\d+|complex\d+", pair[3])
+        hides = (
+            not is_type
+            and len(pair[3]) >= 6
+            and re.search(r"\d", pair[3])
+            and (_rank(pair[1]) == 2 or (is_secret(pair[1]) and _is_like_a_key(pair[3])))
+        )
+        return f"{pair[1]}{pair[2]}{HIDDEN}" if hides else pair[0]
+
+    if match[0][0] == "<":
+        name, _, _ = match[0][1:].partition(">")
+        return f"<{name}>{HIDDEN}" if is_secret(name) else match[0]
+    return _IN_TEXT.sub(hide, match[0])
+
+
+def _hide_if(is_secret: Callable[[str], bool]) -> Callable[[re.Match[str]], str]:
+    return lambda match: HIDDEN if is_secret(match[0]) else match[0]
+
+
+def _issued(match: re.Match[str]) -> str:
+    return HIDDEN if len(match[2]) >= 16 and _changes(match[2]) >= 0.25 else match[0]
+
+
 def blot_out(text: str, *, code: bool = False) -> str:
     """Replace the secrets in `text` by `<redacted>`. In `code` only quoted values count; elsewhere, as in a command, unquoted ones too."""
     for name, value in environment_variables().items():
         if len(value) >= 6 and is_secret(name):
             text = text.replace(value, HIDDEN)
     for pattern, is_ours in _patterns():
-        text = pattern.sub(rf"\1{HIDDEN}", text) if is_ours else pattern.sub(_without_groups, text)
+        text = pattern.sub(_after_groups if is_ours else _without_groups, text)
+    text = _TOKEN.sub(_issued, text)
+    for pattern in (_NAMED, _DEFAULT, _GIVEN):
+        text = pattern.sub(_quoted, text)
     text = _LISTS.sub(_lists, text)
+    text = (_BARE_CODE if code else _BARE_TEXT).sub(_hide_if(_is_random), text)
     if not code:
         return _pairs(text)
     dotenv = re.compile(r"^([+-]?[ \t]*(?:export )?)([A-Z][A-Z0-9_]*)(=)(?![\s$<])([^\s\"'(]+)$", re.MULTILINE)
-    return dotenv.sub(lambda match: f"{match[1]}{match[2]}={HIDDEN}" if is_secret(match[2]) else match[0], text)
+    text = dotenv.sub(lambda match: f"{match[1]}{match[2]}={HIDDEN}" if is_secret(match[2]) else match[0], text)
+    return _PLACES.sub(_unquoted, text)
 
 
 # %% ../../nbs/source/redaction.ipynb #d90ad5c8

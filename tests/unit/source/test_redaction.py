@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
+from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits, hexdigits
 
 import pytest
 
@@ -65,6 +68,104 @@ SECRETS = [  # code?, text, what must go
     (False, "mongodb+srv://me:hunter2@cluster.example.net/db", "hunter2"),
     (False, f"xoxb-{'1234567890'}-{'1234567890'}-AbCdEfGhIjKlMnOpQrStUvWx", "AbCdEfGh"),
 ]
+
+
+def made(n: int, letters: str = ascii_letters + digits) -> str:
+    """A random value of `n` characters, the same in each test."""
+    return "".join(_RANDOM.choice(letters) for _ in range(n))
+
+
+_RANDOM = random.Random(7)
+LOWER, UPPER, B64URL = ascii_lowercase + digits, ascii_uppercase + digits, ascii_letters + digits + "-_"
+ISSUED = {  # how the tokens of an issuer begin, in two pieces, and what follows
+    "Vault": ("hv", "s.", made(95, B64URL)),
+    "Vault's batch token": ("hv", "b.", made(140, B64URL)),
+    "Vault's old token": ("", "s.", "a1B2" + made(20)),
+    "Terraform": (made(14, LOWER), ".atlas" + "v1.", made(64, B64URL)),
+    "Grafana's service": ("gl", "sa_", made(32) + "_" + made(8, hexdigits[:16])),
+    "Grafana's cloud": ("gl", "c_", made(60)),
+    "Grafana's key": ("eyJr", "Ijoi", made(80)),
+    "Shopify": ("shp", "at_", made(32, hexdigits[:16])),
+    "Shopify's secret": ("shp", "ss_", made(32, hexdigits[:16])),
+    "Linear": ("lin_", "api_", made(40)),
+    "Slack's app": ("xa", "pp-1-A0", made(30, UPPER)),
+    "Slack's workflow": ("https://hooks.slack.com/", "triggers/", made(44)),
+    "Hugging Face, letters only": ("hf", "_", made(34, ascii_letters)),
+    "Hugging Face's organization": ("api_", "org_", made(34)),
+    "Anthropic": ("sk-", "ant-api03-", made(93, B64URL) + "AA"),
+    "OpenAI's service": ("sk-", "svcacct-", made(74, B64URL)),
+    "Replicate": ("r8", "_", made(37)),
+    "Groq": ("gs", "k_", made(52)),
+    "NVIDIA": ("nva", "pi-", made(64, B64URL)),
+    "Perplexity": ("pp", "lx-", made(48)),
+    "LangSmith": ("lsv2", "_pt_", made(32, hexdigits[:16]) + "_" + made(10, hexdigits[:16])),
+    "xAI": ("xa", "i-", made(80)),
+    "DigitalOcean": ("dop", "_v1_", made(64, hexdigits[:16])),
+    "Docker": ("dckr", "_pat_", made(27, B64URL)),
+    "Doppler": ("dp.", "pt.", made(43)),
+    "Dynatrace": ("dt0", "c01.", made(24, UPPER) + "." + made(64, UPPER)),
+    "Sentry": ("sntr", "yu_", made(64, hexdigits[:16])),
+    "Sourcegraph": ("sg", "p_", made(40, hexdigits[:16])),
+    "Figma": ("fig", "d_", made(40, B64URL)),
+    "Notion": ("nt", "n_", made(46)),
+    "Pulumi": ("pu", "l-", made(40, hexdigits[:16])),
+    "PlanetScale": ("pscale", "_tkn_", made(43)),
+    "Postman": ("PMA", "K-", made(24, hexdigits[:16]) + "-" + made(34, hexdigits[:16])),
+    "RubyGems": ("ruby", "gems_", made(48, hexdigits[:16])),
+    "Atlassian": ("ATA", "TT3", made(180, B64URL)),
+    "Stripe's test": ("sk", "_test_", made(24)),
+    "Stripe's webhook": ("wh", "sec_", made(32)),
+    "Google's OAuth": ("GOC", "SPX-", made(28, B64URL)),
+    "Supabase": ("sb", "p_", made(40, hexdigits[:16])),
+    "Tailscale": ("ts", "key-auth-", made(40)),
+    "New Relic": ("NR", "AK-", made(27, UPPER)),
+    "Alibaba": ("LT", "AI", made(20)),
+    "Azure": (made(3), "8Q~", made(34)),
+    "Bedrock": ("AB", "SK", made(120)),
+    "Fly": ("fo1", "_", made(43, B64URL)),
+    "Prefect": ("pn", "u_", made(36)),
+    "age": ("AGE-SECRET", "-KEY-1", made(58, UPPER)),
+    "1Password": ("A3-", "", "-".join(made(n, UPPER) for n in (6, 11, 5, 5, 5))),
+}
+PW = "hunter" + "2"
+MORE = [
+    *((True, f'client = connect("{a}{b}{rest}")', rest) for a, b, rest in ISSUED.values()),
+    (True, f'redis.from_url("redis://:{PW}@cache.example.com:6379/0")', PW),
+    (False, f"REDIS_URL=rediss://:{PW}@cache/0", PW),
+    (True, f'"Server=db;Database=x;User Id=sa;Password={PW};Encrypt=true"', PW),
+    (True, f'"Driver=SQL;Pwd={PW}"', PW),
+    (True, f'connect("host=db port=5432 password={PW} user=me")', PW),
+    (True, f'"Endpoint=sb://x/;SharedAccessKeyName=root;SharedAccessKey={HEX}="', HEX),
+    (True, f'pw = "{PW}"', PW),
+    (True, f"db_pw = '{PW}'", PW),
+    (True, f'PGPASSWORD = "{PW}"', PW),
+    (True, f'password: str = "{PW}"', PW),
+    (True, f'    password: str | None = "{PW}"', PW),
+    (True, f'if (token := "{HEX}"):', HEX),
+    (True, f'password = """{PW}"""', PW),
+    (True, f'password = ("{PW}")', PW),
+    (True, f'os.getenv("MY_TOKEN", "{HEX}")', HEX),
+    (True, f'os.environ.get("DB_PASSWORD", default="{PW}")', PW),
+    (True, f"os.environ.setdefault('API_KEY', '{PW}')", PW),
+    (True, f'setattr(client, "api_key", "{HEX}")', HEX),
+    (True, f'parser.add_argument("--api-key", type=str, default="{HEX}")', HEX),
+    (True, f'subprocess.run(["mysql", "--password", "{PW}"])', PW),
+    (True, f'subprocess.run(["tool", "--token={HEX}"])', HEX),
+    (True, f'requests.get(url, auth=("me", "{PW}"))', PW),
+    (True, f'HTTPBasicAuth("me", "{PW}")', PW),
+    (True, f'wandb.login("{HEX}")', HEX),
+    (True, f'SecretStr("{PW}")', PW),
+    (True, f"# token: {HEX}", HEX),
+    (True, f"lr = 0.1  # the old password is {PW}", PW),
+    (True, f"#password={PW}", PW),
+    (True, f'run("curl -u me:{PW} https://example.com")', PW),
+    (True, f'curl = "X-Auth-Token: {HEX}"', HEX),
+    (True, f"<password>{PW}</password>", PW),
+    (False, f"machine api.example.com login me password {PW}", PW),
+]
+BARE = [made(40), made(32), made(43, B64URL), made(40, ascii_letters + digits + "+/"), made(36, LOWER), made(24) + "=="]
+MORE += [(code, text.format(value), value) for value in BARE for code, text in ((True, 'use("{}")'), (False, "value: {}"))]
+
 INNOCENT = [
     (True, 'commit = "63a7cfd0b1e2f3a4b5c6d7e8f9a0b1c2d3e4f5a6"'),
     (True, 'sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"'),
@@ -103,7 +204,59 @@ INNOCENT = [
 ]
 
 
-@pytest.mark.parametrize(("code", "text", "secret"), SECRETS, ids=[text[:40] for _, text, _ in SECRETS])
+INNOCENT += [
+    (True, f'"{text}"')
+    for text in (
+        "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",  # sha256
+        "sha512-z4PhNX7vuL3xVChQ1m2AB9Yg5AULVxXcg/SpIdNs6c5H0NE8XYXysP+DGNKHfuwvY7kxvUdBeoGlODJ6+SfaPg==",
+        "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        "123e4567-e89b-12d3-a456-426614174000",
+        "urn:uuid:123e4567-e89b-12d3-a456-426614174000",
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg==",
+        "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ",
+        "/home/me/runs/2026-11-25/ResNet50V2/checkpoints/epoch=12-step=4000.ckpt",
+        "data/ImageNet1k/Train01/n01440764/n01440764_10026.JPEG",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "TheBloke/Mistral-7B-Instruct-v0.2-GGUF",
+        "EfficientNetV2S_ImageNet1kV2FineTuned",
+        "vit_base_patch16_224.augreg2_in21k_ft_in1k",
+        "resnet50-0676ba61.pth",
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/",
+        "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVGDGTQDNLSGAEK",
+        "BSYNRYMUTXBXSQ-UHFFFAOYSA-N",
+        "CC(=O)OC1=CC=CC=C1C(=O)O",
+        "20261125T120000Z_experiment_lr0.001_bs128_seed42",
+        "k8s-worker-7d9f8b6c5d-x2x9z.europe-west4-a",
+        "events.out.tfevents.1764000000.host.1234.0",
+        "AAAAgD8AAABAAACAQAAAwEAAAOBA",
+        "hf_dataset_processed_version_2",
+        "npm_config_registry_mirror_1",
+        "ThisIsAVeryLongCamelCaseNameOfAClass2",
+        "val/mean_average_precision_at_iou_0.50_0.95",
+        "application/vnd.openxmlformats-officedocument",
+        "%Y-%m-%dT%H:%M:%S.%fZ",
+    )
+]
+INNOCENT += [
+    (True, 'login(password=password, name="me")'),
+    (True, 'df = df.drop(columns=["password", "email2024x"])'),
+    (True, 'password_field = "login_password"'),
+    (True, 'token_file = "/run/tokens2/api_token_1"'),
+    (True, "# token: a string of the tokenizer"),
+    (True, "# the password of the user is read from the keyring"),
+    (True, "# keys: query2key"),
+    (True, 'url = f"postgres://{user}:{password}@{host}/db"'),
+    (True, 'url = "redis://:<password>@localhost"'),
+    (True, 'os.environ.get("HF_TOKEN", "")'),
+    (True, 'os.getenv("WANDB_API_KEY", None)'),
+    (True, 'getpass("Password: ")'),
+    (True, "password: str"),
+    (True, "secret: float32"),
+    (True, 'connect(f"host={host} password={password}")'),
+]
+
+
+@pytest.mark.parametrize(("code", "text", "secret"), SECRETS + MORE, ids=[text[:40] for _, text, _ in SECRETS + MORE])
 def test_secrets_go(code: bool, text: str, secret: str) -> None:
     found = blot_out(text, code=code)
     assert secret not in found and HIDDEN in found
@@ -113,6 +266,14 @@ def test_secrets_go(code: bool, text: str, secret: str) -> None:
 @pytest.mark.parametrize(("code", "text"), INNOCENT, ids=[text[:40] for _, text in INNOCENT])
 def test_innocent_texts_stay(code: bool, text: str) -> None:
     assert blot_out(text, code=code) == text
+
+
+def test_a_long_line_takes_no_longer_than_a_short_one_for_each_character() -> None:
+    start = time.perf_counter()
+    for piece in ("a-", "a=", '"', "://", "eyJa", "curl ", "# token ", 'f("', "-----BEGIN PRIVATE KEY-----", "://:@"):
+        blot_out(piece * 10_000, code=True)
+        blot_out(piece * 10_000)
+    assert time.perf_counter() - start < 30  # it takes 2 s; where a rule is quadratic, minutes
 
 
 def test_values_are_hidden_by_name_in_containers_and_lambdas() -> None:
