@@ -253,6 +253,13 @@ def make_model(kind: str) -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), middle, nn.Tanh(), nn.Linear(8, 1))
 
 
+class Two(nn.ModuleDict):
+    """Two parts, whose outputs are added."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self["a"](x) + self["b"](x)
+
+
 class Rates:
     """A schedule by hand, for the plain loop: the rate of update `n`, from 0."""
 
@@ -274,6 +281,7 @@ class Work:
     """One run's data, model and optimizer, made anew from the settings, and what its steps see."""
 
     def __init__(self, settings: dict[str, Any], *, ours: bool) -> None:
+        _seed()
         self.settings, self.seen = settings, list[Any]()
         self.means, self.weights = dict[str, list[float]](), dict[str, list[int]]()  # of an epoch's batches, by phase
         self.data = (EpochRows if settings["told"] else Rows)(settings["n"], settings["data"])
@@ -288,7 +296,7 @@ class Work:
         self.other: Any = None  # the optimizer of a second part
         self.model: Any = model
         if settings["two"]:
-            self.model = nn.ModuleDict({"a": model, "b": make_model("plain")})
+            self.model = Two({"a": model, "b": make_model("plain")})
             self.other = torch.optim.SGD(self.model["b"].parameters(), 0.02, momentum=0.5)
         if settings["hook"]:
             HOOKS[settings["hook"]](self)
@@ -312,6 +320,7 @@ class Work:
         else:
             b = model["b"](x)
             output = model["a"](x) + (b.detach() if phase == "train" else b)
+        self.output = output
         loss = mse_loss(output, y) * (self.scale if phase == "train" else 1.0)
         self.means.setdefault(phase, []).append(loss.item())
         self.weights.setdefault(phase, []).append(len(x))
@@ -434,7 +443,7 @@ class Job(Trainer):
 
     def train_step(self, batch: Any) -> Any:
         loss = self.work.loss_of(self.model, batch)
-        return None if loss is None else {"loss": loss}
+        return None if loss is None else {"loss": loss, "output": self.work.output}
 
     test_step = train_step
 
@@ -471,7 +480,7 @@ BETWEEN: dict[str, Callable[[Any, Work], Any]] = {
     "predict": lambda trainer, work: trainer.predict(torch.zeros(2, 5)),
     "inference": lambda trainer, work: trainer.inference(_others()),
     "mode test": lambda trainer, work: (trainer.toggle("test"), trainer.run(1, _others()), trainer.toggle("train")),
-    "summary": lambda trainer, work: trainer.summary(torch.zeros(2, 5)),
+    "summary": lambda trainer, work: trainer.summary([torch.zeros(2, 5), torch.zeros(2, 1)]),
 }
 
 
@@ -570,19 +579,23 @@ def draw(seed: int) -> dict[str, Any]:
 
 # -- comparison
 def difference(settings: dict[str, Any]) -> dict[str, str]:
-    """Where nbtrain differs from the plain loop first, by loop; empty where it does not."""
+    """Where nbtrain differs from the plain loop first, by loop; empty where it does not. Both may raise, as for a batch norm of one row."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        plain = by_hand(settings)
-        found = {}
+        found: dict[str, str] = {}
+        try:
+            plain = by_hand(settings)
+        except ValueError as error:
+            plain = {"error": str(error)}
         for name, lean in (("lean", True), ("stock", False)):
             try:
                 ours = by_nbtrain(settings, lean=lean)
             except Exception as error:
-                found[name] = f"{type(error).__name__}: {error}"[:300]
+                if "error" not in plain:
+                    found[name] = f"{type(error).__name__}: {error}"[:300]
                 continue
             for part, value in plain.items():
-                if text := _first_difference(value, ours[part]):
+                if text := _first_difference(value, ours.get(part, "no error")):
                     found[name] = f"{part}{text}"
                     break
         return found

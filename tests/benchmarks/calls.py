@@ -150,6 +150,24 @@ def row(call: str, tool: str, ms: float, plain_ms: float) -> Row:
     return Row((f"{call}: {tool}", own, *more), bar=ms)
 
 
+def asked_us(n: int = 2000) -> float:
+    """Microseconds of what a lean loop asks after each batch: was anything set on the objects of the run?"""
+    import lightning as L
+
+    taken: list[float] = []
+
+    class Asks(L.Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            ask = trainer.fit_loop.epoch_loop._pass.assignments.changed
+            begin = time.thread_time()
+            for _ in range(n):
+                ask()
+            taken.append((time.thread_time() - begin) / n * 1e6)
+
+    make_ours(lightning={"callbacks": [Asks()]}).run(1, [make_batch()] * 20)
+    return sorted(taken)[len(taken) // 5]
+
+
 def table(n_rounds: int, only: set[str]) -> Table:
     """`only`: names of peers."""
     warnings.simplefilter("ignore")
@@ -161,6 +179,7 @@ def table(n_rounds: int, only: set[str]) -> Table:
         ms = measured({name: calls[call] for name, calls in tools.items() if call in calls}, n_rounds)
         rows += [row(call, name, value, ms["plain loop"]) for name, value in ms.items()]
         over.append(f"{call} {ms['nbtrain'] - ms['plain loop']:.2f} ms")
+    rows.append(Row(("after a batch: was anything set?", Claim("{:.1f} µs", asked_us(), 3.0), "", "")))
     says = f"What nbtrain adds to a single call, for an MLP 32→64→2 and a batch of 32: {', '.join(over)}."
     return Table("Single calls", ("call", "CPU time", "of the plain loop", "over it"), tuple(rows), "One CPU thread.", says)
 
