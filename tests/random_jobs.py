@@ -574,6 +574,8 @@ def draw(seed: int) -> dict[str, Any]:
             "skips": None,
             "change": None if settings["change"] == "another group" else settings["change"],
         }
+    if settings["accumulate"] > 1:
+        settings["change"] = None  # a plain loop makes the update of a short last window after all batches, and so after your code
     return settings
 
 
