@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 Loss = Callable[[nn.Module, Any], "Tensor | None"]  # None: the batch is left out
+Tell = Callable[[Any, int], None]  # tells a loader the epoch
 
 
 def tell_epoch(loader: Any, epoch: int) -> None:
@@ -26,7 +27,7 @@ def tell_epoch(loader: Any, epoch: int) -> None:
         known.add(id(part))
         if callable(getattr(part, "set_epoch", None)):
             part.set_epoch(epoch)
-        parts += [getattr(part, name, None) for name in ("batch_sampler", "sampler", "dataset")]
+        parts += [getattr(part, name, None) for name in ("batch_sampler", "sampler", "dataset", "data")]
         parts += getattr(part, "datasets", ())
 
 
@@ -43,13 +44,15 @@ def update(model: nn.Module, optimizer: Optimizer, factor: float, clip: float, s
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, loss_of: Loss, loader: Iterable[Any], epoch: int, restore: bool = True) -> list[float]:
-    """The losses of a validation, which leaves the random numbers of the training as they were, if it may `restore` them."""
+def evaluate(model: nn.Module, loss_of: Loss, loader: Iterable[Any], epoch: int, tell: Tell, restore: bool) -> list[float]:
+    """The losses of a validation, which leaves the modes of the model as they were, and, with `restore`, the random numbers."""
+    modes = [(part, part.training) for part in model.modules()]
     torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()
     model.eval()
-    tell_epoch(loader, epoch)
+    tell(loader, epoch)
     losses = [loss_of(model, batch) for batch in loader if batch is not None]
-    model.train()
+    for part, training in modes:
+        part.training = training
     if restore:
         torch.set_rng_state(torch_state)
         random.setstate(python_state)
@@ -62,7 +65,7 @@ def train(
     valid: Iterable[Any] | None = None, accumulate: int = 1, clip: float = 0.0, most: int | None = None,
     each_update: Any = None, each_epoch: Any = None,
     begin: Callable[[int], None] = lambda epoch: None, after: Callable[[int, int], None] = lambda epoch, n: None,
-    size_of: Callable[[Any], int] = lambda batch: 1, restore: bool = True,
+    size_of: Callable[[Any], int] = lambda batch: 1, tell: Tell = tell_epoch, restore: bool = True,
     others: Iterable[tuple[nn.Module, Optimizer, Callable[[nn.Module, Any], Tensor]]] = (),
 ) -> Iterator[tuple[list[float], list[float]]]:  # fmt: skip
     """Train for `epochs`, numbers from 0; yields the losses of training and validation of each.
@@ -73,9 +76,8 @@ def train(
     """
     unit = 0  # samples of the first batch
     for epoch in epochs:
-        model.train()
         begin(epoch)
-        tell_epoch(loader, epoch)
+        tell(loader, epoch)
         losses, sizes = list[float](), list[int]()  # of the epoch's batches, of those of the open window
         for n, batch in enumerate(loader, 1):
             if batch is not None and (loss := loss_of(model, batch)) is not None:
@@ -96,4 +98,4 @@ def train(
             update(model, optimizer, accumulate * unit / sum(sizes), clip, each_update)
         if each_epoch is not None:
             each_epoch.step()
-        yield losses, evaluate(model, loss_of, valid, epoch, restore) if valid is not None else []
+        yield losses, evaluate(model, loss_of, valid, epoch, tell, restore) if valid is not None else []

@@ -292,6 +292,8 @@ class Work:
         self.valid = self.make_valid()
         model: Any = make_model(settings["net"])
         self.layer, self.last = model[0], model[3]
+        if settings["frozen"]:
+            model[1].eval()
         self.optimizer, self.scale = OPTIMIZERS[settings["optimizer"]](model), 1.0
         self.other: Any = None  # the optimizer of a second part
         self.model: Any = model
@@ -348,7 +350,7 @@ class Work:
             self.data.n += 8
         change = self.settings["change"]
         if change is not None and (epoch, n) == tuple(self.settings["change_at"]):
-            CHANGES[change](self)
+            (CHANGES | SPOILS)[change](self)
 
     def averages(self) -> dict[str, float]:
         """The means of the epoch over its samples."""
@@ -413,9 +415,14 @@ CHANGES: dict[str, Callable[[Work], Any]] = {
     "another group": lambda work: work.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.1}),
 }
 
+SPOILS: dict[str, Callable[[Work], Any]] = {"loss that is not finite": lambda work: setattr(work, "scale", float("nan"))}
+
 
 # -- the three ways
-def by_hand(settings: dict[str, Any], usual: dict[str, Any] | None = None) -> dict[str, Any]:
+_Usual = Callable[[Work], dict[str, Any]]  # options of the plain loop
+
+
+def by_hand(settings: dict[str, Any], usual: _Usual | None = None) -> dict[str, Any]:
     """The plain loop; with the options `usual`, as most people write it."""
     work, epochs, done = Work(settings, ours=False), [], 0
     schedule: dict[str, Any] = {}
@@ -431,7 +438,7 @@ def by_hand(settings: dict[str, Any], usual: dict[str, Any] | None = None) -> di
             options["size_of"] = lambda batch: len(batch[0])
         if work.other is not None:
             options["others"] = [(work.model["b"], work.other, work.other_loss_of)]
-        options |= usual or {}
+        options |= usual(work) if usual is not None else {}
         for _ in train(work.model, work.optimizer, work.loss_of, work.loader, range(done, done + n), **options):
             epochs.append(work.averages())
         done += n
@@ -535,7 +542,17 @@ USUAL: dict[str, Any] = {
         "skips": None,
         "valid": None,
     },
-    **{"net": "plain", "optimizer": "SGD", "two": False, "hook": None, "schedule": None, "clip": 0.0, "accumulate": 1, "most": None},
+    **{
+        "net": "plain",
+        "frozen": False,
+        "optimizer": "SGD",
+        "two": False,
+        "hook": None,
+        "schedule": None,
+        "clip": 0.0,
+        "accumulate": 1,
+        "most": None,
+    },
     **{"change": None, "change_at": [0, 1], "runs": [2], "between": None},
 }
 
@@ -556,6 +573,7 @@ def draw(seed: int) -> dict[str, Any]:
         "valid": rare(0.6, ["in order", "shuffled", "draws", "none"]),
         "net": rng.choice(["plain", "dropout", "batch norm"]),
         "optimizer": rng.choice(list(OPTIMIZERS)),
+        "frozen": rng.random() < 0.1,
         "two": rng.random() < 0.1,
         "hook": rare(0.3, list(HOOKS)),
         "schedule": rare(0.4, ["epoch", "update"]),
@@ -631,28 +649,49 @@ def unusual(settings: dict[str, Any]) -> dict[str, Any]:
 # -- what nbtrain does otherwise than most plain loops, on purpose
 @dataclass(frozen=True)
 class Decision:
-    """`job` is a job in which the usual loop, the judge with the options `usual`, ends otherwise than nbtrain, and the judge does not."""
+    """In `job` a usual loop, the judge with the options `usual`, ends otherwise than nbtrain; the judge does not, or nbtrain `raises`."""
 
     title: str
     text: str
     job: dict[str, Any]
-    usual: dict[str, Any]
+    usual: _Usual = lambda work: {}
+    raises: str = ""
 
 
 DECISIONS = [
     Decision(
         "A validation leaves the random numbers as they were",
-        "A run trains the same with a `valid_loader` and without. In most loops its loader, and whatever the model draws, moves the global "
+        "A run trains the same with a `valid_loader` and without. In most loops its loader, and what the model draws, moves the global "
         "random numbers of the next epoch. The plain loop that is equal restores those of torch, Python and NumPy after its validation.",
         {"net": "dropout", "valid": "shuffled"},
-        {"restore": False},
+        lambda work: {"restore": False},
     ),
     Decision(
         "Accumulated gradients are those of one big batch",
         "A batch of a window counts by its samples, and a window that ends with its epoch is divided by what it has. Most loops divide "
         "each loss by the batches of a full window. The plain loop that is equal weighs each loss by its samples.",
         {"n": 33, "accumulate": 3},
-        {"size_of": lambda batch: 1},
+        lambda work: {"size_of": lambda batch: 1},
+    ),
+    Decision(
+        "The epoch is told to all that want it",
+        "Each `set_epoch` of a loader, its samplers and its datasets is called before each pass, and counting goes on in the next run. Most "
+        "loops forget it, and read the same order in each epoch. The plain loop that is equal calls it.",
+        {"told": True, "loader": "distributed sampler"},
+        lambda work: {"tell": lambda loader, epoch: None},
+    ),
+    Decision(
+        "A layer that you have put into eval mode stays there",
+        "Frozen statistics of a batch norm stay frozen. Most call `model.train()` in each epoch, which ends that. The plain loop that "
+        "is equal restores the modes after its validation, and calls `model.train()` never.",
+        {"net": "batch norm", "frozen": True},
+        lambda work: {"begin": lambda epoch: (work.begin(epoch), work.model.train())},
+    ),
+    Decision(
+        "A loss that is not finite ends the run",
+        "Most loops go on, and end with weights that are not numbers. `nonfinite=` chooses otherwise.",
+        {"change": "loss that is not finite"},
+        raises="StepError",
     ),
 ]
 _HEAD = """# Beside a plain PyTorch loop
@@ -674,6 +713,7 @@ _NAMES = {
     "skips": "a step that returns None, in",
     "valid": "the validation",
     "net": "the net",
+    "frozen": "a layer in eval mode",
     "optimizer": "the optimizer",
     "two": "two optimizers",
     "hook": "a hook",
