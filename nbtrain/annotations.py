@@ -10,6 +10,7 @@ import os
 import sys
 from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property, wraps
 from numbers import Integral, Real
 from pathlib import Path
@@ -22,7 +23,10 @@ from .tracebacks import shorten
 # %% auto #0
 __all__ = [
     "Misfit",
+    "PositiveInt",
+    "Batch",
     "FOREIGN",
+    "Must",
     "find_misfit",
     "find_item_misfit",
     "describe",
@@ -33,13 +37,17 @@ __all__ = [
     "checked",
 ]
 
-
 # %% ../nbs/annotations.ipynb #0fbd0f4a
+_TOO_LARGE = 2**64
+
+
 def _is_scalar(value: Any, kind: type[Any]) -> bool:
     """Whether `value` is a bool, an int or a float by these rules."""
     if kind is bool or isinstance(value, bool):
         return kind is bool and isinstance(value, bool)
-    return isinstance(value, int if kind is int else Real)
+    if kind is int:
+        return isinstance(value, int) and abs(value) < _TOO_LARGE
+    return isinstance(value, Real) and value == value  # NaN can't be meant
 
 
 def _is_container(value: Any, kind: type[Any]) -> bool:
@@ -60,8 +68,8 @@ def _fits_kind(value: Any, hint: Any) -> bool:
         return _is_scalar(value, hint)
     if hint is Callable:
         return callable(value)
-    if hint is Path:
-        return isinstance(value, os.PathLike)
+    if hint is str or hint is Path:
+        return isinstance(value, str if hint is str else os.PathLike) and "\0" not in str(value)
     if not isinstance(hint, type) or (getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False)):
         return True
     return _is_container(value, hint) if _holds_items(hint) else isinstance(value, hint)
@@ -75,12 +83,25 @@ def _holds_items(kind: Any) -> bool:
 Misfit = tuple[str, Any, Any]  # the place, as Python code; the value; the hint
 
 
+@dataclass(frozen=True)
+class Must:
+    """What an argument must be in addition to its type, in a hint: `Annotated[int, Must("a positive integer", lambda n: n > 0)]`."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+PositiveInt = Annotated[int, Must("a positive integer", lambda value: value > 0)]
+Batch = Annotated[Any, Must("a batch", lambda value: value is not None)]
+
+
 def find_misfit(at: str, value: Any, hint: Any) -> Misfit | None:
     """The first part of `value` that does not fit `hint`; None if all of it fits. `at`: the value's place, as Python code."""
     origin, options = get_origin(hint), get_args(hint)
     if origin is Annotated:
         inner = find_misfit(at, value, options[0])
-        return (at, value, hint) if inner is not None and inner[0] == at else inner
+        fits = inner is not None or all(note.fits(value) for note in options[1:] if isinstance(note, Must))
+        return (at, value, hint) if not fits or (inner is not None and inner[0] == at) else inner
     if origin in (Union, UnionType):
         found = [find_misfit(at, value, option) for option in options]
         whole = (at, value, hint)
@@ -134,6 +155,8 @@ _WORDS = {
 def describe(hint: Any) -> str:
     """Describe in words what `hint` accepts."""
     origin, options = get_origin(hint), get_args(hint)
+    if words := [note.words for note in options[1:] if isinstance(note, Must)]:
+        return words[0]
     if origin in (Union, UnionType, Annotated):
         choices = _choices(hint)
         flat = [
@@ -150,6 +173,8 @@ def describe(hint: Any) -> str:
 
 def _choices(hint: Any) -> list[Any]:
     """The alternatives of `hint`, of which a value must fit one."""
+    if any(isinstance(note, Must) for note in get_args(hint)):
+        return [hint]
     options = {Annotated: get_args(hint)[:1], Union: get_args(hint), UnionType: get_args(hint)}.get(get_origin(hint))
     return [hint] if options is None else [choice for option in options for choice in _choices(option)]
 
@@ -182,6 +207,10 @@ def _remedy(at: str, value: Any, hint: Any) -> str:
     if isinstance(value, str) and choices:
         return nearest(value, map(str, choices))
     takes_class = any(get_origin(option) is type for option in (hint, *get_args(hint)))
+    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        return "An integer must have at most 64 bits."
+    if isinstance(value, (str, os.PathLike)) and "\0" in str(value):
+        return "It has a zero byte: look at where it comes from."
     if isinstance(value, type) and not takes_class:
         return f"Give an object of it: {value.__name__}(...)."
     if isinstance(value, Integral) and find_misfit(at, int(value), hint) is None:

@@ -125,11 +125,14 @@ def _read(line: CommandLine) -> TrainerArgs:
     if not line.options.get("file"):
         raise ConfigError("No configuration was given.", remedy="Give a file: -f run.yaml.")
     devices = line.options.get("devices", [])[-1:]
-    return TrainerArgs.from_files(
+    args = TrainerArgs.from_files(
         line.options["file"],
         [*line.overrides, *(Override(("compute_config", "runtime_ngpus"), n, False, "--devices") for n in devices)],
         trust="trust" in line.switches,
     )
+    if args.document.replaced:
+        print(f"nbtrain: of several files the later ones win: they replace {', '.join(args.document.replaced)}.", file=sys.stderr)
+    return args
 
 
 def _say(text: str) -> None:

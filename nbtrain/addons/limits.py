@@ -5,12 +5,14 @@
 # %% ../../nbs/addons/limits.ipynb #2849318e
 from __future__ import annotations
 
+import re
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import lightning as L
 
 from .hooks import HooksAddon
+from ..annotations import Must, check_values
 from ..engine.addon import AddOnBase
 from ..loops.lean_training import LeanEpochLoop
 from ..engine.protocol import TrainerProtocol
@@ -18,7 +20,7 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["ValidateEpochs", "LimitsAddon"]
+__all__ = ["Duration", "ValidateEpochs", "LimitsAddon"]
 
 
 # %% ../../nbs/addons/limits.ipynb #61838431
@@ -58,6 +60,15 @@ class ValidateEpochs(L.Callback):
 
 
 # %% ../../nbs/addons/limits.ipynb #b56e4f13
+def _is_duration(value: Any) -> bool:
+    if isinstance(value, timedelta):
+        return value > timedelta(0)
+    return isinstance(value, str) and re.fullmatch(r"\d+(?::\d+){3}", value) is not None and re.search(r"[1-9]", value) is not None
+
+
+Duration = Annotated[Any, Must('a positive timedelta or a string "days:hours:minutes:seconds"', _is_duration)]
+
+
 class LimitsAddon(AddOnBase):
     """Limit a run and its epochs, and choose when it validates.
 
@@ -90,6 +101,8 @@ class LimitsAddon(AddOnBase):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value!r} must be a positive integer.", remedy="Give 1, 2, 3, … or leave it out.")
+        if self.max_time is not None:
+            check_values({"max_time": self.max_time}, {"max_time": Duration})
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         found: list[L.Callback] = [_ValidateFirst(trainer)] if self.val_first else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 from torch.optim import Optimizer
 
+from ..addons.limits import Duration
 from ..data.batch import describe
 from ..data.several_loaders import named_loaders
 from ..data.tensor_loader import is_array
@@ -91,6 +93,8 @@ def check_lightning(arguments: Mapping[str, Any], *, wraps_module: bool = False)
         )
     hints = {f"lightning[{name!r}]": hint for name, hint in parameter_hints(L.Trainer.__init__).items() if name != "strategy"}
     check_values({f"lightning[{name!r}]": value for name, value in arguments.items()}, hints)
+    if isinstance(arguments.get("max_time"), (str, timedelta)):
+        check_values({"lightning['max_time']": arguments["max_time"]}, {"lightning['max_time']": Duration})
     return dict(arguments)
 
 

@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,7 @@ class Document:
     data: dict[Any, Any] = field(default_factory=dict)
     places: dict[At, str] = field(default_factory=dict)
     trusted: bool = False
+    replaced: list[str] = field(default_factory=list)  # the values that `merge` has replaced by others
 
     def place(self, at: At) -> str:
         """Where the value at `at` was written, such as "run.yaml:7"; "" if it is unknown."""
@@ -181,6 +183,8 @@ class Document:
                 if value is None:
                     continue
             if not isinstance(value, dict):
+                with suppress(KeyError):
+                    self.replaced += [dotted(at)] if self.get(at) != value else []
                 self.set(at, value, other.place(from_at))
                 self.places |= {(*at, *p[len(from_at) :]): place for p, place in other.places.items() if p[: len(from_at)] == from_at}
                 continue

@@ -59,6 +59,8 @@ def read_command_line(arguments: Sequence[str], options: Mapping[str, str], swit
             if key in options:
                 if given is None:
                     raise OptionError(f"{key} is given without a value.", remedy=f"Put it after: {key} VALUE.")
+                if options[key] in found.options and options[key] != "file":  # later files are merged over earlier ones
+                    raise OptionError(f"{key} is given twice.", remedy="Give it once.")
                 found.options.setdefault(options[key], []).append(given)
             elif not key.startswith("--"):
                 raise OptionError(f"There is no option {key}.", remedy=nearest(key, [*options, *switches]))

@@ -219,7 +219,8 @@ def _fit(hint: Any, value: Any) -> Any:
     read = literal(value) if isinstance(value, str) and hint is not str else value
     if hint is bool and (read is None or read in (0, 1)):
         return read is None or bool(read)  # a switch without a value
-    if hint in (int, float) and isinstance(read, (int, float)) and not isinstance(read, bool) and hint(read) == read:
+    is_number = isinstance(read, (int, float)) and not isinstance(read, bool)
+    if is_number and (hint is float or (hint is int and abs(read) < 2**64)) and hint(read) == read:  # not NaN
         return hint(read)
     if hint in (str, dict, list) and isinstance(read, hint):
         return read

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Annotated, Any, Literal, TypeVar, overload
 
 # Not deeper in the stack: Python 3.11 allocates memory for frames in pieces, and SciPy's import then takes 0.3 s longer at the end of one.
 # That holds where a script imports this module itself; through a lazy `from nbtrain import Trainer` the stack is deeper already
@@ -24,7 +24,7 @@ from typing_extensions import Unpack
 from ..addons.gradients import GradientClipAddon
 from ..addons.hooks import Hooks, HooksAddon
 from ..addons.non_finite import NonFinite
-from ..annotations import checked
+from ..annotations import Batch, Must, PositiveInt, checked
 from ..base.addon_options import AddonOptions
 from ..base.arguments import accumulates, check_lightning, check_model, check_run, check_save_path, make_optimizer, resolve_monitor
 from ..base.compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
@@ -71,12 +71,19 @@ from ..views.notebook import NotebookView
 from ..views.text import best_words, format_count
 
 # %% auto #0
-__all__ = ["AnyTrainer", "Trainer"]
+__all__ = ["AnyTrainer", "Predicted", "Trainer"]
 
 # %% ../../nbs/trainer/trainer.ipynb #daa6da77
 AnyTrainer = TypeVar("AnyTrainer", bound="Trainer")
 # Arguments that addons take too
 _SHARED = ("device", "scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "hooks", "nonfinite", "save_path")
+Predicted = Annotated[
+    Any,
+    Must(
+        "a tensor, an array, a batch, a loader or a dataset",
+        lambda x: hasattr(type(x), "__iter__") or hasattr(type(x), "__getitem__") or is_dataclass(x) or is_data_source(x),
+    ),
+]
 _NOT_GIVEN = (
     "self",
     "addon_options",
@@ -355,7 +362,7 @@ class Trainer(TrainerBase):
         return run_batch(self, batch)
 
     @checked
-    def evaluate(self, data: Loaders | Dataset[Any] | L.LightningDataModule, batch_size: int = 32) -> dict[str, float]:
+    def evaluate(self, data: Loaders | Dataset[Any] | L.LightningDataModule, batch_size: PositiveInt = 32) -> dict[str, float]:
         """Evaluate a loader or a dataset: return the mean of each metric of `test_step`, by the names that the step uses.
 
         For several loaders, `{"easy": a, "hard": b}`, it returns `loss` over all samples, `loss/easy` and `loss/hard`.
@@ -374,7 +381,7 @@ class Trainer(TrainerBase):
         return {name.removeprefix("val_"): value for name, value in validate(self, loader).items()}
 
     @checked
-    def inference(self, loader: Iterable[Any] | Dataset[Any] | L.LightningDataModule, batch_size: int | None = None) -> list[Any]:
+    def inference(self, loader: Iterable[Any] | Dataset[Any] | L.LightningDataModule, batch_size: PositiveInt | None = None) -> list[Any]:
         """Return the "output" of `test_step` for each batch of `loader`, on the CPU. Mode, logs, metrics and history don't change.
 
         `batch_size` applies to a dataset; the default is 32.
@@ -382,7 +389,7 @@ class Trainer(TrainerBase):
         return collect(self, self._batches(loader, batch_size), self._test_output)
 
     @checked
-    def predict(self, x: Any, batch_size: int | None = None) -> Any:
+    def predict(self, x: Predicted, batch_size: PositiveInt | None = None) -> Any:
         """Predict for a tensor, an array, a pandas DataFrame, a batch, a loader or a dataset.
 
         For a tensor, an array or a DataFrame it returns the output of the model; for a batch (a tuple, list, mapping or dataclass) the
@@ -414,12 +421,12 @@ class Trainer(TrainerBase):
 
     # -- inspect the trainer, its model and its data, without changing them
     @checked
-    def check(self, batch: Any) -> None:
+    def check(self, batch: Batch) -> None:
         """Try `train_step` (with a backward pass) and `test_step` on one batch, and print their inputs and outputs. Changes nothing."""
         print(self.control.do(lambda at: check_steps(self, batch)))
 
     @checked
-    def summary(self, batch: Any) -> Summary:
+    def summary(self, batch: Batch) -> Summary:
         """Summarize the layers of the model: output shapes and parameter counts, as found by calling `test_step` on `batch`."""
         return self.control.do(lambda at: summarize(self, batch))
 

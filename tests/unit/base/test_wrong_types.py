@@ -251,7 +251,7 @@ def test_names_of_other_libraries_mean_arguments_of_run() -> None:
 VALUES: dict[str, tuple[Callable[[], Any], str]] = {
     "seed of 70 bits": (
         lambda: make_trainer(seed=2**70),
-        "seed=1180591620717411303424 has more than 64 bits.\n  Give a smaller number, such as 0.",
+        "seed must be an integer or None, got 1180591620717411303424.\n  An integer must have at most 64 bits.",
     ),
     "monitor": (lambda: make_trainer(monitor=None), "monitor must be a string, got None."),
     "quotes": (

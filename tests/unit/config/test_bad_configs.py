@@ -59,5 +59,7 @@ def test_a_bad_configuration_exits_with_2_before_any_data_is_touched(folder: Pat
     (folder / "touched.py").write_text("def data(): open('touched', 'w')\n")
     (folder / "case.yaml").write_text("dataset!: {type: touched.data}\nmodel: {type: nbtrain.examples.mlp.MPL}\n")
     assert main(["fit", "-f", "base.yaml", "-f", "case.yaml"]) == 2
-    assert capsys.readouterr().err.startswith("nbtrain: model.type: 'nbtrain.examples.mlp.MPL' can't be imported")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "nbtrain: of several files the later ones win: they replace model.type."
+    assert said[1].startswith("nbtrain: model.type: 'nbtrain.examples.mlp.MPL' can't be imported")
     assert not (folder / "touched").exists()
