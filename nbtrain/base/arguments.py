@@ -23,6 +23,7 @@ from ..addons.limits import Duration
 from ..data.batch import describe
 from ..data.several_loaders import named_loaders
 from ..data.tensor_loader import is_array
+from ..engine.callback import as_list
 from ..annotations import check_values, parameter_hints
 from ..data.several_loaders import n_batches
 from ..errors import ConfigError, OptionError, first_line, nearest
@@ -34,7 +35,6 @@ __all__ = [
     "of_lightning",
     "check_lightning_names",
     "check_lightning",
-    "as_list",
     "asks_for_bar",
     "accumulates",
     "check_save_path",
@@ -96,11 +96,6 @@ def check_lightning(arguments: Mapping[str, Any], *, wraps_module: bool = False)
     if isinstance(arguments.get("max_time"), (str, timedelta)):
         check_values({"lightning['max_time']": arguments["max_time"]}, {"lightning['max_time']": Duration})
     return dict(arguments)
-
-
-def as_list(given: Any) -> list[Any]:
-    """A list of the items in `given`, which may be a list, a single item or None, as in Lightning's arguments."""
-    return given if isinstance(given, list) else [] if given is None else [given]
 
 
 def asks_for_bar(arguments: Mapping[str, Any]) -> bool:

@@ -29,6 +29,7 @@ from ..distributed.devices import device_args
 from ..distributed.launcher import Launcher
 from ..distributed.launcher import launcher_of, world_of
 from ..distributed.world import World
+from ..engine.callback import as_list
 from ..engine.control import Control
 from ..optim.optimizer_modes import OptimizerModes, with_modes
 from ..engine.precision import precision_args
@@ -47,7 +48,7 @@ from ..optim.schedulers import Scheduler
 from ..tracebacks import TracebackKeeper
 from ..state.best_weights import BestWeights
 from .compose import Composable, given_addons, new_instance, written_class
-from .arguments import as_list, asks_for_bar
+from .arguments import asks_for_bar
 from .progress_checker import ProgressChecker
 from ..state.disk import Disk
 from ..state.keeper import StateKeeper

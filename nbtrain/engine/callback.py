@@ -30,6 +30,7 @@ __all__ = [
     "is_of_hook",
     "notes",
     "callbacks_of",
+    "as_list",
     "active_callbacks",
     "listeners",
     "notifier",
@@ -143,6 +144,11 @@ class _HasModule(Protocol):
 
     @property
     def module(self) -> L.LightningModule | None: ...
+
+
+def as_list(given: Any) -> list[Any]:
+    """A list of the items in `given`, which may be a list, a single item or None, as in Lightning's arguments."""
+    return given if isinstance(given, list) else [] if given is None else [given]
 
 
 def active_callbacks(trainer: _HasModule, kind: type[CallbackType]) -> list[CallbackType]:

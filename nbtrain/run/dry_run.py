@@ -25,6 +25,7 @@ from ..data.first_batch import first_batch
 from ..data.several_loaders import Loaders, named_loaders
 from ..data.task_loader import Task
 from ..engine.addon import AddOnBase
+from ..engine.callback import as_list
 from ..engine.meter import N_SAMPLES, Meter
 from ..engine.precision import precision_plugin
 from ..engine.logged import lend_log, take_log_back
@@ -33,7 +34,6 @@ from ..engine.step_output import check_output
 from ..loops.step_snapshot import restore_attributes
 from ..errors import ConfigError, NbtrainError, add_note
 from ..rng import keep_random
-from ..base.arguments import as_list
 from ..base.trainer_base import TrainerBase
 from ..state.kept_objects import kept_objects
 

@@ -19,7 +19,7 @@ from ..checkpoint.sharded import ShardWriter, meet_ranks
 from ..checkpoint.snapshot import Snapshot, plain
 from ..checkpoint.store import FOLDER, CheckpointStore, clean_folders, go_back, open_folder
 from ..distributed.parallelism import SplitStrategy
-from ..engine.callback import Stopper, listeners, notify
+from ..engine.callback import Stopper, as_list, listeners, notify
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError, first_line
 from ..history.history import Row
@@ -55,9 +55,8 @@ def _has_requested(callback: L.Callback) -> bool:
 
 def has_stopped(trainer: TrainerProtocol, saved: Mapping[str, Any]) -> bool:
     """Whether early stopping requested the end of the `saved` run, and would request it with the current settings."""
-    given = trainer.lightning.get("callbacks") or []
     states, stopped = saved.get("callbacks", {}), saved.get("stopped", {})
-    callbacks = [c for c in (given if isinstance(given, list) else [given]) if isinstance(c, (EarlyStopping, Stopper))]
+    callbacks = [c for c in as_list(trainer.lightning.get("callbacks")) if isinstance(c, (EarlyStopping, Stopper))]
     waited = [c for c in callbacks if isinstance(c, EarlyStopping)]
     return (
         any(states.get(c.state_key, {}).get("wait_count", 0) >= max(c.patience, 1) for c in waited)

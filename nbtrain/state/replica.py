@@ -23,6 +23,7 @@ from ..distributed.worker import dumps, loads
 from ..distributed.worker_pool import pack
 from ..distributed.worker_rank import begin_copy
 from ..engine.addon import AddOnBase, options
+from ..engine.callback import as_list
 from ..engine.precision import convert_model
 from ..engine.protocol import TrainerProtocol
 from ..engine.train_state import Counts
@@ -88,10 +89,8 @@ def _rows(trainer: TrainerProtocol) -> list[Row]:
 def _stateful(trainer: TrainerProtocol) -> dict[str, Any]:
     """The parts with a `state_dict`: model, optimizers, scheduler and the user's callbacks."""
     attributes = vars(trainer)
-    callbacks = attributes["lightning"].get("callbacks") or []
-    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
     parts = {name: attributes.get(name) for name in ("model", "optimizer", "scheduler", "configured")}
-    parts |= {f"callback {i}": callback for i, callback in enumerate(callbacks)}
+    parts |= {f"callback {i}": callback for i, callback in enumerate(as_list(attributes["lightning"].get("callbacks")))}
     return {name: part for name, part in parts.items() if hasattr(part, "state_dict") and hasattr(part, "load_state_dict")}
 
 

@@ -19,6 +19,7 @@ from ..data.loader import BatchList, as_loader, innermost
 from ..data.seeded_loader import SeededLoader
 from ..data.several_loaders import is_several, mode_of, n_batches, parts_of
 from ..data.tensor_loader import TensorLoader
+from ..engine.callback import as_list
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError
 
@@ -89,18 +90,14 @@ def setup_of(trainer: TrainerProtocol, loader: Any = None) -> Setup:
     }
     if trainer.optimizer is not None:
         found["optimizer"] = _of_optimizer(trainer, trainer.optimizer)
-    finds = any(isinstance(callback, BatchSizeFinder) for callback in _callbacks(trainer))  # which then makes another loader
+    callbacks = as_list(trainer.lightning.get("callbacks"))
+    finds = any(isinstance(callback, BatchSizeFinder) for callback in callbacks)  # which then makes another loader
     if loader is not None and not finds:
         found["loader"] = _of_loader(loader)
     for addon in trainer.active_addons:
         for part, settings in addon.resume_settings(trainer).items():
             found[part] = found.get(part, {}) | settings
     return _plain(found)
-
-
-def _callbacks(trainer: TrainerProtocol) -> list[Any]:
-    given = trainer.lightning.get("callbacks") or []
-    return given if isinstance(given, list) else [given]
 
 
 # %% ../../nbs/state/settings.ipynb #8f945b41
