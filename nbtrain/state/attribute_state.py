@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..engine.protocol import AddOnProtocol, TrainerProtocol
+from ..errors import ConfigError
 from ..objects import is_generator, kind_of, known_kind, module_attributes
 from .object_state import Unpacker, Unsaved, fingerprint, pack
 
@@ -45,13 +46,24 @@ def _own_attributes(trainer: TrainerProtocol) -> dict[str, Any]:
 
 def _own_addons(trainer: TrainerProtocol) -> dict[str, AddOnProtocol]:
     """The addons whose attributes are saved, by the name of their class: yours, without a `state_dict`."""
-    return {type(addon).__qualname__: addon for addon in trainer.active_addons if kind_of(addon).is_own and addon.state_dict() is None}
+    return {type(addon).__qualname__: addon for addon in trainer.active_addons if kind_of(addon).is_own and _state_of(addon) is None}
 
 
 def _stated_addons(trainer: TrainerProtocol) -> dict[str, tuple[AddOnProtocol, dict[str, Any]]]:
     """The addons with a `state_dict`, each with that."""
-    found = ((addon, addon.state_dict()) for addon in trainer.active_addons)
+    found = ((addon, _state_of(addon)) for addon in trainer.active_addons)
     return {type(addon).__qualname__: (addon, state) for addon, state in found if state is not None}
+
+
+def _state_of(addon: AddOnProtocol) -> dict[str, Any] | None:
+    """What its `state_dict` returns. Raises ConfigError for anything but a dict or None."""
+    state = addon.state_dict()
+    if state is not None and not isinstance(state, dict):
+        raise ConfigError(
+            f"{type(addon).__name__}.state_dict returned {type(state).__name__}, expected a dict.",
+            remedy='Return {"name": value}, which load_state_dict gets; or None to save the attributes of the addon.',
+        )
+    return state
 
 
 def _name(kind: type) -> str:

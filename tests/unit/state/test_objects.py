@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Sampler
 from torchmetrics import MeanMetric
 from torchmetrics.functional import mean_squared_error
 
-from nbtrain import AddOnBase, StateManagerAddon
+from nbtrain import AddOnBase, ConfigError, StateManagerAddon
 from nbtrain.data.loader_state import LoaderState, why_not_exact
 from nbtrain.distributed.worker import dumps, loads
 from nbtrain.objects import Search
@@ -352,6 +352,17 @@ def test_an_addon_is_restored_after_a_dry_run_and_brought_back_from_a_worker(add
     replica.run(1, make_loader())
     load_replica_state(trainer, [], loads(dumps(take_state(replica, []))))
     assert trainer[addon].n_seen == 5 and trainer[addon].losses[-1] == replica[addon].losses[-1]
+
+
+def test_a_state_of_an_addon_that_is_no_dict_is_refused_before_the_first_batch(tmp_path: Path) -> None:
+    class NumberAddon(CountAddon):
+        def state_dict(self) -> Any:
+            return self.n_seen
+
+    trainer = make_trainer(Regress.add_on(NumberAddon, StateManagerAddon), save_path=tmp_path)
+    with pytest.raises(ConfigError, match=r"^NumberAddon.state_dict returned int, expected a dict\."):
+        trainer.run(1, make_loader())
+    assert trainer.counts.step == 0
 
 
 def test_a_dry_run_does_not_search_the_functions_of_libraries() -> None:
