@@ -26,11 +26,12 @@ coverage: .venv/installed-dev
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-# 100 kills of a process that saves and 100 of whole runs, on two file systems; 300 runs drawn at random; runs resumed at every save; 1,000 damaged
-# files for each reader; the long tests
+# 1,000 runs that are interrupted in two lives where their state changes; 100 kills of a process that saves and 100 of whole runs, on two file
+# systems; runs resumed at every save; 1,000 damaged files for each reader; the long tests
 faults: .venv/installed-dev .venv/s3
-	NBTRAIN_KILLS=100 NBTRAIN_EVERY_SAVE=1 NBTRAIN_FAULT_CASES=300 NBTRAIN_FLIPS=1000 $(BIN)/python -m pytest -m "" tests/faults tests/unit/state/test_state_manager.py \
-		tests/unit/history/test_hostile_folders.py $(TEST_ARGS)
+	NBTRAIN_FAULT_CASES=1000 $(BIN)/python -m pytest --dist worksteal tests/faults/test_interrupted.py $(TEST_ARGS)
+	NBTRAIN_KILLS=100 NBTRAIN_EVERY_SAVE=1 NBTRAIN_FLIPS=1000 $(BIN)/python -m pytest -m "" --ignore tests/faults/test_interrupted.py \
+		tests/faults tests/unit/state/test_state_manager.py tests/unit/history/test_hostile_folders.py $(TEST_ARGS)
 	$(BIN)/python -m pytest -m long $(TEST_ARGS)
 
 # A million steps with pauses, saves, stops, restarts and kills at random beside a million without; docs/soak.md is written

@@ -240,7 +240,7 @@ class Assignments:
         """Whether something was set since this was made. It takes 0.5 µs."""
         try:
             return self._read() != self._known
-        except KeyError:  # a method is hidden no longer
+        except (KeyError, RuntimeError, ValueError):  # a method is hidden no longer, or an array was set, which has no truth value
             return True
 
 
