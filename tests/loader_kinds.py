@@ -14,7 +14,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+    get_worker_info,
+)
+from torchdata.nodes import Batcher, Loader, Mapper, MapStyleWrapper
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from nbtrain import SeededLoader, TaskLoader, TensorLoader
 
@@ -494,65 +507,80 @@ class ShufflesBatches:
 
 
 # -- loaders with a state
-class _StatefulIterator:
-    def __init__(self, state: dict[str, Any] | None) -> None:
-        drawn = int(torch.empty((), dtype=torch.int64).random_().item())
-        self.seed, self.position = (drawn, 0) if state is None else (state["seed"], state["position"])
+class Placed(IterableDataset[Any]):
+    """A stream in an order by pass, each worker its share; its state is its place, also at the end of a pass."""
 
-    def __iter__(self) -> _StatefulIterator:
-        return self
-
-    @property
-    def is_finished(self) -> bool:
-        return self.position * BATCH_SIZE >= N
-
-    def __next__(self) -> Any:
-        if self.is_finished:
-            raise StopIteration
-        order = torch.randperm(N, generator=torch.Generator().manual_seed(self.seed))
-        rows = order[self.position * BATCH_SIZE : (self.position + 1) * BATCH_SIZE]
-        self.position += 1
-        x, y = make_tensors()
-        return x[rows], y[rows]
-
-
-class Stateful:
-    """As torchdata's StatefulDataLoader: its state is that of the newest iterator, which is made for it where there is none.
-
-    `next_iter_state` is torchdata's name for a state that was loaded and not yet used.
-    """
+    n_passes = n_read = 0
 
     def __init__(self) -> None:
-        self._iterator: _StatefulIterator | None = None
-        self.next_iter_state: dict[str, Any] | None = None
-        self._made_for_state = False
+        self.is_loaded = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self.n_read, self.is_loaded = self.n_read if self.is_loaded else 0, False
+        worker, data = get_worker_info(), make_dataset()
+        order = order_by(random.Random(self.n_passes))
+        order = order if worker is None else order[worker.id :: worker.num_workers]
+        while self.n_read < len(order):
+            self.n_read += 1
+            yield data[order[self.n_read - 1]]
+        self.n_passes += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"n_read": self.n_read, "n_passes": self.n_passes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.n_read, self.n_passes, self.is_loaded = state["n_read"], state["n_passes"], True
+
+
+class PlacedNoisy(Noisy):
+    """An indexed dataset whose state is that of its generator."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"chance": self.chance.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.chance.set_state(state["chance"])
+
+
+class Continues:
+    """A loader whose state is the batches that it has read of a pass: after all of them, the pass that it continues has none."""
+
+    n_passes = n_read = 0
+    loaded: int | None = None
 
     def __len__(self) -> int:
         return -(-N // BATCH_SIZE)
 
-    def _make(self) -> _StatefulIterator:
-        state, self.next_iter_state = self.next_iter_state, None
-        return _StatefulIterator(state)
-
-    def __iter__(self) -> _StatefulIterator:
-        if not self._made_for_state or self._iterator is None:
-            self._iterator = self._make()
-        self._made_for_state = False
-        if self._iterator.is_finished:
-            self._iterator = self._make()
-        return self._iterator
+    def __iter__(self) -> Iterator[Any]:
+        self.n_passes += self.loaded is None
+        first, self.loaded = self.loaded or 0, None
+        order, (x, y) = order_by(random.Random(self.n_passes)), make_tensors()
+        for i in range(first, len(self)):
+            rows, self.n_read = order[i * BATCH_SIZE : (i + 1) * BATCH_SIZE], i + 1
+            yield x[rows], y[rows]
 
     def state_dict(self) -> dict[str, Any]:
-        if self._iterator is None:
-            self._iterator, self._made_for_state = self._make(), True
-        return {"seed": self._iterator.seed, "position": self._iterator.position}
+        return {"n_passes": self.n_passes, "n_read": self.n_read}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.next_iter_state, self._iterator = dict(state), None
+        self.n_passes, self.loaded = state["n_passes"], state["n_read"]
 
 
-class StatefulUnsized(Stateful):
-    __len__ = None  # type: ignore[assignment]
+def stateful(dataset: Callable[[], Any] = make_dataset, **options: Any) -> Callable[[], StatefulDataLoader[Any]]:
+    """Makes torchdata's loader."""
+
+    def make() -> StatefulDataLoader[Any]:
+        made = dataset()
+        own = {name: value() if callable(value) else value for name, value in options.items()}
+        shuffle = None if "sampler" in own or isinstance(made, IterableDataset) else True
+        return StatefulDataLoader(made, BATCH_SIZE, shuffle=shuffle, **own)
+
+    return make
+
+
+def nodes() -> Any:
+    samples = MapStyleWrapper(make_dataset(), RandomSampler(range(N), generator=RNGS["torch"]()))  # pyright: ignore[reportArgumentType]
+    return Loader(Mapper(Batcher(samples, BATCH_SIZE, drop_last=False), default_collate))
 
 
 # -- all of them
@@ -621,8 +649,25 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "plain iterable with a length": PlainSized,
     "loader that shuffles its batches in place": ShufflesBatches,
     "list of batches": lambda: list(PlainSized()),
-    "stateful loader": Stateful,
-    "stateful loader without a length": StatefulUnsized,
+    "loader whose state is a place in a pass": Continues,
+    "torchdata": stateful(),
+    "torchdata, a generator": stateful(generator=RNGS["torch"]),
+    "torchdata, a sampler that counts": stateful(sampler=Counts),
+    "torchdata, its sampler for ranks": stateful(sampler=lambda: StatefulDistributedSampler(make_dataset(), 1, 0)),
+    "torchdata, a dataset that draws": stateful(NoisyGlobal),
+    "torchdata, a dataset that counts its reads": stateful(Hardens),
+    "torchdata, a dataset with a state": stateful(lambda: PlacedNoisy(RNGS["torch"]())),
+    "torchdata, a stream with a state": stateful(Placed),
+    "torchdata, a stream that counts": stateful(Stream),
+    "torchdata, nodes": nodes,
+    "torchdata, two workers": stateful(**WORKERS),
+    "torchdata, two workers, a dataset that draws": stateful(NoisyGlobal, **WORKERS),
+    "torchdata, two workers, a dataset that draws, every 3 steps": stateful(NoisyGlobal, snapshot_every_n_steps=3, **WORKERS),
+    "torchdata, two workers, every 3 steps": stateful(snapshot_every_n_steps=3, **WORKERS),
+    "torchdata, two workers, a dataset with a state": stateful(lambda: PlacedNoisy(RNGS["torch"]()), **WORKERS),
+    "torchdata, two workers, a stream with a state": stateful(Placed, **WORKERS),
+    "torchdata, persistent workers": stateful(**STAYING),
+    "torchdata, persistent workers, a dataset that draws": stateful(NoisyGlobal, **STAYING),
     "TensorLoader": lambda: TensorLoader(*make_tensors(), batch_size=BATCH_SIZE, shuffle=True),
     "TensorLoader with a generator": lambda: TensorLoader(*make_tensors(), batch_size=BATCH_SIZE, shuffle=True, generator=RNGS["torch"]()),
     "SeededLoader": lambda: SeededLoader(NoisyGlobal(), BATCH_SIZE),
@@ -651,4 +696,8 @@ SAID = {
     "stream with global noise": "global random numbers",
     "loader that shuffles its batches in place": "batches",
     "persistent workers, a dataset that draws": "persistent workers",
+    "torchdata, persistent workers, a dataset that draws": "persistent workers",
+    "torchdata, two workers, a dataset with a state": "the random numbers of the loader's workers",
+    "torchdata, two workers, a stream with a state": "the random numbers of the loader's workers",
+    "torchdata, nodes": "the nodes of the Loader",
 }

@@ -122,10 +122,11 @@ class StateManagerAddon(AddOnBase):
     def loader(self, trainer: StatefulTrainer, loader: Any, *, training: bool) -> Any:
         states = trainer.states
         if not training:
-            if trainer.mode == "train":
-                states.open_valid = ValidLoader(loader)
-                states.note_inexact(trainer, states.open_valid.check.reasons)
-            return loader
+            if trainer.mode != "train":
+                return loader
+            states.open_valid = valid = ValidLoader(loader)
+            states.note_inexact(trainer, valid.check.reasons)
+            return valid.readable
         if self.base is not None:  # before anything trains
             self.base.begin(trainer.model)
         opened = states.open(trainer, loader)

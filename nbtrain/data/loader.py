@@ -5,11 +5,11 @@
 # %% ../../nbs/data/loader.ipynb #0c34284d
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Sampler, Subset, TensorDataset
 
 from ..errors import CheckpointError, ConfigError
 
@@ -22,6 +22,8 @@ __all__ = [
     "with_batch_sampler",
     "LoaderWrapper",
     "innermost",
+    "is_fixed",
+    "is_default_collate",
     "StatefulLoader",
     "Batching",
     "check_same",
@@ -102,6 +104,23 @@ def innermost(loader: Any) -> Any:
     while isinstance(loader, LoaderWrapper):
         loader = loader.loader
     return loader
+
+
+_INDEXED = (TensorDataset, list, tuple, range)
+
+
+def is_fixed(dataset: Any) -> bool:
+    """Whether each sample of `dataset` is always the same."""
+    if type(dataset) is Subset:
+        return is_fixed(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(map(is_fixed, dataset.datasets))
+    return type(dataset) in _INDEXED
+
+
+def is_default_collate(collate: Callable[..., Any]) -> bool:
+    """Whether `collate` is one of torch's, which only stacks samples."""
+    return getattr(collate, "__module__", "") == "torch.utils.data._utils.collate"
 
 
 # %% ../../nbs/data/loader.ipynb #8d599706

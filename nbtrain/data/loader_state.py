@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from .stream import place_keeper
+from .loader import is_default_collate, is_fixed
+from .stream import has_state, is_torchdata, place_keeper
 from nbtrain.objects import (
     MOST_ITEMS,
     MOST_NUMBERS,
@@ -31,10 +33,10 @@ from nbtrain.objects import (
     set_generator_state,
     set_values,
 )
-from ..rng import keep_random
+from ..rng import keep_random, random_state, set_random_state
 
 # %% auto #0
-__all__ = ["LoaderParts", "find_parts", "LoaderState", "is_fixed", "why_not_exact", "draws_in_ranks", "is_default_collate"]
+__all__ = ["LoaderParts", "find_parts", "LoaderState", "why_not_exact", "draws_in_ranks"]
 
 
 # %% ../../nbs/data/loader_state.ipynb #7cc600e4
@@ -81,7 +83,8 @@ def find_parts(loader: Any) -> LoaderParts:
     """Search the objects of `loader`, each once."""
     found, search = LoaderParts(), Search([("", loader)], libraries=True)
     for path, item in search:
-        found.add(path, item)
+        if not path.startswith(tuple(f"{at}._iterator" for at in found.loaders)):  # a pass of torch's, which can't be restored
+            found.add(path, item)
     found.is_whole = search.is_whole
     return found
 
@@ -98,6 +101,7 @@ class LoaderState:
         self.keeper = place_keeper(loader)
         self.first = find_parts(loader)
         self._before = self._values(self.first)
+        self._loaded: Mapping[str, Any] | None = None  # the place whose own state the next pass begins with
 
     @property
     def has_own(self) -> bool:
@@ -105,14 +109,24 @@ class LoaderState:
         return self.keeper is not None
 
     @property
-    def is_of_stream(self) -> bool:
-        """Whether the state is the stream's: a place within a pass, which means nothing between two passes."""
-        return self.keeper is not None and self.keeper is not self.loader
+    def is_within_pass(self) -> bool:
+        """Whether the state is a place within a pass, which means nothing between two passes: a stream's, or that of torchdata's loader."""
+        return self.keeper is not None and (self.keeper is not self.loader or is_torchdata(self.loader))
 
     @property
     def is_stated(self) -> bool:
         """Whether the loader's own state is the whole place, so that nothing is read again."""
-        return self.keeper is not None and getattr(self.keeper, "is_stated", True)
+        return self.keeper is not None and not is_torchdata(self.loader) and getattr(self.keeper, "is_stated", True)
+
+    def beside(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the `values` of a place in a pass, by path, that the loader's own state lacks; all if it has none."""
+        if self.keeper is None:
+            return dict(values)
+        if not self.is_within_pass:
+            return {}
+        lacks = [".collate_fn", *((".sampler", ".batch_sampler") if is_torchdata(self.loader) else ())]
+        lacks += [] if has_state(getattr(self.loader, "dataset", self.keeper)) else [".dataset"]
+        return {path: found for path, found in values.items() if path.startswith(tuple(lacks))}
 
     def take(self, *, changed: bool = True, with_own: bool = True) -> dict[str, Any]:
         """Return the loader's place. `changed`: include only values that have changed. `with_own`: include the loader's own state."""
@@ -133,7 +147,7 @@ class LoaderState:
 
         In data, and beside the loader's own state, only the few that may be counters.
         """
-        few = ("",) if self.has_own or isinstance(self.loader, (list, tuple)) else parts.indexed
+        few = ("",) if self.is_stated or isinstance(self.loader, (list, tuple)) else parts.indexed
         budget, found = [MOST_NUMBERS], dict[str, Any]()
         for path, holder in parts.holders.items():
             limits = _FEW if path.startswith(few) else (MOST_ITEMS, MOST_NUMBERS)
@@ -166,6 +180,7 @@ class LoaderState:
             _start_workers(parts, place.get("workers", ()))
         if place["own"] is not None and whole and self.keeper is not None:
             self.keeper.load_state_dict(place["own"])
+            self._loaded = place
             if getattr(self.keeper, "next_iter_state", None) is not None:
                 with keep_random(devices=False):  # torchdata's loader applies the state only when it is read, and draws a number then
                     self.keeper.state_dict()
@@ -175,6 +190,40 @@ class LoaderState:
                     set_values(parts.holders[path], values)
         for generator, state in _matched(parts.generators, place["generators"]):
             set_generator_state(generator, state)
+
+    def begin(self) -> Iterator[Any]:
+        """Begin a pass at the place that `put` has restored, which is between two passes.
+
+        An own state that was taken after the last batch may be restored as that place: then the pass after it begins.
+        """
+        loaded, self._loaded = self._loaded, None
+        random = random_state() if loaded is not None else {}
+        batches = iter(self.loader)
+        return batches if loaded is None else self._next_if_finished(batches, loaded, random)
+
+    def _next_if_finished(self, batches: Iterator[Any], place: Mapping[str, Any], random: dict[str, Any]) -> Iterator[Any]:
+        if first := list(islice(batches, 1)):
+            yield first.pop()  # held no longer than the step needs it
+        else:
+            self.put({**place, "own": None}, workers=False)
+            set_random_state(random)
+            batches = iter(self.loader)
+        yield from batches
+
+    def reopen(self, begin: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[Any]:
+        """Continue a pass that began with `begin` at `place`, by the loader's own state.
+
+        It is loaded as the pass began, because it may say no more than how many samples of a sampler's order were read. The caller
+        restores the random state.
+        """
+        assert self.keeper is not None
+        workers = () if self.is_within_pass else place.get("workers", ())
+        self.put({**begin["place"], "own": None, "values": self.beside(begin["place"].get("values", {})), "workers": workers})
+        set_random_state(begin["random"])
+        self.keeper.load_state_dict(place["own"])
+        batches = iter(self.loader)
+        self.put({**place, "own": None, "values": self.beside(place.get("values", {}))}, workers=False)
+        return batches
 
 
 def _has_odd_keys(values: Any) -> bool:
@@ -198,18 +247,6 @@ def _start_workers(parts: LoaderParts, paths: Iterable[str]) -> None:
 
 
 # %% ../../nbs/data/loader_state.ipynb #fbb0f507
-_INDEXED = (torch.utils.data.TensorDataset, list, tuple, range)
-
-
-def is_fixed(dataset: Any) -> bool:
-    """Whether each sample of `dataset` is always the same."""
-    if type(dataset) is torch.utils.data.Subset:
-        return is_fixed(dataset.dataset)
-    if type(dataset) is torch.utils.data.ConcatDataset:
-        return all(map(is_fixed, dataset.datasets))
-    return type(dataset) in _INDEXED
-
-
 def why_not_exact(parts: LoaderParts) -> list[str]:
     """What can't be restored in a loader, as readable reasons; empty if nothing is known to be missing."""
     reasons = [
@@ -232,8 +269,3 @@ def draws_in_ranks(parts: LoaderParts) -> list[str]:
     own = [(path, loader) for path, loader in parts.loaders.items() if not loader.num_workers]
     found = [type(loader.dataset).__name__ for path, loader in own if any(at.startswith(f"{path}.dataset") for at in parts.generators)]
     return [f"{name} draws from a generator in each rank, and at the end of an epoch one place is saved for all" for name in found]
-
-
-def is_default_collate(collate: Callable[..., Any]) -> bool:
-    """Whether `collate` is one of torch's, which only stacks samples."""
-    return getattr(collate, "__module__", "") == "torch.utils.data._utils.collate"

@@ -15,10 +15,10 @@ from typing import Any
 from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import DataLoader, IterableDataset
 
-from .loader import LoaderWrapper, StatefulLoader
-from .loader_state import LoaderState, is_default_collate, is_fixed
+from .loader import LoaderWrapper, StatefulLoader, is_default_collate, is_fixed
+from .loader_state import LoaderState
 from .order_check import OrderCheck, same_random
-from .stream import loses_buffer, place_keeper, stream_of
+from .stream import is_torchdata, lost_in_pass, loses_buffer, place_keeper, stream_of
 from ..errors import CheckpointError, ConfigError
 from ..rng import random_state, set_random_state
 
@@ -103,7 +103,7 @@ def why_read_again(loader: Any) -> str:
     stream = stream_of(loader)
     if stream is not None and loader.num_workers and isinstance(stream, StatefulLoader):
         return f"{type(stream).__name__} has its state in worker processes; torchdata's StatefulDataLoader saves it there"
-    if isinstance(loader, (StatefulLoader, list, tuple)) or place_keeper(loader) is not None or can_skip(loader):
+    if isinstance(loader, (list, tuple)) or place_keeper(loader) is not None or can_skip(loader):
         return ""
     if isinstance(loader, LoaderWrapper):
         return why_read_again(loader.loader) or "its batches are dealt to several processes, each of which reads its own"
@@ -144,7 +144,7 @@ def _from_begin(state: LoaderState, begin: dict[str, Any], finished: int, ahead:
     if not state.has_own and can_skip(state.loader, ahead=ahead > 0):
         batches = skip_batches(state.loader, finished)
     else:
-        batches = iter(state.loader)
+        batches = state.begin()
         deque(islice(batches, finished), maxlen=0)
     return chain(list(islice(batches, ahead)), batches)  # before the newest random state is restored
 
@@ -193,10 +193,10 @@ class RereadableLoader(LoaderWrapper):
         `after_cut`: the previous pass was cut, so the loader's own state is still a place in that pass.
         """
         self._n_handed = 0
-        with_own = own is None and not after_cut and not self.state.is_of_stream
+        with_own = own is None and not after_cut and not self.state.is_within_pass
         place = self.state.take(changed=False, with_own=with_own)
         self._begin = {"place": place if own is None else place | {"own": own}, "random": random_state()}
-        return iter(self.loader)
+        return self.state.begin()
 
     def read_on(self) -> Iterator[Any]:
         """Yield the rest of the current pass. After an error, a loader that can continues after the batch that it could not read."""
@@ -230,7 +230,7 @@ class RereadableLoader(LoaderWrapper):
     def _reread(self, finished: int, set_random: Callable[[], None]) -> Iterator[Any]:
         self.state.put(self._begin["place"])
         set_random_state(self._begin["random"])
-        batches = iter(self.loader)
+        batches = self.state.begin()
         deque(islice(batches, finished), maxlen=0)
         self._n_handed = finished
         if finished:  # otherwise a new iterator has drawn already, and the run continues from here
@@ -243,7 +243,7 @@ class RereadableLoader(LoaderWrapper):
 
     def _is_whole(self) -> bool:
         """Whether the loader's own state, after the current pass, is that of the next pass."""
-        if not self.state.has_own or self.state.is_of_stream or getattr(self.loader, "continues", False):
+        if not self.state.has_own or self.state.is_within_pass or getattr(self.loader, "continues", False):
             return True
         return self._ended or self._n_handed == self._length()
 
@@ -260,6 +260,7 @@ class ResumableLoader(RereadableLoader):
 
     def __init__(self, loader: Iterable[Any]) -> None:
         super().__init__(loader)
+        self.check.reasons += lost_in_pass(loader)
         self.random_ahead: dict[str, Any] | None = None  # to continue with, if the first batch was read before the run began
         self._draws: bool | None = None  # whether it draws between two batches; None before that is known
         self._next: tuple[dict[str, Any], dict[str, Any]] | None = None  # a state to resume from, and the random state to continue with
@@ -305,16 +306,14 @@ class ResumableLoader(RereadableLoader):
             return self._begin_pass(place["own"] if state["whole"] else None, after_cut=not state["whole"])
         self._begin, self._n_handed, ahead = state["begin"], finished, state["handed"] - finished
         if (newest := state.get("newest")) is not None:
-            self.state.put(place | {"own": newest["own"]})
-            batches = iter(self.loader)
+            batches = self.state.reopen(self._begin, place | {"own": newest["own"]})
             set_random_state(newest["random"])
             batches = chain(list(islice(batches, ahead)), batches)
         elif place["own"] is not None and not ahead:
-            self.state.put(place)
-            batches = iter(self.loader)
+            batches = self.state.reopen(self._begin, place)
         else:
             batches = _from_begin(self.state, self._begin, finished, ahead)
-            self.state.put(place | {"own": None, "values": {} if self.state.has_own else place.get("values", {})})
+            self.state.put(place | {"own": None, "values": self.state.beside(place.get("values", {}))})
         set_random_state(random)
         return batches
 
@@ -323,7 +322,7 @@ class ResumableLoader(RereadableLoader):
 
         `whole`: include values that have not changed, to restore the same objects after they have changed.
         """
-        with_own = finished is not None or not self.state.is_of_stream
+        with_own = finished is not None or not self.state.is_within_pass
         state = {"length": self._length(), "place": self.state.take(changed=not whole, with_own=with_own)}
         if finished is None:
             return state | {"finished": None, "whole": self._is_whole()}
@@ -355,22 +354,31 @@ class ResumableLoader(RereadableLoader):
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #d4d2a535
-class ValidLoader:
+class ValidLoader(LoaderWrapper):
     """Saves and restores the place of a validation `loader` between two validations.
 
     `is_read`: whether it was read in this run. `is_cut`: whether validations stop before its end.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
+        super().__init__(loader)
         self.state = LoaderState(loader)
         self.check = OrderCheck(self.state)
         self.is_read = self.is_cut = False
         self._own: Any = None  # the loader's own state that was restored
 
+    def __iter__(self) -> Iterator[Any]:
+        return self.state.begin()
+
+    @property
+    def readable(self) -> Iterable[Any]:
+        """What Lightning reads: the loader itself, which it may know; or this wrapper, if the own state may be that of a finished pass."""
+        return self if self.state.keeper is self.loader and not self.state.is_within_pass else self.loader
+
     def state_dict(self, *, whole: bool = False) -> dict[str, Any]:
         """The place for the next validation. `whole`: as for a ResumableLoader."""
         # Some loaders draw a random number to make a state before they are read; a stream's state is a place in the pass that has ended
-        asks = self.is_read and not self.is_cut and not self.state.is_of_stream
+        asks = self.is_read and not self.is_cut and not self.state.is_within_pass
         place = self.state.take(changed=not whole, with_own=asks)
         return place | ({} if asks else {"own": self._own}) | {"whole": not self.is_cut}
 
@@ -395,12 +403,14 @@ def borrowed(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
         raise ConfigError("An iterator can't give its batches twice.", remedy="Give a DataLoader, a list, or an object with __iter__.")
     state = LoaderState(loader)
     before = state.take(changed=False, with_own=False)
-    spare = copy(loader)
+    spare: Any = copy(loader)
     if isinstance(spare, DataLoader):
         spare._iterator = None  # persistent workers would continue with their own random numbers
     try:
-        if isinstance(spare, StatefulLoader):
+        if is_torchdata(spare):
+            spare.next_iter_state = None
+        elif isinstance(spare, StatefulLoader):
             spare.load_state_dict(spare.state_dict())
         yield spare
     finally:
-        state.put(before | {"values": {}} if state.has_own and not state.is_of_stream else before, workers=False)
+        state.put(before | {"values": {}} if state.has_own and not state.is_within_pass else before, workers=False)

@@ -11,13 +11,32 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from .loader import LoaderWrapper, StatefulLoader, innermost
+from .loader import LoaderWrapper, StatefulLoader, innermost, is_default_collate, is_fixed
 
 # %% auto #0
-__all__ = ["place_keeper", "stream_of", "loses_buffer", "set_dataset_epoch", "keeps_epoch"]
+__all__ = ["has_state", "is_torchdata", "place_keeper", "lost_in_pass", "stream_of", "loses_buffer", "set_dataset_epoch", "keeps_epoch"]
 
 
 # %% ../../nbs/data/stream.ipynb #96826424
+def has_state(item: Any) -> bool:
+    """Whether `item` has `state_dict` and `load_state_dict`."""
+    return callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None))
+
+
+def is_torchdata(loader: Any) -> bool:
+    """Whether `loader` is one of torchdata's, such as StatefulDataLoader: their state is a place within a pass."""
+    return isinstance(loader, StatefulLoader) and any(kind.__module__.partition(".")[0] == "torchdata" for kind in type(loader).__mro__)
+
+
+def _is_complete(loader: Any) -> bool:
+    """Whether the state of torchdata's `loader` has what the rest of a pass depends on and this process lacks."""
+    if not isinstance(loader, DataLoader) or has_state(loader.dataset):
+        return True
+    if isinstance(loader.dataset, IterableDataset):
+        return False
+    return not loader.num_workers or (is_fixed(loader.dataset) and is_default_collate(loader.collate_fn))
+
+
 def place_keeper(loader: Any) -> StatefulLoader | None:
     """The object whose `state_dict` is the place of a pass: `loader` itself, or the stream that a plain DataLoader reads in this process.
 
@@ -26,9 +45,19 @@ def place_keeper(loader: Any) -> StatefulLoader | None:
     if loses_buffer(loader):
         return None
     if isinstance(loader, StatefulLoader):
-        return loader
+        return loader if not is_torchdata(loader) or _is_complete(loader) else None
     stream = stream_of(loader)
     return stream if stream is not None and isinstance(stream, StatefulLoader) and not loader.num_workers else None
+
+
+def lost_in_pass(loader: Any) -> list[str]:
+    """What the state of torchdata's `loader` lacks in the middle of a pass, as readable reasons."""
+    if not is_torchdata(loader) or place_keeper(loader) is None:
+        return []
+    if not isinstance(loader, DataLoader):
+        return [f"the random numbers that the nodes of the {type(loader).__name__} draw ahead are not in its state, if they draw any"]
+    name, is_lost = type(loader.dataset).__name__, loader.num_workers and has_state(loader.dataset)
+    return [f"the random numbers of the loader's workers are not in its state, if {name} draws any there"] if is_lost else []
 
 
 def stream_of(loader: Any) -> IterableDataset[Any] | None:

@@ -153,7 +153,7 @@ class PassModule(L.LightningModule):
         self._recorded: tuple[int, str] | None = None  # the newest batch and the turn whose output was counted
         self._counted: set[Mode] = set()  # the modes in which a batch was counted
         self._losses: list[Tensor] = []  # of the newest batch, if it has several steps
-        self._train_open = self._accumulates = self._sanity_check = False
+        self._train_open = self._sanity_check = False
         self._borrowed: list[Callable[[], Any]] = []  # restore what a validation changes: the RNG state and the owner's mode
 
     # -- what a step returns
@@ -223,16 +223,17 @@ class PassModule(L.LightningModule):
         if self.guard is not None:
             self.guard.begin_pass()
         self._begin("train")
-        batches, accumulates = self.trainer.fit_loop.epoch_loop.batch_progress.total, self.trainer.accumulate_grad_batches > 1
+        batches = self.trainer.fit_loop.epoch_loop.batch_progress.total
         own = vars(self)  # through nn.Module it costs 2 µs each
-        own.update(_train_open=True, _accumulates=accumulates, epoch_metrics={}, _batches=batches, _recorded=None)
+        own.update(_train_open=True, epoch_metrics={}, _batches=batches, _recorded=None)
         set_dataset_epoch(self.trainer.train_dataloader, self.owner.train_state.counts.epoch)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        fit_loop = self._trainer.fit_loop  # pyright: ignore[reportOptionalMemberAccess]  # the property would cost 1 µs
+        pl_trainer: Any = self._trainer  # the property would cost 1 µs
+        fit_loop = pl_trainer.fit_loop
         if fit_loop.epoch_loop.batch_progress.is_last_batch:
             self.end_train_pass()
-        if self._accumulates and fit_loop.epoch_loop._should_check_val_fx(fit_loop._data_fetcher):  # pyright: ignore[reportArgumentType]
+        if pl_trainer.accumulate_grad_batches > 1 and fit_loop.epoch_loop._should_check_val_fx(fit_loop._data_fetcher):
             self.isolate_validation()  # inside a window on_validation_model_zero_grad is not called
 
     def end_train_pass(self) -> None:

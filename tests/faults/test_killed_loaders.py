@@ -36,7 +36,7 @@ Path(folder, "outcome.json").write_text(json.dumps(outcome, default=torch.Tensor
 PAIRS = [
     ("nested samplers", "sampler with a generator of NumPy's"),
     ("dataset with a generator of Python's", "sampler that counts"),
-    ("stream that counts", "stateful loader"),
+    ("stream that counts", "torchdata, two workers"),
 ]
 
 

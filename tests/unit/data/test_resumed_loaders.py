@@ -75,10 +75,14 @@ def check(
         assert [said in text for text in notes(broken) if NOTE in text] == [True], notes(broken)
 
 
+EACH = ("torchdata, two workers, a dataset that draws", "loader whose state is a place in a pass")
+
+
 def quick(names: Iterable[str], every: int) -> list[Any]:
     """As `some`, and the slow ones are left to `make faults` too: those with workers wait half a minute for their end."""
     names = list(names)
-    taken = [name for name in names if "workers" not in name and "12,000 objects" not in name][::every]
+    taken = [name for name in names if "workers" not in name and "12,000 objects" not in name and "torchdata" not in name][::every]
+    taken += [name for name in names if name in EACH or ("torchdata" in name and "workers" not in name)]
     return [name if name in taken else pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
@@ -93,7 +97,7 @@ def test_resumed_run_over_random_nested_samplers_matches_an_unbroken_one(seed: i
     check(tmp_path, by_batches(lambda: nested(seed)), at=random.Random(seed).choice([5, 7, 9, 11, 15]))
 
 
-EXACT_BETWEEN_PASSES = ("lazy sampler with global random numbers", "stream with global noise")  # no validation is resumed in the middle
+EXACT_BETWEEN_PASSES = ("lazy sampler with global random numbers", "stream with global noise", "torchdata, nodes")
 VALID = [name for name in LOADERS if "two workers" not in name]
 
 
@@ -107,7 +111,7 @@ def test_validation_loader_continues_after_a_resume_as_it_would_have(name: str, 
     check(tmp_path, train, LOADERS[name], at=at, said="" if name in EXACT_BETWEEN_PASSES else SAID.get(name, ""), **options)
 
 
-@pytest.mark.parametrize("name", some(["TensorLoader with a generator", "SeededLoader", "shuffled by a generator", "stateful loader"], 3))
+@pytest.mark.parametrize("name", some(["TensorLoader with a generator", "SeededLoader", "shuffled by a generator", "torchdata"], 3))
 @pytest.mark.parametrize("which", ["train", "val"])
 def test_resumed_run_whose_passes_a_limit_cuts_matches_an_unbroken_one(name: str, which: str, tmp_path: Path) -> None:
     loaders = (LOADERS[name], lambda: None) if which == "train" else (lambda: DataLoader(make_dataset(), 4), LOADERS[name])
@@ -136,7 +140,7 @@ def test_several_validation_loaders_continue(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
-@pytest.mark.parametrize("name", ["SeededLoader", "TensorLoader with a generator", "shuffled by a generator", "stateful loader"])
+@pytest.mark.parametrize("name", ["SeededLoader", "TensorLoader with a generator", "shuffled by a generator", "torchdata"])
 def test_a_pass_after_a_cut_one_is_resumed_where_batches_were_read_ahead(name: str, ahead: int) -> None:
     torch.manual_seed(0)
     loader = ResumableLoader(LOADERS[name]())
