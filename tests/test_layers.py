@@ -32,7 +32,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "data": ("rng", "objects"),
     "optim": ("events", "views"),
     "engine": ("compat", "events", "rng", "source", "history", "data"),
-    "loops": ("rng", "source", "data", "engine"),
+    "loops": ("rng", "source", "data", "optim", "engine"),
     "loggers": ("events", "views", "history", "data", "engine"),
     "distributed": ("events", "rng", "source", "data", "engine"),
     "checkpoint": ("compat", "history", "distributed"),

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..data.batch import batch_size, can_split, is_out_of_memory, split
@@ -26,6 +25,7 @@ from ..engine.step_module import StepModule
 from ..engine.step_output import count_samples
 from ..errors import ConfigError, StepError
 from ..loops.lean_training import LeanEpochLoop
+from ..optim.param_groups import scale_gradients
 
 # %% auto #0
 __all__ = [
@@ -76,7 +76,10 @@ class _Sum:
 
     def whole(self) -> dict[str, Any]:
         """What the step would have returned for the whole batch."""
-        names = self.outputs[0]
+        names, n = self.outputs[0], self.n
+        self.n = sum(self.sizes)  # without the parts that were left out
+        if not self.sums and self.n < n:
+            self.gradients = [None if gradient is None else gradient * (n / self.n) for gradient in self.gradients]
         joined = {name: self._join(name, [output[name] for output in self.outputs]) for name in names}
         gradients = self.gradients if self.scale == 1 else [None if g is None else g / self.scale for g in self.gradients]
         return joined | {"loss": _Computed.apply(joined["loss"], gradients, *self.parameters)}
@@ -106,13 +109,13 @@ class _Parts(L.Callback):
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._scaler = getattr(pl_trainer.precision_plugin, "scaler", None)
 
-    def run(self, step: TrainStep, batch: Any) -> Mapping[str, Any]:
+    def run(self, step: TrainStep, batch: Any) -> Mapping[str, Any] | None:
         """Return the output of `step` for `batch`, computed in parts that are made smaller until they fit."""
         n = batch_size(batch) if can_split(batch) else 1
         while True:
             found = self._attempt(step, batch, n)
             if found is not None:
-                return found
+                return found or None  # without an output where all parts are left out
             size = -(-min(self.addon.n_at_once or n, n) // 2)
             self.addon.n_at_once = size
             self.trainer.recorder.note(f"A batch of {n} samples ran out of memory: from now on {size} samples are computed at a time.")
@@ -127,13 +130,14 @@ class _Parts(L.Callback):
         scale = float(self._scaler.get_scale()) if self._scaler is not None else 1.0
         total = _Sum(parameters, n, sums=self.addon.micro_reduction == "sum", scale=scale)
         try:
-            for part in split(batch, size):
-                total.add(step(part), min(size, n - sum(total.sizes)))
+            for i, part in enumerate(split(batch, size)):
+                if (output := step(part)) is not None:
+                    total.add(output, min(size, n - i * size))
         except RuntimeError as error:
             if size > 1 and is_out_of_memory(error):
                 return None
             raise
-        return total.whole()
+        return total.whole() if total.outputs else {}
 
     def state_dict(self) -> dict[str, Any]:
         return {"n_at_once": self.addon.n_at_once}
@@ -238,6 +242,12 @@ class _Readers:
     def sum(self, value: Tensor) -> Tensor:
         return self.strategy.reduce(value, reduce_op="sum") * self.n / self.n_processes
 
+    def most(self, n_samples: int) -> int:
+        """The largest `n_samples` of all processes."""
+        if self.n_processes == 1:
+            return n_samples
+        return int(self.strategy.reduce(torch.tensor(n_samples, device=self.strategy.root_device), reduce_op="max"))
+
     def totals(self, n_samples: int, n_batches: int) -> tuple[int, int]:
         """Samples and batches of all processes, from those of this one."""
         if self.n_processes == 1:
@@ -338,9 +348,9 @@ class _Accumulate(L.Callback):
         schedule = self.addon.accumulate
         if isinstance(schedule, Mapping) and self.window.n_batches == 0:
             self._begin_window(pl_trainer, _at(schedule, pl_trainer.global_step), batch_idx)
-        self._samples = count_samples(self.trainer, batch)
+        self._samples = count_samples(self.trainer, batch) if batch is not None else 0
         if not self.unit:
-            self.unit = int(pl_trainer.strategy.broadcast(self._samples))
+            self.unit = self._readers.most(self._samples)
 
     def _begin_window(self, pl_trainer: L.Trainer, n_batches: int, batch_idx: int) -> None:
         """Start a window of `n_batches` with this batch."""
@@ -363,7 +373,7 @@ class _Accumulate(L.Callback):
 
     def on_before_backward(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         self.window.n_batches += 1
-        if not self._readers.count_this:
+        if not self._readers.count_this or getattr(pl_module, "leaves_out", False):
             return
         self.window.n_counted += 1
         self.window.n_samples += self._samples
@@ -376,7 +386,7 @@ class _Accumulate(L.Callback):
         n_samples, n_batches = self._readers.totals(window.n_samples, window.n_counted)
         loss = window.loss if self.loss_reduction is not None else None
         found = self._aggregate(window.outputs, loss, n_batches)
-        _correct(optimizer, self._factor(pl_trainer.accumulate_grad_batches, n_samples, found))
+        scale_gradients(optimizer, self._factor(pl_trainer.accumulate_grad_batches, n_samples, found))
         if self.addon.loss_reduction is not None and isinstance(pl_module, StepModule):
             pl_module.record("window_loss", self._reduced(found, n_samples))
         if self._notify is not None:
@@ -416,11 +426,13 @@ class _Accumulate(L.Callback):
     def _notify_of_validation(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *args: Any) -> None:
         if pl_trainer.sanity_checking:
             return
-        counts = self._readers.count_this
-        loss, size = outputs.get("loss"), count_samples(self.trainer, batch) * counts  # independent of an open window
-        n_samples, n_batches = self._readers.totals(size, int(counts))
-        weighted = loss * (size if self.loss_reduction == "mean" else counts) if loss is not None else None
-        self._notify_of(self._aggregate([outputs] if counts else [], weighted, n_batches), n_samples)
+        given = [outputs] if self._readers.count_this and outputs is not None else []
+        loss = 0.0 if outputs is None else outputs.get("loss")  # a batch that is left out adds nothing to those of other ranks
+        size = count_samples(self.trainer, batch) if given else 0  # independent of an open window
+        n_samples, n_batches = self._readers.totals(size, len(given))
+        weighted = loss * (size if self.loss_reduction == "mean" else len(given)) if loss is not None else None
+        if n_batches:
+            self._notify_of(self._aggregate(given, weighted, n_batches), n_samples)
 
     # -- its state
     def state_dict(self) -> dict[str, Any]:
@@ -431,17 +443,6 @@ class _Accumulate(L.Callback):
 
 
 # %% ../../nbs/addons/accumulation.ipynb #51e5e74d
-def _correct(optimizer: Optimizer, factor: float | Tensor) -> None:
-    """Multiply the gradients in place. A sharded model has gradients of two kinds, which torch does not multiply together."""
-    if not isinstance(factor, Tensor) and factor == 1.0:
-        return
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    for is_part in (False, True):
-        alike = [gradient for gradient in gradients if isinstance(gradient, DTensor) is is_part]
-        if alike:
-            torch._foreach_mul_(alike, factor)  # pyright: ignore[reportPrivateImportUsage]
-
-
 def _at(schedule: Mapping[int, int], update: int) -> int:
     """The entry of the largest key up to `update`."""
     return schedule[max(key for key in schedule if key <= update)]
@@ -517,9 +518,10 @@ class AccumulationAddon(AddOnBase):
         if not found or (self.aggregate_outputs_fn is None and found[0].loss_reduction is None):
             return step
 
-        def observed(batch: Any) -> Mapping[str, Any]:
+        def observed(batch: Any) -> Mapping[str, Any] | None:
             output = step(batch)
-            found[0].listen(output)
+            if output is not None:
+                found[0].listen(output)
             return output
 
         return observed

@@ -210,7 +210,7 @@ class HFCallback(Stopper):
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not is_whole_epoch(pl_module):
             return
-        if isinstance(outputs, Mapping):
+        if isinstance(outputs, Mapping) and "loss" in outputs:
             self._loss = self._loss + outputs["loss"].detach()
         self._in_window = pl_trainer.global_step == self.state.global_step
         if self._in_window:

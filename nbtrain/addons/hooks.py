@@ -123,7 +123,9 @@ class _UpdateBatches:
 
     def add(self, outputs: Any, batch: Any) -> None:
         """End a batch."""
-        if self.keeps:
+        if not outputs and self.begins:
+            self._began = None  # it was left out: the window begins with the next one
+        elif self.keeps and outputs:
             self.batches.append(batch)
             if len(self.outputs) < len(self.batches):  # a step that runs as a CUDA graph is a whole window, and does not call `keep`
                 self.keep(outputs)
@@ -336,9 +338,10 @@ class HooksAddon(AddOnBase):
         if not found or not found[0].window.keeps:
             return step
 
-        def keeping(batch: Any) -> Mapping[str, Any]:
+        def keeping(batch: Any) -> Mapping[str, Any] | None:
             output = step(batch)
-            found[0].window.keep(output)
+            if output is not None:
+                found[0].window.keep(output)
             return output
 
         return keeping

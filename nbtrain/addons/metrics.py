@@ -252,7 +252,7 @@ class _Measure(PassKeeper):
     def _add(self, phase: str, module: L.LightningModule, outputs: Any, batch: Any, loader: int | None = None) -> None:
         groups: list[_Group] = [None, loader, batch.name if isinstance(batch, Task) else None]
         groups = [group for group in dict.fromkeys(groups) if self._measures(group)]
-        if not groups:
+        if not groups or getattr(module, "leaves_out", False):
             return
         label, output = _label_and_output(phase, outputs)
         if phase == "train":

@@ -86,6 +86,8 @@ class _Skip(L.Callback):
     def __init__(self, addon: NonFiniteAddon) -> None:
         self.addon = addon
         self.n_in_a_row = 0
+        self._is_bad = False  # the gradients of a turn for this batch
+        self._skipped: list[tuple[str, float]] = []  # of these turns
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -93,7 +95,7 @@ class _Skip(L.Callback):
         largest = float(get_total_norm(own, norm_type=math.inf))  # a 2-norm may overflow even if all values are finite
         is_bad = pl_trainer.strategy.reduce_boolean_decision(not math.isfinite(largest), all=False)
         if isinstance(pl_module, StepModule):
-            pl_module.record("skipped", float(is_bad))
+            self._count(pl_module, is_bad=is_bad)
         self.n_in_a_row = self.n_in_a_row + 1 if is_bad else 0
         if not is_bad:
             return
@@ -105,6 +107,19 @@ class _Skip(L.Callback):
                 f"The gradients of {self.n_in_a_row} updates in a row are not finite.",
                 remedy="They were skipped. Check the data and the learning rate, or raise max_skipped.",
             )
+
+    def _count(self, module: StepModule, *, is_bad: bool) -> None:
+        """Record whether the update is skipped. The means are those of batches whose update is not."""
+        turn, meter = module.owner.turn, module.owner.train_state.meters["train"]
+        self._is_bad = is_bad or (self._is_bad and not (turn is None or turn.is_first))
+        self._skipped.append(("skipped" if turn is None else f"skipped_{turn.name}", float(is_bad)))
+        if turn is None or turn.is_last:
+            if self._is_bad:
+                meter.exclude()
+            for name, value in self._skipped:
+                meter.amend(name, value)
+            meter.settle()
+            self._skipped = []
 
     def state_dict(self) -> dict[str, Any]:
         return {"n_skipped": self.addon.n_skipped, "n_in_a_row": self.n_in_a_row}
@@ -124,8 +139,8 @@ class NonFiniteAddon(AddOnBase):
         nonfinite: "raise": raise a StepError that names the first such step, when its loss is recorded (a few times a second). Its update
             has been applied by then, but nothing is saved after it. "stop": end the run then, with status "stopped". "skip": check the
             gradients before each update, which waits for the device, and skip the update if one is not finite.
-            `trainer[NonFiniteAddon].n_skipped` counts skipped updates, `train_skipped` is their fraction; the loss of such a step is
-            still recorded. "ignore": don't check.
+            `trainer[NonFiniteAddon].n_skipped` counts skipped updates, `train_skipped` is their fraction; the losses of their batches
+            are in the steps of the history, and not in the means. "ignore": don't check.
         max_skipped: The maximum number of updates skipped in a row; one more raises StepError.
 
     Every trainer has this addon, with `nonfinite=` as an argument; to set `max_skipped=`, use `add_on(NonFiniteAddon)`. Raises ConfigError

@@ -364,6 +364,8 @@ class GraphedTraining:
         """The step to capture: that of the lean loop, without its hooks and counts."""
         with self.precision.train_step_context():
             output = self.module.owner.train_step(batch)
+        if output is None:
+            raise StepError("train_step returned None in the capture: a graph computes the same for each batch.")
         self.optimizer.zero_grad()
         output["loss"].backward()
         self.optimizer.step()

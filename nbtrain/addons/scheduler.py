@@ -172,7 +172,10 @@ class _Step(L.Callback):
         if self._is_replaced:
             return
         if self._schedule.interval == "batch":
-            self._schedule.step()
+            before, self._update = self._update, self.trainer.train_state.counts.update
+            several = pl_trainer.world_size > 1 and pl_trainer.accumulate_grad_batches > 1
+            if not getattr(pl_module, "leaves_out", False) or self._update != before or several:
+                self._schedule.step()
         elif self._schedule.interval == "update" and pl_trainer.global_step != self._update:
             self._update = pl_trainer.global_step
             self._schedule.step()

@@ -103,12 +103,15 @@ class TrainerBase(Composable, TracebackKeeper):
     configures_optimizers = False  # True: a LightningModule makes the optimizers when a run begins
 
     # -- what you write
-    def train_step(self, batch: Any) -> dict[str, Any]:
-        """Compute the loss of a batch, which is already on the device. Override it; return a dict with at least "loss"."""
+    def train_step(self, batch: Any) -> dict[str, Any] | None:
+        """Compute the loss of a batch, which is already on the device. Override it; return a dict with at least "loss".
+
+        None leaves the batch out: it has no part in the update and in the means, and alone it makes no update.
+        """
         raise StepError(f"{self.title} has no train_step.", remedy="Write train_step(self, batch), which returns a dict with 'loss'.")
 
-    def test_step(self, batch: Any) -> dict[str, Any]:
-        """Compute the metrics of a batch in validation and test. Override it; return a dict."""
+    def test_step(self, batch: Any) -> dict[str, Any] | None:
+        """Compute the metrics of a batch in validation and test. Override it; return a dict, or None to leave the batch out."""
         raise StepError(f"{self.title} has no test_step.", remedy="Write test_step(self, batch), which returns a dict of metrics.")
 
     def metric_on_epoch_end(self) -> dict[str, Any] | None:

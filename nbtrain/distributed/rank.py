@@ -11,7 +11,9 @@ from functools import partial
 from typing import Any
 
 import lightning as L
+import torch
 import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from ..data.order_check import same_random
@@ -20,6 +22,7 @@ from .rank_loader import RankLoader, RankMeter, sampled_share
 from .world import StopTogether, World
 from ..engine.callback import callbacks_of
 from ..engine.protocol import TrainerProtocol
+from ..engine.step_module import StepModule
 from ..engine.train_state import Mode
 from ..rng import random_state
 
@@ -88,7 +91,22 @@ class RankCallback(L.Callback):
             assert mesh is not None  # Lightning has made it just before
             self.parallelism.split(self.trainer.model, self.trainer.optimizer, mesh)
 
+    def open(self, *, left_out: bool) -> None:
+        """Begin to add up, over the ranks, how much of this round of batches counts."""
+        self._round = torch.tensor([0.0 if left_out else self._share, float(left_out)], dtype=torch.float64)
+        self._adding: Any = dist.all_reduce(self._round, group=self.readers or self.group, async_op=True)
+
+    def close(self) -> float:
+        """How much of this round counts, in [0, 1], the same on all ranks."""
+        self._adding.wait()
+        share, n_left_out = self._round.tolist()
+        return share / self.n_readers if n_left_out else 1.0
+
     # -- Lightning's hooks
+    def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit" and isinstance(pl_module, StepModule) and isinstance(pl_trainer.strategy, DDPStrategy):
+            pl_module.round = self
+
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         self._share = self._share_of(batch_idx, training=True)
         self.counts = self._share > 0

@@ -174,10 +174,15 @@ class RankMeter(Meter):
         if not self.skips:
             super().amend(name, value)
 
+    def leave_out(self) -> None:
+        if not self.skips:
+            super().leave_out()
+
     def close(self) -> None:
         self.flush()
-        n_batches, sums, weights, logs = zip(*gather((self.n_batches, self._sums, self._weights, dict(self._log)), self.group))
-        self.n_batches = sum(n_batches)
+        own = self.n_batches, self.n_left_out, self._sums, self._weights, dict(self._log)
+        n_batches, n_left_out, sums, weights, logs = zip(*gather(own, self.group))
+        self.n_batches, self.n_left_out = sum(n_batches), sum(n_left_out)
         self._sums, self._weights = _added(sums), _added(weights)
         self._log = EpochLog({name: _interleaved([log.get(name, []) for log in logs]) for name in _names(logs)})
 

@@ -50,7 +50,8 @@ def _refuse_apply(addon: type[AddOnBase]) -> None:
 
 # %% ../../nbs/engine/addon.ipynb #a958d0ac
 Phase = Literal["train", "valid", "test"]
-TrainStep = Callable[[Any], Mapping[str, Any]]  # a batch on the device -> the checked output of `train_step`, with its graph
+# A batch on the device -> the checked output of `train_step`, with its graph; None if it leaves the batch out
+TrainStep = Callable[[Any], Mapping[str, Any] | None]
 _definitions = count()
 
 

@@ -82,6 +82,16 @@ class PendingRows:
         if not entries or entries[-1][0] < row:
             entries.append((row, snapshot(value)))
 
+    def split(self, n: int) -> PendingRows:
+        """Cut off the rows from `n` on, and return them."""
+        entries = self.extras.items()
+        rest = PendingRows(self.rows[n:], self.samples[n:], {name: [(i - n, v) for i, v in found if i >= n] for name, found in entries})
+        self.extras = {name: [(i, v) for i, v in found if i < n] for name, found in entries}
+        for rows in (self, rest):
+            rows.extras = {name: found for name, found in rows.extras.items() if found}
+        del self.rows[n:], self.samples[n:]
+        return rest
+
     def drop_newest(self) -> None:
         self.rows.pop()
         self.samples.pop()
@@ -123,7 +133,15 @@ class EpochLog(dict[str, list[Any]]):
 
 
 # %% ../../nbs/engine/meter.ipynb #8656b621
-_SAVED = ("keep_tensors", "n_batches", "kept_bytes", "_sums", "_weights", "_flushed")  # of a meter, in addition to its keys and its log
+_SAVED = (
+    "keep_tensors",
+    "n_batches",
+    "n_left_out",
+    "kept_bytes",
+    "_sums",
+    "_weights",
+    "_flushed",
+)  # of a meter, in addition to its keys and its log
 
 
 def _joined(blocks: Sequence[tuple[dict[str, list[float]], list[float]]]) -> tuple[dict[str, list[float]], list[float]]:
@@ -149,12 +167,15 @@ class Meter:
     def reset(self, *, keep_tensors: bool = False) -> None:
         """Begin a new pass. `keep_tensors`: also keep tensors that are not scalars, for `metric_on_epoch_end`."""
         self.keep_tensors, self.n_batches = keep_tensors, 0
+        self.n_left_out = 0  # batches beside these
         self.kept_bytes = 0  # of tensors in the log
         self._n_kept = 0  # tensors of the batches before the newest one that are not in the log yet
         self._keys: frozenset[str] | None = None
         self._pending, self._tensors = PendingRows(), list[tuple[str, Any]]()
         self._log, self._sums, self._weights = EpochLog(), dict[str, float](), dict[str, float]()
         self._flushed: list[tuple[dict[str, list[float]], list[float]]] = []
+        self._n_open = self._n_open_tensors = 0  # how many pending rows and tensors were there at the newest `settle`
+        self._before: tuple[dict[str, float], dict[str, float], dict[str, int]] | None = None  # sums, weights and lengths of the log then
 
     def add(self, values: Mapping[str, Any], n: Scalar) -> None:
         """Add the values of one batch of `n` samples, a number or a tensor on any device.
@@ -194,6 +215,25 @@ class Meter:
         self._pending.drop_newest()
         del self._tensors[self._n_kept :]
 
+    def leave_out(self) -> None:
+        """Count a batch that is left out: it has no part in the means and in the log."""
+        self.n_left_out += 1
+
+    def settle(self) -> None:
+        """The batches up to here count, whatever happens to those that follow."""
+        self._n_open, self._n_open_tensors, self._before = len(self._pending.rows), len(self._tensors), None
+
+    def exclude(self) -> None:
+        """Take the batches since `settle` out of the means and the log, because their update was skipped."""
+        self.flush()
+        if self._before is None:
+            return
+        sums, weights, lengths = self._before
+        self._sums = {name: sums.get(name, 0.0) for name in self._sums}
+        self._weights = {name: weights.get(name, 0.0) for name in self._weights}
+        for name, column in self._log.items():
+            del column[lengths.get(name, 0) :]
+
     def expect_other_names(self) -> None:
         """Allow other names for the scalars of the next batch, because the step has changed."""
         self.flush()
@@ -211,6 +251,15 @@ class Meter:
 
     def flush(self) -> None:
         """Convert pending values to floats."""
+        if self._pending.rows and self._before is None:
+            rest, tensors = self._pending.split(self._n_open), self._tensors[self._n_open_tensors :]
+            del self._tensors[self._n_open_tensors :]
+            self._flush()
+            self._before = dict(self._sums), dict(self._weights), {name: len(column) for name, column in self._log.items()}
+            self._pending, self._tensors = rest, tensors
+        self._flush()
+
+    def _flush(self) -> None:
         if not self._pending.rows:
             return
         pending, self._pending = self._pending, PendingRows()
@@ -243,7 +292,7 @@ class Meter:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a pass from the state that `state_dict` returned."""
         self.reset()
-        vars(self).update({name: state[name] for name in _SAVED})
+        vars(self).update({name: state[name] for name in _SAVED if name in state})
         self._keys = frozenset(state["_keys"]) or None
         self._log = EpochLog({name: array("d", c).tolist() if isinstance(c, bytes) else c for name, c in state["_log"].items()})
         self._flushed = [(block, samples) for block, samples in state["_flushed"]]

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
@@ -20,15 +21,15 @@ from ..data.task_loader import Task
 from .addon import AddOnBase, Phase
 from .callback import notify
 from .logged import EpochMetrics
-from .meter import N_SAMPLES, Scalar, snapshot
+from .meter import N_SAMPLES, Meter, Scalar, snapshot
 from .protocol import TrainerProtocol, Turn
-from .step_output import count_samples, doubt_of_count, named, split_count
+from .step_output import LeftOut, count_samples, doubt_of_count, named, split_count
 from .train_state import Mode
 from ..errors import StepError
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["Guard", "StepsProtocol", "numbers", "is_sanity_check", "TrainingModes", "PassModule"]
+__all__ = ["Guard", "Round", "StepsProtocol", "numbers", "is_sanity_check", "TrainingModes", "PassModule"]
 
 
 # %% ../../nbs/engine/pass_module.ipynb #stepsprot
@@ -36,9 +37,18 @@ class Guard(Protocol):
     """Calls the user's code, and pauses the run if that raises an error: [the guard of a run](../loops/error_guard.ipynb)."""
 
     def begin_pass(self) -> None: ...
-    def step(self, name: str, batch: Any, results: Any, call: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None: ...
+    def step(self, name: str, batch: Any, results: Any, call: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | None: ...
     def check_loss(self, output: Mapping[str, Any]) -> None: ...
     def call(self, what: str, function: Callable[[], Any]) -> Any: ...
+
+
+class Round(Protocol):
+    """What several ranks agree on after each batch of a training: how much of their round of batches counts."""
+
+    @property
+    def weighs(self) -> bool: ...  # whether gradients are weighted by the samples of a round
+    def open(self, *, left_out: bool) -> None: ...
+    def close(self) -> float: ...  # in [0, 1], the same on all ranks
 
 
 class StepsProtocol(TrainerProtocol, Protocol):
@@ -55,13 +65,16 @@ class StepsProtocol(TrainerProtocol, Protocol):
     @property
     def active_addons(self) -> list[AddOnBase]: ...
 
-    def train_step(self, batch: Any) -> dict[str, Any]: ...
-    def test_step(self, batch: Any) -> dict[str, Any]: ...
+    def train_step(self, batch: Any) -> dict[str, Any] | None: ...
+    def test_step(self, batch: Any) -> dict[str, Any] | None: ...
     def metric_on_epoch_end(self) -> dict[str, Any] | None: ...
     def callbacks(self) -> list[L.Callback]: ...
 
 
 # %% ../../nbs/engine/pass_module.ipynb #a4e00dec
+_PREFIX = {"train": "train", "valid": "val", "test": "test"}
+
+
 def numbers(metrics: Mapping[str, Any], whose: str, where: str) -> dict[str, float]:
     """Convert `metrics` to floats. Raises StepError for a value that is not a number."""
     try:
@@ -129,9 +142,6 @@ def _has_usual_modes(part: nn.Module) -> bool:
 
 
 # %% ../../nbs/engine/pass_module.ipynb #b4176a0a
-_PREFIX = {"train": "train", "valid": "val", "test": "test"}
-
-
 class PassModule(L.LightningModule):
     """Begins and ends the passes of a trainer, `owner`, and counts what its steps return and log. `StepModule` runs the steps.
 
@@ -149,6 +159,10 @@ class PassModule(L.LightningModule):
         self.loader_names: tuple[str, ...] = ()  # if several loaders are evaluated
         self.loader_name: str | None = None  # of the current batch
         self._addons, self._table = addons, EpochMetrics()
+        self.leaves_out = False  # whether the current batch is left out
+        self.round: Round | None = None  # of several ranks: what they agree on after each batch
+        self._said_left_out: set[Phase] = set()
+        self._left_out_at: tuple[int, str] | None = None  # the newest batch and turn that were left out
         self._batches: Any = None  # Lightning's count of them
         self._recorded: tuple[int, str] | None = None  # the newest batch and the turn whose output was counted
         self._counted: set[Mode] = set()  # the modes in which a batch was counted
@@ -177,18 +191,21 @@ class PassModule(L.LightningModule):
         if not self.whole_epoch:
             self.output = apply_to_collection(dict(output), Tensor, Tensor.detach)
 
-    def add_turn(self, turn: Turn, output: Mapping[str, Any], batch: Any) -> None:
-        """Add the output of one of several steps for the batch. The first one may state the number of samples."""
-        row = named(output, f"_{turn.name}")
+    def add_turn(self, turn: Turn, output: Mapping[str, Any] | None, batch: Any) -> None:
+        """Add the output of one of several steps for the batch; None if it is left out. The first one may state the number of samples."""
         if turn.is_first:
             self._losses = []
-            stated = {N_SAMPLES: output[N_SAMPLES]} if N_SAMPLES in output else {}
-            self.add_output("train", row | stated, batch)
-        else:
-            self._amend_output(row)
-        self._losses.append(output["loss"].detach())
-        if turn.is_last:
+        if output is not None:
+            if not self._losses:
+                self.add_output("train", {N_SAMPLES: output[N_SAMPLES]} if N_SAMPLES in output else {}, batch)
+            self._amend_output(named(output, f"_{turn.name}"))
+            self._losses.append(output["loss"].detach())
+        if turn.is_last and self._losses:
             self._amend_output({"loss": torch.stack(self._losses).sum()})
+        elif turn.is_last:
+            self.owner.train_state.meters["train"].leave_out()
+        if turn.is_last:
+            vars(self)["leaves_out"] = not self._losses
 
     def _amend_output(self, output: Mapping[str, Any]) -> None:
         for name, value in output.items():
@@ -200,6 +217,40 @@ class PassModule(L.LightningModule):
         """Add a scalar to the training batch that is being processed: `train_<name>` in the history."""
         turn = self.owner.turn
         self.owner.train_state.meters["train"].amend(name if turn is None else f"{name}_{turn.name}", value)
+
+    def leave_out(self, mode: Mode, batch: Any) -> LeftOut | None:
+        """Leave out the current batch, for which the loader or the step gave None. Returns what Lightning gets for it.
+
+        Raises StepError where that is not possible: in a further call for a batch that has counted, and for a sharded model.
+        """
+        vars(self)["leaves_out"] = True
+        turn, meter = self.owner.turn, self.owner.train_state.meters[mode]
+        if mode == "test":
+            if not self._sanity_check:
+                meter.leave_out()
+        elif self.is_repeated():
+            if self._recorded != self._left_out_at:
+                raise StepError(
+                    "The step returned None in a further call for a batch that the optimizer has begun to use.",
+                    remedy="Return None in its first call for the batch, too, or never.",
+                )
+        else:
+            vars(self)["_left_out_at"] = self._recorded
+            if turn is not None:
+                self.add_turn(turn, None, batch)
+            else:
+                meter.leave_out()
+        return self._left_out_by_one_rank(mode) if self.trainer.world_size > 1 else None
+
+    def _left_out_by_one_rank(self, mode: Mode) -> LeftOut | None:
+        strategy = self.trainer.strategy
+        if isinstance(strategy, DDPStrategy):
+            return LeftOut(self) if mode == "train" and self.automatic_optimization else None
+        raise StepError(
+            f"A batch can't be left out by one rank of a {type(strategy).__name__}: the others wait for its part of the model.",
+            where=self.owner.recorder.place,
+            remedy="Return a loss of zeros that the model has computed, or use strategy='ddp'.",
+        )
 
     def is_repeated(self) -> bool:
         """Whether this batch was counted already. LBFGS and SAM call their closure several times; the first call makes the row."""
@@ -304,6 +355,8 @@ class PassModule(L.LightningModule):
         state = self.owner.train_state
         meter = state.meters[mode]
         meter.close()
+        if meter.n_left_out:
+            self._note_left_out(phase, meter)
         if meter.n_batches == 0:
             raise StepError(
                 f"The loader gave no batch ({_PREFIX[phase]} pass of epoch {state.counts.epoch + 1}).",
@@ -314,6 +367,23 @@ class PassModule(L.LightningModule):
             own |= addon.pass_metrics(self.owner, phase)
         state.metrics[mode] = own
         return {f"{_PREFIX[phase]}_{name}": value for name, value in {**meter.means(), **own}.items()}
+
+    def _note_left_out(self, phase: Phase, meter: Meter) -> None:
+        """Count the batches of a pass that were left out, and note the first such pass. Raises StepError if there are no others."""
+        n, epoch = meter.n_left_out, self.owner.train_state.counts.epoch + 1
+        self.owner.train_state.counts.left_out += n
+        what = "training" if phase == "train" else "validation" if phase == "valid" else "test"
+        if not meter.n_batches:
+            raise StepError(
+                f"All {n} batches of the {what} pass of epoch {epoch} were left out: the loader or the step gave None for each of them.",
+                remedy='Return a dict such as {"loss": loss} for the batches that count.',
+            )
+        if phase not in self._said_left_out:
+            self._said_left_out.add(phase)
+            text = (
+                f"{n} of {n + meter.n_batches} batches of the {what} pass of epoch {epoch} were left out: the loader or the step gave None"
+            )
+            self.owner.recorder.note(f"{text} for them.")
 
     def own_metrics(self) -> dict[str, float]:
         """Call the trainer's `metric_on_epoch_end` for the pass that ends. Raises StepError if it returns no dict of numbers, nor None."""

@@ -33,8 +33,10 @@ class RecorderCallback(L.Callback):
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
 
-    def _count(self) -> None:
+    def _count(self, pl_module: L.LightningModule) -> None:
         recorder = self.recorder
+        if getattr(pl_module, "leaves_out", False):
+            recorder.flush()  # a block of steps has no gap
         recorder.pass_place.batch += 1
         recorder.trainer.train_state.counts.step += 1
         if recorder.clock() >= recorder.due_s:
@@ -54,7 +56,7 @@ class RecorderCallback(L.Callback):
         recorder.trainer.train_state.counts.update = self._updates.completed  # what trainer.global_step finds in 2 µs
         lr = self._optimizer.param_groups[0].get("lr")  # optimizers of others may have none
         recorder.lr = lr.clone() if isinstance(lr, Tensor) else lr
-        self._count()
+        self._count(pl_module)
 
     def on_validation_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not is_sanity_check(pl_trainer):
@@ -62,9 +64,9 @@ class RecorderCallback(L.Callback):
             interrupted = self.recorder.pass_place
             self.recorder.pass_place = PassPlace.at_start("valid", sum(pl_trainer.num_val_batches), interrupted)
 
-    def on_validation_batch_end(self, pl_trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_validation_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any) -> None:
         if self.recorder.pass_place.phase == "valid":
-            self._count()
+            self._count(pl_module)
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_sanity_check(pl_trainer):
@@ -93,8 +95,8 @@ class RecorderCallback(L.Callback):
     def on_test_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._enter("test", sum(pl_trainer.num_test_batches))
 
-    def on_test_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        self._count()
+    def on_test_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any) -> None:
+        self._count(pl_module)
 
     def on_test_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepModule)

@@ -21,7 +21,7 @@ from .addon import AddOnBase, TrainStep
 from .logged import KnownMetrics, current_results, lend_log, take_log_back
 from .pass_module import PassModule, StepsProtocol, is_sanity_check
 from .protocol import EventSink
-from .step_output import check_output, count_samples
+from .step_output import check_output, count_samples, leaves_out
 from ..errors import NbtrainError, StepError, add_note
 
 # %% auto #0
@@ -60,7 +60,7 @@ class StepModule(PassModule):
             self.owner.sinks.extend(self._sinks)
 
     def _wrap(self) -> None:
-        def bare(batch: Any) -> Mapping[str, Any]:
+        def bare(batch: Any) -> Mapping[str, Any] | None:
             return self._run("train_step", batch, self.trainer.fit_loop.epoch_loop.batch_idx)
 
         step, self.wrapped_by = bare, []
@@ -100,19 +100,25 @@ class StepModule(PassModule):
 
     # -- steps
     def training_step(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
-        """None for a batch that is left out after an error."""
-        if self.guard is None:
-            return self._train(batch, batch_idx)
-        assert self._trainer is not None  # and the property would cost 1 µs
-        results = self._trainer.fit_loop.epoch_loop._results
-        return self.guard.step("train_step", batch, results, partial(self._train, batch, batch_idx))
+        """None for a batch that is left out: the loader or the step gave None, or it was skipped after an error."""
+        if self.leaves_out:
+            vars(self)["leaves_out"] = False
+        if self.guard is None or batch is None:
+            output = self._train(batch, batch_idx) if batch is not None else None
+        else:
+            assert self._trainer is not None  # and the property would cost 1 µs
+            results = self._trainer.fit_loop.epoch_loop._results
+            output = self.guard.step("train_step", batch, results, partial(self._train, batch, batch_idx))
+        return output if output is not None else self.leave_out("train", batch)
 
-    def _train(self, batch: Any, batch_idx: int) -> Mapping[str, Any]:
+    def _train(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
         if self._wrapped_step is None:
             output = self._run("train_step", batch, batch_idx)
-        else:
+        elif (output := self._wrapped_step(batch)) is not None:
             place = partial(self._place, "train_step", batch_idx)
-            output = check_output(self._wrapped_step(batch), "train_step, as addons wrap it,", place, self._device)
+            output = check_output(output, "train_step, as addons wrap it,", place, self._device)
+        if output is None:
+            return None
         if self.guard is not None:
             self.guard.check_loss(output)
         if self.is_repeated():
@@ -128,17 +134,21 @@ class StepModule(PassModule):
         return output
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Mapping[str, Any] | None:
-        """None for a batch that is left out after an error."""
+        """None for a batch that is left out: see `training_step`."""
+        if self.leaves_out:
+            vars(self)["leaves_out"] = False
         if self.loader_names:
             self.enter_loader(dataloader_idx)
-        if self.guard is None:
-            return self._evaluate(batch, batch_idx)
-        results = self.trainer._evaluation_loop._results
-        return self.guard.step("test_step", batch, results, partial(self._evaluate, batch, batch_idx))
+        if self.guard is None or batch is None:
+            output = self._evaluate(batch, batch_idx) if batch is not None else None
+        else:
+            results = self.trainer._evaluation_loop._results
+            output = self.guard.step("test_step", batch, results, partial(self._evaluate, batch, batch_idx))
+        return output if output is not None else self.leave_out("test", batch)
 
-    def _evaluate(self, batch: Any, batch_idx: int) -> Mapping[str, Any]:
+    def _evaluate(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
         output = self._run("test_step", batch, batch_idx)
-        if not self._sanity_check:
+        if output is not None and not self._sanity_check:
             self.add_output("test", output, batch)
         return output
 
@@ -163,8 +173,11 @@ class StepModule(PassModule):
             if not args:
                 self._known_metrics.learn(self, name, options)
 
-    def _run(self, name: str, batch: Any, batch_idx: int) -> Mapping[str, Any]:
-        """Run "train_step" or "test_step" for `batch`; returns its checked output. An error in it gets a note with its place."""
+    def _run(self, name: str, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
+        """Run "train_step" or "test_step" for `batch`; returns its checked output. An error in it gets a note with its place.
+
+        None: it leaves the batch out.
+        """
         owner = self.owner
         try:
             output = owner.train_step(batch) if name == "train_step" else owner.test_step(batch)
@@ -173,6 +186,8 @@ class StepModule(PassModule):
         except Exception as error:
             add_note(error, f"{self._place(name, batch_idx)}: the batch is {describe(batch)}")
             raise
+        if output is None and leaves_out(output, getattr(owner, name)):
+            return None
         try:
             return check_output(output, name, partial(self._place, name, batch_idx), self._device)
         except StepError as error:

@@ -5,13 +5,15 @@
 # %% ../../nbs/engine/step_output.ipynb #stepout2
 from __future__ import annotations
 
+import dis
 import math
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
+from types import CodeType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.batch import batch_size, describe, why_guessed
 from .meter import N_SAMPLES, Scalar
@@ -19,7 +21,7 @@ from .protocol import TrainerProtocol
 from ..errors import StepError
 
 # %% auto #0
-__all__ = ["as_output", "check_output", "named", "count_samples", "doubt_of_count", "split_count"]
+__all__ = ["as_output", "check_output", "NoUpdate", "LeftOut", "leaves_out", "named", "count_samples", "doubt_of_count", "split_count"]
 
 # %% ../../nbs/engine/step_output.ipynb #f1722b22
 _USUAL_TYPES = frozenset({Tensor, float, int})
@@ -36,7 +38,7 @@ def check_output(output: Any, step: str, where: Callable[[], str], device: torch
 
     `where` returns the text of the place; it is called only for an error, because this function runs in each batch.
     """
-    example = 'Return a dict such as {"loss": loss, "accuracy": acc}.'
+    example = 'Return a dict such as {"loss": loss, "accuracy": acc}; None leaves a batch out.'
     if type(output) is not dict and not isinstance(output, Mapping):
         remedy = 'Return {"loss": loss}.' if isinstance(output, Tensor) else example
         raise StepError(f"{step} returned {'None' if output is None else type(output).__name__}, not a dict.", where=where(), remedy=remedy)
@@ -86,6 +88,50 @@ def _check_loss(loss: Any, step: str, where: Callable[[], str], device: torch.de
             where=where(),
             remedy="Make it from the model's output, without .detach(), .item() or torch.no_grad().",
         )
+
+
+# %% ../../nbs/engine/step_output.ipynb #leftout1
+class NoUpdate(Exception):
+    """All batches of an update were left out: the optimizer, in whose step the gradients are computed, makes none."""
+
+
+class LeftOut(dict[str, Any]):
+    """What `training_step` returns for a batch that one of several ranks leaves out: a loss whose gradients are zeros.
+
+    With it, the rank takes part in the exchange of gradients that the others wait for.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(loss=_Zero.apply(*(parameter for parameter in module.parameters() if parameter.requires_grad)))
+
+
+class _Zero(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *parameters: Tensor) -> Tensor:
+        ctx.save_for_backward(*parameters)
+        return parameters[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> Any:
+        return tuple(map(torch.zeros_like, ctx.saved_tensors))
+
+
+def leaves_out(output: Any, step: Callable[..., Any]) -> bool:
+    """Whether `step` leaves its batch out: it returned None, and has a `return` with something else, which was not forgotten."""
+    code = getattr(step, "__code__", None)
+    return output is None and (code is None or _returns_something(code))
+
+
+def _returns_something(code: CodeType) -> bool:
+    before = None
+    for instruction in dis.get_instructions(code):
+        is_none = before is not None and before.opname == "LOAD_CONST" and before.argval is None and not instruction.is_jump_target
+        if instruction.opname == "RETURN_VALUE" and not is_none:
+            return True
+        if instruction.opname == "RETURN_CONST" and instruction.argval is not None:
+            return True
+        before = instruction
+    return False
 
 
 # %% ../../nbs/engine/step_output.ipynb #dd0cd5f4

@@ -24,11 +24,15 @@ Mode = Literal["train", "test"]
 
 @dataclass
 class Counts:
-    """Finished units over all runs of a trainer: epochs, processed batches (validation included), optimizer updates."""
+    """Finished units over all runs of a trainer: epochs, batches (validation included), optimizer updates.
+
+    `left_out`: the batches of finished passes that a step or a loader left out, by returning None.
+    """
 
     epoch: int = 0
     step: int = 0
     update: int = 0
+    left_out: int = 0
 
 
 # %% ../../nbs/engine/train_state.ipynb #fb52646e

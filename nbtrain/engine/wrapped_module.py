@@ -183,11 +183,17 @@ class WrappedModule(StepModule):
         """Call a step of the inner module, and record what it returns and logs. Returns the step's output."""
         self._by_step = {}
         self._pass_on_new()
+        if self.leaves_out:
+            vars(self)["leaves_out"] = False
+        if batch is None and "dataloader_iter" not in options:
+            return self.leave_out(mode, batch)
         step = getattr(self.inner, name)  # its class may be redefined while the run waits
         if mode == "test" and self.loader_names:
             self.enter_loader(args[1] if len(args) > 1 else options.get("dataloader_idx", 0))
             self.names_loaders = not (self.loader_name or "").isdigit()  # of a list Lightning logs the index
         output = step(batch, *args, **options)
+        if output is None and mode == "train" and self.inner.automatic_optimization:
+            return self.leave_out("train", batch)
         if self._sanity_check or (mode == "train" and self.is_repeated()):
             return output
         loss = output.get("loss") if isinstance(output, Mapping) else output

@@ -113,8 +113,8 @@ class ErrorGuard:
         """Find what the steps of this pass may change."""
         self.snapshot = StepSnapshot(self.trainer, self.module.trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def step(self, name: str, batch: Any, results: Any, call: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        """Run the step `name` for `batch`; returns its output, or None if the batch is skipped. `results`: Lightning's for this pass."""
+    def step(self, name: str, batch: Any, results: Any, call: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+        """Run the step `name` for `batch`; returns its output, or None if the batch is left out. `results`: Lightning's for this pass."""
         if self.snapshot is None:
             self.begin_pass()
         assert self.snapshot is not None

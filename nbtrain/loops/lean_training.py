@@ -5,6 +5,7 @@
 # %% ../../nbs/loops/lean_training.ipynb #eb9e518b
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -12,9 +13,11 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
-from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
+from lightning.pytorch.loops.optimization.automatic import ClosureResult, _AutomaticOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..engine.control import Boundary, Control, LeaveAfterError
@@ -24,7 +27,10 @@ from .fetcher import direct_fetcher, exhaust
 from .lean_pass import LeanPass, explain_full_memory, find_pass, is_own, pass_sources, why_not_lean
 from .lean_update import LeanUpdate, WholeStep
 from ..engine.recorder import DataWait
+from ..engine.pass_module import Round
 from ..engine.step_module import StepModule
+from ..engine.step_output import NoUpdate
+from ..optim.param_groups import scale_gradients
 
 # %% auto #0
 __all__ = ["is_window_closed", "validates_anyway", "LeanEpochLoop"]
@@ -32,18 +38,76 @@ __all__ = ["is_window_closed", "validates_anyway", "LeanEpochLoop"]
 
 # %% ../../nbs/loops/lean_training.ipynb #24b12a00
 class _Optimization(_AutomaticOptimization):
-    """Lightning's, which zeroes the gradients where a window of the loop begins."""
+    """Lightning's, which zeroes the gradients where a window of the loop begins, and leaves batches out as `LeanUpdate` does."""
+
+    is_left_out = False
+    has_stepped = True  # whether the newest batch has made an update, as far as the window goes
+    n_added = 0  # batches whose gradients are there since the last update
+    _newest: Tensor | None = None  # loss
+
+    @property
+    def round(self) -> Round | None:
+        return getattr(self.trainer.lightning_module, "round", None)
+
+    def run(self, optimizer: Optimizer, batch_idx: int, kwargs: OrderedDict[str, Any]) -> dict[str, Any]:
+        module, loop = self.trainer.lightning_module, self.trainer.fit_loop.epoch_loop
+        assert isinstance(loop, LeanEpochLoop)
+        self.is_left_out, self.has_stepped = False, True
+        if not is_own(module) and self.round is None:  # Lightning's own meaning of None
+            return super().run(optimizer, batch_idx, kwargs)
+        is_open, output = loop._should_accumulate(), dict[str, Any]()
+        try:
+            output = super().run(optimizer, batch_idx, kwargs)
+        except NoUpdate:
+            self.has_stepped, step = False, self.optim_progress.optimizer.step
+            step.total.ready -= 1
+            step.current.ready -= 1
+        else:
+            if is_open:
+                self._agree(optimizer)
+            self.has_stepped, self.n_added = not is_open, self.n_added + (not self.is_left_out) if is_open else 0
+        if self.is_left_out and self.trainer.accumulate_grad_batches > 1:
+            loop.window_start += 1
+        return {} if self.is_left_out else output
+
+    def _training_step(self, kwargs: OrderedDict[str, Any]) -> ClosureResult:
+        result = super()._training_step(kwargs)
+        self._newest = self._newest if result.loss is None else result.loss
+        self.is_left_out = getattr(self.trainer.lightning_module, "leaves_out", False)
+        if self.round is not None:
+            self.round.open(left_out=self.is_left_out)
+        return result
+
+    def _agree(self, optimizer: Optimizer) -> None:
+        if self.round is not None:
+            part = self.round.close()
+            self.is_left_out = part == 0
+            if 0 < part < 1 and self.round.weighs and self.trainer.accumulate_grad_batches == 1:
+                scale_gradients(optimizer, 1 / part)
 
     def _make_zero_grad_fn(self, batch_idx: int, optimizer: Optimizer) -> Callable[[], None] | None:
         loop = self.trainer.fit_loop.epoch_loop
         assert isinstance(loop, LeanEpochLoop)
-        return super()._make_zero_grad_fn(batch_idx - loop.window_start, optimizer)
+        zero_grad = super()._make_zero_grad_fn(batch_idx - loop.window_start, optimizer)
+        if zero_grad is None or not is_own(self.trainer.lightning_module):
+            return zero_grad
+        return lambda: None if self.is_left_out and self.round is None else zero_grad()
 
     def _optimizer_step(self, batch_idx: int, train_step_and_backward_closure: Callable[[], Any]) -> None:
-        optimizer = self.trainer.optimizers[0]
-        sees_gradients = is_own(self.trainer.lightning_module) and has_hooks_before(optimizer)
-        with gradients_first(optimizer) if sees_gradients else nullcontext():
+        optimizer, loop, module = self.trainer.optimizers[0], self.trainer.fit_loop.epoch_loop, self.trainer.lightning_module
+        if not is_own(module) and self.round is None:
             super()._optimizer_step(batch_idx, train_step_and_backward_closure)
+            return
+
+        def closure() -> Any:
+            loss = train_step_and_backward_closure()
+            self._agree(optimizer)
+            if self.is_left_out and not (self.n_added and loop._num_ready_batches_reached()):
+                raise NoUpdate
+            return self._newest if loss is None else loss  # for a scaler, which steps only with a loss
+
+        with gradients_first(optimizer) if is_own(module) and has_hooks_before(optimizer) else nullcontext():
+            super()._optimizer_step(batch_idx, closure)
 
 
 def is_window_closed(pl_trainer: L.Trainer, n_batches: int) -> bool:
@@ -79,6 +143,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
     lean = True
     control = Control()  # of no run
     start_at = window_start = 0
+    has_stepped = True  # of a lean epoch: whether the newest batch has made an update
     validate_next = False
     validate_epochs: int | None = None
     stood_aside: str | None = None
@@ -92,7 +157,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     def reset(self) -> None:
         super().reset()
-        self.window_start = self.start_at
+        self.window_start, self.automatic_optimization.n_added = self.start_at, 0
         if self.start_at:
             for unit in vars(self.batch_progress.current):  # ready, started, processed, completed
                 setattr(self.batch_progress.current, unit, self.start_at)
@@ -124,6 +189,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
             if not self.stood_aside:
                 found = self._find_pass(data_fetcher)
                 is_over = found.run(before)
+        self.automatic_optimization.n_added = found.update.n_added
         while not is_over and not self.done:  # as in Lightning's `run`
             try:
                 self.advance(data_fetcher)
@@ -151,6 +217,11 @@ class LeanEpochLoop(_TrainingEpochLoop):
         return self._pass
 
     @property
+    def made_no_update(self) -> bool:
+        """Was a window closed without an update, because its batches were left out?"""
+        return not self._should_accumulate() and not (self.automatic_optimization.has_stepped if self.stood_aside else self.has_stepped)
+
+    @property
     def done(self) -> bool:
         """Lightning's, but an open window is finished: a stop inside it would lose its gradients."""
         return super().done and (self.automatic_optimization._skip_backward or not self._should_accumulate())
@@ -174,8 +245,30 @@ class LeanEpochLoop(_TrainingEpochLoop):
         if self.control.requested:
             self.attend()
 
+    def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        """Lightning's, which follows a batch. None goes the way of a step that leaves it out; without an update no schedule steps."""
+        optimization, module, fetcher = self.automatic_optimization, self.trainer.lightning_module, self.trainer.fit_loop._data_fetcher
+        is_after_batch = interval == "step" and not update_plateau_schedulers and not isinstance(fetcher, _DataLoaderIterDataFetcher)
+        if is_after_batch and self._results.batch is None and isinstance(module, StepModule):
+            self._leave_out(module)
+        if interval != "step" or optimization.has_stepped or not is_own(module):
+            super().update_lr_schedulers(interval, update_plateau_schedulers)
+
+    def _leave_out(self, module: StepModule) -> None:
+        """Leave out a batch of None on Lightning's own loop, which has not called the step. The other ranks wait for this one."""
+        several = module.round is not None
+        if several:
+            call._call_callback_hooks(self.trainer, "on_train_batch_start", None, self.batch_idx)
+        if several or is_own(module):
+            kwargs = self._build_kwargs(OrderedDict(), None, self.batch_idx)
+            self.automatic_optimization.run(self.trainer.optimizers[0], self.batch_idx, kwargs)
+        else:
+            module.leave_out("train", None)
+
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
         super().on_advance_end(data_fetcher)
+        if self.made_no_update:
+            self._batches_that_stepped -= 1
         self.validate_next = False
         if self.control.requested:
             self.attend()
@@ -274,16 +367,20 @@ class _TrainingPass(LeanPass):
         index = current.ready
         batch = self.begin_batch(batch)
         start = self.hooks["on_train_batch_start"]
-        if batch is None:
+        if batch is None and not self.update.is_own:
             self.loop._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
-        elif start is not None and start.fire(batch, index) == -1:
+        elif start is not None and (batch is not None or self.is_wrapped) and start.fire(batch, index) == -1:
             self.skip_rest()
         n = self.pl_trainer.accumulate_grad_batches
         self.is_open = n > 1 and self.loop._should_accumulate()
-        if batch is not None:
-            total.started += 1
-            current.started += 1
-            self.update.run(batch, index, n, is_open=self.is_open)
+        self.loop.has_stepped = not self.is_open
+        if batch is not None or self.update.is_own:
+            total.started += batch is not None
+            current.started += batch is not None
+            self.loop.has_stepped = self.update.run(batch, index, n, is_open=self.is_open)
+            if self.update.is_left_out and n > 1:  # it is no part of the window
+                self.loop.window_start += 1
+                self.is_open = self.loop._should_accumulate()
         total.processed += 1
         current.processed += 1
         if self.has_schedulers:
@@ -296,14 +393,14 @@ class _TrainingPass(LeanPass):
     def skip_rest(self) -> None:
         """`on_train_batch_start` returned -1: the epoch ends here."""
         self.progress.increment_by(0, is_last_batch=True)
-        self.is_open = False  # a window ends with its epoch
+        self.is_open, self.loop.has_stepped = False, True  # a window ends with its epoch
         self.progress.increment_processed()
         self.step_schedulers(is_last=True)
         self.names["_current_fx_name"] = None
         raise StopIteration
 
     def step_schedulers(self, is_last: bool) -> None:
-        if not self.is_open:
+        if self.loop.has_stepped:
             self.loop._update_learning_rates("step", update_plateau_schedulers=False)
         if is_last:
             self.loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
@@ -342,7 +439,7 @@ class _TrainingPass(LeanPass):
             loop.on_advance_end(self.fetcher)
             self.has_changed = has_changed or self.assignments.changed()
             return self.is_over()
-        if not self.is_open:
+        if loop.has_stepped:
             loop._batches_that_stepped += 1
             if self.has_loggers and loop._batches_that_stepped % self.log_every == 0 and self.logs_anything():
                 loop._batches_that_stepped -= 1  # the loggers' step is that of the batch
@@ -365,7 +462,7 @@ class _TrainingPass(LeanPass):
             self.names["_current_fx_name"] = None
         loop.val_loop.run()
         pl_trainer.training, connector._first_loop_iter = True, first_loop_iter
-        loop._batches_that_stepped += not self.is_open
+        loop._batches_that_stepped += loop.has_stepped
         loop.validate_next = False
         if self.signals.received_sigterm and not self.is_last():
             raise SIGTERMException

@@ -15,9 +15,11 @@ from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..engine.step_output import LeftOut, NoUpdate
 from .fast_step import find_backward, find_step, find_zero_grad
 from .lean_pass import Hook, LeanPass, is_own, takes_index
 from ..errors import ConfigError
+from ..optim.param_groups import scale_gradients
 
 # %% auto #0
 __all__ = ["WholeStep", "ZeroGrad", "LeanUpdate"]
@@ -72,6 +74,7 @@ class LeanUpdate:
     batch: Any
     output: Any  # of the user's step
     loss: Tensor | None
+    is_left_out = False  # whether the batch has no part in the window, on any rank
     detached: Tensor | None  # the loss without its graph
 
     def __init__(self, lean: LeanPass, optimizer: Optimizer, progress: Any, whole_step: WholeStep | None) -> None:
@@ -87,6 +90,7 @@ class LeanUpdate:
         )
         self.whole_step = None if lean.is_wrapped else whole_step
         self.compute: Callable[[], None] = self._compute if lean.guard is None else self._compute_again
+        self.is_own, self.round = is_own(lean.module), getattr(lean.module, "round", None)
         self.index, self.n_accumulated = 0, 1  # of the batch in its epoch; batches of a window
         self.n_added = 0  # batches whose gradients are there since the last update
         self.n_calls = 0  # of `compute` for this batch
@@ -96,21 +100,30 @@ class LeanUpdate:
         self.batch = self.loss = self.detached = self.output = None
         self.n_calls = 0
 
-    def run(self, batch: Any, index: int, n_accumulated: int, *, is_open: bool) -> None:
-        """Compute the gradients of `batch`, and step. `is_open`: the window continues after this batch, so there is no step yet."""
+    def run(self, batch: Any, index: int, n_accumulated: int, *, is_open: bool) -> bool:
+        """Compute the gradients of `batch`, and step. `is_open`: the window continues after this batch, so there is no step yet.
+
+        Returns whether there was an update. A batch that is left out has no part in the window, and alone it makes no update.
+        """
         self.batch, self.index, self.n_accumulated = batch, index, n_accumulated
         if is_open:
             with _block_parallel_sync_behavior(self.lean.pl_trainer.strategy) if self.lean.is_wrapped else nullcontext():
                 self.compute()
-            self.n_added += 1
-            return
+                self.agree()
+            self.n_added += not self.is_left_out
+            return False
         total, current, whole = self.total, self.current, None
         total.ready += 1
         current.ready += 1
-        if self.whole_step is None or n_accumulated > 1:
-            self.optimizer_step(self.closure)
-        else:
-            whole = self.whole_step(batch, partial(self.optimizer_step, self.closure))
+        try:
+            if self.whole_step is None or n_accumulated > 1:
+                self.optimizer_step(self.closure)
+            else:
+                whole = self.whole_step(batch, partial(self.optimizer_step, self.closure))
+        except NoUpdate:
+            total.ready -= 1
+            current.ready -= 1
+            return False
         if whole is not None:
             self.output, self.loss = whole, whole["loss"]
             self.zero_grad.count()
@@ -122,6 +135,7 @@ class LeanUpdate:
         self.n_added = 0
         total.completed += 1
         current.completed += 1
+        return True
 
     def closure(self) -> Tensor | None:
         """What the optimizer calls for its gradients. Returns the loss."""
@@ -132,14 +146,28 @@ class LeanUpdate:
                 remedy="Train without accumulated gradients, on larger batches.",
             )
         self.compute()
+        if self.round is not None:
+            self.agree()
+        if self.is_left_out and not (self.n_added and self.lean.pl_trainer.fit_loop.epoch_loop._num_ready_batches_reached()):
+            raise NoUpdate
         hook = self.hooks["on_before_optimizer_step"]
         if hook is not None:
             hook.fire(self.optimizer)
         return self.detached
 
+    def agree(self) -> None:
+        """Find out with the other ranks how much of this round of batches counts; its gradients are means over that part."""
+        if self.round is None:
+            return
+        part = self.round.close()
+        self.is_left_out = part == 0
+        if 0 < part < 1 and self.round.weighs and self.n_accumulated == 1:
+            scale_gradients(self.optimizer, 1 / part)
+
     def _compute(self) -> None:
         """Step, loss and gradients of the batch."""
         self.n_calls += 1
+        self.is_left_out = False
         self.names["_current_fx_name"] = "training_step"
         if self.context is None:
             self.output = self.step(self.batch, self.index) if self.takes_index else self.step(self.batch)
@@ -148,6 +176,10 @@ class LeanUpdate:
                 self.output = self.step(self.batch, self.index) if self.takes_index else self.step(self.batch)
         self.lean.refresh_hooks()
         self.loss = loss = self.find_loss()
+        if self.round is not None:
+            self.round.open(left_out=self.is_left_out)
+        elif self.is_left_out:
+            return
         if not self.n_added:
             self.zero_grad.run()
         if loss is None:
@@ -192,12 +224,13 @@ class LeanUpdate:
         output, n_accumulated = self.output, self.n_accumulated
         loss = output if type(output) is Tensor else output.get("loss") if type(output) is dict else None
         if type(loss) is not Tensor:  # nothing, or something that Lightning refuses
+            self.is_left_out = self.is_own and (output is None or type(output) is LeftOut)
             loss = ClosureResult.from_training_step_output(output, 1).closure_loss
         return loss / n_accumulated if loss is not None and n_accumulated > 1 else loss
 
     def output_for_hooks(self) -> dict[str, Any] | None:
         """What `on_train_batch_end` gets."""
-        if self.loss is None:
+        if self.loss is None or type(self.output) is LeftOut:
             return None if self.batch is None else {}
         loss = self.loss.detach() if self.detached is None else self.detached  # a whole step has no graph
         return {"loss": loss} if isinstance(self.output, Tensor) else {**self.output, "loss": loss}

@@ -9,13 +9,16 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from ..annotations import checked
 from ..errors import ConfigError, nearest
 
 # %% auto #0
-__all__ = ["fits", "check_patterns", "param_groups"]
+__all__ = ["fits", "check_patterns", "param_groups", "scale_gradients"]
 
 
 # %% ../../nbs/optim/param_groups.ipynb #3e75a5b2
@@ -57,3 +60,15 @@ def param_groups(
         decays = parameter.ndim >= 2 and not any(fits(name, pattern) for pattern in no_decay)
         groups.setdefault((lr * factor, weight_decay if decays else 0.0), []).append(parameter)
     return [{"params": parameters, "lr": rate, "weight_decay": decay} for (rate, decay), parameters in groups.items()]
+
+
+# %% ../../nbs/optim/param_groups.ipynb #scalegrd
+def scale_gradients(optimizer: Optimizer, factor: float | Tensor) -> None:
+    """Multiply the gradients in place. A sharded model has gradients of two kinds, which torch does not multiply together."""
+    if not isinstance(factor, Tensor) and factor == 1.0:
+        return
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    for is_part in (False, True):
+        alike = [gradient for gradient in gradients if isinstance(gradient, DTensor) is is_part]
+        if alike:
+            torch._foreach_mul_(alike, factor)  # pyright: ignore[reportPrivateImportUsage]

@@ -30,7 +30,7 @@ from ..engine.meter import N_SAMPLES, Meter
 from ..engine.precision import precision_plugin
 from ..engine.logged import lend_log, take_log_back
 from ..engine.step_module import StepModule
-from ..engine.step_output import check_output
+from ..engine.step_output import check_output, leaves_out
 from ..loops.step_snapshot import restore_attributes
 from ..errors import ConfigError, NbtrainError, add_note
 from ..rng import keep_random
@@ -264,7 +264,10 @@ class DryRun:
         with self._as_in_validation(plugin, module) as seen:
             try:
                 batch = plugin.convert_input(to_device(batch, trainer.device))
-                output = check_output(trainer.test_step(batch), "test_step", place.format, trainer.device)
+                output = trainer.test_step(batch) if batch is not None else None
+                if batch is None or leaves_out(output, trainer.test_step):
+                    return _Names(None, None, module.names)
+                output = check_output(output, "test_step", place.format, trainer.device)
             except (NbtrainError, _NeedsRun):
                 raise
             except Exception as error:

@@ -118,6 +118,8 @@ _NOISE = (
     "smaller than the logging interval",
     "module(s) in eval mode",
     "LeafSpec",
+    "`training_step` returned `None`",  # the pass notes how many batches were left out
+    "train_dataloader yielded None",
     "have overridden `transfer_batch_to_device` in",  # a LightningDataModule without it uses the module's
     *(f"self.log('{prefix}_" for prefix in ("train", "val", "test")),  # these metrics are already reduced over all ranks
 )

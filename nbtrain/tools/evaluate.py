@@ -90,6 +90,8 @@ def _without(arguments: dict[str, Any], kinds: tuple[type[L.Callback], ...]) -> 
 def collect(trainer: TrainerBase, loader: Any, call: Callable[[Any], Any]) -> list[Any]:
     """Call `call` on each batch of `loader`, and return the results on the CPU. Batches are on the device, the model is in eval mode.
 
+    A batch of None has no result, nor has one for which `call` returns None: it is left out.
+
     During a run this happens between two of its batches.
     """
     return trainer.control.do(lambda at: _collect(trainer, loader, call))
@@ -97,9 +99,22 @@ def collect(trainer: TrainerBase, loader: Any, call: Callable[[Any], Any]) -> li
 
 def _collect(trainer: TrainerBase, loader: Any, call: Callable[[Any], Any]) -> list[Any]:
     module = StepModule(trainer)
-    module.predict = lambda batch: call(batch)  # a function, because a model would be registered as a submodule
-    outputs = _predict(trainer, module, loader)
-    return [to_device(output, torch.device("cpu")) for output in outputs or []]
+
+    def predict(batch: Any) -> Any:  # a function, because a model would be registered as a submodule
+        found = call(batch) if batch is not None else None
+        return _LEFT_OUT if found is None else found  # Lightning warns about None
+
+    module.predict = predict
+    return _results(_predict(trainer, module, loader) or [])
+
+
+_LEFT_OUT = "left out"  # in place of what a call returns
+
+
+def _results(outputs: list[Any]) -> list[Any]:
+    """What the calls returned, on the CPU, without batches that are left out; a list for each of several loaders."""
+    found = [output for output in outputs if output is not _LEFT_OUT]
+    return [_results(output) if type(output) is list else to_device(output, torch.device("cpu")) for output in found]
 
 
 def _predict(trainer: TrainerBase, module: StepModule, loader: Any) -> Any:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -19,7 +20,7 @@ from torch import Tensor
 from ..data.batch import batch_size, describe, tensors, to_device
 from ..data.loader import as_loader
 from ..data.resumable_loader import borrowed
-from ..engine.step_output import check_output
+from ..engine.step_output import check_output, leaves_out
 from ..errors import ConfigError, StepError
 from ..rng import keep_random
 from ..base.arguments import check_run
@@ -340,9 +341,8 @@ def first_samples(
     _check(n, loader)
     found: list[Sample] = []
 
-    def look(batch: Any) -> bool:
-        if len(found) < n:  # Lightning reads a batch ahead
-            found.extend(samples_of(trainer, batch, _step(trainer, batch), len(found))[: n - len(found)])
+    def look(batch: Any, output: Mapping[str, Any]) -> bool:
+        found.extend(samples_of(trainer, batch, output, len(found))[: n - len(found)])
         return len(found) < n
 
     _go_through(trainer, loader, look)
@@ -357,9 +357,8 @@ def worst_samples(
     worst: list[Sample] = []
     n_seen = 0
 
-    def look(batch: Any) -> bool:
+    def look(batch: Any, output: Mapping[str, Any]) -> bool:
         nonlocal n_seen
-        output = _step(trainer, batch)
         samples = samples_of(trainer, batch, output, n_seen, _losses(trainer, batch, output))
         n_seen += len(samples)
         worst[:] = heapq.nsmallest(n, [*worst, *samples], key=_rank)
@@ -391,8 +390,8 @@ def _rank(sample: Sample) -> tuple[bool, float, int]:
     return loss == loss, -loss if loss == loss else 0.0, sample.index
 
 
-def _go_through(trainer: TrainerBase, loader: Iterable[Any], look: Callable[[Any], bool]) -> None:
-    """Call `look` on the batches until it returns False; the loader, its generators and the mode are restored."""
+def _go_through(trainer: TrainerBase, loader: Iterable[Any], look: Callable[[Any, Mapping[str, Any]], bool]) -> None:
+    """Call `look` on the batches and what the step returns until it returns False; the loader, its generators and the mode are restored."""
     wants_more, is_empty = True, True
 
     def batches(source: Iterable[Any]) -> Iterator[Any]:
@@ -403,8 +402,9 @@ def _go_through(trainer: TrainerBase, loader: Iterable[Any], look: Callable[[Any
 
     def call(batch: Any) -> bool:
         nonlocal wants_more, is_empty
-        wants_more, is_empty = look(batch), False
-        return wants_more  # Lightning warns about predictions that are None
+        if wants_more and (output := _step(trainer, batch)) is not None:  # Lightning reads a batch ahead
+            wants_more, is_empty = look(batch, output), False
+        return wants_more
 
     mode = trainer.mode
     trainer.mode = "test"
@@ -459,9 +459,12 @@ def single(batch: Any, i: int) -> Any:
     return apply_to_collection(batch, (Tensor, list, tuple), cut)
 
 
-def _step(trainer: TrainerBase, batch: Any) -> Mapping[str, Any]:
-    where = f"{trainer.title}.test_step"
-    output = check_output(trainer.test_step(batch), "test_step", lambda: where)
+def _step(trainer: TrainerBase, batch: Any) -> Mapping[str, Any] | None:
+    """What the step returns; None for a batch that it leaves out."""
+    where, output = f"{trainer.title}.test_step", trainer.test_step(batch)
+    if leaves_out(output, trainer.test_step):
+        return None
+    output = check_output(output, "test_step", lambda: where)
     if "output" not in output:
         names = ", ".join(map(repr, output))
         raise StepError(f"test_step returned {names}, without 'output'.", where=where, remedy='Return {"output": ...} too, to see samples.')
@@ -482,4 +485,4 @@ def _losses(trainer: TrainerBase, batch: Any, output: Mapping[str, Any]) -> list
             remedy='Return {"loss": ...}, or {"losses": ...} with one for each sample.',
         )
     outputs = [output] if n == 1 else [_step(trainer, single(batch, i)) for i in range(n)]
-    return [float(output["loss"]) for output in outputs]
+    return [float(output["loss"]) if output is not None else math.nan for output in outputs]

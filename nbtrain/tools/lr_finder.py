@@ -189,6 +189,8 @@ class _Growth(L.Callback):
             set_group_lr(group, self.rates[batch_idx] * ratio)
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if not outputs:  # the batch was left out
+            return
         loss = float(self.module.output["loss"])  # waits for the device, because whether to continue depends on the value
         self.diverged = not math.isfinite(loss) or self._has_exploded(loss)
         if math.isfinite(loss):

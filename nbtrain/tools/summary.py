@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import describe, to_device
-from ..engine.step_output import check_output
+from ..engine.step_output import check_output, leaves_out
 from ..base.trainer_base import TrainerBase
 from ..run.dry_run import unchanged
 from ..views.html import table_html
@@ -41,12 +41,14 @@ def check_steps(trainer: TrainerBase, batch: Any) -> str:
             try:
                 with torch.set_grad_enabled(training):
                     step = trainer.train_step if training else trainer.test_step
-                    output = check_output(step(batch), name, f"{trainer.title}.{name}, one batch".format, trainer.device)
-                    if training:
+                    place, found = f"{trainer.title}.{name}, one batch", step(batch)
+                    output = {} if leaves_out(found, step) else check_output(found, name, place.format, trainer.device)
+                    if training and output:
                         output["loss"].backward()
             finally:
                 trainer.mode = mode
-            lines.append(f"{name}: " + ", ".join(f"{key} {_shown(value)}" for key, value in output.items()))
+            shown = ", ".join(f"{key} {_shown(value)}" for key, value in output.items())
+            lines.append(f"{name}: {shown or 'None, which leaves the batch out'}")
         without = sum(parameter.requires_grad and parameter.grad is None for parameter in trainer.model.parameters())
     if without:
         lines.append(f"{without} parameters got no gradient in train_step.")

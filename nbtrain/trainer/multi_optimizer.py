@@ -23,7 +23,7 @@ from ..annotations import checked
 from ..distributed.devices import Device
 from ..engine.protocol import Turn
 from ..engine.meter import N_SAMPLES
-from ..engine.step_output import check_output, named
+from ..engine.step_output import NoUpdate, check_output, leaves_out, named
 from ..engine.train_state import Mode
 from ..errors import ConfigError, nearest
 from ..loops.fast_step import step_around
@@ -83,14 +83,19 @@ class JointOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any]) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update with each optimizer in turn. Returns what the last call of the closure returned."""
-        loss = None
+        loss, n_left_out = None, 0
         try:
             for name, optimizer in self.optimizers.items():
                 self.turn = name
                 with self._others_still(optimizer):
-                    loss = step_around(optimizer, closure, gradients_first=True)
+                    try:
+                        loss = step_around(optimizer, closure, gradients_first=True)
+                    except NoUpdate:
+                        n_left_out += 1
         finally:
             self.turn = None
+        if n_left_out == len(self.optimizers):
+            raise NoUpdate
         return loss
 
     @contextmanager
@@ -250,12 +255,14 @@ class MultiOptimizerTrainer(Trainer):
         self.given |= given | {"optimizer": None}
         self.joint = joint
 
-    def train_step(self, batch: Any) -> dict[str, Any]:
+    def train_step(self, batch: Any) -> dict[str, Any] | None:
         """Call the step of the current optimizer; outside of an update, as in `check`, call all steps and sum their losses."""
         assert self.joint is not None
         if self.joint.turn is not None:
             return self._step(self.joint.turn, batch)
-        outputs = {name: self._step(name, batch) for name in self.joint.optimizers}
+        outputs = {name: output for name in self.joint.optimizers if (output := self._step(name, batch)) is not None}
+        if not outputs:
+            return None
         rows = {key: value for name, output in outputs.items() for key, value in named(output, f"_{name}").items()}
         first = next(iter(outputs.values()))
         stated = {N_SAMPLES: first[N_SAMPLES]} if N_SAMPLES in first else {}
@@ -263,7 +270,10 @@ class MultiOptimizerTrainer(Trainer):
 
     def _step(self, name: str, batch: Any) -> Any:
         method = f"train_step_{name}"
-        return check_output(getattr(self, method)(batch), method, lambda: f"{self.title}.{method}, {self.recorder.place}", self.device)
+        output = getattr(self, method)(batch)
+        if leaves_out(output, getattr(self, method)):
+            return None
+        return check_output(output, method, lambda: f"{self.title}.{method}, {self.recorder.place}", self.device)
 
     def callbacks(self) -> list[L.Callback]:
         recorder, *others = super().callbacks()

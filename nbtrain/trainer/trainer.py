@@ -38,6 +38,7 @@ from ..distributed.devices import Device, device_args, resolve_device
 from ..distributed.launcher import Launcher
 from ..engine.meter import EpochLog, Meter
 from ..engine.precision import resolve_precision
+from ..engine.step_output import leaves_out
 from ..engine.train_state import Counts, Mode
 from ..errors import CheckpointError, StepError
 from ..events import MonitorMode
@@ -401,7 +402,7 @@ class Trainer(TrainerBase):
             directly = self.control.do(lambda at: predict_directly(self, x))
             return collect(self, [x], self.model)[0] if directly is None else directly[0]
         if isinstance(x, (tuple, list, Mapping)) or is_dataclass(x):
-            return collect(self, [x], self._test_output)[0]
+            return next(iter(collect(self, [x], self._test_output)), None)
         outputs = collect(self, self._batches(x, batch_size), lambda b: self.model(b) if isinstance(b, Tensor) else self._test_output(b))
         return torch.cat(outputs) if outputs and all(isinstance(output, Tensor) for output in outputs) else outputs
 
@@ -411,6 +412,8 @@ class Trainer(TrainerBase):
 
     def _test_output(self, batch: Any) -> Any:
         output = self.test_step(batch)
+        if leaves_out(output, self.test_step):
+            return None
         if not isinstance(output, Mapping) or "output" not in output:
             raise self._without_output(output)
         return output["output"]

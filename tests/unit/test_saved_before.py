@@ -8,6 +8,7 @@ of those who have such files.
 from __future__ import annotations
 
 import json
+import math
 import os
 import runpy
 import shutil
@@ -55,6 +56,7 @@ def differences(found: Any, expected: Any, tolerance: float = 0.0, where: str = 
     else:
         is_number = isinstance(found, (int, float)) and isinstance(expected, (int, float))
         alike = found == pytest.approx(expected, rel=tolerance, abs=tolerance) if is_number else found == expected
+        alike = alike or (where.endswith(".train_loss") and expected == math.inf)  # of a pass in which an update was skipped
         return [] if alike else [f"{where}: {found!r}, not {expected!r}"]
     return [text for texts in inner for text in texts]
 

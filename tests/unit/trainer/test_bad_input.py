@@ -36,7 +36,7 @@ def _loss(make: Any) -> Any:
 
 
 STEPS = {
-    "None": (None, "train_step returned None, not a dict.\n  Broken.train_step, epoch 1, batch 1\n  Return a dict such as"),
+    "None": (None, "All 5 batches of the training pass of epoch 1 were left out: the loader or the step gave None for each of them."),
     "no loss": ({"accuracy": 1.0}, "train_step returned {'accuracy'}, without 'loss'.\n  Broken.train_step, epoch 1, batch 1\n  Return"),
     "a tensor": (
         torch.zeros(()),

@@ -1,0 +1,87 @@
+"""One rank of two, which leave batches out, alone or together; rank 0 compares with a plain loop over rounds of two batches. A program."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from samples import make_trainer
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from nbtrain import MultiGPUAddon, Trainer
+from nbtrain.data.loader import BatchList
+
+
+def make_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+class Picky(Trainer):
+    def train_step(self, batch: Any) -> dict[str, Any] | None:
+        x, y = batch
+        return None if x.isnan().any() else {"loss": mse_loss(self.model(x), y)}
+
+    def test_step(self, batch: Any) -> dict[str, Any] | None:
+        return self.train_step(batch)
+
+
+def batches(places: tuple[int, ...], how: str) -> list[Any]:
+    generator = torch.Generator().manual_seed(1)
+    made: list[Any] = [
+        (torch.randn(n, 8, generator=generator), torch.randn(n, 1, generator=generator)) for n in (4, 3, 2, 5, 4, 4, 1, 2, 4)
+    ]
+    for i in places:
+        made[i] = None if how == "loader" else (made[i][0] * math.nan, made[i][1])
+    return made
+
+
+def by_hand(made: list[Any], accumulate: int) -> tuple[nn.Module, int]:
+    model = make_net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    rounds = [[b for b in made[i : i + 2] if b is not None and not b[0].isnan().any()] for i in range(0, len(made), 2)]
+    rounds = [part for part in rounds if part]
+    n_updates = 0
+    for _ in range(2):
+        for i in range(0, len(rounds), accumulate):
+            x, y = (torch.cat(part) for part in zip(*itertools.chain(*rounds[i : i + accumulate])))
+            optimizer.zero_grad()
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+            n_updates += 1
+    return model, n_updates
+
+
+def main() -> None:
+    cases = [((0,), "loader", 2, True), ((0,), "loader", 2, False), ((2, 3), "step", 1, True), ((2, 3), "step", 1, False)]
+    cases += [((0, 1, 5), "loader", 1, True), ((3, 8), "step", 2, True), ((3, 8), "step", 2, False)]
+    for places, how, accumulate, lean in cases:
+        texts: list[str] = []
+        trainer: Any = make_trainer(Picky.add_on(MultiGPUAddon), model=make_net(), lightning={"accumulate_grad_batches": accumulate})
+        trainer.lean_loops = lean
+        emit = trainer.recorder.emit
+        trainer.recorder.emit = lambda event, texts=texts, emit=emit: (
+            texts.append(event.data["text"]) if event.kind == "note" else None,
+            emit(event),
+        )
+        made = batches(places, how)
+        trainer.run(2, BatchList(made), BatchList(made))
+        case = f"{places} {how} {accumulate} {lean}"
+        expected, n_updates = by_hand(made, accumulate)
+        for a, b in zip(trainer.model.parameters(), expected.parameters()):
+            assert torch.allclose(a, b, atol=1e-6), case
+        assert trainer.counts.update == n_updates and trainer.counts.left_out == 4 * len(places), (case, trainer.counts)
+        left = [text for text in texts if "left out" in text]
+        assert len(left) == 2 and all(text.startswith(f"{len(places)} of 9 batches") for text in left), (case, left)
+        with torch.no_grad():
+            kept = [b for b in made if b is not None and not b[0].isnan().any()]
+            mean = sum(mse_loss(expected(x), y).item() * len(x) for x, y in kept) / sum(len(x) for x, _ in kept)
+        assert math.isclose(trainer.history.epochs[-1]["val_loss"], mean, rel_tol=1e-4), case
+    print("done")
+
+
+if __name__ == "__main__":
+    main()

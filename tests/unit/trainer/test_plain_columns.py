@@ -1,0 +1,69 @@
+"""The plain PyTorch loops of our pages end with the weights that the nbtrain code beside them has, bit for bit."""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import plain_loop as judge
+import pytest
+import torch
+from samples import same_weights
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Subset
+
+from nbtrain.examples import digits
+
+ROOT = Path(__file__).parent.parent.parent.parent
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examples read a few batches, and have one clip that matters."""
+    make = digits.digits_loaders
+
+    def few(*args: Any, **options: Any) -> Any:
+        train, valid = make(*args, **options)
+        part = DataLoader(Subset(train.dataset, range(100)), train.batch_size, shuffle=True, generator=train.generator)
+        return part, DataLoader(Subset(valid.dataset, range(50)), 20)
+
+    monkeypatch.setattr(digits, "digits_loaders", few)
+
+
+def run(code: str, names: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(0)
+    exec(compile(code, "page", "exec"), names)
+    return names
+
+
+def test_plain_column_of_the_page_on_plain_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
+    [ours], [plain] = blocks("docs/coming_from/pytorch.md", "python"), blocks("docs/coming_from/pytorch.md", "py")
+    loader, valid_loader = digits.digits_loaders()
+    given = {"SmallCNN": digits.SmallCNN, "device": "cpu", "deepcopy": deepcopy, "loader": loader, "valid_loader": valid_loader}
+    by_hand = run(plain, given | {"n_valid": 50})
+    trainer = run(ours, {})["trainer"]
+    assert same_weights(trainer.model, by_hand["model"])
+    assert trainer.history.best["val_loss"] == pytest.approx(by_hand["best_loss"], rel=1e-6)
+
+
+def test_example_of_the_readme_and_a_plain_loop_that_restores_the_random_numbers() -> None:
+    code = next(block for block in blocks("README.md", "python") if "trainer.run(5" in block)
+    trainer = run(code.replace("trainer.run(5", "trainer.run(2"), {})["trainer"]
+
+    def loss_of(model: Any, batch: Any) -> torch.Tensor:
+        return cross_entropy(model(batch[0]), batch[1])
+
+    def by_hand(**options: Any) -> torch.nn.Module:
+        torch.manual_seed(0)
+        (train, valid), net = digits.digits_loaders(batch_size=32), digits.SmallCNN()
+        list(judge.train(net, torch.optim.Adam(net.parameters(), lr=1e-3), loss_of, train, range(2), valid=valid, clip=1.0, **options))
+        return net
+
+    assert same_weights(trainer.model, by_hand(size_of=lambda batch: len(batch[0])))
+    assert not same_weights(trainer.model, by_hand(restore=False))  # which is why the page says it
