@@ -23,7 +23,8 @@ from ..engine.step_module import StepModule, is_whole_epoch
 from ..events import Plan
 from ..errors import ConfigError
 from nbtrain.optim.schedulers import (
-    FunctionSchedule, Schedule, Scheduler, check_length, initial_lrs, is_factory, resolve_schedule, scale_lr, set_group_lr, set_initial_lrs,
+    FunctionSchedule, Schedule, Scheduler, check_direction, check_length,
+    initial_lrs, is_factory, resolve_schedule, scale_lr, set_group_lr, set_initial_lrs,
     set_lr,
 )  # fmt: skip
 
@@ -75,6 +76,10 @@ class _Step(L.Callback):
         self._schedule = resolve_schedule(self.scheduler, optimizer, plan, on_batch=self.on_batch, update=self._update)
         kind = type(self._schedule.scheduler).__qualname__
         from_metrics = isinstance(self._schedule.scheduler, ReduceLROnPlateau)
+        if isinstance(self._schedule.scheduler, ReduceLROnPlateau):
+            check_direction(
+                self._schedule.scheduler, self.trainer.train_state.history.monitor, self.trainer.train_state.history.monitor_mode
+            )
         if planned not in (None, plan.total_steps) and is_factory(self.scheduler) and not from_metrics:
             self._follow(plan, planned, pl_trainer.current_epoch)
         elif self._saved is not None and self._saved_class not in (None, kind):

@@ -18,6 +18,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary
 from torch import nn
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from ..annotations import checked
 from ..addons.limits import LimitsAddon
@@ -125,6 +126,12 @@ class TrainerBase(Composable, TracebackKeeper):
         """Log a value under `name`, in addition to what the step returns; for steps taken from a LightningModule, with its options."""
         if self.module is None:
             raise StepError(f"log({name!r}) was called outside of a run.", remedy="Call it in train_step or test_step.")
+        if isinstance(value, Metric) and not self.configures_optimizers:
+            kind = type(value).__name__
+            raise ConfigError(
+                f"log({name!r}, ...) got a {kind}, which resets itself only in a LightningModule.",
+                remedy=f'Give it to the trainer: MetricsAddon with metrics={{"{name}": {kind}()}}; or log its value for a batch.',
+            )
         self.module.log(name, value, **options)
 
     @property

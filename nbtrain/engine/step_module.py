@@ -185,6 +185,8 @@ class StepModule(PassModule):
             raise
         except Exception as error:
             add_note(error, f"{self._place(name, batch_idx)}: the batch is {describe(batch)}")
+            if str(error).startswith("Expected more than 1 value per channel when training"):  # of BatchNorm
+                add_note(error, "BatchNorm can't train with a batch of one sample: give the loader drop_last=True, or another batch size.")
             raise
         if output is None and leaves_out(output, getattr(owner, name)):
             return None

@@ -46,6 +46,7 @@ __all__ = [
     "n_required",
     "is_factory",
     "resolve_schedule",
+    "check_direction",
     "check_length",
     "SchedulerBase",
     "WarmUpScheduler",
@@ -310,6 +311,16 @@ def _made(scheduler: Any, optimizer: Optimizer) -> Any:
             remedy="Make it from the optimizer that the factory gets.",
         )
     return scheduler
+
+
+def check_direction(scheduler: ReduceLROnPlateau, monitor: str, monitor_mode: str) -> None:
+    """Raise ConfigError for a plateau schedule that takes an improvement of the monitored metric for a plateau."""
+    if scheduler.mode != monitor_mode:
+        better = "higher" if monitor_mode == "max" else "lower"
+        raise ConfigError(
+            f"ReduceLROnPlateau(mode={scheduler.mode!r}) reduces the rate while {monitor}, where {better} is better, improves.",
+            remedy=f"Make it with mode={monitor_mode!r}; or, if {monitor} is meant otherwise, give monitor_mode={scheduler.mode!r}.",
+        )
 
 
 def check_length(scheduler: Any, n_steps: int, remedy: str, *, on_batch: bool = False) -> str:

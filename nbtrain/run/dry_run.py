@@ -150,6 +150,7 @@ class DryRun:
 
     def __init__(self, trainer: TrainerBase, n_epoch: int, valid_loader: Loaders | None) -> None:
         self.trainer, self.n_epoch, self.valid_loader = trainer, n_epoch, valid_loader
+        self.names = set[str]()  # of the metrics that `test_step` returned
         self.place = f"a batch of valid_loader before epoch {trainer.train_state.counts.epoch + 1}"
         self.callbacks = as_list(trainer.lightning.get("callbacks"))  # of the user
         parts = (*self.callbacks, *trainer.active_addons)
@@ -188,6 +189,7 @@ class DryRun:
                 raise
             names = []
         if names and len(names) == len(loaders) and not self._makes_metrics:
+            self.names = _Names.joined(names).test or set()
             self._check_monitors(_Names.joined(names))
         trainer.probed = key
 

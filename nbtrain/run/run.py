@@ -27,6 +27,7 @@ from ..events import Status
 from ..history.history import RunResult
 from ..remote_errors import own_errors
 from ..rng import seed_all
+from .contradictions import Planned, contradictions
 from .data_module import check_source, is_data_source, validates
 from .dry_run import DryRun
 from .execution import Execution, execute_replica
@@ -105,6 +106,8 @@ class Run:
         """Raise ConfigError for invalid arguments, before anything else happens."""
         trainer = self.trainer
         refuse_while_on(trainer.control, trainer.recorder.place)
+        notes = contradictions(Planned(trainer, self.loader, self.valid_loader))
+        self.notes = notes if trainer.train_state.run == 0 else []  # said once
         check_source(trainer, self.loader, self.valid_loader)
         check_run(self.n_epoch, self.loader, self.valid_loader, evaluates=trainer.mode == "test")
         dry_run = DryRun(trainer, self.n_epoch, self.valid_loader)
@@ -121,6 +124,7 @@ class Run:
         if trainer.on_error == "pause" and (trainer.launcher is not None or trainer.world.size > 1):
             raise ConfigError('on_error="pause": a run in several processes can\'t be paused by an error.', remedy='Give on_error="raise".')
         dry_run.try_validation()
+        self.notes += contradictions(Planned(trainer, self.loader, self.valid_loader, dry_run.names))
 
     def _prepare(self) -> None:
         """Create the run folder if needed and lock it. Before the first run, also seed the random number generators."""
@@ -144,6 +148,8 @@ class Run:
             correct_model(trainer)
             if state.run == 1:
                 advise(trainer, self.loader)
+            for text in self.notes:
+                trainer.recorder.note(text)
             keep_source(trainer, self.n_epoch, self.loader, self.valid_loader)
             self.sinks.show_run_before()
             if trainer.mode == "train":
