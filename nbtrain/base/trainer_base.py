@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -45,7 +46,7 @@ from ..history.history import History, RunResult
 from ..history.run_folder import open_run_folder
 from ..history.run_tree import Fork, open_branch_folder
 from ..loggers.background import Delivery
-from ..optim.schedulers import Scheduler
+from ..optim.schedulers import Scheduler, is_marked, mark_step
 from ..tracebacks import TracebackKeeper
 from ..state.best_weights import BestWeights
 from .compose import Composable, given_addons, new_instance, written_class
@@ -246,8 +247,34 @@ class TrainerBase(Composable, TracebackKeeper):
             "probed": None,
             "sinks": [self.train_state.history],
             "branches": [],
+            "_marked": list(map(is_marked, self.all_optimizers)),
         }
         return new_instance, (base, () if base is type(self) else given_addons(type(self))), state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        marked = state.pop("_marked", ())
+        vars(self).update(state)
+        for optimizer, was_marked in zip(self.all_optimizers, marked):
+            if was_marked:
+                mark_step(optimizer)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy is a branch: its next run has a new folder, which begins with the history so far."""
+        make, args, state = self.__reduce__()
+        made = memo[id(self)] = make(*args)
+        made.__setstate__(deepcopy(state, memo) | {"given": dict(self.given)})
+        if self.run_dir is not None:
+            for addon in made.active_addons:
+                if isinstance(addon, StateManagerAddon):
+                    addon.__post_init__()  # the checkpoints so far are not its own
+            made.begin_branch(self.run_dir.name, {})
+        return made
+
+    def begin_branch(self, parent: str, changes: Mapping[str, str]) -> None:
+        """This trainer is a copy of the run `parent` at its current place, with `changes`: it gets its own run folder."""
+        counts = self.train_state.counts
+        self.run_dir, self.fork = None, Fork(parent, counts.epoch, counts.step, changes)
+        self.parent = f"{parent}, epoch {counts.epoch}, step {counts.step}"
 
     def optimizer_states(self) -> list[dict[str, Any]]:
         """The state of each optimizer, for a checkpoint that is saved between two runs."""

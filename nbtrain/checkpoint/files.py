@@ -436,6 +436,9 @@ class Writer:
         self._done = threading.Event()
         self._done.set()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Writer, (self._write_state,)  # a copy writes nothing yet
+
     def save(
         self,
         state: Mapping[str, Any],

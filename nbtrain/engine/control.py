@@ -48,6 +48,10 @@ _ASKED_IN: dict[State, tuple[State, ...]] = {
 }
 
 
+def _ignore(state: State) -> None:
+    """The listener of no run."""
+
+
 class RunState:
     """The state of a run, which any thread may change.
 
@@ -59,15 +63,18 @@ class RunState:
         self.name: State = "idle"
         self.requested = False  # whether there is a request for the run; read in each batch
         self.changed = threading.Condition()
-        self._listener: Callable[[State], None] = lambda state: None
+        self._listener: Callable[[State], None] = _ignore
         self._is_late = False  # the listener does not know the state yet
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RunState, ()  # a copy has no run, and its own lock
 
     def begin(self, listener: Callable[[State], None]) -> None:
         self.name, self.requested, self._listener, self._is_late = "running", False, listener, False
 
     def end(self) -> None:
         with self.changed:
-            self.name = "idle"
+            self.name, self._listener = "idle", _ignore
             self.changed.notify_all()
 
     def request(self, state: State, send: Callable[[Any], None] | None = None, *, late: bool = False) -> None:
@@ -256,8 +263,8 @@ class Control:
     `end`.
     """
 
-    def __init__(self) -> None:
-        self.run_state = RunState()
+    def __init__(self, run_state: RunState | None = None) -> None:
+        self.run_state = run_state or RunState()
         self.thread: Thread | None = None  # the training thread
         self.signum: int | None = None  # the signal that requested the end, or AT_EXIT
         self.elsewhere: Callable[[tuple[Any, ...]], None] | None = None  # sends a command to a run in other processes
@@ -270,7 +277,7 @@ class Control:
         self._stops_together = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Control, ()  # a replica in another process has no run
+        return Control, (self.run_state,)  # a copy, such as a replica in another process, has no run
 
     @property
     def state(self) -> State:

@@ -54,6 +54,7 @@ class TrainerProtocol(Protocol):
     precision: Any  # as `resolve_precision` returned it
     train_state: TrainState  # what it has reached and measured
     control: Control  # the requests to a run
+    save_path: str | Path | None
     recorder: Recorder  # where its events come from
     run_dir: Path | None  # the run folder, once there is one
     given: dict[str, Any]  # the arguments it was made with; empty in a worker process

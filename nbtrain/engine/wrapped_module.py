@@ -37,6 +37,9 @@ _PASSED_ON = (
 )
 
 
+_STEPS: dict[str, Mode] = {"training_step": "train", "validation_step": "test", "test_step": "test"}
+
+
 def overrides(module: L.LightningModule, name: str) -> bool:
     """Whether the module overrides Lightning's method of this name."""
     return is_overridden(name, module, L.LightningModule)
@@ -259,8 +262,7 @@ class WrappedModule(StepModule):
         for name in _PASSED_ON:
             own.pop(name, None)
         own |= {name: _call_of(inner, name) for name in _PASSED_ON if overrides(inner, name)}
-        steps: dict[str, Mode] = {"training_step": "train", "validation_step": "test", "test_step": "test"}
-        for name, mode in steps.items():
+        for name, mode in _STEPS.items():
             plain = MethodType(getattr(L.LightningModule, name), self)  # by which Lightning sees that there is none
             own[name] = wraps(getattr(inner, name))(partial(self.guarded, mode, name)) if overrides(inner, name) else plain
         own |= {"predict_step": inner.predict_step, "_n_attributes": len(vars(inner))}
@@ -275,6 +277,14 @@ class WrappedModule(StepModule):
         """The class of the inner module, for `isinstance(pl_module, MyModule)` in a callback; `type()` returns the outer class."""
         inner = self.__dict__.get("_modules", {}).get("model")
         return WrappedModule if inner is None else type(inner)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {name: value for name, value in self.__getstate__().items() if name not in (*_PASSED_ON, *_STEPS)}
+        return object.__new__, (WrappedModule,), state  # what pickle does by itself looks at `__class__`
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.pass_on()
 
     automatic_optimization, strict_loading = _part("automatic_optimization"), _part("strict_loading")
     example_input_array = _part("example_input_array")

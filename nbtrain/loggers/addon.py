@@ -186,7 +186,7 @@ class WebLoggerAddon(_LoggingAddon):
     def lightning_loggers(self, trainer: TrainerProtocol) -> list[Logger]:
         if self._delivery is None:
             connect = partial(self.connect, trainer)
-            self._delivery = Delivery(self.service, connect, lambda text: trainer.recorder.note(text), wait_s=self.wait_s)
+            self._delivery = Delivery(self.service, connect, partial(_note, trainer), wait_s=self.wait_s)
         return [self._delivery]
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
@@ -196,6 +196,15 @@ class WebLoggerAddon(_LoggingAddon):
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_delivery": None}
+
+
+def _note(trainer: TrainerProtocol, text: str) -> None:
+    trainer.recorder.note(text)
+
+
+def _same(logger: Logger, note: Callable[[str], None]) -> Logger:
+    """Connect a logger that the user has made."""
+    return logger
 
 
 def _check_installed(package: str, user: str, extra: str | None = None) -> None:
@@ -271,7 +280,7 @@ class LoggersAddon(_LoggingAddon):
     def lightning_loggers(self, trainer: TrainerProtocol) -> list[Logger]:
         assert not isinstance(self.loggers, (str, Logger))  # a list, since it was made
         named = [given for given in self.loggers if isinstance(given, str)]
-        if named and trainer is not None and trainer.run_dir is None and trainer.given.get("save_path") is None:
+        if named and trainer is not None and trainer.run_dir is None and trainer.save_path is None:
             raise ConfigError(f"loggers={named} need a folder to write to.", remedy='Give save_path="runs/my-run".')
         if not self._deliveries:
             self._deliveries = [self._delivery(trainer, given) for given in self.loggers]
@@ -279,9 +288,9 @@ class LoggersAddon(_LoggingAddon):
 
     def _delivery(self, trainer: TrainerProtocol, given: str | Logger) -> Delivery:
         label = given if isinstance(given, str) else type(given).__name__
-        connect: Connect = partial(_begin, trainer, given) if isinstance(given, str) else lambda note: given
+        connect: Connect = partial(_begin, trainer, given) if isinstance(given, str) else partial(_same, given)
         wait_s = _LOCAL_S if isinstance(given, str) else _AWAY_S
-        return Delivery(label, connect, lambda text: trainer.recorder.note(text), wait_s=wait_s)
+        return Delivery(label, connect, partial(_note, trainer), wait_s=wait_s)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_deliveries": []}

@@ -5,7 +5,7 @@
 # %% ../../nbs/loops/fetcher.ipynb #fetcher2
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
@@ -138,10 +138,13 @@ class _GuardedFetcher:
 
 
 # %% ../../nbs/loops/fetcher.ipynb #5a2d3d31
+def _nothing() -> None:
+    """In place of the label for a profiler. A function of the module: Lightning's trainer keeps it, and must stay picklable."""
+
+
 def direct_fetcher(fetcher: _DataFetcher, guard: ErrorGuard | None = None) -> Any:
     """`fetcher` without labels for a profiler, in its direct form where there is one; its errors go to `guard`."""
-    nothing: Callable[[], None] = lambda: None  # noqa: E731
-    fetcher._start_profiler = fetcher._stop_profiler = nothing
+    fetcher._start_profiler = fetcher._stop_profiler = _nothing
     batches = only_iterator(fetcher)
     found = fetcher if batches is None else _DirectFetcher(fetcher, batches)
     return found if guard is None else _GuardedFetcher(found, fetcher, guard)

@@ -11,7 +11,9 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -42,6 +44,8 @@ __all__ = [
     "set_initial_lrs",
     "FunctionSchedule",
     "CountedScheduler",
+    "is_marked",
+    "mark_step",
     "Schedule",
     "n_required",
     "is_factory",
@@ -206,6 +210,26 @@ class CountedScheduler:
 
 
 # %% ../../nbs/optim/schedulers.ipynb #34a77eea
+_MARK = "_wrapped_by_lr_sched"
+
+
+def is_marked(optimizer: Any) -> bool:
+    """Whether a scheduler of torch has wrapped the optimizer's `step`, to notice that it is called."""
+    return hasattr(optimizer.step, _MARK)
+
+
+def mark_step(optimizer: Any) -> None:
+    """Wrap the step of a copied optimizer as torch's schedulers do: a copy loses it, and their first step would warn."""
+    step, weak = type(optimizer).step, ref(optimizer)
+
+    @wraps(step)
+    def marked(*args: Any, **options: Any) -> Any:
+        return step(weak(), *args, **options)
+
+    setattr(marked, _MARK, True)
+    optimizer.step, optimizer._opt_called = marked, True
+
+
 @dataclass
 class Schedule:
     """A scheduler and its interval: it steps after each `epoch`, `batch` or optimizer `update`."""

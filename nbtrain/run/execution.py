@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -64,7 +65,7 @@ class LoaderModule(StepModule):
             )
         self.batch_size, self._loader = loader.batch_size, loader
         if valid_loader is not None:  # Lightning warns about a val_dataloader that returns nothing
-            self.val_dataloader = lambda: read_evaluated(trainer, self, valid_loader)
+            self.val_dataloader = partial(read_evaluated, trainer, self, valid_loader)
 
     def train_dataloader(self) -> Any:
         return self._trainer_base.read_loader(with_batch_size(self._loader, self.batch_size), training=True)
@@ -100,6 +101,7 @@ class Execution:
             pl_trainer = make_pl_trainer(max_epochs=self.goal, **arguments)
             if self.pauses and not finds_batch_size:
                 module.guard = guard = ErrorGuard(module, refuses_nonfinite=trainer[NonFiniteAddon].nonfinite == "raise")
+                guarded.callback(setattr, module, "guard", None)  # its snapshot holds all that the steps may change
                 guarded.callback(guard.guard_callbacks(pl_trainer))
             use_lean_loops(pl_trainer, lean=trainer.lean_loops, control=trainer.control)
             try:

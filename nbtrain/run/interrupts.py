@@ -86,10 +86,14 @@ def signals_stop(control: Control) -> Iterator[None]:
         yield
 
 
+def _stay(signum: int, frame: Any) -> None:
+    """Handle SIGTERM by nothing."""
+
+
 def keep_handler(pl_trainer: L.Trainer) -> None:
     """If SIGTERM requests the end of the run, keep Lightning's handler from exiting at once or waiting for other ranks."""
     if isinstance(signal.getsignal(signal.SIGTERM), _Handler):
-        pl_trainer._signal_connector._sigterm_notifier_fn = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
+        pl_trainer._signal_connector._sigterm_notifier_fn = _stay  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # %% ../../nbs/run/interrupts.ipynb #39f1915d

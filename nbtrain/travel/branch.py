@@ -11,14 +11,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from ..history.run_tree import Fork
 from ..base.trainer_base import TrainerBase
 from ..run.live_edits import check_options, set_options
 from ..run.redefined import change_class, mark_steps
 from ..state.restore import restore_kept
 from .rewind import nearest_state, step_of
 from .scratch_trainer import copy_trainer, recompute
-from ..addons.state_manager import StateManagerAddon
 from ..views.text import format_value
 
 BranchType = TypeVar("BranchType", bound=TrainerBase)
@@ -58,14 +56,8 @@ def _copy(trainer: BranchType, step: int, steps: type[TrainerBase] | None, optio
     restore = _restorer(trainer, step)
     made: Any = copy_trainer(trainer)
     made.keep_states, made.result, made.handle = trainer.keep_states, None, None
-    for addon in made.active_addons:
-        if isinstance(addon, StateManagerAddon):
-            addon.__post_init__()
     restore(made)
-    made.run_dir, counts = None, made.train_state.counts
-    parent = trainer.run_dir.name if trainer.run_dir is not None else trainer.title
-    made.fork = Fork(parent, counts.epoch, counts.step, _changes(made, options, steps))
-    made.parent = f"{parent}, epoch {counts.epoch}, step {counts.step}"
+    made.begin_branch(trainer.run_dir.name if trainer.run_dir is not None else trainer.title, _changes(made, options, steps))
     made.recorder.mark(f"branched from {made.parent}")
     if steps is not None:
         before = type(made)

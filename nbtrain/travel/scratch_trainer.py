@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from functools import wraps
 from typing import Any
-from weakref import ref
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
@@ -62,21 +60,6 @@ def _loose_tensors(trainer: TrainerBase) -> dict[int, Any]:
     return memo
 
 
-def _mark_step(optimizer: Any) -> None:
-    """Mark the step of a copied optimizer as torch's schedulers mark it; they warn if the mark is missing in their first step."""
-    step, weak = type(optimizer).step, ref(optimizer)
-
-    @wraps(step)
-    def marked(*args: Any, **options: Any) -> Any:
-        return step(weak(), *args, **options)
-
-    setattr(marked, _MARK, True)
-    optimizer.step, optimizer._opt_called = marked, True
-
-
-_MARK = "_wrapped_by_lr_sched"
-
-
 def copy_trainer(trainer: TrainerBase) -> TrainerBase:
     """Copy a trainer with its model, its optimizer and everything else. Raises ConfigError if something can't be copied."""
     try:
@@ -86,10 +69,7 @@ def copy_trainer(trainer: TrainerBase) -> TrainerBase:
             f"{trainer.title} can't be copied: {type(error).__name__}: {first_line(error)}.",
             remedy="Give the object that fails a __deepcopy__, or rewind to the end of an epoch that is kept.",
         ) from error
-    for optimizer, copied in zip(trainer.all_optimizers, made.all_optimizers):
-        if hasattr(optimizer.step, _MARK):
-            _mark_step(copied)
-    made.given, made.states, made.keep_states = dict(trainer.given), States(trainer.states.memory.copy()), True
+    made.states, made.keep_states = States(trainer.states.memory.copy()), True
     return made
 
 
