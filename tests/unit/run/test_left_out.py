@@ -238,3 +238,18 @@ def test_a_skipped_batch_is_left_out_of_the_mean_and_of_the_best(lean: bool, eve
     assert [row["train_rows"] for row in trainer.history.epochs] == [8 - accumulate] * 2
     assert isinstance(trainer.history.best, Row) and trainer[NonFiniteAddon].n_skipped == 2
     assert trainer.history.last["train_skipped"] == accumulate / 8
+
+
+@HOW
+def test_what_looks_at_single_batches_leaves_them_out(how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    class Outputs(Picky):
+        def test_step(self, batch: Any) -> Any:
+            return None if batch[0].isnan().any() else {"output": self.model(batch[0]), **(self.train_step(batch) or {})}
+
+    trainer, loader = make(kind=Outputs), without(how, 0, 3)
+    kept = [batch for i, batch in enumerate(batches()) if i not in (0, 3)]
+    for show in (trainer.show_worst, trainer.show_results):
+        assert [torch.equal(a.output, b.output) for a, b in zip(show(loader, n=12).samples, show(kept, n=12).samples)] == [True] * 12
+    trainer.check(without("step", 0)[0])
+    assert "train_step: None, which leaves the batch out\ntest_step: None, which leaves the batch out" in capsys.readouterr().out
+    assert trainer.run_batch(without("step", 0)[0]) == {} and trainer.counts.update == 0
