@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError
 
@@ -345,11 +346,13 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "the sampler's own generator": lambda: DataLoader(make_data(), 16, sampler=Own(70)),
     "seeded samples": lambda: SeededLoader(Augmented(), 16),
     "a stream": lambda: DataLoader(Stream(), batch_size=None),
+    "torchdata": lambda: StatefulDataLoader(Augmented(), 16, shuffle=True),
     "workers": lambda: DataLoader(Augmented(), 16, shuffle=True, num_workers=2),
+    "workers of torchdata": lambda: StatefulDataLoader(Augmented(), 16, shuffle=True, num_workers=2),
     "workers that stay": lambda: DataLoader(make_data(), 16, shuffle=True, num_workers=2, persistent_workers=True),
 }
 WITHOUT_LENGTH = {"a stream"}
-SLOW = {"workers", "workers that stay", "compiled", "transformers"}  # a tenth as often
+SLOW = {"workers", "workers of torchdata", "workers that stay", "compiled", "transformers"}  # a tenth as often
 VALID_LOADERS: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "in order": make_valid,
