@@ -208,6 +208,9 @@ def _dataloader(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -
             made["type"] = read.name(type(loader), ("dataloader", "type"))
         if f"{stage}_args" not in given:
             made[f"{stage}_args"] = _loader_args(read, loader, ("dataloader", f"{stage}_args"))
+            size = getattr(loader, "batch_size", None)
+            if stage == "val" and size not in (None, getattr(loaders.get("train"), "batch_size", None)):
+                made["val_args"]["batch_size"] = size
     return made | given
 
 
@@ -381,14 +384,10 @@ def _lean(section: Any) -> Any:
 # %% ../../nbs/config/from_trainer.ipynb #ff8e908e
 def notes(trainer: RecordedTrainer, data: Mapping[str, Any]) -> list[str]:
     """What a configuration can't say, a line each."""
-    seed, sizes = data.get("seed"), {stage: getattr(loader, "batch_size", None) for stage, loader in _loaders(trainer).items()}
+    seed = data.get("seed")
     if seed is None:
-        lines = ["No seed was given: weights and order of samples will differ."]
-    else:
-        lines = [f"The weights start as in this run if the model is made right after torch.manual_seed({seed})."]
-    if sizes.get("val") not in (None, data.get("micro_batch_size")):
-        lines.append(f"The validation had batches of {sizes['val']}; a job's are of micro_batch_size.")
-    return lines
+        return ["No seed was given: weights and order of samples will differ."]
+    return [f"The weights start as in this run if the model is made right after torch.manual_seed({seed})."]
 
 
 def configuration_text(trainer: RecordedTrainer, made_by: MadeBy, given: Mapping[str, Any]) -> str:

@@ -219,9 +219,9 @@ def _fit(hint: Any, value: Any) -> Any:
     read = literal(value) if isinstance(value, str) and hint is not str else value
     if hint is bool and (read is None or read in (0, 1)):
         return read is None or bool(read)  # a switch without a value
-    is_number = isinstance(read, (int, float)) and not isinstance(read, bool)
-    if is_number and (hint is float or (hint is int and abs(read) < 2**64)) and hint(read) == read:  # not NaN
-        return hint(read)
+    number: Any = read if isinstance(read, (int, float)) and not isinstance(read, bool) else None
+    if number is not None and (hint is float or (hint is int and abs(number) < 2**64)) and hint(number) == number:  # not NaN
+        return hint(number)
     if hint in (str, dict, list) and isinstance(read, hint):
         return read
     raise _Unfit(_WORDS[hint])

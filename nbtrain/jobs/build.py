@@ -143,7 +143,8 @@ def _loader(settings: Settings, maker: Maker, stage: str, batch_size: int) -> An
     elif settings.dataset_sampler not in (DatasetSamplerConfig(), DatasetSamplerConfig(type=None)):
         raise ConfigError(f"{type(dataset).__name__} is iterable, and takes no dataset_sampler.", remedy="Leave dataset_sampler out.")
     loader = maker.load(settings.dataloader.type, ("dataloader", "type"))
-    return maker.make(loader, ("dataloader",), dataset=dataset, batch_size=batch_size, **arguments)
+    own = getattr(settings.dataloader, f"{stage}_args").get("batch_size") if stage != "train" else None  # of a pass that updates nothing
+    return maker.make(loader, ("dataloader",), dataset=dataset, batch_size=batch_size if own is None else own, **arguments)
 
 
 def _stage_args(maker: Maker, section: Any, name: str, stage: str) -> dict[str, Any]:

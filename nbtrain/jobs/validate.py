@@ -179,7 +179,12 @@ def _check_data(settings: Settings, document: Document, problems: Problems) -> N
 
 
 def _check_loader_args(name: str, arguments: dict[str, Any], at: At, document: Document, problems: Problems, *, sampled: bool) -> None:
-    remedies = {"batch_size": "Give micro_batch_size.", "batch_sampler": "Give a dataset_sampler, and micro_batch_size."}
+    remedies = {"batch_sampler": "Give a dataset_sampler, and micro_batch_size."}
+    size = arguments.get("batch_size", 1)
+    if at[-1] == "train_args":
+        remedies["batch_size"] = "Give micro_batch_size."
+    elif name == "dataloader" and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        problems.add(f"{dotted(at)}.batch_size: expected a positive integer, got {size!r}.", document.place((*at, "batch_size")), "")
     if sampled:
         remedies["shuffle"] = f"Give dataset_sampler.{at[-1]}.shuffle, which is true by default."
     for argument, remedy in remedies.items() if name == "dataloader" else ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,31 @@ def test_nbtrain_fit_repeats_the_run_bit_for_bit(parts: Any) -> None:
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     losses = [[row["val_loss"] for row in load_run(next(Path(run).iterdir())).epochs] for run in ("live", "job")]
     assert losses[0] == losses[1] and len(losses[0]) == 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_run_of_the_written_file_is_the_run_of_a_drawn_trainer(seed: int, parts: Any) -> None:
+    draw = random.Random(seed)
+    optimizer = draw.choice([
+        lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=draw.choice([0.0, 0.1])),
+        lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True),
+        lambda params: torch.optim.RMSprop(params, lr=0.003, centered=True),
+    ])  # fmt: skip
+    addons = draw.sample([AccumulationAddon, EMAAddon], draw.randint(0, 2))
+    options: dict[str, Any] = {"accumulate": draw.choice([2, 3])} if AccumulationAddon in addons else {}
+    options |= {"gradient_clip": draw.choice([0.0, 0.3]), "nonfinite": draw.choice(["raise", "ignore"])}
+    seed_all(0)
+    trainer = make(parts, *addons, model=parts.Net(8, dropout=draw.choice([0.0, 0.2])), optimizer=optimizer, **options)
+    n, batch_size = draw.choice([30, 33, 70]), draw.choice([4, 16])
+    train = DataLoader(parts.Data(n), batch_size, shuffle=draw.random() < 0.7, drop_last=draw.random() < 0.5)
+    valid = DataLoader(parts.Data(40, seed=2), draw.choice([3, 25, batch_size]), drop_last=draw.random() < 0.3)
+    trainer.run(2, train, draw.choice([valid, valid, None]))
+    trainer.to_config("run.yaml")
+    job = TrainerArgs.from_yaml("run.yaml").build()
+    job.run()
+    assert same_weights(trainer.model, job.trainer.model)
+    rows = [[{**row.metrics, "lr": row["lr"]} for row in made.history.epochs] for made in (trainer, job.trainer)]
+    assert rows[0] == rows[1]
 
 
 def test_the_text_is_a_short_file_for_people(parts: Any) -> None:
