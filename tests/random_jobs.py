@@ -261,14 +261,19 @@ class Two(nn.ModuleDict):
 
 
 class Rates:
-    """A schedule by hand, for the plain loop: the rate of update `n`, from 0."""
+    """A schedule by hand, for the plain loop: the rate of update `n`, from 0, whatever was set meanwhile if it `rules`."""
 
-    def __init__(self, optimizer: Any) -> None:
-        self.optimizer, self.n = optimizer, -1
-        self.step()
+    def __init__(self, optimizer: Any, *, rules: bool) -> None:
+        self.optimizer, self.n = optimizer, 0
+        self.put()
+        if rules:
+            optimizer.register_step_pre_hook(self.put)
 
     def step(self) -> None:
         self.n += 1
+        self.put()
+
+    def put(self, *args: Any) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = rate_of(self.n)
 
@@ -429,7 +434,7 @@ def by_hand(settings: dict[str, Any], usual: _Usual | None = None) -> dict[str, 
     if settings["schedule"] == "epoch":
         schedule["each_epoch"] = torch.optim.lr_scheduler.StepLR(work.optimizer, 1, 0.7)
     if settings["schedule"] == "update":
-        schedule["each_update"] = Rates(work.optimizer)
+        schedule["each_update"] = Rates(work.optimizer, rules=usual is None)
     _seed()
     for n in settings["runs"]:
         options = {name: settings[name] for name in ("accumulate", "clip", "most")} | schedule
@@ -468,13 +473,16 @@ class TwoJob(MultiOptimizerTrainer):
 
 
 class Follows(L.Callback):
-    """Does in hooks what the plain loop does between its lines."""
+    """Does in hooks what the plain loop does between its lines. The first epoch of a run begins before the run."""
 
     def __init__(self, work: Work) -> None:
-        self.work = work
+        self.work, self.has_begun = work, False
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.work.begin(trainer.current_epoch)
+        if self.has_begun:
+            self.has_begun = False
+        else:
+            self.work.begin(trainer.current_epoch)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.work.after(trainer.current_epoch, batch_idx + 1)
@@ -497,7 +505,8 @@ def _others() -> Any:
 
 def by_nbtrain(settings: dict[str, Any], *, lean: bool) -> dict[str, Any]:
     work = Work(settings, ours=True)
-    lightning: dict[str, Any] = {"callbacks": [Follows(work)]}
+    follows = Follows(work)
+    lightning: dict[str, Any] = {"callbacks": [follows]}
     if settings["accumulate"] > 1:
         lightning["accumulate_grad_batches"] = settings["accumulate"]
     if settings["most"] is not None:
@@ -517,6 +526,8 @@ def by_nbtrain(settings: dict[str, Any], *, lean: bool) -> dict[str, Any]:
         if i and settings["between"]:
             BETWEEN[settings["between"]](trainer, work)
             del work.seen[n_seen:]
+        work.begin(sum(settings["runs"][:i]))
+        follows.has_begun = True
         trainer.run(n, work.loader, work.valid)
     names = {"train": "train_loss", "valid": "val_loss"}
     rows = [{phase: row[name] for phase, name in names.items() if name in row} for row in trainer.history.epochs]
@@ -598,20 +609,24 @@ def draw(seed: int) -> dict[str, Any]:
 
 
 # -- comparison
+_LEFT_OUT = "were left out"  # all batches of a pass: nbtrain ends the run, see `DECISIONS`
+
+
 def difference(settings: dict[str, Any]) -> dict[str, str]:
     """Where nbtrain differs from the plain loop first, by loop; empty where it does not. Both may raise, as for a batch norm of one row."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found: dict[str, str] = {}
+        phases = ["train", *(["valid"] if settings["valid"] else [])]
         try:
             plain = by_hand(settings)
-        except ValueError as error:
+        except (ValueError, IndexError) as error:
             plain = {"error": str(error)}
         for name, lean in (("lean", True), ("stock", False)):
             try:
                 ours = by_nbtrain(settings, lean=lean)
             except Exception as error:
-                if "error" not in plain:
+                if "error" not in plain and not (_LEFT_OUT in str(error) and any(len(means) < len(phases) for means in plain["epochs"])):
                     found[name] = f"{type(error).__name__}: {error}"[:300]
                 continue
             for part, value in plain.items():
@@ -649,7 +664,10 @@ def unusual(settings: dict[str, Any]) -> dict[str, Any]:
 # -- what nbtrain does otherwise than most plain loops, on purpose
 @dataclass(frozen=True)
 class Decision:
-    """In `job` a usual loop, the judge with the options `usual`, ends otherwise than nbtrain; the judge does not, or nbtrain `raises`."""
+    """In `job` a usual loop, the judge with the options `usual`, ends otherwise than nbtrain; the judge does not.
+
+    Or nbtrain raises an error with the words `raises`.
+    """
 
     title: str
     text: str
@@ -675,8 +693,8 @@ DECISIONS = [
     ),
     Decision(
         "The epoch is told to all that want it",
-        "Each `set_epoch` of a loader, its samplers and its datasets is called before each pass, and counting goes on in the next run. Most "
-        "loops forget it, and read the same order in each epoch. The plain loop that is equal calls it.",
+        "Each `set_epoch` of a loader, its samplers and its datasets is called before each pass, and counting goes on in the next run. "
+        "Most loops forget it, and read the same order in each epoch. The plain loop that is equal calls it.",
         {"told": True, "loader": "distributed sampler"},
         lambda work: {"tell": lambda loader, epoch: None},
     ),
@@ -688,10 +706,24 @@ DECISIONS = [
         lambda work: {"begin": lambda epoch: (work.begin(epoch), work.model.train())},
     ),
     Decision(
+        "A schedule that is a function rules the rate",
+        "With `scheduler=lambda step: ...` each update has the rate of its step. In a loop that sets the next rate after an update, a rate "
+        "that your code sets meanwhile is used once. `trainer.set(lr=...)` scales the schedule.",
+        {"schedule": "update", "change": "rate"},
+        lambda work: {},
+    ),
+    Decision(
+        "A pass of which every batch was left out ends the run",
+        "A batch that a collate function gives as None, or for which the step returns None, is left out. Where none is left, "
+        "most loops go on without a word.",
+        {"none": True, "most": 1},
+        raises=_LEFT_OUT,
+    ),
+    Decision(
         "A loss that is not finite ends the run",
         "Most loops go on, and end with weights that are not numbers. `nonfinite=` chooses otherwise.",
         {"change": "loss that is not finite"},
-        raises="StepError",
+        raises="The training loss is nan",
     ),
 ]
 _HEAD = """# Beside a plain PyTorch loop

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
-from random_jobs import BETWEEN, CHANGES, DECISIONS, HOOKS, LOADERS, OPTIMIZERS, USUAL, Decision, by_hand, difference, draw
+from random_jobs import BETWEEN, CHANGES, DECISIONS, HOOKS, LOADERS, OPTIMIZERS, USUAL, Decision, by_hand, by_nbtrain, difference, draw
+
+from nbtrain import StepError
 
 
 @pytest.fixture(autouse=True)
@@ -16,11 +18,13 @@ def _quiet() -> None:
 @pytest.mark.parametrize("decision", DECISIONS, ids=[decision.title for decision in DECISIONS])
 def test_what_differs_from_most_plain_loops_is_decided(decision: Decision) -> None:
     job = USUAL | decision.job
-    different = difference(job)
-    if decision.raises:
-        assert [text.partition(":")[0] for text in different.values()] == [decision.raises] * 2
-    else:
-        assert different == {} and by_hand(job, decision.usual)["weights"] != by_hand(job)["weights"]
+    if not decision.raises:
+        assert difference(job) == {} and by_hand(job, decision.usual)["weights"] != by_hand(job)["weights"]
+        return
+    by_hand(job)
+    for lean in (True, False):
+        with pytest.raises(StepError, match=decision.raises):
+            by_nbtrain(job, lean=lean)
 
 
 def test_a_thousand_jobs_hold_every_kind() -> None:
