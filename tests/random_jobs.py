@@ -22,6 +22,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,7 @@ LOADERS: dict[str, _Make] = {
     "distributed sampler": _sampled(lambda data: DistributedSampler(data, 1, 0, seed=3)),
     "sampler with set_epoch": _sampled(InTurn),
     "batch sampler with set_epoch": lambda data, size, collate: DataLoader(data, batch_sampler=Uneven(data), collate_fn=collate),  # pyright: ignore
-    "batch sampler of a told one": lambda data, size, collate: DataLoader(
+    "batch sampler of a sampler with set_epoch": lambda data, size, collate: DataLoader(
         data, batch_sampler=BatchSampler(InTurn(data), size, False), collate_fn=collate
     ),
     "batch sampler, drop_last": lambda data, size, collate: DataLoader(
@@ -280,6 +281,20 @@ class Rates:
 
 def rate_of(step: int) -> float:
     return 0.05 * 0.9**step
+
+
+class OneAhead:
+    """Reads `loader` one batch ahead, for the plain loop."""
+
+    def __init__(self, loader: Any, most: int | None) -> None:
+        self.data, self.most = loader, most
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = islice(self.data, self.most)
+        ahead = next(batches, self)
+        while ahead is not self:
+            batch, ahead = ahead, next(batches, self)
+            yield batch
 
 
 class Work:
@@ -435,6 +450,10 @@ def by_hand(settings: dict[str, Any], usual: _Usual | None = None) -> dict[str, 
         schedule["each_epoch"] = torch.optim.lr_scheduler.StepLR(work.optimizer, 1, 0.7)
     if settings["schedule"] == "update":
         schedule["each_update"] = Rates(work.optimizer, rules=usual is None)
+    ahead = usual is None and not hasattr(work.loader, "__len__")
+    if isinstance(work.loader, DataLoader):
+        ahead = usual is None and isinstance(work.loader.dataset, IterableDataset) and not hasattr(work.loader.dataset, "__len__")
+    loader = OneAhead(work.loader, settings["most"]) if ahead else work.loader
     _seed()
     for n in settings["runs"]:
         options = {name: settings[name] for name in ("accumulate", "clip", "most")} | schedule
@@ -444,7 +463,7 @@ def by_hand(settings: dict[str, Any], usual: _Usual | None = None) -> dict[str, 
         if work.other is not None:
             options["others"] = [(work.model["b"], work.other, work.other_loss_of)]
         options |= usual(work) if usual is not None else {}
-        for _ in train(work.model, work.optimizer, work.loss_of, work.loader, range(done, done + n), **options):
+        for _ in train(work.model, work.optimizer, work.loss_of, loader, range(done, done + n), **options):
             epochs.append(work.averages())
         done += n
     return work.outcome(epochs)
@@ -620,7 +639,7 @@ def difference(settings: dict[str, Any]) -> dict[str, str]:
         phases = ["train", *(["valid"] if settings["valid"] else [])]
         try:
             plain = by_hand(settings)
-        except (ValueError, IndexError) as error:
+        except (ValueError, IndexError, AssertionError) as error:
             plain = {"error": str(error)}
         for name, lean in (("lean", True), ("stock", False)):
             try:
@@ -692,9 +711,9 @@ DECISIONS = [
         lambda work: {"size_of": lambda batch: 1},
     ),
     Decision(
-        "The epoch is told to all that want it",
-        "Each `set_epoch` of a loader, its samplers and its datasets is called before each pass, and counting goes on in the next run. "
-        "Most loops forget it, and read the same order in each epoch. The plain loop that is equal calls it.",
+        "Every `set_epoch` of a loader is called",
+        "That of the loader, its samplers and datasets, before each pass; the next run continues the count. Most loops forget it, "
+        "and read the same order in each epoch. The plain loop that is equal calls it.",
         {"told": True, "loader": "distributed sampler"},
         lambda work: {"tell": lambda loader, epoch: None},
     ),
@@ -713,15 +732,22 @@ DECISIONS = [
         lambda work: {},
     ),
     Decision(
+        "A loader without a length is read one batch ahead",
+        "So its last batch is known, as with Lightning. Where its data and your step both draw random numbers in the main process, they "
+        "draw in another order than in most loops. The plain loop that is equal reads one batch ahead, too.",
+        {"loader": "stream", "data": "noisy", "net": "dropout"},
+        lambda work: {},
+    ),
+    Decision(
         "A pass of which every batch was left out ends the run",
         "A batch that a collate function gives as None, or for which the step returns None, is left out. Where none is left, "
-        "most loops go on without a word.",
+        "most loops continue without a word.",
         {"none": True, "most": 1},
         raises=_LEFT_OUT,
     ),
     Decision(
         "A loss that is not finite ends the run",
-        "Most loops go on, and end with weights that are not numbers. `nonfinite=` chooses otherwise.",
+        "Most loops continue, and end with weights that are not numbers. `nonfinite=` chooses otherwise.",
         {"change": "loss that is not finite"},
         raises="The training loss is nan",
     ),
@@ -766,7 +792,11 @@ def decisions() -> list[str]:
 
 def page(n: int, n_different: int, drawn: dict[str, Counter[str]]) -> str:
     """docs/plain_loop.md."""
-    rows = [f"| {name} | {', '.join(f'{value} {count}' for value, count in sorted(values.items()))} |" for name, values in drawn.items()]
+    words = {"None": "none", "False": "no", "True": "yes", "0.0": "no"}
+    rows = [
+        f"| {name} | {'; '.join(f'{words.get(value, value)}: {count}' for value, count in sorted(values.items()))} |"
+        for name, values in drawn.items()
+    ]
     return _HEAD.format(n=n, n_different=n_different or "none") + "\n".join([*rows, "", *decisions()])
 
 
