@@ -35,6 +35,7 @@ def test_a_random_job_ends_as_in_a_plain_loop(seed: int) -> None:
     assert difference(draw(seed)) == {}
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("decision", DECISIONS, ids=[decision.title for decision in DECISIONS])
 def test_what_differs_from_most_plain_loops_is_decided(decision: Decision) -> None:
     job = USUAL | decision.job
