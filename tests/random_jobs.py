@@ -155,7 +155,7 @@ class SizedByHand(ByHand):
     off = 0
 
     def __len__(self) -> int:
-        return -(-len(self.data) // self.size) + self.off
+        return max(1, -(-len(self.data) // self.size) + self.off)
 
 
 class ToldByHand(ByHand):
