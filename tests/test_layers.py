@@ -30,7 +30,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "objects": ("source",),
     "history": ("compat", "events", "best", "views", "source"),
     "data": ("rng", "objects"),
-    "optim": ("events", "views"),
+    "optim": ("compat", "events", "rng", "views"),
     "engine": ("compat", "events", "rng", "source", "history", "data"),
     "loops": ("rng", "source", "data", "optim", "engine"),
     "loggers": ("events", "views", "history", "data", "engine"),

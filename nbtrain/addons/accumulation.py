@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from ..data.batch import batch_size, can_split, is_out_of_memory, split
 from ..distributed.rank import find_rank
 from ..engine.addon import AddOnBase, TrainStep
-from ..engine.callback import Notifier, active_callbacks, notifier
+from ..engine.callback import Notifier, PassCallback, active_callbacks, notifier
 from ..engine.meter import N_SAMPLES
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
@@ -312,7 +312,7 @@ def tokens_per_batch(loader: Any, given: int | None = None) -> int:
 
 
 # %% ../../nbs/addons/accumulation.ipynb #b58fa588
-class _Accumulate(L.Callback):
+class _Accumulate(PassCallback):
     def __init__(self, addon: AccumulationAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer = addon, trainer
         self.window = _Window()

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import lightning as L
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..engine.addon import AddOnBase
+from ..engine.callback import Freezer
 from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError
 from ..optim.param_groups import check_patterns, fits
@@ -22,10 +22,10 @@ __all__ = ["FreezeAddon"]
 
 
 # %% ../../nbs/addons/freeze.ipynb #cee1e6a7
-class _Freeze(L.Callback):
+class _Freeze(Freezer):
     def __init__(self, addon: FreezeAddon, trainer: TrainerProtocol) -> None:
+        super().__init__()
         self.addon, self.trainer = addon, trainer
-        self._frozen: list[nn.Parameter] = []
 
     def on_fit_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         check_patterns(self.trainer.model, self.addon.epochs)
@@ -39,23 +39,21 @@ class _Freeze(L.Callback):
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and any(fits(name, pattern) for pattern in patterns):
                 parameter.requires_grad, parameter.grad = False, None
-                self._frozen.append(parameter)
+                self.frozen.append(parameter)
         if not any(p.requires_grad for p in model.parameters()):
             what = f"In epoch {pl_trainer.current_epoch + 1} all parameters are frozen, so there is nothing to train."
             raise ConfigError(what, remedy="Leave some out of freeze=.")
         for name, part in model.named_modules():
-            if isinstance(part, _BatchNorm) and any(fits(name, pattern) for pattern in patterns):
+            if isinstance(part, _BatchNorm) and part.training and any(fits(name, pattern) for pattern in patterns):
                 part.eval()
+                self.stopped.append(part)
 
     def _thaw(self, *args: Any, **kwargs: Any) -> None:
-        if not self._frozen:
-            return
-        for parameter in self._frozen:
+        for parameter in self.frozen:
             parameter.requires_grad = True
-        self._frozen = []
-        for part in self.trainer.model.modules():
-            if isinstance(part, _BatchNorm):
-                part.train()
+        for part in self.stopped:
+            part.train()
+        self.frozen, self.stopped = [], []
 
     teardown = on_exception = _thaw
 

@@ -24,6 +24,7 @@ from .state_manager import StateManagerAddon
 from ..data.prefetch import prefetch
 from ..data.several_loaders import is_several
 from ..engine.addon import AddOnBase
+from ..engine.callback import PassCallback
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, OptionError, StepError, first_line, nearest
@@ -373,7 +374,7 @@ class GraphedTraining:
 
 
 # %% ../../nbs/addons/performance.ipynb #976889c8
-class _Graphed(L.Callback):
+class _Graphed(PassCallback):
     def __init__(self, trainer: TrainerProtocol, addon: CudaGraphAddon) -> None:
         self.trainer, self.addon = trainer, addon
         self.steps: GraphedTraining | None = None

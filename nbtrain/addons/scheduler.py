@@ -17,15 +17,14 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from .accumulation import AccumulationAddon
 from .hooks import HooksAddon
 from ..engine.addon import AddOnBase
-from ..engine.callback import active_callbacks
+from ..engine.callback import PassCallback, active_callbacks
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..events import Plan
 from ..errors import ConfigError
 from nbtrain.optim.schedulers import (
-    FunctionSchedule, Schedule, Scheduler, check_direction, check_length,
-    initial_lrs, is_factory, resolve_schedule, scale_lr, set_group_lr, set_initial_lrs,
-    set_lr,
+    CountedScheduler, FunctionSchedule, Schedule, Scheduler, check_direction, check_length, class_of_factory, initial_lrs, is_factory,
+    resolve_schedule, scale_lr, set_group_lr, set_initial_lrs, set_lr,
 )  # fmt: skip
 
 # %% auto #0
@@ -52,7 +51,7 @@ def _n_updates(trainer: TrainerProtocol, pl_trainer: L.Trainer, epochs: range, f
 
 
 # %% ../../nbs/addons/scheduler.ipynb #6473bfa9
-class _Step(L.Callback):
+class _Step(PassCallback):
     def __init__(self, trainer: TrainerProtocol, addon: SchedulerAddon, scheduler: Scheduler, on_batch: bool) -> None:
         self.trainer, self.addon, self.scheduler, self.on_batch = trainer, addon, scheduler, on_batch
         self._schedule: Schedule | None = None
@@ -152,6 +151,12 @@ class _Step(L.Callback):
         assert self._schedule is not None
         self.addon.factor *= factor
         self._schedule.factor = self.addon.factor
+
+    @property
+    def made_class(self) -> str | None:
+        """The class of the schedule, once there is one."""
+        made = self._schedule.scheduler if self._schedule is not None else None
+        return None if made is None else type(made.inner if isinstance(made, CountedScheduler) else made).__qualname__
 
     def state_dict(self) -> dict[str, Any]:
         scheduler = self._schedule.scheduler if self._schedule is not None else None
@@ -257,4 +262,13 @@ class SchedulerAddon(AddOnBase):
     def resume_settings(self, trainer: TrainerProtocol) -> dict[str, dict[str, Any]]:
         is_instance = isinstance(self.scheduler, (LRScheduler, ReduceLROnPlateau))
         interval = {"scheduler_step_on_batch": self.scheduler_step_on_batch} if is_instance else {}
-        return {"schedule": {"schedule": self.scheduler} | interval}
+        found = {"schedule": {"schedule": self.scheduler} | interval}
+        kind = self._made_class(trainer) if is_factory(self.scheduler) else None
+        return found | ({"schedule of the factory": {"class": kind}} if kind is not None else {})
+
+    def _made_class(self, trainer: TrainerProtocol) -> str | None:
+        """The class of the schedule in a run; before one, of a schedule that is made to be looked at."""
+        made = [callback.made_class for callback in active_callbacks(trainer, _Step)]
+        if made or trainer.optimizer is None:
+            return next(iter(made), None)
+        return class_of_factory(self.scheduler, trainer.optimizer)  # pyright: ignore[reportArgumentType]

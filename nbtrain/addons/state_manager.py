@@ -201,7 +201,7 @@ class StateManagerAddon(AddOnBase):
         if "optimizer" not in found:
             check_optimizer(trainer, state, Path(checkpoint))
         note_differences(trainer, checkpoint, found)
-        restore(trainer, checkpoint, state, run_dir, with_optimizer="optimizer" not in found)
+        restore(trainer, checkpoint, state, run_dir, found)
         if self.base is not None:
             self.base.resume(state["nbtrain"])
         return checkpoint

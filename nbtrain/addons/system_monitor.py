@@ -21,7 +21,7 @@ from .gradients import GradientClipAddon
 from .scheduler import SchedulerAddon
 from ..data.batch import batch_size
 from ..engine.addon import AddOnBase, Phase
-from ..engine.callback import active_callbacks
+from ..engine.callback import PassCallback, active_callbacks
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import AddOnError
@@ -74,7 +74,7 @@ _EVERY_S = 0.25
 TokenCount = Callable[[Any], int]
 
 
-class _Monitor(L.Callback):
+class _Monitor(PassCallback):
     def __init__(self, addon: SystemMonitorAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer, self.clock = addon, trainer, addon.clock
         self.window, self.epoch = BatchSums(), BatchSums()  # the batches since the last measurement, and those of the epoch

@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any, Literal, Protocol, TypeVar
 
 import lightning as L
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .hooks import check_names
@@ -36,8 +36,10 @@ __all__ = [
     "notifier",
     "notify",
     "Stopper",
+    "PassCallback",
+    "Freezer",
     "PassKeeper",
-    "Leaving",
+    "BoundaryCallback",
 ]
 
 
@@ -206,7 +208,26 @@ class Stopper(L.Callback):
 
 
 # %% ../../nbs/engine/callback.ipynb #a42189a9
-class PassKeeper(L.Callback):
+class PassCallback(L.Callback):
+    """Base class of a callback whose `on_train_epoch_start` prepares this process for an epoch, and changes nothing that a state has.
+
+    It is also called where a run is resumed within an epoch. That of other callbacks and of the module is not, as with Lightning: what it
+    has done is in the state, and what it resets would be lost.
+    """
+
+
+class Freezer(PassCallback):
+    """Base class of a callback that freezes parameters and stops modules for an epoch; a state has them as trained.
+
+    It begins with none in each run.
+    """
+
+    def __init__(self) -> None:
+        self.frozen: list[nn.Parameter] = []
+        self.stopped: list[nn.Module] = []  # in evaluation mode
+
+
+class PassKeeper(PassCallback):
     """Base class of a callback that gathers data over a training pass, which a checkpoint in mid-epoch includes, for each rank."""
 
     def pass_state(self) -> Any:
@@ -217,8 +238,17 @@ class PassKeeper(L.Callback):
         """Restore what `pass_state` returned; called at the first batch of a resumed pass, after `on_train_epoch_start`."""
 
 
-class Leaving(L.Callback):
-    """Base class of a callback that is called when a run is left before its end."""
+class BoundaryCallback(L.Callback):
+    """Base class of a callback that is called where a state can be taken: between two batches, between two epochs, and at the end of a run.
+
+    Lightning has no hook there: after its last hook of a batch or an epoch it steps plateau schedules, logs, and resets metrics.
+    """
+
+    def on_batch_over(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Called when a training batch and its validation are over, if the loop's `boundary_due` is set or the end was requested."""
+
+    def on_epoch_over(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Called when a training epoch is over, with all that follows it."""
 
     def on_leave(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Called between two training batches, before the loops are left."""
+        """Called between two training batches, before the loops are left by request."""

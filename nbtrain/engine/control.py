@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import lightning as L
 
-from .callback import Leaving, callbacks_of, is_of_hook, notify
+from .callback import BoundaryCallback, callbacks_of, is_of_hook, notify
 from ..errors import ConfigError, first_line
 from ..events import Phase
 from ..rng import random_state, set_random_state
@@ -371,7 +371,7 @@ class Control:
             run_state.requested = len(requests) > 0 or run_state.name in ("pausing", "stopping")
         if run_state.name == "stopping" and at.may_leave:
             if at.phase == "train":
-                for callback in callbacks_of(at.pl_trainer, Leaving):
+                for callback in callbacks_of(at.pl_trainer, BoundaryCallback):
                     callback.on_leave(at.pl_trainer, at.pl_trainer.lightning_module)
             raise Leave
 

@@ -13,6 +13,7 @@ from weakref import ReferenceType, ref
 
 import lightning as L
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor, nn
@@ -30,6 +31,8 @@ __all__ = [
     "take_log_back",
     "logged_state",
     "load_logged",
+    "known_metrics",
+    "load_known_metrics",
 ]
 
 
@@ -274,10 +277,13 @@ _SUMS = ("value", "cumulated_batch_size", "_forward_cache", "_update_count")
 
 
 def logged_state(pl_trainer: L.Trainer) -> list[dict[str, Any]]:
-    """The state of what was logged in the current training epoch: for each name its options and sums, without torchmetrics' metrics."""
+    """The state of what was logged in the current training epoch: for each name its options, and its sums or the name of its metric.
+
+    The state of torchmetrics' metrics is that of the model's attributes.
+    """
     found = []
     for metric in pl_trainer.fit_loop.epoch_loop._results.result_metrics:
-        if metric.is_tensor and not metric.has_reset and metric.meta.sync.group is None:
+        if not metric.has_reset and metric.meta.sync.group is None:
             options = {name: getattr(metric.meta, name) for name in _OPTIONS} | {"reduce_fx": metric.meta.reduce_fx.__name__}
             options |= {"sync_dist": metric.meta.sync.should, "rank_zero_only": metric.meta.sync.rank_zero_only}
             sums = {name: vars(metric)[name] for name in _SUMS if name in vars(metric)}
@@ -288,13 +294,32 @@ def logged_state(pl_trainer: L.Trainer) -> list[dict[str, Any]]:
 def load_logged(pl_trainer: L.Trainer, state: list[Mapping[str, Any]]) -> None:
     """Restore what `logged_state` returned; call it between the start of the epoch and its first batch."""
     results: Any = pl_trainer.fit_loop.epoch_loop._results
-    device = pl_trainer.strategy.root_device
+    device, modules = pl_trainer.strategy.root_device, dict(pl_trainer.lightning_module.named_modules())
     for one in state:
+        attribute = one["options"]["metric_attribute"]
+        value = torch.zeros((), device=device) if attribute is None else modules.get(attribute)
+        if value is None:
+            continue
         options = {**one["options"], "sync_dist_fn": pl_trainer.strategy.reduce, "batch_size": 1}
         in_step = one["fx"] == "training_step"  # the sums have the default dtype of the place that logs, in the next epochs too
         with pl_trainer.precision_plugin.train_step_context() if in_step else nullcontext():
-            results.log(one["fx"], one["name"], torch.zeros((), device=device), **options)
+            results.log(one["fx"], one["name"], value, **options)
         sums = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in one["sums"].items()}
         vars(results[f"{one['fx']}.{one['name']}"]).update(sums, _computed=None)
     if state:
         pl_trainer._logger_connector._first_loop_iter = True  # the next batch is not the first, at which the sums would be emptied
+
+
+_KNOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+
+
+def known_metrics(pl_trainer: L.Trainer) -> dict[str, dict[str, Any]]:
+    """The newest values of all that was logged, which callbacks, plateau schedules and epochs without a validation read."""
+    return {name: dict(getattr(pl_trainer._logger_connector, name)) for name in _KNOWN}
+
+
+def load_known_metrics(pl_trainer: L.Trainer, known: Mapping[str, Mapping[str, Any]]) -> None:
+    """Restore what `known_metrics` returned."""
+    for name in _KNOWN:
+        values = move_data_to_device(dict(known[name]), pl_trainer.strategy.root_device)
+        getattr(pl_trainer._logger_connector, name).update(values)

@@ -155,7 +155,6 @@ class PassModule(L.LightningModule):
         self.output: dict[str, Any] = {}  # of the newest batch, if it is a single one
         self.epoch_metrics: dict[str, float] = {}  # of the newest passes: train_*, val_*, test_*
         self.metric_names: set[str] = set()  # of all passes
-        self.random_before: dict[str, Any] = {}  # the RNG state before the newest validation
         self.loader_names: tuple[str, ...] = ()  # if several loaders are evaluated
         self.loader_name: str | None = None  # of the current batch
         self._addons, self._table = addons, EpochMetrics()
@@ -270,7 +269,8 @@ class PassModule(L.LightningModule):
         self.__dict__["loader_name"] = self.loader_names[index] if index is not None and self.loader_names else None
 
     # -- a training pass
-    def on_train_epoch_start(self) -> None:
+    def begin_train_pass(self) -> None:
+        """Begin the pass over an epoch, or over the rest of one that is resumed."""
         if self.guard is not None:
             self.guard.begin_pass()
         self._begin("train")
@@ -278,6 +278,8 @@ class PassModule(L.LightningModule):
         own = vars(self)  # through nn.Module it costs 2 µs each
         own.update(_train_open=True, epoch_metrics={}, _batches=batches, _recorded=None)
         set_dataset_epoch(self.trainer.train_dataloader, self.owner.train_state.counts.epoch)
+
+    on_train_epoch_start = begin_train_pass
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         pl_trainer: Any = self._trainer  # the property would cost 1 µs
@@ -306,8 +308,7 @@ class PassModule(L.LightningModule):
 
     def isolate_validation(self) -> None:
         """Restore the random state of the training when the validation ends."""
-        vars(self)["random_before"] = random_state()
-        self._borrowed.append(partial(set_random_state, self.random_before))
+        self._borrowed.append(partial(set_random_state, random_state()))
 
     def on_validation_start(self) -> None:
         vars(self)["_sanity_check"] = is_sanity_check(self.trainer)
@@ -321,19 +322,16 @@ class PassModule(L.LightningModule):
         if not is_sanity_check(self.trainer):
             self._end("valid", "test")
 
-    def on_validation_end(self) -> None:
-        self._restore()
-
-    def _restore(self) -> None:
+    def restore_training(self) -> None:
+        """Restore what a validation has borrowed."""
         while self._borrowed:
             self._borrowed.pop()()
 
+    on_validation_end = on_test_end = restore_training
     on_test_start = on_validation_start
 
     def on_test_epoch_end(self) -> None:
         self._end("test", "test")
-
-    on_test_end = on_validation_end
 
     # -- the metrics of a pass
     def _begin(self, mode: Mode) -> None:
@@ -397,5 +395,5 @@ class PassModule(L.LightningModule):
 
     def close(self) -> None:
         """Restore what a validation borrowed, if an error ended it."""
-        self._restore()
+        self.restore_training()
         self.owner.module = None

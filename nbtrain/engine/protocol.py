@@ -79,6 +79,8 @@ class TrainerProtocol(Protocol):
     @property
     def active_addons(self) -> Sequence[AddOnProtocol]: ...  # in their order, those of shorthands such as `gradient_clip=` included
 
+    @property
+    def all_optimizers(self) -> list[Any]: ...  # those that Lightning drives
     def optimizer_states(self) -> list[dict[str, Any]]: ...  # of each optimizer that Lightning drives
     def open_run_dir(self) -> Path: ...  # the run folder, created if there is none yet
 

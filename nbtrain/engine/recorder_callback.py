@@ -12,6 +12,7 @@ import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .callback import PassCallback
 from .logged import current_results
 from .pass_module import is_sanity_check
 from .recorder import DataWait, PassPlace, Recorder
@@ -24,7 +25,7 @@ __all__ = ["RecorderCallback"]
 
 
 # %% ../../nbs/engine/recorder_callback.ipynb #9db4f72d
-class RecorderCallback(L.Callback):
+class RecorderCallback(PassCallback):
     """Notifies a recorder of what Lightning does. It comes before other callbacks, which may change what it reads."""
 
     _optimizer: Optimizer

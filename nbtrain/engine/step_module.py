@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import lightning as L
 import torch
@@ -25,15 +25,23 @@ from .step_output import check_output, count_samples, leaves_out
 from ..errors import NbtrainError, StepError, add_note
 
 # %% auto #0
-__all__ = ["StepModule", "is_whole_epoch", "in_validation_of_run"]
+__all__ = ["Restorable", "StepModule", "is_whole_epoch", "in_validation_of_run"]
 
 
 # %% ../../nbs/engine/step_module.ipynb #0b2ea9a4
+class Restorable(Protocol):
+    """What was trained before a run: the `TrainedParts` of a model."""
+
+    def restore(self) -> list[str]: ...  # the names of parameters that were frozen meanwhile
+
+
 class StepModule(PassModule):
     """The LightningModule around the steps of a trainer, `owner`. `with_addons=False` leaves out its addons.
 
     `whole_epoch=False`: for a single batch, which counts as a step but not as an epoch.
     """
+
+    continued: Restorable | None = None  # what was trained before this run
 
     def __init__(self, trainer: StepsProtocol, *, whole_epoch: bool = True, with_addons: bool = True) -> None:
         super().__init__(trainer, trainer.active_addons if with_addons else [], whole_epoch=whole_epoch)
@@ -91,6 +99,12 @@ class StepModule(PassModule):
 
     def configure_optimizers(self) -> Optimizer | None:
         return self.owner.optimizer
+
+    def on_fit_start(self) -> None:
+        """In a run that continues, what is trained is what was trained, also if a callback freezes it in each `setup`."""
+        if self.continued is not None and (frozen := self.continued.restore()):
+            more = ", …" if frozen[3:] else ""
+            self.owner.recorder.note(f"Trained again, as before this run: {', '.join(frozen[:3])}{more}. A setup had frozen it.")
 
     def configure_callbacks(self) -> list[L.Callback]:
         return self.owner.callbacks() if self.with_addons else []

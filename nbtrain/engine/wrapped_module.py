@@ -20,7 +20,6 @@ from .pass_module import StepsProtocol
 from .step_module import StepModule
 from .step_output import count_samples, named
 from .train_state import Mode
-from ..rng import random_state
 
 # %% auto #0
 __all__ = ["overrides", "logged_in_pass", "logged_apart", "WrapsModule", "WrappedModule"]
@@ -152,6 +151,7 @@ class WrappedModule(StepModule):
     def on_fit_start(self) -> None:
         self.maker.adopt(self.trainer)
         self.inner.on_fit_start()
+        super().on_fit_start()
 
     def teardown(self, stage: str) -> None:
         self.inner.teardown(stage)
@@ -306,7 +306,6 @@ class WrappedModule(StepModule):
     def on_validation_epoch_end(self) -> None:
         self.inner.on_validation_epoch_end()
         super().on_validation_epoch_end()
-        self.random_before = random_state()  # a resumed run continues with those after the validation
 
     def on_validation_model_zero_grad(self) -> None:
         self.inner.on_validation_model_zero_grad()

@@ -5,13 +5,17 @@
 # %% ../../nbs/loops/lean_epochs.ipynb #8765a2ef
 from __future__ import annotations
 
+from typing import Any
+
 import lightning as L
 from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from ..engine.callback import BoundaryCallback, PassCallback, callbacks_of
 from ..engine.logged import publish, reset_results
+from ..engine.step_module import StepModule
 from .lean_pass import call_hooks, call_module_hook
 from .lean_training import LeanEpochLoop
 
@@ -23,30 +27,50 @@ _MONITORING = (EarlyStopping, Checkpoint)  # Lightning calls them after the modu
 
 
 class LeanFitLoop(_FitLoop):
-    """Lightning's loop over epochs. What it does around an epoch takes a part of the time, if the newest epoch was lean."""
+    """Lightning's loop over epochs. What it does around an epoch takes a part of the time, if the newest epoch was lean.
+
+    `resumes_epoch`: the first epoch has begun before this run.
+    """
+
+    resumes_epoch = False
 
     def _was_lean(self) -> bool:
         loop = self.epoch_loop
         return isinstance(loop, LeanEpochLoop) and loop.lean and loop.stood_aside == "" and not self.restarting
 
     def on_advance_start(self) -> None:
-        if not self._was_lean():
+        resumes, self.resumes_epoch = self.resumes_epoch, False
+        if not (resumes or self._was_lean()):
             super().on_advance_start()
             return
-        pl_trainer, progress = self.trainer, self.epoch_progress
+        pl_trainer, progress, module = self.trainer, self.epoch_progress, self.trainer.lightning_module
         self.setup_data()
         assert self._combined_loader is not None
         for loader in self._combined_loader.flattened:
             _set_sampler_epoch(loader, progress.current.processed)  # pyright: ignore[reportAttributeAccessIssue]
         progress.increment_ready()
-        call_hooks(pl_trainer, "on_train_epoch_start", pl_trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
-        call_module_hook(pl_trainer.lightning_module, "on_train_epoch_start")
+        if resumes:
+            call_hooks(pl_trainer, "on_train_epoch_start", callbacks_of(pl_trainer, PassCallback))
+            assert isinstance(module, StepModule)
+            module.begin_train_pass()
+        else:
+            call_hooks(pl_trainer, "on_train_epoch_start", pl_trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
+            call_module_hook(module, "on_train_epoch_start")
         progress.increment_started()
 
     def on_advance_end(self) -> None:
-        if not self._was_lean():
-            super().on_advance_end()
-            return
+        try:
+            self._end_epoch() if self._was_lean() else super().on_advance_end()
+        finally:
+            current: Any = self.epoch_progress.current
+            total: Any = self.epoch_progress.total
+            if current.completed == current.processed:  # also where Lightning then raises for a SIGTERM
+                current.completed, total.completed = current.completed - 1, total.completed - 1  # as in a checkpoint of Lightning's
+                for callback in callbacks_of(self.trainer, BoundaryCallback):
+                    callback.on_epoch_over(self.trainer, self.trainer.lightning_module)
+                current.completed, total.completed = current.completed + 1, total.completed + 1
+
+    def _end_epoch(self) -> None:
         loop = self.epoch_loop
         assert isinstance(loop, LeanEpochLoop)
         pl_trainer, connector = self.trainer, self.trainer._logger_connector

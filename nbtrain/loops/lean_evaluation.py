@@ -18,7 +18,7 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from ..engine.callback import Leaving
+from ..engine.callback import BoundaryCallback
 from ..engine.control import Boundary, Control
 from ..engine.logged import Results, publish, reset_results
 from .fetcher import direct_fetcher
@@ -207,7 +207,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
     def attend(self) -> None:
         """Execute the requests to the run. A validation is finished where a callback can save a checkpoint after it."""
         trainer: Any = self.trainer
-        may_leave = trainer.testing or not any(isinstance(callback, Leaving) for callback in trainer.callbacks)
+        may_leave = trainer.testing or not any(isinstance(callback, BoundaryCallback) for callback in trainer.callbacks)
         self.control.attend(Boundary(trainer, "test" if trainer.testing else "valid", may_leave))
 
 

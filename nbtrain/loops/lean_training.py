@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..engine.callback import BoundaryCallback, callbacks_of
 from ..engine.control import Boundary, Control, LeaveAfterError
 from ..engine.logged import Results, publish
 from .fast_step import gradients_first, has_hooks_before, replaceable
@@ -137,14 +138,14 @@ class LeanEpochLoop(_TrainingEpochLoop):
     `stood_aside` says why the newest epoch ran on Lightning's own: empty where it was lean, None before the first. `control`: the
     requests to the run. `start_at`: how many batches of the first epoch are finished already. `window_start`: the batch from which on
     windows of accumulated gradients are counted. `validate_next`: validate after this batch, once. `validate_epochs`: validate at the end
-    of each so many epochs, too. `whole_step`: see `WholeStep`.
+    of each so many epochs, too. `boundary_due`: notify the boundary callbacks after this batch, once. `whole_step`: see `WholeStep`.
     """
 
     lean = True
     control = Control()  # of no run
     start_at = window_start = 0
     has_stepped = True  # of a lean epoch: whether the newest batch has made an update
-    validate_next = False
+    validate_next = boundary_due = False
     validate_epochs: int | None = None
     stood_aside: str | None = None
     whole_step: WholeStep | None = None
@@ -269,12 +270,34 @@ class LeanEpochLoop(_TrainingEpochLoop):
             module.leave_out("train", None)
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
+        is_extra = self.trainer.should_stop and self._should_check_val_fx(data_fetcher) and not validates_anyway(self.trainer)
+        is_extra = is_extra and bool(callbacks_of(self.trainer, BoundaryCallback))
+        self._skip_next_val |= is_extra  # a run that does not end here has no validation: it comes after the state is taken
         super().on_advance_end(data_fetcher)
         if self.made_no_update:
             self._batches_that_stepped -= 1
         self.validate_next = False
+        self.notify_boundary()
+        if is_extra:
+            stepped = not self.made_no_update
+            self._batches_that_stepped -= stepped  # what is logged has the step of the last batch
+            self.trainer.lightning_module.on_validation_model_zero_grad()
+            self._run_validation()
+            self._batches_that_stepped += stepped
         if self.control.requested:
             self.attend()
+
+    def end_batch(self) -> None:
+        """A batch is over, with the validation and the schedules that follow it: let callbacks take a state, then execute the requests."""
+        self.notify_boundary()
+        if self.control.requested:
+            self.attend()
+
+    def notify_boundary(self) -> None:
+        if self.boundary_due or self.trainer.should_stop:
+            self.boundary_due = False
+            for callback in callbacks_of(self.trainer, BoundaryCallback):
+                callback.on_batch_over(self.trainer, self.trainer.lightning_module)
 
     def attend(self) -> None:
         """Execute the requests to the run, between two batches. An open window is finished before the run ends, and so is an epoch."""
@@ -282,15 +305,21 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     def validate(self) -> None:
         """Validate now, between two batches."""
-        pl_trainer, module = self.trainer, self.trainer.lightning_module
+        module = self.trainer.lightning_module
         assert isinstance(module, StepModule)
-        first_loop_iter = pl_trainer._logger_connector._first_loop_iter
         module.isolate_validation()
+        try:
+            self._run_validation()
+        finally:
+            module.restore_training()
+        self.notify_boundary()
+
+    def _run_validation(self) -> None:
+        pl_trainer, first_loop_iter = self.trainer, self.trainer._logger_connector._first_loop_iter
         pl_trainer.validating = True
         try:
             self.val_loop.run()
         finally:
-            module.on_validation_end()
             pl_trainer.training = True
             pl_trainer._logger_connector._first_loop_iter = first_loop_iter
 
@@ -448,8 +477,8 @@ class _TrainingPass(LeanPass):
                 loop._batches_that_stepped -= 1  # the loggers' step is that of the batch
                 self.connector.update_train_step_metrics()
                 loop._batches_that_stepped += 1
-        if self.run_state.requested:
-            loop.attend()
+        if self.run_state.requested or loop.boundary_due:
+            loop.end_batch()
             self.has_changed = self.assignments.changed()
             return self.is_over()
         return is_last
@@ -468,9 +497,9 @@ class _TrainingPass(LeanPass):
         loop._batches_that_stepped += loop.has_stepped
         loop.validate_next = False
         if self.signals.received_sigterm and not self.is_last():
+            loop.notify_boundary()
             raise SIGTERMException
-        if self.run_state.requested:
-            loop.attend()
+        loop.end_batch()
         assert self.assignments is not None
         self.has_changed = self.assignments.changed()
         return self.is_over()

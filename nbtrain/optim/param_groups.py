@@ -5,7 +5,7 @@
 # %% ../../nbs/optim/param_groups.ipynb #0eeb12bd
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,10 +15,21 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..annotations import checked
+from ..compat.weight_names import bare_name
 from ..errors import ConfigError, nearest
 
 # %% auto #0
-__all__ = ["fits", "check_patterns", "param_groups", "scale_gradients"]
+__all__ = [
+    "fits",
+    "check_patterns",
+    "param_groups",
+    "scale_gradients",
+    "group_names",
+    "set_group_names",
+    "switched_off",
+    "switch_off",
+    "TrainedParts",
+]
 
 
 # %% ../../nbs/optim/param_groups.ipynb #3e75a5b2
@@ -72,3 +83,70 @@ def scale_gradients(optimizer: Optimizer, factor: float | Tensor) -> None:
         alike = [gradient for gradient in gradients if isinstance(gradient, DTensor) is is_part]
         if alike:
             torch._foreach_mul_(alike, factor)  # pyright: ignore[reportPrivateImportUsage]
+
+
+# %% ../../nbs/optim/param_groups.ipynb #grpnames1
+def group_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]] | None:
+    """The names of the parameters in each group of `optimizer`; None if a parameter is not the model's."""
+    names = {id(parameter): bare_name(name) for name, parameter in model.named_parameters()}
+    found = [[names.get(id(parameter), "") for parameter in group["params"]] for group in optimizer.param_groups]
+    return found if all(map(all, found)) else None
+
+
+def set_group_names(model: nn.Module, optimizer: Optimizer, groups: Sequence[Sequence[str]]) -> None:
+    """Give `optimizer` the groups that `group_names` returned. The options of a new group are the defaults."""
+    if groups == group_names(model, optimizer):
+        return
+    parameters = {bare_name(name): parameter for name, parameter in model.named_parameters()}
+    own = optimizer.param_groups
+    del own[len(groups) :]
+    for group, names in zip(own, groups):
+        group["params"] = [parameters[name] for name in names]
+    for names in groups[len(own) :]:
+        optimizer.add_param_group({"params": [parameters[name] for name in names]})
+
+
+# %% ../../nbs/optim/param_groups.ipynb #grpnames2
+_SWITCHES = ("training", "track_running_stats")  # of modules
+
+
+def switched_off(model: nn.Module, without: Container[int] = ()) -> dict[str, list[str]]:
+    """The names of the modules that are in evaluation mode, and of those that keep no statistics. `without`: ids of modules."""
+    named = [(name, part) for name, part in model.named_modules() if id(part) not in without]
+    return {switch: [bare_name(name) for name, part in named if vars(part).get(switch) is False] for switch in _SWITCHES}
+
+
+def switch_off(model: nn.Module, names: Mapping[str, Container[str]]) -> None:
+    """Restore what `switched_off` returned."""
+    for name, part in model.named_modules():
+        for switch in names.keys() & vars(part).keys():
+            setattr(part, switch, bare_name(name) not in names[switch])
+
+
+class TrainedParts:
+    """What of `model` is trained now, its modules' modes, and the options of the groups of `optimizers`; to be restored later."""
+
+    def __init__(self, model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
+        self._model, self._trained = model, {bare_name(name): parameter.requires_grad for name, parameter in model.named_parameters()}
+        self._modes = [(part, {name: vars(part)[name] for name in _SWITCHES if name in vars(part)}) for part in model.modules()]
+        self._options = [
+            (optimizer, [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups])
+            for optimizer in optimizers
+        ]
+
+    def restore(self) -> list[str]:
+        """Restore it. Returns the names of parameters that were frozen meanwhile."""
+        frozen = []
+        for name, parameter in self._model.named_parameters():
+            before = self._trained.get(bare_name(name), parameter.requires_grad)
+            if parameter.requires_grad is not before:
+                frozen += [bare_name(name)] if before else []
+                parameter.requires_grad = before
+        for part, modes in self._modes:
+            for name, value in modes.items():
+                setattr(part, name, value)
+        for optimizer, options in self._options:
+            if len(options) == len(optimizer.param_groups):
+                for group, values in zip(optimizer.param_groups, options):
+                    group.update(values)
+        return frozen

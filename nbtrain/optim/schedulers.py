@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnP
 from ..annotations import checked
 from ..errors import ConfigError
 from ..events import Plan
+from ..rng import keep_random
 from ..views.plots import blank
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import
@@ -50,6 +51,7 @@ __all__ = [
     "n_required",
     "is_factory",
     "resolve_schedule",
+    "class_of_factory",
     "check_direction",
     "check_length",
     "SchedulerBase",
@@ -317,6 +319,34 @@ def resolve_schedule(scheduler: Scheduler, optimizer: Optimizer, plan: Plan, *, 
         set_initial_lrs(optimizer, initial_lrs(optimizer))  # some schedulers begin from the current rate, the end of the last schedule
         return Schedule(_made(scheduler(optimizer, plan), optimizer), "update")
     return Schedule(FunctionSchedule(optimizer, scheduler, update), "update")
+
+
+def class_of_factory(factory: Callable[..., Any], optimizer: Optimizer) -> str | None:
+    """The class of the schedules that `factory` makes; None if it needs the plan of a run. The optimizer stays as it is."""
+    parts: list[Any] = [optimizer, *getattr(optimizer, "optimizers", {}).values()]
+    attributes = [(part, dict(vars(part))) for part in parts]
+    values = [
+        (group, {name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"})
+        for group in optimizer.param_groups
+    ]
+    try:
+        with keep_random(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return type(factory(optimizer, Plan(n_epochs=10, batches_per_epoch=100))).__qualname__
+    except Exception:  # the run raises it
+        return None
+    finally:
+        for part, before in attributes:  # a scheduler marks the optimizer's step
+            vars(part).clear()
+            vars(part).update(before)
+        for group, options in values:
+            for name in group.keys() - options.keys() - {"params"}:
+                del group[name]
+            for name, value in options.items():
+                if isinstance(value, Tensor):
+                    group[name].copy_(value)
+                else:
+                    group[name] = value
 
 
 def _made(scheduler: Any, optimizer: Optimizer) -> Any:

@@ -26,6 +26,8 @@ from ..engine.control import Leave, cause_of_end
 from ..loops.error_guard import ErrorGuard
 from ..loops.lean_loops import use_lean_loops
 from ..engine.step_module import StepModule
+from ..optim.param_groups import TrainedParts
+from ..state.settings import as_given
 from ..errors import ConfigError
 from ..events import Status
 from .data_module import is_data_source, read_evaluated, read_source
@@ -111,6 +113,9 @@ class Execution:
                         self._test(pl_trainer, module)
                     else:
                         continue_counts(pl_trainer, trainer.train_state.counts)
+                        trainer.states.given = trainer.states.given or as_given(trainer)
+                        if trainer.train_state.counts.step:
+                            module.continued = TrainedParts(trainer.model, trainer.all_optimizers)
                         with self._read(module) as given:
                             pl_trainer.fit(module, **given)
             except Leave as leave:

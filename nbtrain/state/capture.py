@@ -17,7 +17,7 @@ from ..compat.weight_names import bare
 from ..distributed.parallelism import SplitStrategy
 from ..rng import random_state
 from .parts import Moment, keep_weights, kept_weights, take_named, take_parts
-from .settings import setup_of
+from .settings import as_given, setup_of
 from .states import StatefulTrainer
 
 # %% auto #0
@@ -69,7 +69,7 @@ class Capture:
         states = self.trainer.states
         if states.setup is None:
             states.setup = setup_of(self.trainer, states.open_loader)
-        state = self.of_lightning | {"nbtrain": own_part(self.moment(whole=True)) | {"setup": states.setup}}
+        state = self.of_lightning | {"nbtrain": own_part(self.moment(whole=True)) | {"setup": states.setup | as_given(self.trainer)}}
         keep_weights(state, kept_weights(self.trainer))
         self.copied = snapshot(state, waits=False)
         return self.copied

@@ -11,11 +11,12 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from ..engine.callback import Leaving
+from ..engine.callback import BoundaryCallback, PassCallback
 from ..engine.control import LeaveAfterError
-from ..engine.step_module import StepModule, in_validation_of_run, is_whole_epoch
+from ..engine.step_module import in_validation_of_run, is_whole_epoch
 from ..history.history import Row
-from ..loops.lean_training import is_window_closed, validates_anyway
+from ..loops.lean_epochs import LeanFitLoop
+from ..loops.lean_training import LeanEpochLoop, is_window_closed
 from ..rng import set_random_state
 from .capture import Capture, n_finished
 from .disk import Disk, has_stopped
@@ -43,9 +44,10 @@ def _is_at_batch(trainer: StatefulTrainer, pl_trainer: L.Trainer) -> bool:
     return is_closed and updates == counts.update and pl_trainer.current_epoch == counts.epoch
 
 
-class StateKeeper(Checkpoint, Leaving):
+class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
     """Takes the states of a run for `memory` and `disk`, and resumes from the restored one.
 
+    Its hooks find out what is due; a state is taken when the batch or the epoch is over, in Lightning's own loops in the hook.
     It is a Checkpoint because Lightning calls those after all other callbacks.
     """
 
@@ -54,9 +56,9 @@ class StateKeeper(Checkpoint, Leaving):
     def __init__(self, trainer: StatefulTrainer, memory: Memory | None, disk: Disk | None) -> None:
         self.trainer, self.memory, self.disk = trainer, memory, disk
         self._step_seen = -1  # the newest update that was examined
-        self._due = False  # a save is due after the last batch of the epoch
-        self._waits = False  # a save is due after the validation
+        self._due = False  # a save is due when this batch is over; if it is the last one, when the epoch is
         self._cut = False  # the run ends in the middle of this epoch, and is saved
+        self._validation: Row | None = None  # of the weights after this batch
         self._owed: Row | None = None  # the best validation, if it was within a window: it is saved at the end of the window
 
     # -- resume
@@ -102,14 +104,8 @@ class StateKeeper(Checkpoint, Leaving):
         self.trainer.states.restored = None
 
     # -- take
-    def _save(self, capture: Capture, validation: Row | None = None) -> None:
-        """Save with the weights of the `validation`, or of an earlier one within the window that has now ended."""
-        owed, self._owed = self._owed, None
-        assert self.disk is not None
-        self.disk.save(capture, owed if owed is not None else validation, hold=self._cut)
-
-    def _capture(self, pl_trainer: L.Trainer, finished: int | None, random: Any = None) -> Capture:
-        return Capture(self.trainer, pl_trainer, finished, random, in_shards=self.disk is not None and self.disk.in_shards)
+    def _capture(self, pl_trainer: L.Trainer, finished: int | None) -> Capture:
+        return Capture(self.trainer, pl_trainer, finished, in_shards=self.disk is not None and self.disk.in_shards)
 
     def _after_batch(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self.disk is not None
@@ -124,35 +120,49 @@ class StateKeeper(Checkpoint, Leaving):
         self._step_seen = step
         is_late = triggers.options.every_n_minutes is not None
         is_late = is_late and pl_trainer.strategy.reduce_boolean_decision(triggers.is_late, all=False)
-        due, ends = self._owed is not None or triggers.after_update(step, is_late=is_late), step == last or _stops(pl_trainer)
-        loop.validate_next = validates and due
-        if loop._num_ready_batches_reached():
-            self._due = due or ends
-            ends = ends or triggers.after_epochs(self.trainer.train_state.counts.epoch + 1)
-        elif due or ends:  # save now, or after a validation that is due anyway
-            self._cut, self._waits = ends, validates_anyway(pl_trainer)
-            if not self._waits:
-                self._save(self._capture(pl_trainer, loop.batch_progress.current.ready))
-        loop.validate_next = validates and (due or ends)
+        ends = step == last or _stops(pl_trainer)
+        self._due = ends or self._owed is not None or triggers.after_update(step, is_late=is_late)
+        is_saved = self._due or (loop._num_ready_batches_reached() and triggers.after_epochs(self.trainer.train_state.counts.epoch + 1))
+        loop.validate_next = validates and is_saved
+        self._take_soon(pl_trainer)
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.trainer.states.open_valid is not None:
             self.trainer.states.open_valid.is_read = True
-        if self.disk is None:
+        if self.disk is None or not in_validation_of_run(pl_trainer, pl_module):
             return
-        assert isinstance(pl_module, StepModule)
-        loop, waits, self._waits = pl_trainer.fit_loop.epoch_loop, self._waits, False
-        whole, open_ = loop._num_ready_batches_reached(), loop._should_accumulate()
-        history, is_in_run = self.trainer.train_state.history, in_validation_of_run(pl_trainer, pl_module)
-        validation = history.validations[-1] if is_in_run else None
-        best = is_in_run and history.compares_validations and self.disk.triggers.is_best(history, validation)
-        self._owed = validation if best and open_ else None if best else self._owed
-        ends = _stops(pl_trainer) and not whole and not open_
-        if waits or (not self._cut and (ends or (best and not whole and not open_))):
-            self._cut = self._cut or ends
-            self._save(self._capture(pl_trainer, n_finished(pl_trainer), pl_module.random_before), validation)
+        loop, history = pl_trainer.fit_loop.epoch_loop, self.trainer.train_state.history
+        validation, is_open = history.validations[-1], loop._should_accumulate()
+        if history.compares_validations and self.disk.triggers.is_best(history, validation):
+            self._owed = validation if is_open else None
+            self._due |= not is_open and not loop._num_ready_batches_reached()
+        self._validation = None if is_open else validation
+        self._take_soon(pl_trainer)
+
+    def _take_soon(self, pl_trainer: L.Trainer) -> None:
+        """Take a state that is due when the batch is over."""
+        loop = pl_trainer.fit_loop.epoch_loop
+        if isinstance(loop, LeanEpochLoop):
+            loop.boundary_due = self._due or loop.boundary_due
+        elif self._due:
+            self.on_batch_over(pl_trainer, pl_trainer.lightning_module)
+
+    def on_batch_over(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        loop, (validation, self._validation) = pl_trainer.fit_loop.epoch_loop, (self._validation, None)
+        if self.disk is None or not is_whole_epoch(pl_module) or loop._num_ready_batches_reached() or loop._should_accumulate():
+            return
+        ends = _stops(pl_trainer) or pl_trainer.global_step == pl_trainer.max_steps
+        if self._due or (ends and not self._cut):
+            self._cut, self._due = ends, False
+            owed, self._owed = self._owed, None
+            row = owed if owed is not None else validation
+            self.disk.save(self._capture(pl_trainer, n_finished(pl_trainer)), row, hold=self._cut)
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not isinstance(pl_trainer.fit_loop, LeanFitLoop):
+            self.on_epoch_over(pl_trainer, pl_module)
+
+    def on_epoch_over(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not is_whole_epoch(pl_module):
             return
         capture, memory = self._capture(pl_trainer, None), self.memory
@@ -160,13 +170,13 @@ class StateKeeper(Checkpoint, Leaving):
             memory.take(capture, needed=not memory.times.is_due)
         if self.disk is None:
             return
-        due, self._due = self._due, False
+        due, self._due, owed, self._owed = self._due, False, self._owed, None
         history, triggers = self.trainer.train_state.history, self.disk.triggers
         is_best = triggers.is_best(history, history.epochs[-1] if history.epochs else None)
         if self._cut:
             self.disk.adopt(pl_trainer)
         elif due or is_best or triggers.after_epochs(self.trainer.train_state.counts.epoch):
-            self._save(capture)
+            self.disk.save(capture, owed)
 
     def on_leave(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         capture = self._capture(pl_trainer, n_finished(pl_trainer))

@@ -13,17 +13,20 @@ from typing import Any, Literal
 import lightning as L
 from lightning.pytorch.trainer import call
 
-from ..compat.weight_names import of_part
+from ..compat.weight_names import bare_name, of_part
 from ..checkpoint.weights import Weights, load_weights
 from ..distributed.launcher import n_readers
 from ..distributed.parallelism import gather
-from ..engine.callback import PassKeeper, active_callbacks
-from ..engine.logged import load_logged, logged_state
+from ..engine.callback import Freezer, PassKeeper, active_callbacks
+from ..engine.logged import known_metrics, load_known_metrics, load_logged, logged_state
 from ..engine.precision import convert_model
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError
+from ..loops.lean_epochs import LeanFitLoop
 from ..loops.lean_training import LeanEpochLoop
 from ..optim.optimizer_state import inner_states, kept_gradients, load_gradients, load_inner_states, load_optimizer
+from ..optim.param_groups import group_names, set_group_names, switch_off, switched_off
+from .settings import frozen_names
 from .states import StatefulTrainer, of_rank
 
 # %% auto #0
@@ -40,6 +43,7 @@ __all__ = [
     "kept_weights",
     "keep_weights",
     "has_kept_weights",
+    "load_groups",
     "load_attributes",
     "parts_of",
     "take_named",
@@ -188,9 +192,15 @@ def _load_loop(at: Moment, _: None) -> None:
     total = at.state.get("loops", {}).get("fit_loop", {}).get("epoch_loop.batch_progress", {}).get("total", {})
     for unit in vars(loop.batch_progress.total):
         setattr(loop.batch_progress.total, unit, total.get("ready", 0))
-    finished = at.state["nbtrain"]["finished"]
-    if finished is not None and isinstance(loop, LeanEpochLoop):
-        loop.start_at = finished
+    finished, fit_loop = at.state["nbtrain"]["finished"], at.pl_trainer.fit_loop
+    if isinstance(loop, LeanEpochLoop) and isinstance(fit_loop, LeanFitLoop):
+        loop.start_at, fit_loop.resumes_epoch = finished or 0, bool(finished) or _has_begun(at.state)
+
+
+def _has_begun(state: Mapping[str, Any]) -> bool:
+    """Whether the epoch of a state has begun, perhaps without a batch."""
+    epochs = state.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {}).get("current", {})
+    return epochs.get("started", 0) > epochs.get("processed", 0)
 
 
 # %% ../../nbs/state/parts.ipynb #33bdce62
@@ -225,6 +235,20 @@ def _load_epoch_metrics(at: Moment, _: None) -> None:
         at.trainer.recorder.resume_epoch(own["finished"])
 
 
+def _logged(at: Moment) -> list[dict[str, Any]]:
+    return logged_state(at.pl_trainer) if at.pl_trainer is not None else []
+
+
+def _known(at: Moment) -> dict[str, Any] | None:
+    return {"values": known_metrics(at.pl_trainer), "own": sorted(at.module.metric_names)} if at.pl_trainer is not None else None
+
+
+def _load_known(at: Moment, value: Mapping[str, Any]) -> None:
+    if at.trainer.continues_run or (at.state or {})["nbtrain"]["finished"] is not None:  # a new run begins without
+        load_known_metrics(at.module.trainer, value["values"])
+        at.module.metric_names.update(value["own"])
+
+
 def _of_optimizer(
     take: Callable[[Any], Any], load: Callable[[Any, Any], None]
 ) -> tuple[Callable[[Moment], Any], Callable[[Moment, Any], None]]:
@@ -235,6 +259,36 @@ def _of_optimizer(
             load(at.trainer.optimizer, value)
 
     return lambda at: take(at.trainer.optimizer) if at.trainer.optimizer is not None else None, put
+
+
+def _optimizers(trainer: StatefulTrainer) -> list[Any]:
+    """The optimizers, each of several that are joined in one."""
+    return [part for one in trainer.all_optimizers for part in getattr(one, "optimizers", {"": one}).values()]
+
+
+def _groups(at: Moment) -> list[Any] | None:
+    found = [group_names(at.trainer.model, optimizer) for optimizer in _optimizers(at.trainer)]
+    return found if None not in found else None
+
+
+def load_groups(at: Moment, value: list[Any] | None) -> None:
+    """Give the optimizers the saved groups: a callback may have added some."""
+    for optimizer, names in zip(_optimizers(at.trainer), value or []):
+        set_group_names(at.trainer.model, optimizer, names)
+
+
+def _trained(at: Moment) -> dict[str, Any]:
+    if at.pl_trainer is None or not at.pl_trainer.training:  # the modules are in the modes of something else
+        return {"frozen": frozen_names(at.trainer), "off": {}}
+    for_epoch = {id(part) for freezer in active_callbacks(at.trainer, Freezer) for part in freezer.stopped}
+    return {"frozen": frozen_names(at.trainer), "off": switched_off(at.trainer.model, for_epoch)}
+
+
+def _load_trained(at: Moment, value: Mapping[str, Any]) -> None:
+    if at.trainer.mode == "train":
+        for name, parameter in at.trainer.model.named_parameters():
+            parameter.requires_grad = bare_name(name) not in value["frozen"]
+        switch_off(at.trainer.model, value["off"])
 
 
 def load_attributes(at: Moment, value: Mapping[str, Any]) -> None:
@@ -284,6 +338,9 @@ def _load_gathered(at: Moment, value: Mapping[str, Any]) -> None:
 PARTS: dict[str, Part] = {
     # in Lightning's part of a state
     "model": Part(None, _load_model),
+    "groups": Part(_groups, load_groups),
+    "trained": Part(_trained, _load_trained),
+    "given": Part(lambda at: at.trainer.states.given),
     "optimizers": Part(None, _load_optimizer),
     "callbacks": Part(None, _load_callbacks, "setup"),  # with the schedules, which are callbacks of addons
     "precision": Part(None, _load_precision, "setup"),
@@ -297,7 +354,8 @@ PARTS: dict[str, Part] = {
     "attributes": Part(_attributes, load_attributes, of_rank=True),
     "loader": Part(_loader, of_rank=True),
     "valid": Part(_valid, _load_valid, "start", of_rank=True),
-    "logged": Part(lambda at: logged_state(at.module.trainer), lambda at, v: load_logged(at.module.trainer, v), "epoch", True, True),
+    "logged": Part(_logged, lambda at, value: load_logged(at.module.trainer, value), "epoch", True),
+    "known_metrics": Part(_known, _load_known, "start", of_rank=True),
     "meters": Part(lambda at: at.trainer.train_state.state_dict(("meters",))["meters"], _load_meters, "batch", True, True),
     "gathered": Part(_gathered, _load_gathered, "batch", True, True),
     "epoch_metrics": Part(None, _load_epoch_metrics, "batch"),

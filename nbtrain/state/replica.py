@@ -32,7 +32,7 @@ from ..events import Event, Status
 from ..history.history import Row
 from ..optim.optimizer_state import load_optimizer
 from ..rng import random_state, set_random_state
-from .parts import Moment, parts_of, put_parts, take_named
+from .parts import Moment, load_groups, parts_of, put_parts, take_named
 from .states import StatefulTrainer
 
 # %% auto #0
@@ -40,7 +40,7 @@ __all__ = ["take_state", "load_replica_state", "restore_trainer", "forward_event
 
 # %% ../../nbs/state/replica.ipynb #9a969c26
 _OF_RUN = ("random", "loader", "valid")  # taken from the loaders and generators of this process, which the run does not wrap
-_OF_STATES = ("restored", "restored_from", "is_rewound", "rest", "places", "attributes")
+_OF_STATES = ("restored", "restored_from", "is_rewound", "rest", "places", "given", "attributes")
 
 
 def take_state(trainer: StatefulTrainer, loaders: Iterable[Any]) -> dict[str, Any]:
@@ -61,13 +61,14 @@ def take_state(trainer: StatefulTrainer, loaders: Iterable[Any]) -> dict[str, An
 def load_replica_state(trainer: StatefulTrainer, loaders: Iterable[Any], state: Mapping[str, Any]) -> None:
     """Restore `trainer` and `loaders` from `state`, in place."""
     convert_model(trainer.model, trainer.precision)  # as in the replica, or 64-bit weights would be rounded here
+    at = Moment(trainer, state={"nbtrain": state["parts"] | {"finished": None}}, whole=True, without=("model", "optimizers"))
+    load_groups(at, state["parts"]["groups"])
     for name, part in _stateful(trainer).items():
         saved = state["stateful"][name]
         load_optimizer(part, saved) if isinstance(part, Optimizer) else part.load_state_dict(saved)
     for name, buffer in trainer.model.named_buffers():
         buffer.copy_(state["buffers"][name])
-    own = {"nbtrain": state["parts"] | {"finished": None}}
-    put_parts("now", Moment(trainer, state=own, whole=True, without=("model", "optimizers")))
+    put_parts("now", at)
     trainer.train_state.load_state_dict(state["train_state"])
     vars(trainer.states).update(state["states"])
     addons = _added(trainer)

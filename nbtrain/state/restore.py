@@ -5,7 +5,7 @@
 # %% ../../nbs/state/restore.ipynb #e1be11c3
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from ..rng import set_random_state
 from .attribute_state import drop_new
 from .kept_states import KeptState
 from .parts import VERSION, WEIGHTS, Moment, has_kept_weights, put_parts, training_weights, weights_of
-from .settings import check_setup, in_words, setup_of
+from .settings import as_given, check_setup, in_words, restored_parts, setup_of
 from .states import StatefulTrainer
 
 # %% auto #0
@@ -165,7 +165,8 @@ def fit_setup(trainer: TrainerProtocol, state: dict[str, Any], checkpoint: str |
         return {}
     own, given = state["nbtrain"], setup_of(trainer, loader)
     found = check_setup(own, given, Path(checkpoint), strict=strict)
-    state["nbtrain"] = own | {"setup": own.get("setup", {}) | given}
+    restored = restored_parts(own, given)
+    state["nbtrain"] = own | {"setup": own.get("setup", {}) | {part: settings for part, settings in given.items() if part not in restored}}
     if "loader" in found:  # an open epoch begins again
         state["nbtrain"] |= {"finished": None, "loader": NO_PLACE}
     return found
@@ -189,7 +190,7 @@ def check_restored(trainer: StatefulTrainer, loader: Any, *, strict: bool) -> No
 def check_optimizer(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> None:
     """Raise CheckpointError if the saved optimizer had other parameter groups."""
     groups = state["optimizer_states"][0].get("param_groups") if trainer.optimizer is not None else None
-    if groups is None:  # an optimizer made of several
+    if groups is None or state["nbtrain"].get("groups"):  # an optimizer made of several, or the groups are restored, too
         return
     assert trainer.optimizer is not None
     saved, given = ([len(group["params"]) for group in part] for part in (groups, trainer.optimizer.param_groups))
@@ -224,16 +225,19 @@ def _put_back(at: Moment) -> None:
 
 
 def restore(
-    trainer: StatefulTrainer, checkpoint: str | Path, state: dict[str, Any], run_dir: Path | None = None, *, with_optimizer: bool = True
+    trainer: StatefulTrainer, checkpoint: str | Path, state: dict[str, Any], run_dir: Path | None = None, differing: Container[str] = ()
 ) -> None:
     """Restore `trainer` from the `state` that `read_state` read from `checkpoint`.
 
-    `run_dir`: the run folder in which the run continues. Without one, the next run is a new one, with this checkpoint as its parent. The
+    `run_dir`: the run folder in which the run continues. Without one, the next run is a new one, with this checkpoint as its parent.
+    `differing`: the parts of the setup that differ; a "model" or an "optimizer" among them is trained as it is given. The
     meters of an open epoch, the place in its loader and the callbacks are restored when the next run begins.
     """
     own, path, states = state["nbtrain"], Path(checkpoint), trainer.states
     states.note_unsaved(trainer, states.attributes.begin(trainer))
-    at = Moment(trainer, state=state, name=checkpoint, without=() if with_optimizer else ("optimizers", "inner_optimizers"))
+    states.given = states.given or as_given(trainer)
+    without = ["groups", "optimizers", "inner_optimizers"] if "optimizer" in differing else []
+    at = Moment(trainer, state=state, name=checkpoint, without=[*without, *(["trained"] if "model" in differing else [])])
     _put_back(at)
     states.note_unsaved(trainer, f"{at.missing[0]} is made after the run has begun" if at.missing else "")
     trainer.run_dir = run_dir

@@ -19,12 +19,12 @@ from ..data.loader import BatchList, as_loader, innermost
 from ..data.seeded_loader import SeededLoader
 from ..data.several_loaders import is_several, mode_of, n_batches, parts_of
 from ..data.tensor_loader import TensorLoader
-from ..engine.callback import as_list
+from ..engine.callback import Freezer, active_callbacks, as_list
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError
 
 # %% auto #0
-__all__ = ["Setup", "setup_of", "differences", "check_setup", "in_words"]
+__all__ = ["Setup", "setup_of", "frozen_names", "as_given", "differences", "restored_parts", "check_setup", "in_words"]
 
 # %% ../../nbs/state/settings.ipynb #adb15c07
 Setup = dict[str, dict[str, Any]]  # plain values by part and name
@@ -88,8 +88,7 @@ def setup_of(trainer: TrainerProtocol, loader: Any = None) -> Setup:
         "clipping": {"gradient_clip": 0.0},
         "precision": {"precision": trainer.precision},
     }
-    if trainer.optimizer is not None:
-        found["optimizer"] = _of_optimizer(trainer, trainer.optimizer)
+    found |= as_given(trainer)
     callbacks = as_list(trainer.lightning.get("callbacks"))
     finds = any(isinstance(callback, BatchSizeFinder) for callback in callbacks)  # which then makes another loader
     if loader is not None and not finds:
@@ -98,6 +97,19 @@ def setup_of(trainer: TrainerProtocol, loader: Any = None) -> Setup:
         for part, settings in addon.resume_settings(trainer).items():
             found[part] = found.get(part, {}) | settings
     return _plain(found)
+
+
+def frozen_names(trainer: TrainerProtocol) -> list[str]:
+    """The parameters that are not trained, except those that an addon freezes for an epoch."""
+    for_epoch = {id(parameter) for freezer in active_callbacks(trainer, Freezer) for parameter in freezer.frozen}
+    named = trainer.model.named_parameters()
+    return [bare_name(name) for name, parameter in named if not parameter.requires_grad and id(parameter) not in for_epoch]
+
+
+def as_given(trainer: TrainerProtocol) -> Setup:
+    """The part of the setup that callbacks may change in a run: what is trained, and the optimizer's groups."""
+    found: Setup = {"model": {"frozen": frozen_names(trainer)}}
+    return found | ({"optimizer": _of_optimizer(trainer, trainer.optimizer)} if trainer.optimizer is not None else {})
 
 
 # %% ../../nbs/state/settings.ipynb #8f945b41
@@ -115,11 +127,21 @@ def differences(saved: Mapping[str, Mapping[str, Any]], given: Setup) -> dict[st
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
+    if name == "frozen":
+        is_now = next((n for n in now if n not in before), None)
+        other = next((n for n in before if n not in now), None)
+        return f"{is_now} was trained and is frozen" if is_now is not None else f"{other} was frozen and is trained"
     if name != "parameters":
         return f"{name} was {before} and is {now}"
     flat, others = ([name for group in groups for name in group] for groups in (before, now))
     at = next((i for i, pair in enumerate(zip(flat, others)) if pair[0] != pair[1]), 0)
     return f"parameter {at + 1} was {(flat or [None])[at]} and is {(others or [None])[at]}"
+
+
+def restored_parts(own: Mapping[str, Any], given: Setup) -> set[str]:
+    """The parts of the setup that are as they were given to the saved run: what callbacks have changed since is restored."""
+    before = own.get("given") or {}
+    return {part for part in before.keys() & given.keys() if not differences({part: before[part]}, given)}
 
 
 def check_setup(own: Mapping[str, Any], given: Setup, path: Path, *, strict: bool) -> dict[str, str]:
@@ -128,7 +150,8 @@ def check_setup(own: Mapping[str, Any], given: Setup, path: Path, *, strict: boo
     Between two epochs a run may continue with another loader, schedule, accumulation, clipping or precision; in mid-epoch it may not.
     `own`: nbtrain's part of the state.
     """
-    found = differences(own.get("setup", {}), given)
+    restored = restored_parts(own, given)
+    found = {part: text for part, text in differences(own.get("setup", {}), given).items() if part not in restored}
     refused = [part for part in found if part == "optimizer" or own["finished"] is not None]
     if refused and strict:
         raise CheckpointError(

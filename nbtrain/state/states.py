@@ -53,6 +53,7 @@ class States:
         self.loaders: tuple[Any, Any] = None, None
         self.attributes, self.all_attributes = AttributeState(), AttributeState(whole=True)
         self.setup: Setup | None = None  # of the run, for states in memory
+        self.given: Setup | None = None  # what the trainer was given before callbacks changed it
         self.reasons: dict[str, None] = {}
         self.rest, self.places = dict[str, Any](), dict[str, Any]()
         self._noted: set[str] = set()  # the notes of this run, each added once

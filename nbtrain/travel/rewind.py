@@ -16,7 +16,7 @@ from ..base.trainer_base import TrainerBase
 from ..run.failed_runs import drop_failure
 from ..state.restore import restore_kept
 from ..state.disk import nearest_saved
-from .scratch_trainer import recompute
+from .scratch_trainer import called_again, recompute
 
 # %% auto #0
 __all__ = ["step_of", "nearest_state", "outside", "Rewound", "rewind"]
@@ -84,7 +84,7 @@ class Rewound:
     """The place that a trainer was rewound to.
 
     `batch`: finished batches of an open epoch; None between two epochs. `n_recomputed`: the number of batches that were trained again to
-    get there. `notes`: what could not be restored.
+    get there, and `called` the callbacks that were called again for it. `notes`: what could not be restored.
     """
 
     epoch: int
@@ -92,6 +92,7 @@ class Rewound:
     batch: int | None
     n_recomputed: int
     notes: tuple[str, ...] = ()
+    called: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:
@@ -103,6 +104,8 @@ class Rewound:
         n = self.n_recomputed
         again = f" · recomputed {n} {'batch' if n == 1 else 'batches'}" if n else ""
         lines = [f"Rewound to {self.place}{again} · run() continues from here", *(f"not exact: {note}" for note in self.notes)]
+        if self.called:
+            lines.insert(1, f"called again on the way, so that what they write is written twice: {', '.join(self.called)}")
         return "\n  ".join(lines)
 
 
@@ -126,6 +129,7 @@ def _restore(trainer: TrainerBase, step: int) -> Rewound:
     notes = [*outside(trainer), *([f"{missing} is made after the run has begun"] if missing else [])]
     if state is not kept:
         trainer.states.memory.add(state)
-    found = Rewound(state.epoch, state.step, state.batch, step - kept.step, tuple(notes))
+    called = called_again(trainer) if state is not kept else ()
+    found = Rewound(state.epoch, state.step, state.batch, step - kept.step, tuple(notes), tuple(called))
     trainer.recorder.mark(f"rewound to {found.place}")
     return found

@@ -13,12 +13,15 @@ from dataclasses import replace
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import (
+    BasePredictionWriter, Checkpoint, DeviceStatsMonitor, LearningRateMonitor, ModelSummary, ProgressBar, ThroughputMonitor,
+)  # fmt: skip
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from ..state.capture import Capture, n_finished
 from ..loggers.addon import LoggersAddon, WebLoggerAddon
+from ..addons.hooks import HooksAddon
 from ..addons.non_finite import NonFiniteAddon
 from ..addons.state_manager import StateManagerAddon
 from ..addons.system_monitor import SystemMonitorAddon
@@ -26,6 +29,7 @@ from ..state.kept_states import KeptState
 from ..data.loader import as_loader
 from ..data.resumable_loader import borrowed
 from ..data.several_loaders import is_several
+from ..engine.callback import BoundaryCallback, as_list
 from ..engine.control import Boundary, Leave
 from ..errors import ConfigError, first_line
 from ..rng import keep_random
@@ -37,7 +41,7 @@ from ..state.memory import keep
 from ..state.states import States
 
 # %% auto #0
-__all__ = ["copy_trainer", "scratch_trainer", "can_train", "train_from", "recompute"]
+__all__ = ["called_again", "copy_trainer", "scratch_trainer", "can_train", "train_from", "recompute"]
 
 # %% ../../nbs/travel/scratch_trainer.ipynb #3e370c5e
 _SILENT = (LoggersAddon, WebLoggerAddon, StateManagerAddon, SystemMonitorAddon)  # addons that write
@@ -58,6 +62,33 @@ def _loose_tensors(trainer: TrainerBase) -> dict[int, Any]:
         elif type(item) in (list, tuple, dict):
             queue += item.values() if isinstance(item, dict) else item
     return memo
+
+
+# Lightning's callbacks that never change the training: they save, show or log
+_OBSERVERS = (Checkpoint, ProgressBar, ModelSummary, LearningRateMonitor, DeviceStatsMonitor, ThroughputMonitor, BasePredictionWriter)
+
+
+class _Observer(L.Callback):
+    """In place of a callback that only observes: it has the state of that, and does nothing."""
+
+    def __init__(self, callback: L.Callback) -> None:
+        self._callback = callback
+
+    @property
+    def state_key(self) -> str:
+        return self._callback.state_key
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._callback.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._callback.load_state_dict(state_dict)
+
+
+def called_again(trainer: TrainerBase) -> list[str]:
+    """The callbacks and hooks of the user that are called again where a copy is trained: they may change the training."""
+    names = [type(callback).__name__ for callback in as_list(trainer.lightning.get("callbacks")) if not isinstance(callback, _OBSERVERS)]
+    return names + ["hooks"] * bool(trainer[HooksAddon].gather(trainer))
 
 
 def copy_trainer(trainer: TrainerBase) -> TrainerBase:
@@ -81,6 +112,7 @@ def scratch_trainer(trainer: TrainerBase) -> Iterator[TrainerBase]:
         made.drop_addons(_SILENT)
         made.run_dir, made.save_path, made.log_bar, made.seed, made.on_error = None, None, False, None, "raise"
         made.lightning.pop("logger", None)
+        made.lightning["callbacks"] = [_Observer(c) if isinstance(c, _OBSERVERS) else c for c in as_list(made.lightning.get("callbacks"))]
         non_finite = made[NonFiniteAddon]
         non_finite.nonfinite = "skip" if non_finite.nonfinite == "skip" else "ignore"
         yield made
@@ -123,7 +155,7 @@ def train_from(trainer: TrainerBase, kept: KeptState, watcher: Checkpoint) -> No
         control.end()
 
 
-class _Arrival(Checkpoint):
+class _Arrival(Checkpoint, BoundaryCallback):
     """Takes the state of a scratch copy at `step`, and ends its run there.
 
     It is a Checkpoint because Lightning calls those after all other callbacks.
@@ -141,7 +173,7 @@ class _Arrival(Checkpoint):
             self._take(at.pl_trainer, n_finished(at.pl_trainer))
             self.trainer.control.stop()
 
-    def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_epoch_over(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.trainer.train_state.counts.step >= self.step:
             self._take(pl_trainer, None)
             raise Leave

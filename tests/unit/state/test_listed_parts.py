@@ -161,7 +161,7 @@ CALLBACKS: dict[str, Callable[[Any, Path], Any]] = {
 # Base classes, what needs more than a small run, and what saves or restores in ways that a resume can't
 LEFT_OUT = {
     "BasePredictionWriter": "writes predictions",
-    "BackboneFinetuning": "adds groups of parameters to the optimizer: refused by name",
+    "BackboneFinetuning": "needs a model with a backbone: test_changed_by_callbacks tries what it does",
     "DeviceStatsMonitor": "needs a logger",
     "LearningRateMonitor": "needs a logger",
     "LearningRateFinder": "needs a module with an attribute for the rate: lr_find does the same",

@@ -16,7 +16,7 @@ import torch
 from samples import Breaks, Broken, Regress, make_data, make_loader, make_model, make_trainer, some
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
-from torch.optim.lr_scheduler import ExponentialLR, StepLR
+from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, StepLR
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 from torchmetrics import MeanMetric
 
@@ -43,6 +43,12 @@ def backwards(model: nn.Module) -> list[Any]:
     """Two vectors of the same length would be swapped without a sign of it."""
     weight, bias, *rest = model.parameters()
     return [bias, weight, *rest]
+
+
+def frozen() -> nn.Module:
+    model = make_model()
+    model[0].requires_grad_(False)  # pyright: ignore[reportIndexIssue]
+    return model
 
 
 @dataclass
@@ -126,6 +132,11 @@ WITHIN: dict[str, tuple[Run, Run, str]] = {
         Run(scheduler=lambda o: StepLR(o, 1), options={"scheduler_step_on_batch": True}),
         "scheduler_step_on_batch was False and is True",
     ),
+    "another schedule by a factory": (
+        Run(scheduler=lambda o: lambda optimizer, plan: StepLR(optimizer, plan.total_steps)),
+        Run(scheduler=lambda o: lambda optimizer, plan: ExponentialLR(optimizer, 0.5)),
+        "another schedule of the factory: class was StepLR and is ExponentialLR",
+    ),
     "accumulation": (Run(), Run(options={"accumulate": 2}), "accumulate was 1 and is 2"),
     "another schedule of accumulation": (
         Run(options={"accumulate": {0: 1, 4: 2}}),
@@ -139,6 +150,8 @@ WITHIN: dict[str, tuple[Run, Run, str]] = {
     "a setting of the user's addon": (Run(), Run(options={"noise": 0.5}), "another noise: noise was 0.0 and is 0.5"),
     "a function of the user's addon": (Run(options={"noise": torch.rand}), Run(options={"noise": torch.randn}), "was rand and is randn"),
     "sums of gradients": (Run(), Run(options={"grad_reduction": "sum"}), "grad_reduction was mean and is sum"),
+    "frozen parameters": (Run(), Run(model=frozen), "another model: 0.weight was trained and is frozen"),
+    "parameters that are trained": (Run(model=frozen), Run(), "another model: 0.weight was frozen and is trained"),
 }
 IN_MID_EPOCH, AT_THE_END = 2, 5
 
@@ -162,7 +175,7 @@ def everything(trainer: Any, folder: Path) -> dict[str, Any]:
         "counts": repr(trainer.counts),
         "state": repr({name: value for name, value in vars(trainer.train_state).items() if name != "history"} | {"meters": None}),
         "history": repr(trainer.history.state_dict()),
-        "schedule": None if scheduler is None else repr(scheduler.state_dict()),
+        "schedule": repr(scheduler.state_dict()) if isinstance(scheduler, LRScheduler) else None,
         "random": (torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())),
         "folder": (trainer.run_dir, trainer.resumed, trainer.continues_run, trainer.finished_phase),
         "files": {str(path): path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))},
@@ -243,8 +256,9 @@ ROWS = {  # of the table in docs/resume.md, with what shows them here
     "names or shapes of the weights": ["another model", "another width of the model"],
     "class of the optimizer, its groups, the order of its parameters": [*ALWAYS][2:],
     "training loader: class, batch size, samples, sampler, `drop_last`, seed": [*WITHIN][:11],
-    "class of the schedule, or when it steps": ["a schedule", "another schedule", "a schedule by batch"],
-    "accumulation, gradient clipping, precision": [*WITHIN][14:],
+    "class of the schedule, or when it steps": ["a schedule", "another schedule", "a schedule by batch", "another schedule by a factory"],
+    "accumulation, gradient clipping, precision": [*WITHIN][15:-2],
+    "which parameters are trained": [*WITHIN][-2:],
 }
 
 

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from samples import Augmented, Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -467,3 +469,29 @@ def test_schedule_of_a_factory_goes_on_after_a_rewind(tmp_path: Path, keep_state
     trainer.run(2, make_loader())
     assert [row["lr"] for row in trainer.history.epochs] == expected[0]
     assert all(torch.equal(a, b) for a, b in zip(trainer.model.state_dict().values(), expected[1]))
+
+
+class Writes(L.Callback):
+    """Writes a line for each batch."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        with self.file.open("a") as file:
+            file.write(f"{trainer.global_step}\n")
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")  # of the second run
+def test_a_rewind_into_an_epoch_saves_no_file_again_and_says_which_callbacks_it_calls(tmp_path: Path) -> None:
+    saves = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    trainer = make_trainer(keep_states=True, lightning={"callbacks": [saves, LambdaCallback(), Writes(tmp_path / "lines")]})
+    trainer.run(2, make_loader())
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.ckpt")}
+    end = [value.clone() for value in trainer.model.state_dict().values()]
+    found = trainer.rewind(step=8)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.ckpt")} == before and len(before) == 10
+    assert found.called == ("LambdaCallback", "Writes") and "written twice: LambdaCallback, Writes" in repr(found)
+    trainer.run(1, make_loader())
+    assert all(torch.equal(a, b) for a, b in zip(trainer.model.state_dict().values(), end))
+    assert trainer.rewind(epoch=0).called == ()
