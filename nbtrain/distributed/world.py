@@ -16,6 +16,8 @@ import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from .parallelism import Value
 from .worker import LateReduce
@@ -67,8 +69,18 @@ class World:
         os.environ["MASTER_ADDR"] = self.environment.main_address
         os.environ["MASTER_PORT"] = str(self.environment.main_port)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, rank=self.number, world_size=self.size)
+        dist.init_process_group(backend, store=self._store(), rank=self.number, world_size=self.size)
         atexit.register(dist.destroy_process_group)
+
+    def _store(self) -> Any:
+        """Where the processes find each other.
+
+        torchrun starts them again with the store of the processes that are gone, where a new one could read the address of an old one. So
+        each start has its own names there. On several machines torchrun counts the starts of each machine apart, so they can't.
+        """
+        store, _, _ = next(rendezvous("env://", self.number, self.size))
+        n_restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return store if self.n_machines > 1 else PrefixStore(f"start {n_restarts}", store)
 
     def agree(self, make: Callable[[], Value]) -> Value:
         """Call `make` in the first process and return its result in all processes. An NbtrainError is raised in all of them."""

@@ -186,9 +186,6 @@ class LeanEvaluationLoop(_EvaluationLoop):
         self.has_run = not self.trainer.sanity_checking
         return outputs
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_pass": None}  # it holds what can't be copied, and the next epoch makes it again
-
     def _objection(self, *, knows_trainer: bool = False) -> str:
         if not self.lean:
             return "turned off"

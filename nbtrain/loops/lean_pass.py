@@ -271,6 +271,9 @@ class LeanPass:
         self._hooks = {name: Hook(name, self.pl_trainer, self.module, self.refresh_hooks) for name in hooks}
         self.hooks: dict[str, Hook | None] = dict.fromkeys(hooks)  # None where a hook has no listener; see `look_up`
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # it can't be copied; the next epoch of a copied loop makes one
+
     def look_up(self) -> None:
         """Find the listeners: at the beginning of a pass, and again where something was set in the middle of it."""
         if self.assignments is None or self.assignments.changed():

@@ -198,9 +198,6 @@ class LeanEpochLoop(_TrainingEpochLoop):
             except StopIteration:
                 break
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_pass": None}  # it holds what can't be copied, and the next epoch makes it again
-
     def _objection(self, data_fetcher: _DataFetcher) -> str:
         if not self.lean:
             return "turned off"

@@ -19,16 +19,19 @@ from nbtrain import MultiGPUAddon, StateManagerAddon
 class Faulty(Regress):
     """Once, before the update `at`, it sends itself `fault`, and with SIGKILL the process too that has started it: a machine is gone.
 
-    "error" is raised instead.
+    "error" is raised instead, and "rank 0" and "rank 1" kill only the process of that rank.
     """
 
     fault, at, mark = "", 0, Path()
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        if self.fault and self.counts.update == self.at and not self.mark.exists():
+        is_other = self.fault.startswith("rank") and self.fault != f"rank {self.world.number}"
+        if self.fault and not is_other and self.counts.update == self.at and not self.mark.exists():
             self.mark.touch()
             if self.fault == "error":
                 raise RuntimeError("boom")
+            if self.fault.startswith("rank"):
+                os.kill(os.getpid(), signal.SIGKILL)
             signum = getattr(signal, self.fault)
             for pid in (os.getppid(), os.getpid()) if signum == signal.SIGKILL else (os.getpid(),):
                 os.kill(pid, signum)

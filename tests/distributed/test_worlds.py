@@ -16,6 +16,9 @@ import pytest
 import torch
 from rank import train
 from samples import without_times
+from torch.distributed import TCPStore
+
+from nbtrain.distributed.world import World
 
 TESTS = Path(__file__).parent.parent
 RANK = Path(__file__).with_name("rank.py")
@@ -167,3 +170,27 @@ def test_a_signal_to_one_rank_ends_all_after_the_same_batch_and_the_next_start_g
     assert codes == [128 + signum] * 2 and not (tmp_path / "end.pt").exists()
     assert two(tmp_path, *options) == [0, 0]
     assert same_end(expected, tmp_path)
+
+
+def test_each_start_by_torchrun_has_its_own_names_in_the_store_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # torchrun's
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kept.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    world = World(number=0, size=2, local=0, n_local=2)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    world._store().set("address of rank 1", "gone")
+    assert world._store().check(["address of rank 1"])
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert not world._store().check(["address of rank 1"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("killed", [0, 1])
+def test_torchrun_starts_a_killed_rank_again_and_the_run_ends_as_if_nothing_had_happened(
+    killed: int, tmp_path: Path, undisturbed: tuple[Path, list[Any]]
+) -> None:
+    whole, options = undisturbed
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "--max-restarts", 3]
+    assert finish(start([*command, RANK, tmp_path, *options, "--fault", f"rank {killed}", "--at", 7])) == [0]
+    assert (tmp_path / "faulted").exists() and same_end(whole, tmp_path)
