@@ -74,6 +74,12 @@ def _part(read: Reader, item: Any, at: At, given: dict[str, Any], without: Itera
     return made | {key: read.plain(found, (*at, key))} | given
 
 
+def _group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a group of parameters does not share with the others."""
+    first = {**group, "lr": group.get("initial_lr", group.get("lr"))}  # before a schedule changed it
+    return {name: first[name] for name in defaults if name in first and not same_value(first[name], defaults[name])}
+
+
 def _optimizer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
     optimizer = trainer.optimizer
     assert optimizer is not None  # `configuration` raises for a trainer without one
@@ -82,13 +88,17 @@ def _optimizer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) ->
     made = {"type": given.get("type") or read.name(type(optimizer), ("optimizer", "type"))}
     if "args" in given or "type" in given:
         return made | clips | given
-    groups, parameters = optimizer.param_groups, list(trainer.model.parameters())
-    if len(groups) > 1 or list(map(id, groups[0]["params"])) != list(map(id, parameters)):
-        n = f"{len(groups)} groups of parameters" if len(groups) > 1 else f"{len(groups[0]['params'])} of {len(parameters)} parameters"
-        remedy = 'Name a function that makes it from the parameters: to_config(path, optimizer={"type": ...}).'
-        read.problems.add(f"optimizer: it has {n}, and a job gives it all parameters in one group.", remedy=remedy)
-    known = optimizer.defaults
-    if trainer.given.get("scheduler") is None:  # a scheduler changes them
+    groups, names, known = optimizer.param_groups, {id(p): name for name, p in trainer.model.named_parameters()}, optimizer.defaults
+    if is_grouped := [id(p) for group in groups for p in group["params"]] != list(names) or len(groups) > 1:
+        if unknown := sum(id(p) not in names for group in groups for p in group["params"]):
+            remedy = 'Name a function that makes it: to_config(path, optimizer={"type": ...}).'
+            read.problems.add(f"optimizer: {unknown} of its parameters are not in the model.", remedy=remedy)
+        else:
+            made["groups"] = [
+                {"params": [names[id(p)] for p in group["params"]], **read.plain(_group(group, known), ("optimizer", "groups", i))}
+                for i, group in enumerate(groups)
+            ]
+    if trainer.given.get("scheduler") is None and not is_grouped:  # a scheduler changes them
         for name in [name for name in known if name in groups[0] and not same_value(groups[0][name], known[name])]:
             what = f"optimizer.args.{name} is {groups[0][name]!r}, and it was made with {known[name]!r}."
             read.problems.add(what, remedy=say_it(("optimizer", "args")))

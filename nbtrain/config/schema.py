@@ -73,6 +73,7 @@ class OptimizerConfig:
 
     type: Name | None = described("the optimizer's class; its first argument is the model's parameters")
     args: dict[str, Any] = described("its other arguments", {})
+    groups: list[dict[str, Any]] = described("groups of parameters: their names as `params`, and what differs in each, such as lr", [])
     clip_gnorm: float | None = described("clip gradients to this norm; 0: no clipping", 0.0)
     loss_reduction: Literal["mean", "sum", "per-token-mean"] = described("how the losses of the micro batches are reduced", "mean")
     grad_reduction: Literal["mean", "sum", "per-token-mean"] = described("how the gradients of the micro batches are reduced", "mean")

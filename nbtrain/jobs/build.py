@@ -14,6 +14,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
+from torch import nn
 from torch.utils.data import IterableDataset
 
 from ..addons.accumulation import AccumulationAddon
@@ -30,7 +31,7 @@ from ..distributed.devices import resolve_devices
 from ..distributed.memory_estimate import DevicePlan, device_memory, plan_devices
 from ..distributed.world import find_world
 from ..engine.addon import AddOnBase
-from ..errors import CheckpointError, ConfigError, first_line
+from ..errors import CheckpointError, ConfigError, first_line, nearest
 from ..history.history import RunResult
 from .validate import LOGGERS, STAGES, check_part, device_type, hook_part, n_available, notes
 from ..rng import check_seed, seed_all
@@ -99,10 +100,24 @@ def _part(maker: Maker, part: PartConfig, at: At, short: str = "") -> Any:
     return maker.call(maker.load(part.type, (*at, "type"), short), part.args, (*at, "args"))
 
 
+def _parameters(model: nn.Module, groups: list[dict[str, Any]]) -> Any:
+    """What the optimizer gets: all parameters, or the groups that are given by names."""
+    known = dict(model.named_parameters())
+    for name in (name for group in groups for name in group.get("params", [])):
+        if name not in known:
+            raise ConfigError(f"optimizer.groups: {type(model).__name__} has no parameter {name!r}.", remedy=nearest(str(name), known))
+    return [{**group, "params": [known[name] for name in group.get("params", [])]} for group in groups] or model.parameters()
+
+
 def _model_and_optimizer(settings: Settings, maker: Maker) -> tuple[Any, Any]:
     model = maker.call(maker.load(settings.model.type, ("model", "type")), settings.model.args, ("model", "args"))
     optimizer = maker.load(settings.optimizer.type, ("optimizer", "type"))
-    return model, maker.call(optimizer, settings.optimizer.args, ("optimizer", "args"), model.parameters())
+    return model, maker.call(
+        optimizer,
+        settings.optimizer.args,
+        ("optimizer", "args"),
+        _parameters(model, maker.value(settings.optimizer.groups, ("optimizer", "groups"))),
+    )
 
 
 def _parameters_of(function: Callable[..., Any]) -> Collection[str]:

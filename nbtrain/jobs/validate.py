@@ -211,6 +211,7 @@ def check_settings(settings: Settings, document: Document, problems: Problems) -
     _check_limits(settings, document, problems)
     _check_reduction(settings, document, problems)
     check_value(settings.vars, ("vars",), document, problems)
+    check_value(settings.optimizer.groups, ("optimizer", "groups"), document, problems)
     check_value(settings.lightning, ("lightning",), document, problems)
     try:
         check_lightning_names(settings.lightning)

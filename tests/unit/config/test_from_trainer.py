@@ -14,7 +14,7 @@ import yaml
 from samples import same_weights
 from torch.utils.data import DataLoader
 
-from nbtrain import AccumulationAddon, ConfigError, EMAAddon, MultiGPUAddon, StateManagerAddon, TrainerArgs, load_run
+from nbtrain import AccumulationAddon, ConfigError, EMAAddon, MultiGPUAddon, StateManagerAddon, TrainerArgs, load_run, param_groups
 from nbtrain.cli import main
 from nbtrain.rng import seed_all
 
@@ -139,6 +139,8 @@ def test_the_run_of_the_written_file_is_the_run_of_a_drawn_trainer(seed: int, pa
     n, batch_size = draw.choice([30, 33, 70]), draw.choice([4, 16])
     train = DataLoader(parts.Data(n), batch_size, shuffle=draw.random() < 0.7, drop_last=draw.random() < 0.5)
     valid = DataLoader(parts.Data(40, seed=2), draw.choice([3, 25, batch_size]), drop_last=draw.random() < 0.3)
+    if seed % 2:
+        trainer.optimizer = torch.optim.AdamW(param_groups(trainer.model, 0.01, weight_decay=0.1, lr_factors={"layers.0": 0.5}))
     trainer.run(2, train, draw.choice([valid, valid, None]))
     trainer.to_config("run.yaml")
     job = TrainerArgs.from_yaml("run.yaml").build()
@@ -146,6 +148,22 @@ def test_the_run_of_the_written_file_is_the_run_of_a_drawn_trainer(seed: int, pa
     assert same_weights(trainer.model, job.trainer.model)
     rows = [[{**row.metrics, "lr": row["lr"]} for row in made.history.epochs] for made in (trainer, job.trainer)]
     assert rows[0] == rows[1]
+
+
+def test_groups_of_parameters_are_written_by_their_names(parts: Any) -> None:
+    def grouped(params: Any) -> Any:
+        first, *rest = params
+        return torch.optim.AdamW([{"params": [first], "betas": (0.8, 0.9)}, {"params": rest, "lr": 0.02}], lr=0.01)
+
+    trainer = make(parts, optimizer=grouped)
+    trainer.run(1, *loaders(parts))
+    written = trainer.to_config("run.yaml")
+    assert yaml.safe_load(written)["optimizer"]["groups"][1]["lr"] == 0.02
+    job = TrainerArgs.from_yaml("run.yaml").build()
+    assert [group["betas"] for group in job.trainer.optimizer.param_groups] == [(0.8, 0.9), (0.9, 0.999)]
+    Path("run.yaml").write_text(written.replace("layers.0.bias", "layers.0.bais"))
+    with pytest.raises(ConfigError, match="optimizer.groups: Net has no parameter 'layers.0.bais'.\n.*layers.0.bias"):
+        TrainerArgs.from_yaml("run.yaml").build()
 
 
 def test_the_text_is_a_short_file_for_people(parts: Any) -> None:
@@ -288,7 +306,7 @@ def test_all_that_cant_be_known_is_told_at_once(parts: Any) -> None:
         pass
 
     model = parts.Forgetful(8)
-    trainer = Cell(model, "cpu", log_bar=False, optimizer=lambda params: torch.optim.SGD([{"params": [p]} for p in params], lr=0.1))
+    trainer = Cell(model, "cpu", log_bar=False, optimizer=lambda params: torch.optim.SGD([*params, torch.ones(2)], lr=0.1))
     trainer.run(1, [next(iter(loaders(parts)[0]))])
     with pytest.raises(ConfigError) as caught:
         trainer.to_config("run.yaml")
@@ -298,8 +316,8 @@ def test_all_that_cant_be_known_is_told_at_once(parts: Any) -> None:
         "     It is from test_from_trainer. Put it into a module: nbtrain export my.ipynb.\n"
         "  2. model.args: this Forgetful does not store its constructor arguments: dim, hidden.\n"
         '     Give it: to_config(path, model={"args": {...}}).\n'
-        "  3. optimizer: it has 2 groups of parameters, and a job gives it all parameters in one group.\n"
-        '     Name a function that makes it from the parameters: to_config(path, optimizer={"type": ...}).\n'
+        "  3. optimizer: 1 of its parameters are not in the model.\n"
+        '     Name a function that makes it: to_config(path, optimizer={"type": ...}).\n'
         "  4. dataset: the loader does not have a dataset, as a DataLoader does.\n"
         "     Give it: to_config(path, dataset={...})."
     )
