@@ -59,6 +59,8 @@ class _Step(PassCallback):
         self._is_replaced = False
         self._saved: dict[str, Any] | None = None  # the scheduler's state from a checkpoint
         self._saved_class: str | None = None  # the class of that scheduler
+        self._is_said = False  # that the plan no longer holds
+        self._planned: int | None = None  # the batches of an epoch when the schedule was planned
         self._begin: dict[str, int] = {}  # the first update of the run, the window and the schedule's steps then, and the planned updates
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -94,6 +96,7 @@ class _Step(PassCallback):
             self.trainer.recorder.note("The scheduler factory sets its own learning rates, so the one that was set by hand is not used.")
         self.addon.is_base_set = False
         self._take_factor(optimizer)
+        self._is_said, self._planned = False, plan.batches_per_epoch
         if self._schedule.scheduler is self.scheduler:
             self._note_length(plan)
 
@@ -176,6 +179,25 @@ class _Step(PassCallback):
             name = type(pl_trainer.lr_scheduler_configs[0].scheduler).__name__
             self.trainer.recorder.note(f"A callback drives the learning rate with {name} from here on; scheduler= no longer steps.")
         self._is_replaced = replaced
+        if not replaced:
+            self._check_plan(pl_trainer)
+
+    def _check_plan(self, pl_trainer: L.Trainer) -> None:
+        """Note once that a schedule whose length was planned in updates or batches no longer fits the length of the epochs."""
+        n_batches = pl_trainer.num_training_batches
+        if self._is_said or self._planned is None or n_batches in (math.inf, self._planned):
+            return
+        assert self._schedule is not None
+        scheduler = self._schedule.scheduler
+        has_length = any(getattr(scheduler, length, None) is not None for length in ("total_steps", "total_iters", "T_max"))
+        if self._schedule.interval == "epoch" or not (has_length or is_factory(self.scheduler)):
+            return
+        self._is_said = True
+        epoch = self.trainer.train_state.counts.epoch + 1
+        self.trainer.recorder.note(
+            f"Epoch {epoch} has {n_batches:.0f} batches, and the schedule was planned for {self._planned} in each: "
+            f"{type(scheduler).__name__} goes on by its old plan. A function step -> lr needs no plan."
+        )
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self._schedule is not None
@@ -186,7 +208,12 @@ class _Step(PassCallback):
             several = pl_trainer.world_size > 1 and pl_trainer.accumulate_grad_batches > 1
             if not getattr(pl_module, "leaves_out", False) or self._update != before or several:
                 self._schedule.step()
-        elif self._schedule.interval == "update" and pl_trainer.global_step != self._update:
+        else:
+            self._follow_updates(pl_trainer)
+
+    def _follow_updates(self, pl_trainer: L.Trainer) -> None:
+        assert self._schedule is not None
+        if self._schedule.interval == "update" and pl_trainer.global_step != self._update:
             self._update = pl_trainer.global_step
             self._schedule.step()
 
@@ -194,6 +221,7 @@ class _Step(PassCallback):
         assert self._schedule is not None
         if is_whole_epoch(pl_module) and not self._is_replaced:
             assert isinstance(pl_module, StepModule)
+            self._follow_updates(pl_trainer)  # a window may end with its epoch, after its last batch
             monitor, metrics = self.trainer.train_state.history.monitor, pl_module.epoch_metrics
             falls_back = monitor == "val_loss" and not pl_trainer.enable_validation
             self._schedule.end_epoch(metrics.get(monitor, metrics.get("train_loss") if falls_back else None))

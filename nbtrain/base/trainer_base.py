@@ -26,7 +26,6 @@ from ..addons.limits import LimitsAddon
 from ..addons.scheduler import scale_schedules
 from ..addons.state_manager import StateManagerAddon
 from ..data.continued_loader import continued
-from ..data.stream import set_dataset_epoch
 from ..distributed.devices import device_args
 from ..distributed.launcher import Launcher
 from ..distributed.launcher import launcher_of, world_of
@@ -370,10 +369,8 @@ class TrainerBase(Composable, TracebackKeeper):
 
     def read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         """Return `loader` as a run reads it, wrapped by the addons."""
-        if training:
-            if any(addon.steps_per_epoch for addon in self.active_addons if isinstance(addon, LimitsAddon)):
-                loader = self.stream = continued(loader, self.stream)
-            set_dataset_epoch(loader, self.train_state.counts.epoch)
+        if training and any(addon.steps_per_epoch for addon in self.active_addons if isinstance(addon, LimitsAddon)):
+            loader = self.stream = continued(loader, self.stream)
         for addon in self.active_addons:
             loader = addon.loader(self, loader, training=training)
         return loader

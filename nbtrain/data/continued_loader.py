@@ -14,7 +14,7 @@ from lightning.fabric.utilities.data import sized_len
 
 from .loader import LoaderWrapper
 from .loader_state import LoaderState
-from .stream import set_dataset_epoch
+from .epoch import set_epoch
 from ..rng import keep_random, random_state, set_random_state
 
 # %% auto #0
@@ -64,7 +64,7 @@ class ContinuedLoader(LoaderWrapper):
         self.n_passes += 1
 
     def _open(self) -> Iterator[Any]:
-        set_dataset_epoch(self.loader, self.n_passes)
+        set_epoch(self.loader, self.n_passes)
         state, self.n_read = LoaderState(self.loader), 0
         self._begin = None if state.has_own else {"place": state.take(changed=False), "random": random_state()}
         return iter(self.loader)
@@ -73,7 +73,7 @@ class ContinuedLoader(LoaderWrapper):
         """The stream at a saved place; None where that is its beginning."""
         if not saved["n_read"]:
             return None
-        set_dataset_epoch(self.loader, self.n_passes)
+        set_epoch(self.loader, self.n_passes)
         state, self.n_read, self._begin = LoaderState(self.loader), saved["n_read"], saved["begin"]
         with keep_random():
             if self._begin is None:

@@ -89,13 +89,18 @@ class LoaderWrapper:
         return len(self.loader)  # pyright: ignore[reportArgumentType]  # a TypeError says that there is no length
 
     @property
+    def reads(self) -> Any:
+        """The loader that gives the batches."""
+        return self.loader
+
+    @property
     def sampler(self) -> Any:
-        """The loader's sampler. Lightning calls its `set_epoch`."""
+        """The loader's sampler."""
         return getattr(self.loader, "sampler", None)
 
     @property
     def batch_sampler(self) -> Any:
-        """The loader's batch sampler. Lightning calls `set_epoch` on its sampler, too."""
+        """The loader's batch sampler."""
         return getattr(self.loader, "batch_sampler", None)
 
 

@@ -212,9 +212,9 @@ class RereadableLoader(LoaderWrapper):
         """Release the iterator of the current pass, and with it the loader's workers."""
         self._live = iter(())
 
-    def take_back(self) -> None:
-        """Count the newest batch as not yielded."""
-        self._n_handed -= 1
+    def take_back(self, n: int) -> None:
+        """Count the newest `n` batches as not yielded."""
+        self._n_handed -= n
 
     def _hand_out(self, batch: Any) -> Any:
         self._n_handed += 1
@@ -304,6 +304,7 @@ class ResumableLoader(RereadableLoader):
         if finished is None:
             set_random_state(random)
             return self._begin_pass(place["own"] if state["whole"] else None, after_cut=not state["whole"])
+        _check_length(state["length"], self._length())  # now: your code has begun the epoch
         self._begin, self._n_handed, ahead = state["begin"], finished, state["handed"] - finished
         if (newest := state.get("newest")) is not None:
             batches = self.state.reopen(self._begin, place | {"own": newest["own"]})
@@ -335,12 +336,10 @@ class ResumableLoader(RereadableLoader):
     def resume_at(self, state: dict[str, Any], random: dict[str, Any]) -> None:
         """Let the next pass resume at `state`; training then continues with the random state `random`.
 
-        Raises CheckpointError if `state` is in the middle of an epoch and the loader's length has changed.
+        The first batch raises CheckpointError if `state` is in the middle of an epoch in which the loader had another length.
         """
         if state["finished"] is None:
-            self.state.put(state["place"], whole=state["whole"])  # now: Lightning sets the epoch before the first batch
-        else:
-            _check_length(state["length"], self._length())
+            self.state.put(state["place"], whole=state["whole"])  # now: the epoch is set before the first batch
         self._next = state, random
 
     def why_read_again(self) -> str:

@@ -104,8 +104,14 @@ class SeededLoader:
         self.dataset, self.seed = dataset, seed
         self.collate_fn = collate_fn or default_collate
         self.options: dict[str, Any] = options | {"num_workers": num_workers}
-        self._batching = Batching(len(dataset), batch_size, shuffle, drop_last)
+        self._options = batch_size, shuffle, drop_last
+        _ = self._batching  # checks them
         self._here = _Pass()
+
+    @property
+    def _batching(self) -> Batching:
+        """The batches of a pass that begins now: the dataset may grow between two passes."""
+        return Batching(len(self.dataset), *self._options)
 
     def __len__(self) -> int:
         return len(self._batching)
@@ -125,11 +131,12 @@ class SeededLoader:
             yield batch
 
     def _loader(self, here: _Pass) -> DataLoader[Any]:
-        order: Sequence[int] = range(self._batching.n_samples)
-        if self._batching.shuffle:
+        cut = self._batching
+        order: Sequence[int] = range(cut.n_samples)
+        if cut.shuffle:
             order = torch.randperm(len(order), generator=Generator().manual_seed(derive_seed(self.seed, here.epoch))).tolist()
         first = here.position
-        keys = ((number, order[start:stop]) for number, (start, stop) in enumerate(self._batching.spans(first), first))
+        keys = ((number, order[start:stop]) for number, (start, stop) in enumerate(cut.spans(first), first))
         batches = _SeededBatches(self.dataset, self.collate_fn, self.seed, here.epoch)
         return DataLoader(batches, batch_size=None, sampler=keys, collate_fn=_unchanged, generator=Generator(), **self.options)
 
@@ -155,5 +162,8 @@ class SeededLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass begin at the place of `state`; the batches before it are not read."""
-        check_same(self, self.settings(), state)
+        settings = self.settings()
+        if not state["position"]:  # between two passes, between which the dataset may have grown
+            state = state | {"n_samples": settings["n_samples"]}
+        check_same(self, settings, state)
         self._here = _Pass(state["epoch"], state["position"])

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.fabric.utilities.data import sized_len
 
+from .epoch import set_epoch
 from ..annotations import checked
 from ..errors import ConfigError, StepError
 from ..rng import derive_seed, keep_random
@@ -53,6 +54,7 @@ class TaskLoader:
     """
 
     batch_sampler = None  # Lightning reads it if a validation loader has a sampler
+    tells_epoch = True  # to its loaders
 
     @checked
     def __init__(
@@ -63,7 +65,7 @@ class TaskLoader:
         unknown = [name for name, n in lengths.items() if n is None]
         if unknown and (weights is None or n_batches is None):
             raise ConfigError(f"The loader of {unknown[0]!r} has no length.", remedy="Give weights and n_batches.")
-        self.weights: dict[str, float] = {name: n or 0 for name, n in lengths.items()} if weights is None else dict(weights)
+        self._weights, self._n_batches = None if weights is None else dict(weights), n_batches
         if not self.loaders or self.weights.keys() != self.loaders.keys():
             raise ConfigError(
                 f"weights are of {sorted(self.weights)}, but loaders of {sorted(self.loaders)}.", remedy="Give a weight for each loader."
@@ -72,16 +74,20 @@ class TaskLoader:
             raise ConfigError(f"weights={self.weights} are not all positive.", remedy="Leave out loaders that should not be read.")
         if n_batches is not None and n_batches < 1:
             raise ConfigError(f"n_batches={n_batches} must be a positive integer.", remedy="Give 1, 2, 3, … or leave it out.")
-        self._n_batches = n_batches if n_batches is not None else sum(n or 0 for n in lengths.values())
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights of the loaders by name, which default to the lengths that they have now."""
+        return {name: sized_len(loader) or 0 for name, loader in self.loaders.items()} if self._weights is None else self._weights
 
     def __len__(self) -> int:
-        return self._n_batches
+        return self._n_batches if self._n_batches is not None else sum(sized_len(loader) or 0 for loader in self.loaders.values())
 
     def __iter__(self) -> Iterator[Task]:
         iterators: dict[str, Iterator[Any]] = {}
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
         n_begun = 0
-        for name in _order(self.weights, self._n_batches):
+        for name in _order(self.weights, len(self)):
             batch = next(iterators[name], _END) if name in iterators else _END
             if batch is _END:
                 iterators[name], batch = self._begin(name, derive_seed(seed, n_begun))
@@ -100,12 +106,9 @@ class TaskLoader:
 
     @checked
     def set_epoch(self, epoch: int) -> None:
-        """Call `set_epoch` on the loaders and their samplers."""
+        """Call each `set_epoch` in the loaders."""
         for loader in self.loaders.values():
-            for part in (loader, getattr(loader, "sampler", None)):
-                set_epoch = getattr(part, "set_epoch", None)
-                if callable(set_epoch):
-                    set_epoch(epoch)
+            set_epoch(loader, epoch)
 
     @property
     def sampler(self) -> TaskLoader:

@@ -133,6 +133,10 @@ class SampledLoader(LoaderWrapper):
         yield from self.share  # Lightning makes an iterator to check that it can: a DataLoader's would draw a random number
 
     @property
+    def reads(self) -> Any:
+        return self.share
+
+    @property
     def sampler(self) -> Any:
         return self.share.sampler
 

@@ -252,3 +252,6 @@ class BoundaryCallback(L.Callback):
 
     def on_leave(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Called between two training batches, before the loops are left by request."""
+
+    def on_no_rest(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Called when an epoch that was resumed has no batch left: its last one was finished before."""

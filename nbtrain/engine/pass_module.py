@@ -5,7 +5,7 @@
 # %% ../../nbs/engine/pass_module.ipynb #3e9e3d02
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,7 +16,8 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
-from ..data.stream import set_dataset_epoch
+from ..data.epoch import set_epoch
+from ..data.loader import innermost
 from ..data.task_loader import Task
 from .addon import AddOnBase, Phase
 from .callback import notify
@@ -277,7 +278,8 @@ class PassModule(L.LightningModule):
         batches = self.trainer.fit_loop.epoch_loop.batch_progress.total
         own = vars(self)  # through nn.Module it costs 2 µs each
         own.update(_train_open=True, epoch_metrics={}, _batches=batches, _recorded=None)
-        set_dataset_epoch(self.trainer.train_dataloader, self.owner.train_state.counts.epoch)
+        if not getattr(self.trainer.fit_loop, "tells_epoch", False):  # Lightning's own, which tells some samplers
+            set_epoch(self.trainer.train_dataloader, self.trainer.current_epoch)
 
     on_train_epoch_start = begin_train_pass
 
@@ -356,10 +358,8 @@ class PassModule(L.LightningModule):
         if meter.n_left_out:
             self._note_left_out(phase, meter)
         if meter.n_batches == 0:
-            raise StepError(
-                f"The loader gave no batch ({_PREFIX[phase]} pass of epoch {state.counts.epoch + 1}).",
-                remedy="A generator or an iterator works for one pass only: give a DataLoader, a list, or an object with __iter__.",
-            )
+            self._check_empty(phase)
+            return {}
         own = self.own_metrics() if self.guard is None else self.guard.call("metric_on_epoch_end", self.own_metrics) or {}
         for addon in self._addons:
             own |= addon.pass_metrics(self.owner, phase)
@@ -382,6 +382,22 @@ class PassModule(L.LightningModule):
                 f"{n} of {n + meter.n_batches} batches of the {what} pass of epoch {epoch} were left out: the loader or the step gave None"
             )
             self.owner.recorder.note(f"{text} for them.")
+
+    def _check_empty(self, phase: Phase) -> None:
+        """Note a training pass without a batch: an epoch of no batches is an epoch. Raises StepError if data are missing."""
+        place = f"{_PREFIX[phase]} pass of epoch {self.owner.train_state.counts.epoch + 1}"
+        batches = self.trainer.fit_loop.epoch_loop.batch_progress if phase == "train" else None
+        is_read = batches is not None and batches.current.ready > 0  # and on_train_batch_start has skipped it
+        loader = innermost(self.trainer.train_dataloader) if phase == "train" else None
+        is_first = self.owner.train_state.counts.epoch == self.owner.train_state.first_epoch
+        if isinstance(loader, Iterator) and not is_read:
+            what = "A generator or an iterator works for one pass only: give a DataLoader, a list, or an object with __iter__."
+        elif phase != "train" or (is_first and not is_read):
+            what = "Look at what its dataset, or its __iter__, yields; a generator or an iterator works for one pass only."
+        else:
+            self.owner.recorder.note(f"The {place} had no batch.")
+            return
+        raise StepError(f"The loader gave no batch ({place}).", remedy=what)
 
     def own_metrics(self) -> dict[str, float]:
         """Call the trainer's `metric_on_epoch_end` for the pass that ends. Raises StepError if it returns no dict of numbers, nor None."""

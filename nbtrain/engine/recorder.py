@@ -211,7 +211,8 @@ class Recorder:
         """The progress of the run."""
         at, timer, state = self.pass_place, self.timer, self.trainer.train_state
         elapsed_s = (self.clock() if timer.paused_s is None else timer.paused_s) - timer.start_s
-        here = state.run, at.phase, state.counts.epoch, self.n_epochs, at.batch, at.n_batches
+        n_batches = at.n_batches if at.batch <= (at.n_batches or 0) else None  # the forecast was too low
+        here = state.run, at.phase, state.counts.epoch, self.n_epochs, at.batch, n_batches
         return Progress(*here, state.counts.step, state.counts.update, elapsed_s)
 
     def emit_now(self, kind: EventKind, data: Mapping[str, Any]) -> None:
@@ -226,6 +227,11 @@ class Recorder:
     def resume_epoch(self, batch: int) -> None:
         """Record that this pass is resumed after `batch` finished batches."""
         self.pass_place.batch = batch
+
+    def expect(self, n_batches: float) -> None:
+        """The training pass is expected to have `n_batches`; inf if that is unknown."""
+        if self.pass_place.phase == "train":
+            self.pass_place.n_batches = None if math.isinf(n_batches) else int(n_batches)
 
     def rate(self) -> float | None:
         """The learning rate of the newest update; None before the first one."""

@@ -83,6 +83,7 @@ class RecorderCallback(PassCallback):
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepModule)
         pl_module.end_train_pass()  # closes a pass that was stopped early; does nothing after a whole one
+        self.recorder.trainer.train_state.counts.update = self._updates.completed
         recorder, counts = self.recorder, self.recorder.trainer.train_state.counts
         recorder.flush()
         counts.epoch += pl_module.whole_epoch

@@ -5,17 +5,21 @@
 # %% ../../nbs/loops/lean_epochs.ipynb #8765a2ef
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import lightning as L
-from lightning.fabric.utilities.data import _set_sampler_epoch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from ..data.epoch import set_epoch
 from ..engine.callback import BoundaryCallback, PassCallback, callbacks_of
 from ..engine.logged import publish, reset_results
 from ..engine.step_module import StepModule
+from .fetcher import LiveFetcher, limits_of, live, set_limits
 from .lean_pass import call_hooks, call_module_hook
 from .lean_training import LeanEpochLoop
 
@@ -29,34 +33,68 @@ _MONITORING = (EarlyStopping, Checkpoint)  # Lightning calls them after the modu
 class LeanFitLoop(_FitLoop):
     """Lightning's loop over epochs. What it does around an epoch takes a part of the time, if the newest epoch was lean.
 
-    `resumes_epoch`: the first epoch has begun before this run.
+    An epoch ends where its loader ends, or at a limit that the user gave. `max_batches` is the forecast of the current epoch; inf if
+    there is none. `is_told`: whether the loader knows the number of the next epoch already. `resumes_epoch`: the first epoch has begun
+    before this run.
     """
 
-    resumes_epoch = False
+    tells_epoch = True
+    is_told = resumes_epoch = False
 
     def _was_lean(self) -> bool:
         loop = self.epoch_loop
         return isinstance(loop, LeanEpochLoop) and loop.lean and loop.stood_aside == "" and not self.restarting
 
+    def setup_data(self) -> None:
+        fetcher = self._data_fetcher
+        super().setup_data()
+        if self._data_fetcher is not fetcher:  # a new loader
+            self._data_fetcher: Any = live(self._data_fetcher)
+
     def on_advance_start(self) -> None:
-        resumes, self.resumes_epoch = self.resumes_epoch, False
-        if not (resumes or self._was_lean()):
-            super().on_advance_start()
-            return
         pl_trainer, progress, module = self.trainer, self.epoch_progress, self.trainer.lightning_module
+        resumes, self.resumes_epoch = self.resumes_epoch, False
         self.setup_data()
         assert self._combined_loader is not None
-        for loader in self._combined_loader.flattened:
-            _set_sampler_epoch(loader, progress.current.processed)  # pyright: ignore[reportAttributeAccessIssue]
-        progress.increment_ready()
+        is_told, self.is_told = self.is_told, False
+        for loader in () if is_told else self._combined_loader.flattened:
+            set_epoch(loader, progress.current.processed)  # pyright: ignore[reportAttributeAccessIssue]
+        self.expect()
+        if not resumes and (self.restarted_mid_epoch or self.restarted_on_epoch_end):
+            return
+        if resumes or not self.restarted_on_epoch_start:
+            progress.increment_ready()
         if resumes:
             call_hooks(pl_trainer, "on_train_epoch_start", callbacks_of(pl_trainer, PassCallback))
             assert isinstance(module, StepModule)
             module.begin_train_pass()
-        else:
+        elif self._was_lean():
             call_hooks(pl_trainer, "on_train_epoch_start", pl_trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
             call_module_hook(module, "on_train_epoch_start")
+        else:
+            call._call_callback_hooks(pl_trainer, "on_train_epoch_start")
+            call._call_lightning_module_hook(pl_trainer, "on_train_epoch_start")
         progress.increment_started()
+
+    def expect(self) -> None:
+        """Ask the loaders for the length of the epoch, which serves bars, plans and shares of an epoch."""
+        pl_trainer, combined, fetcher = self.trainer, self._combined_loader, self._data_fetcher
+        assert combined is not None and combined._iterator is not None
+        limit = pl_trainer.limit_train_batches
+        limits = limits_of(limit, combined)
+        set_limits(combined, limits)
+        n = sized_len(combined)
+        if isinstance(fetcher, LiveFetcher):
+            fetcher.limit = limits[0] if len(limits) == 1 or type(limit) is int or limit == 1.0 else n or math.inf
+        before, self.max_batches = self.max_batches, n or math.inf  # at 0 Lightning would end the run
+        share = getattr(pl_trainer, "val_check_interval", None)  # a trainer that validates by time has none
+        if isinstance(share, float):
+            # An epoch is validated at its end, wherever that is; a share of it is one of the forecast
+            is_at_end = (share == 1.0 and not self.epoch_loop.restarting) or self.max_batches == math.inf
+            pl_trainer.val_check_batch = math.inf if is_at_end else max(1, int(self.max_batches * share))
+        module = pl_trainer.lightning_module
+        if self.max_batches != before and isinstance(module, StepModule):
+            module.owner.recorder.expect(self.max_batches)
 
     def on_advance_end(self) -> None:
         try:

@@ -11,21 +11,24 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.data import _set_sampler_epoch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher, _PrefetchDataFetcher
+from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
+from lightning.pytorch.loops.utilities import _select_data_fetcher
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from ..data.epoch import set_epoch
 from ..engine.callback import BoundaryCallback
 from ..engine.control import Boundary, Control
 from ..engine.logged import Results, publish, reset_results
-from .fetcher import direct_fetcher
+from .fetcher import LiveFetcher, limits_of, live, quiet_fetcher
 from .lean_pass import LeanPass, call_hooks, call_module_hook
 from .lean_pass import explain_full_memory, find_pass, overridden, pass_sources, takes_index, why_not_lean
 from ..engine.pass_module import is_sanity_check
 from ..engine.pass_module import TrainingModes
+from ..engine.step_module import StepModule
 
 # %% auto #0
 __all__ = ["LeanEvaluationLoop"]
@@ -53,7 +56,7 @@ class _EvaluationPass(LeanPass):
 
     def begin(self, fetcher: _DataFetcher) -> None:
         self.look_up()
-        self.origin, self.fetcher = fetcher, direct_fetcher(fetcher, self.guard)
+        self.origin, self.fetcher = fetcher, quiet_fetcher(fetcher, self.guard)
         self.run_state = self.loop.control.run_state
         self.is_check = is_sanity_check(self.pl_trainer)
 
@@ -68,12 +71,11 @@ class _EvaluationPass(LeanPass):
         if loop.stood_aside:
             return next(fetcher)
         with explain_full_memory(loop):
-            while not fetcher.done:
+            while True:  # until the fetcher raises StopIteration
                 batch, index, _ = next(fetcher)
                 self.advance(batch, index)
                 if self.assignments.changed():
                     return self._begin_again()
-        raise StopIteration
 
     def _begin_again(self) -> Any:
         """Something was set between two batches: ask again how the rest is evaluated."""
@@ -148,6 +150,8 @@ class LeanEvaluationLoop(_EvaluationLoop):
 
     def run(self) -> list[Any]:
         """Evaluate; a validation of a training in less time, where it may be one of a single batch after each epoch."""
+        if self._combined_loader is not None:
+            self._expect()
         if not self._is_short():
             return super().run()
         with torch.no_grad():
@@ -174,6 +178,51 @@ class LeanEvaluationLoop(_EvaluationLoop):
         # In a training a BatchSizeFinder calls it without validation, too; an evaluation of nothing is an error
         if self._trainer_fn != TrainerFn.FITTING or self._data_source.is_defined():
             super().setup_data()
+
+    def _limits(self) -> list[float]:
+        """The most batches of each loader."""
+        pl_trainer, combined = self.trainer, self._combined_loader
+        assert combined is not None
+        limits = limits_of(pl_trainer.limit_test_batches if pl_trainer.testing else pl_trainer.limit_val_batches, combined)
+        return [min(pl_trainer.num_sanity_val_steps, limit) for limit in limits] if pl_trainer.sanity_checking else limits
+
+    def _expect(self) -> None:
+        """Ask the loaders for their lengths, which serve bars and plans."""
+        combined = self._combined_loader
+        assert combined is not None
+        limit = self.trainer.limit_test_batches if self.trainer.testing else self.trainer.limit_val_batches
+        lengths = [sized_len(loader) for loader in combined.flattened]
+        found = zip(lengths, limits_of(limit, combined))
+        self._max_batches = [most if n is None else min(n, most) for n, most in found]  # pyright: ignore[reportAttributeAccessIssue]
+
+    def reset(self) -> None:
+        """What Lightning's does; each loader is read to its end, or to a limit that the user gave."""
+        pl_trainer, combined = self.trainer, self._combined_loader
+        assert combined is not None and pl_trainer.state.stage is not None
+        in_fit, module = pl_trainer.state.fn == TrainerFn.FITTING, pl_trainer.lightning_module
+        self._has_run, self._logged_outputs = False, []
+        if self.restarting:
+            self.batch_progress.reset_on_restart()
+        if not (self.restarting and in_fit):
+            self.batch_progress.reset_on_run()
+        progress: Any = pl_trainer.fit_loop.epoch_progress.current
+        epoch = progress.processed
+        if not in_fit and isinstance(module, StepModule):
+            epoch = module.owner.train_state.counts.epoch
+        for loader in combined.flattened:
+            set_epoch(loader, epoch)
+        combined.limits = limits = self._limits()  # pyright: ignore[reportAttributeAccessIssue]
+        fetcher = _select_data_fetcher(pl_trainer, pl_trainer.state.stage)
+        fetcher.setup(combined)
+        iter(fetcher)
+        fetcher = live(fetcher)
+        fetcher.fetched += self.batch_progress.current.ready
+        if isinstance(fetcher, LiveFetcher):
+            fetcher.limit = limits[0] if len(limits) == 1 else fetcher.limit
+        fetcher._start_profiler, fetcher._stop_profiler = self._on_before_fetch, self._on_after_fetch
+        if isinstance(fetcher, LiveFetcher):
+            fetcher.begin()
+        self._data_fetcher = fetcher
 
     def on_run_start(self) -> None:
         super().on_run_start()
@@ -218,7 +267,7 @@ class _ShortRun:
 
     def run(self) -> list[Any]:
         loop = self.loop
-        self._reset()
+        loop.reset()
         module = self.pl_trainer.lightning_module
         training = TrainingModes(module)
         is_usual = self.pl_trainer.model is module and not overridden(module, ("on_validation_model_eval",))
@@ -237,21 +286,6 @@ class _ShortRun:
         finally:
             loop.on_iteration_done()
         return self._end(training)
-
-    def _reset(self) -> None:
-        """What `_EvaluationLoop.reset` does, with a fetcher for a loader alone."""
-        loop, loaders = self.loop, self.loop._combined_loader
-        assert loaders is not None
-        loop._has_run, loop._logged_outputs = False, []
-        loop.batch_progress.reset_on_run()
-        progress: Any = self.pl_trainer.fit_loop.epoch_progress.current
-        for loader in loaders.flattened:
-            _set_sampler_epoch(loader, progress.processed)
-        fetcher = _PrefetchDataFetcher()
-        loaders.limits = loop._max_batches
-        fetcher.setup(loaders)
-        iter(fetcher)
-        loop._data_fetcher = fetcher
 
     def _call(self, name: str) -> None:
         call_hooks(self.pl_trainer, name, self.pl_trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]

@@ -5,6 +5,7 @@
 # %% ../../nbs/loops/lean_training.ipynb #eb9e518b
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -24,7 +25,7 @@ from ..engine.callback import BoundaryCallback, callbacks_of
 from ..engine.control import Boundary, Control, LeaveAfterError
 from ..engine.logged import Results, publish
 from .fast_step import gradients_first, has_hooks_before, replaceable
-from .fetcher import direct_fetcher, exhaust
+from .fetcher import LiveFetcher, quiet_fetcher
 from .lean_pass import LeanPass, explain_full_memory, find_pass, is_own, pass_sources, why_not_lean
 from .lean_update import LeanUpdate, WholeStep
 from ..engine.recorder import DataWait
@@ -118,6 +119,10 @@ def is_window_closed(pl_trainer: L.Trainer, n_batches: int) -> bool:
     return (n_batches - start) % pl_trainer.accumulate_grad_batches == 0
 
 
+def _no_loss() -> None:
+    """The closure of an update whose gradients are there."""
+
+
 def validates_anyway(pl_trainer: L.Trainer) -> bool:
     """Is there a validation after this batch, if the run does not end with it?"""
     stops, pl_trainer.should_stop = pl_trainer.should_stop, False
@@ -178,8 +183,11 @@ class LeanEpochLoop(_TrainingEpochLoop):
                     self._run_passes(data_fetcher)
                 finally:
                     self.on_iteration_done()
-        if not is_rest:  # of an epoch that Lightning restarts: it reads the loader from its beginning, and not to its end
-            exhaust(data_fetcher)
+            if isinstance(data_fetcher, LiveFetcher):
+                if data_fetcher.done and not self.batch_progress.is_last_batch:
+                    self._end_late(data_fetcher)
+                if not is_rest:  # of an epoch that Lightning restarts: it reads the loader from its beginning, and not to its end
+                    data_fetcher.finish()
 
     def _run_passes(self, data_fetcher: _DataFetcher) -> None:
         """A lean pass, and another for the rest of the epoch where something was set in mid-epoch; Lightning's loop where that needs it."""
@@ -231,6 +239,40 @@ class LeanEpochLoop(_TrainingEpochLoop):
         """Lightning's, but without an update in the pass for batch norm that weight averaging adds: Lightning's has old gradients."""
         return self.automatic_optimization._skip_backward or super()._should_accumulate()
 
+    def _num_ready_batches_reached(self) -> bool:
+        """Whether this was the last batch. Lightning compares with the length that the loader had when the run began."""
+        progress = self.batch_progress
+        if isinstance(self.trainer.fit_loop._data_fetcher, LiveFetcher) and not self.restarting:
+            return progress.is_last_batch
+        return progress.is_last_batch or progress.current.ready == self.trainer.num_training_batches
+
+    def _end_late(self, data_fetcher: LiveFetcher) -> None:
+        """The loader has ended, and its last batch was not known as the last: do what follows a last batch."""
+        pl_trainer, module = self.trainer, self.trainer.lightning_module
+        if 0 < self.window_start == self.batch_progress.current.ready:
+            for callback in callbacks_of(pl_trainer, BoundaryCallback):
+                callback.on_no_rest(pl_trainer, module)
+        is_open, self.batch_progress.is_last_batch = self.batch_progress.current.ready > 0 and self._should_accumulate(), True
+        if is_open:  # a window ends with its epoch
+            self.automatic_optimization._optimizer_step(self.batch_idx, _no_loss)  # pyright: ignore[reportArgumentType]
+            self._batches_that_stepped += 1
+            self._update_learning_rates("step", update_plateau_schedulers=False)
+        self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        if isinstance(module, StepModule):
+            vars(module)["_current_fx_name"] = "on_train_batch_end"  # in which it ends otherwise
+            module.end_train_pass()
+            vars(module)["_current_fx_name"] = None
+        publish(pl_trainer, self._results, on_step=True)
+        n = self.validate_epochs
+        is_due = n is not None and (pl_trainer.current_epoch + 1) % n == 0
+        is_due = is_due or (pl_trainer.val_check_batch == math.inf and self._should_check_val_epoch())
+        if is_due and pl_trainer.enable_validation:
+            pl_trainer.validating, first_loop_iter = True, pl_trainer._logger_connector._first_loop_iter
+            call._call_lightning_module_hook(pl_trainer, "on_validation_model_zero_grad")
+            self.val_loop.run()
+            pl_trainer.training = True
+            pl_trainer._logger_connector._first_loop_iter = first_loop_iter
+
     def _accumulated_batches_reached(self) -> bool:
         return is_window_closed(self.trainer, self.batch_progress.current.ready)
 
@@ -245,6 +287,19 @@ class LeanEpochLoop(_TrainingEpochLoop):
         super().on_run_start(data_fetcher)
         if self.control.requested:
             self.attend()
+        fit_loop: Any = self.trainer.fit_loop
+        fit_loop.expect()  # once more: callbacks have begun the epoch
+        if isinstance(data_fetcher, LiveFetcher):
+            # Several processes exchange their gradients with those of the last batch of a window
+            windows = self.trainer.accumulate_grad_batches > 1 and self.trainer.world_size > 1
+            data_fetcher.must_know = self._stays_open if windows else None
+            if self.restarting:
+                data_fetcher.limit = min(data_fetcher.limit, data_fetcher.length or math.inf)
+            if self.stood_aside:
+                data_fetcher.begin()
+
+    def _stays_open(self, n_batches: int) -> bool:
+        return not is_window_closed(self.trainer, n_batches)
 
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
         """Lightning's, which follows a batch. None goes the way of a step that leaves it out; without an update no schedule steps."""
@@ -337,13 +392,12 @@ class _TrainingPass(LeanPass):
 
     def _begin(self, before: _TrainingPass | None) -> None:
         self.look_up()
-        self.batches = direct_fetcher(self.fetcher, self.guard)
+        self.batches = quiet_fetcher(self.fetcher, self.guard)
         self.wait = self.module.owner.recorder.wait if isinstance(self.module, StepModule) else DataWait()
         self.has_schedulers = bool(self.pl_trainer.lr_scheduler_configs)
         # Is the window of accumulated gradients open after this batch?
         self.is_open, self.update.n_added = (False, 0) if before is None else (before.is_open, before.update.n_added)
         self.run_state = self.loop.control.run_state
-        self.n_batches = self.pl_trainer.num_training_batches
         self.has_plateau = any(config.reduce_on_plateau for config in self.pl_trainer.lr_scheduler_configs)
         self.has_loggers = bool(self.pl_trainer.loggers)
         self.validates = self.loop.validate_epochs is not None or self.loop._should_check_val_epoch()
@@ -386,7 +440,7 @@ class _TrainingPass(LeanPass):
         """The pass ends with `error`."""
         if isinstance(error, LeaveAfterError) and self.current.ready > self.current.completed and self.pl_trainer.training:
             self.batches.unread()
-        if self.batches is not self.fetcher:
+        if self.batches is not self.fetcher or isinstance(self.batches, LiveFetcher):
             self.batches.release()
 
     def advance(self, batch: Any) -> None:
@@ -413,7 +467,7 @@ class _TrainingPass(LeanPass):
         total.processed += 1
         current.processed += 1
         if self.has_schedulers:
-            self.step_schedulers(is_last=self.progress.is_last_batch or current.ready == self.n_batches)
+            self.step_schedulers(is_last=self.progress.is_last_batch)
         end = self.hooks["on_train_batch_end"]  # a callback that was added in this batch may have it
         if end is not None:
             end.fire(self.update.output_for_hooks(), batch, index)
@@ -440,7 +494,7 @@ class _TrainingPass(LeanPass):
 
     def is_last(self) -> bool:
         """Was this the last batch, of the loader or of the run?"""
-        if self.progress.is_last_batch or self.current.ready == self.n_batches:
+        if self.progress.is_last_batch:
             return True
         return -1 < self.loop.max_steps <= self.updates.completed
 
@@ -456,7 +510,8 @@ class _TrainingPass(LeanPass):
         needs_lightning = has_changed or loop.validate_next or self.has_plateau or pl_trainer.should_stop or self.signals.received_sigterm
         if self.validates and not needs_lightning:
             n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
-            is_due = n % (pl_trainer.val_check_batch or 1) == 0
+            every = pl_trainer.val_check_batch or 1
+            is_due = self.progress.is_last_batch if every == math.inf else n % every == 0
             if is_due and self.validates_plainly and not loop._skip_next_val:
                 return self._validate()
             needs_lightning = is_last or is_due

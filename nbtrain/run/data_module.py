@@ -14,6 +14,7 @@ import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ..addons.state_manager import StateManagerAddon
+from ..data.epoch import set_epoch
 from ..data.loader import BatchList, as_loader
 from ..data.several_loaders import named_loaders
 from ..engine.step_module import StepModule
@@ -22,7 +23,7 @@ from .interrupts import ignore_interrupts
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0
-__all__ = ["is_data_source", "has_loader", "validates", "check_source", "read_evaluated", "read_source"]
+__all__ = ["is_data_source", "has_loader", "validates", "check_source", "read_evaluated", "set_first_epoch", "read_source"]
 
 
 # %% ../../nbs/run/data_module.ipynb #fa72a289
@@ -76,12 +77,23 @@ def read_evaluated(trainer: TrainerBase, module: StepModule, given: Any) -> Any:
     return loaders
 
 
+def set_first_epoch(loader: Any, trainer: TrainerBase, pl_trainer: L.Trainer | None) -> None:
+    """Call `set_epoch` for the epoch that begins: Lightning makes the first iterator of a new loader before that."""
+    set_epoch(loader, trainer.train_state.counts.epoch)
+    if pl_trainer is not None:
+        vars(pl_trainer.fit_loop)["is_told"] = True
+
+
 def _read(trainer: TrainerBase, module: StepModule, make: Callable[[], Any], *, training: bool) -> Callable[[], Any]:
     @wraps(make)
     def read() -> Any:
         loader = make()
         ignore_interrupts(loader)
-        return trainer.read_loader(as_loader(loader), training=True) if training else read_evaluated(trainer, module, loader)
+        if not training:
+            return read_evaluated(trainer, module, loader)
+        loader = trainer.read_loader(as_loader(loader), training=True)
+        set_first_epoch(loader, trainer, module.trainer)
+        return loader
 
     return read
 

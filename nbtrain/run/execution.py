@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import lightning as L
-from lightning.fabric.utilities.data import _set_sampler_epoch, sized_len
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import BatchSizeFinder, Timer
 from lightning.pytorch.trainer import call
 from torch.utils.data import DataLoader
@@ -30,7 +30,7 @@ from ..optim.param_groups import TrainedParts
 from ..state.settings import as_given
 from ..errors import ConfigError
 from ..events import Status
-from .data_module import is_data_source, read_evaluated, read_source
+from .data_module import is_data_source, read_evaluated, read_source, set_first_epoch
 from .interrupts import keep_handler, signals_stop
 from .lightning_trainer import continue_counts, driving, make_pl_trainer
 from ..base.trainer_base import TrainerBase
@@ -70,7 +70,10 @@ class LoaderModule(StepModule):
             self.val_dataloader = partial(read_evaluated, trainer, self, valid_loader)
 
     def train_dataloader(self) -> Any:
-        return self._trainer_base.read_loader(with_batch_size(self._loader, self.batch_size), training=True)
+        trainer = self._trainer_base
+        loader = trainer.read_loader(with_batch_size(self._loader, self.batch_size), training=True)
+        set_first_epoch(loader, trainer, self._trainer)
+        return loader
 
 
 def batch_size_module(trainer: TrainerBase, loader: Any, valid_loader: Loaders | None) -> StepModule:
@@ -116,7 +119,7 @@ class Execution:
                         trainer.states.given = trainer.states.given or as_given(trainer)
                         if trainer.train_state.counts.step:
                             module.continued = TrainedParts(trainer.model, trainer.all_optimizers)
-                        with self._read(module) as given:
+                        with self._read(module, pl_trainer) as given:
                             pl_trainer.fit(module, **given)
             except Leave as leave:
                 return self._left(pl_trainer, str(leave))
@@ -135,7 +138,7 @@ class Execution:
             pl_trainer.test(module, read_evaluated(self.trainer, module, self.loader), verbose=False)
 
     @contextmanager
-    def _read(self, module: StepModule) -> Iterator[dict[str, Any]]:
+    def _read(self, module: StepModule, pl_trainer: L.Trainer) -> Iterator[dict[str, Any]]:
         """A context in which the loaders are read. Yields the arguments for Lightning's `fit`."""
         trainer, valid = self.trainer, None
         if isinstance(module, LoaderModule):
@@ -153,8 +156,7 @@ class Execution:
         if trainer.keeps_states:
             loader = trainer.states.keep_in_memory(trainer, loader, valid)
         loader = self._rereadable(loader)
-        # Lightning does it too late for a loader without a length, which it prefetches from
-        _set_sampler_epoch(loader, trainer.train_state.counts.epoch)
+        set_first_epoch(loader, trainer, pl_trainer)
         yield {"train_dataloaders": loader, "val_dataloaders": valid}
 
     def _rereadable(self, loader: Iterable[Any]) -> Iterable[Any]:

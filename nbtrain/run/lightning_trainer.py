@@ -114,6 +114,7 @@ def make_pl_trainer(**arguments: Any) -> L.Trainer:
 # %% ../../nbs/run/lightning_trainer.ipynb #230878be
 _NOISE = (
     "but have no `val_dataloader`",
+    "Your `IterableDataset` has `__len__` defined",  # its length is a forecast here
     "does not have many workers",
     "smaller than the logging interval",
     "module(s) in eval mode",

@@ -16,7 +16,7 @@ from ..addons.performance import CompileAddon
 from ..data.loader import innermost
 from ..data.several_loaders import named_loaders
 from ..data.several_loaders import n_batches
-from ..data.stream import keeps_epoch
+from ..data.epoch import keeps_epoch
 from ..data.tensor_loader import suggest_loader
 from ..loops.fast_step import unknown_torch
 from ..loops.lean_pass import unknown_version

@@ -65,6 +65,8 @@ class BestWeights(L.Callback):
         monitor, row = history.monitor, history.last or Row()
         if monitor == "val_loss" or monitor in row:
             return
+        if monitor.startswith("train_") and not any(name.startswith("train_") for name in row):
+            return  # an epoch without a batch
         if not monitor.startswith("val_") or not pl_trainer.enable_validation or any(name.startswith("val_") for name in row):
             raise ConfigError(
                 f"monitor={monitor!r} is not among this run's metrics: {', '.join(row.metrics)}.",

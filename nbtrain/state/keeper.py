@@ -103,6 +103,10 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         self._put("batch", pl_trainer)
         self.trainer.states.restored = None
 
+    def on_no_rest(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._put("batch", pl_trainer)
+        self.trainer.states.restored = None
+
     # -- take
     def _capture(self, pl_trainer: L.Trainer, finished: int | None) -> Capture:
         return Capture(self.trainer, pl_trainer, finished, in_shards=self.disk is not None and self.disk.in_shards)

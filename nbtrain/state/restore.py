@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..checkpoint.files import read_checkpoint
 from ..checkpoint.frozen_base import put_in, with_frozen
 from ..checkpoint.weights import Weights, check_weights, local_file, url_of
+from ..data.epoch import set_epoch
 from ..data.resumable_loader import NO_PLACE
 from ..distributed.launcher import n_readers
 from ..engine.protocol import TrainerProtocol
@@ -163,7 +164,10 @@ def fit_setup(trainer: TrainerProtocol, state: dict[str, Any], checkpoint: str |
     """
     if trainer.mode == "test":
         return {}
-    own, given = state["nbtrain"], setup_of(trainer, loader)
+    own = state["nbtrain"]
+    if loader is not None and own["finished"] is not None:
+        set_epoch(loader, own["counts"]["epoch"])  # a dataset may grow from epoch to epoch
+    given = setup_of(trainer, loader)
     found = check_setup(own, given, Path(checkpoint), strict=strict)
     restored = restored_parts(own, given)
     state["nbtrain"] = own | {"setup": own.get("setup", {}) | {part: settings for part, settings in given.items() if part not in restored}}

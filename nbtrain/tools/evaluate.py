@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch.utils.data import DataLoader
 
+from ..data.epoch import set_epoch
 from ..data.batch import to_device
 from ..data.loader import BatchList, is_dataset
 from ..data.several_loaders import named_loaders
@@ -123,6 +124,7 @@ def _predict(trainer: TrainerBase, module: StepModule, loader: Any) -> Any:
         if isinstance(loader, L.LightningDataModule):
             with read_source(trainer, module, loader) as given:
                 return make_pl_trainer(**_unlogged(_alone(trainer))).predict(module, **given)
+        set_epoch(loader, trainer.train_state.counts.epoch)
         # In a BatchList, because Lightning would turn off drop_last in a DataLoader
         return make_pl_trainer(**_unlogged(_alone(trainer))).predict(module, BatchList(loader))
 

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from nbtrain import SeededLoader, StateManagerAddon
 from nbtrain.addons.limits import LimitsAddon
 from nbtrain.data.continued_loader import ContinuedLoader
+from nbtrain.data.epoch import keeps_epoch
 from nbtrain.data.loader import LoaderWrapper
 from nbtrain.data.resumable_loader import why_read_again
-from nbtrain.data.stream import keeps_epoch
 
 N, BATCH_SIZE = 64, 4
 

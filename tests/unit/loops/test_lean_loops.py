@@ -442,12 +442,6 @@ CASES: dict[str, dict[str, Any]] = {
     "fast_dev_run": {"fast_dev_run": 3, "aside": "fast_dev_run"},
     "validation by time": {"val_check_interval": {"hours": 1}, "aside": "validation by time"},
     "a test": {"test": True, "module": Logs},
-    "self.log, and a loader that ends before its length": {"module": Logs, "loader": TooLong, "logger": True},
-    "self.log, and a limit that is not reached": {
-        "module": Logs,
-        "loader": lambda: torch.utils.data.DataLoader(Stream(), batch_size=None),
-        "limit_train_batches": 9,
-    },
     "self.log, and -1": {"module": type("LogsUntil", (Logs, EndsEarly), {})},
     "steps with *args": {"module": AnyArguments},
     "steps with **options": {"module": AnyKeywords},
