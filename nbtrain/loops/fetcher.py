@@ -89,9 +89,8 @@ class LiveFetcher(_DataFetcher):
     limit = math.inf  # the most batches of a pass
     is_single = False  # whether it reads one loader, whose iterator gives batches alone
     must_know: Callable[[int], bool] | None = None  # whether it must be known after so many batches if one follows
-    _is_begun = _is_sure = _has_end = _exceeds = (
-        False  # asked for its length; ends at its length; has an end that was not read yet; has given more than its length
-    )
+    _is_begun = _is_sure = False  # asked for its length; ends there
+    _has_end = _exceeds = False  # has an end that was not read yet; has given more than its length
     _draws: bool | None = None  # from the global random numbers, between two batches
     _first, _checked_from = 0, 0.0  # the first batch of this pass, and that from which on the end may be near
     _error: Exception | None = None  # of the batch that was read ahead

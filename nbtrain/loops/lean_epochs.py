@@ -40,6 +40,7 @@ class LeanFitLoop(_FitLoop):
 
     tells_epoch = True
     is_told = resumes_epoch = False
+    _val_check_batch: float | None = None  # Lightning's, as it was computed here
 
     def _was_lean(self) -> bool:
         loop = self.epoch_loop
@@ -50,6 +51,7 @@ class LeanFitLoop(_FitLoop):
         super().setup_data()
         if self._data_fetcher is not fetcher:  # a new loader
             self._data_fetcher: Any = live(self._data_fetcher)
+            self._val_check_batch = self.trainer.val_check_batch
 
     def on_advance_start(self) -> None:
         pl_trainer, progress, module = self.trainer, self.epoch_progress, self.trainer.lightning_module
@@ -88,10 +90,11 @@ class LeanFitLoop(_FitLoop):
             fetcher.limit = limits[0] if len(limits) == 1 or type(limit) is int or limit == 1.0 else n or math.inf
         before, self.max_batches = self.max_batches, n or math.inf  # at 0 Lightning would end the run
         share = getattr(pl_trainer, "val_check_interval", None)  # a trainer that validates by time has none
-        if isinstance(share, float):
+        if isinstance(share, float) and pl_trainer.val_check_batch == self._val_check_batch:  # else a callback has set it
             # An epoch is validated at its end, wherever that is; a share of it is one of the forecast
             is_at_end = (share == 1.0 and not self.epoch_loop.restarting) or self.max_batches == math.inf
-            pl_trainer.val_check_batch = math.inf if is_at_end else max(1, int(self.max_batches * share))
+            self._val_check_batch = math.inf if is_at_end else max(1, int(self.max_batches * share))
+            pl_trainer.val_check_batch = self._val_check_batch
         module = pl_trainer.lightning_module
         if self.max_batches != before and isinstance(module, StepModule):
             module.owner.recorder.expect(self.max_batches)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -14,9 +15,20 @@ from lightning.pytorch.utilities import CombinedLoader
 from plain_loop import train
 from samples import Regress, make_model, make_trainer, same_weights
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    default_collate,
+)  # fmt: skip
 
-from nbtrain import AccumulationAddon, SeededLoader, StateManagerAddon, TaskLoader, TensorLoader
+from nbtrain import AccumulationAddon, SeededLoader, StateManagerAddon, TaskLoader, TensorLoader, Trainer
+from nbtrain.errors import StepError
 
 BOTH = pytest.mark.parametrize("lean", [True, False], ids=["lean", "stock"])
 
@@ -224,7 +236,8 @@ def ours(case: Case, n_epoch: int, *, lean: bool, **options: Any) -> tuple[Any, 
     if case.options.get("accumulate"):
         kind, options = kind.add_on(AccumulationAddon), {"accumulate": case.options["accumulate"], **options}
     trainer = make_trainer(kind, lightning={"callbacks": [tells]}, **options)
-    trainer.lean_loops = lean
+    trainer.lean_loops, trainer.notes = lean, []
+    trainer.sinks.append(SimpleNamespace(update=lambda event: trainer.notes.append(event.data["text"]) if event.kind == "note" else None))
     torch.manual_seed(5)
     random.seed(5)
     trainer.run(n_epoch, case.loader, case.valid)
@@ -300,3 +313,154 @@ def test_a_resume_reads_on_in_the_epoch_as_it_was(name: str, lean: bool, tmp_pat
         assert same_weights(resumed.model, whole.model), path.name
         rows = [[{k: v for k, v in row.items() if k != "time_s"} for row in trainer.history.epochs] for trainer in (whole, resumed)]
         assert rows[0] == rows[1], path.name
+
+
+# -- the number of the epoch
+class Told:
+    """Something in a loader that wants the number of the epoch."""
+
+    def __init__(self, **held: Any) -> None:
+        self.epochs: list[int] = []
+        vars(self).update(held)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+class ToldDataset(Told, Growing):
+    def __init__(self) -> None:
+        Growing.__init__(self, 8)
+        Told.__init__(self)
+
+
+class ToldSampler(Told, Sampler[Any]):
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.source)
+
+
+class ToldCollate(Told):
+    def __call__(self, samples: list[Any]) -> Any:
+        return default_collate(samples)
+
+
+class ToldLoader(Told, DataLoader[Any]):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        Told.__init__(self)
+        DataLoader.__init__(self, *args, **options)
+
+
+def told_loader(found: list[Any]) -> Any:
+    """A loader, and in `found` all in it that have a `set_epoch`."""
+    data = [ToldDataset(), ToldDataset()]
+    inner = ToldSampler(source=range(8))
+    sampler = ToldSampler(source=BatchSampler(inner, 4, drop_last=False))
+    collate = ToldCollate()
+    loader = ToldLoader(ConcatDataset([Subset(data[0], range(4)), data[1]]), batch_sampler=sampler, collate_fn=collate)
+    found += [*data, inner, sampler, collate, loader]
+    return loader
+
+
+@BOTH
+def test_everything_in_a_loader_gets_the_number_of_each_epoch_once(lean: bool, tmp_path: Any) -> None:
+    def made(folder: str) -> tuple[Any, Any, Any, list[Any], list[Any]]:
+        found, of_valid = list[Any](), list[Any]()
+        trainer = make_trainer(Regress.add_on(StateManagerAddon), save_path=tmp_path / folder, every_n_steps=3)
+        trainer.lean_loops = lean
+        return trainer, told_loader(found), told_loader(of_valid), found, of_valid
+
+    trainer, loader, valid, found, of_valid = made("whole")
+    trainer.run(3, loader, valid)
+    assert [part.epochs for part in (*found, *of_valid)] == [[0, 1, 2]] * 12
+    trainer.evaluate(valid)
+    trainer.run(1, loader)
+    assert [part.epochs[3:] for part in (*found, *of_valid)] == [[3]] * 12
+    resumed, loader, valid, found, _ = made("resumed")
+    resumed.run(3, loader, valid, resume=next(tmp_path.glob("whole/**/epoch=1-step=3.ckpt")))  # in mid-epoch, with what it was told
+    assert [part.epochs for part in found] == [[0, 1, 2]] * 6
+
+
+def test_each_of_several_loaders_gets_the_number() -> None:
+    parts: list[list[Any]] = [[] for _ in range(3)]
+    trainer = make_trainer(TwoAtATime)
+    trainer.run(2, CombinedLoader([told_loader(parts[0]), told_loader(parts[1])], "min_size"), {"a": told_loader(parts[2])})
+    assert [part.epochs for found in parts for part in found] == [[0, 1]] * 18
+
+
+# -- an epoch of no batches
+@BOTH
+def test_an_epoch_of_no_batches_is_an_epoch(lean: bool) -> None:
+    """A stream has nothing new in the second epoch; a module skips the epoch before its first batch."""
+    loader = Steps(2, 2, 0, 2)
+    trainer, n_batches = ours(Case(loader, DataLoader(Growing(6), 4)), 3, lean=lean)
+    assert n_batches == [2, 0, 2] and len(trainer.history.epochs) == len(trainer.history.validations) == 3
+    assert "train_loss" not in trainer.history.epochs[1] and "val_loss" in trainer.history.epochs[1]
+    assert [text for text in trainer.notes if "no batch" in text] == ["The train pass of epoch 2 had no batch."]
+    model, _ = plain(Case(Steps(2, 2, 0, 2), DataLoader(Growing(6), 4)), 3)
+    assert same_weights(trainer.model, model)
+
+
+class Skips(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(8, 1)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if self.trainer.current_epoch == 1 else None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return mse_loss(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@BOTH
+def test_a_hook_may_skip_a_whole_epoch(lean: bool) -> None:
+    trainer = Trainer.from_lightning(Skips(), device="cpu", log_bar=False)
+    trainer.lean_loops = lean
+    assert trainer.run(3, DataLoader(Growing(8), 4)).status == "completed"
+    assert [("train_loss" in row) for row in trainer.history.epochs] == [True, False, True]
+
+
+def test_a_loader_that_gives_nothing_at_all_is_an_error() -> None:
+    with pytest.raises(StepError, match="The loader gave no batch"):
+        make_trainer().run(2, Steps(2, 0))
+
+
+# -- what is planned by a length
+def test_a_plan_of_a_schedule_that_no_longer_holds_is_said_once() -> None:
+    def one_cycle(optimizer: Any, plan: Any) -> Any:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4 * plan.total_steps)
+
+    case = growing()
+    trainer, _ = ours(case, 3, lean=True, scheduler=one_cycle)
+    assert [text for text in trainer.notes if "schedule" in text] == [
+        "Epoch 3 has 4 batches, and the schedule was planned for 2 in each: OneCycleLR goes on by its old plan. "
+        "A function step -> lr needs no plan."
+    ]
+    assert not [text for text in ours(growing(), 3, lean=True, scheduler=lambda step: 0.1)[0].notes if "schedule" in text]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [3, 8]),  # at the end of an epoch, wherever that is
+        ({"val_check_interval": 0.5}, [1, 2, 3, 4, 5, 6, 7, 8]),  # half of 2 batches, which both epochs are expected to have
+        ({"val_check_interval": 2}, [2, 5, 7]),
+    ],
+)
+def test_a_validation_within_an_epoch_counts_batches(options: dict[str, Any], expected: list[int], lean: bool) -> None:
+    seen: list[int] = []
+
+    class Validated(L.Callback):
+        def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            seen.append(trainer.global_step)
+
+    trainer = make_trainer(lightning=options | {"callbacks": [Validated()]})
+    trainer.lean_loops = lean
+    trainer.run(2, Steps(2, 3, 5), DataLoader(Growing(6), 4))
+    assert seen == expected
