@@ -12,10 +12,12 @@ from random_jobs import (
     HOOKS,
     LOADERS,
     OPTIMIZERS,
+    PAGE,
     USUAL,
     Decision,
     by_hand,
     by_nbtrain,
+    decisions,
     difference,
     draw,
 )
@@ -26,6 +28,11 @@ from nbtrain import StepError
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_random_job_ends_as_in_a_plain_loop(seed: int) -> None:
+    assert difference(draw(seed)) == {}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -39,6 +46,10 @@ def test_what_differs_from_most_plain_loops_is_decided(decision: Decision) -> No
     for lean in (True, False):
         with pytest.raises(StepError, match=decision.raises):
             by_nbtrain(job, lean=lean)
+
+
+def test_the_page_holds_the_list_of_decisions() -> None:
+    assert "\n".join(decisions()) in PAGE.read_text(encoding="utf-8")
 
 
 def test_a_thousand_jobs_hold_every_kind() -> None:
