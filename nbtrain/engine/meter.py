@@ -243,7 +243,7 @@ class Meter:
         """Add a scalar to the newest batch; a second value of a name is ignored. Batches without it don't count in its mean."""
         if self._pending.rows:
             self._pending.amend(name, value)
-        else:  # the log was read in mid-batch, which flushed it
+        elif self._flushed:  # the log was read in mid-batch, which flushed it; none is there if this batch was left out
             block, samples = self._flushed[-1]
             if math.isnan(block.setdefault(name, [math.nan] * len(samples))[-1]):
                 block[name][-1] = float(value)
