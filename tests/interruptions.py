@@ -146,8 +146,8 @@ def run_life(case: Case, folder: Path, seed: int, end: Interruption | None, repo
     process.start()
     process.join(120)
     assert process.exitcode is not None, f"stands still: {case} {end}"
-    if process.exitcode == -signal.SIGKILL and end is not None and end.how == "SIGKILL":
-        return {"cause": "SIGKILL"}
+    if end is not None and end.how.startswith("SIG") and process.exitcode == -signal.Signals[end.how]:  # SIGTERM: before the run has begun
+        return {"cause": end.how}
     assert process.exitcode == 0, (process.exitcode, case, end)
     return json.loads(report.read_text())
 

@@ -286,7 +286,7 @@ def logged_state(pl_trainer: L.Trainer) -> list[dict[str, Any]]:
         if not metric.has_reset and metric.meta.sync.group is None:
             options = {name: getattr(metric.meta, name) for name in _OPTIONS} | {"reduce_fx": metric.meta.reduce_fx.__name__}
             options |= {"sync_dist": metric.meta.sync.should, "rank_zero_only": metric.meta.sync.rank_zero_only}
-            sums = {name: vars(metric)[name] for name in _SUMS if name in vars(metric)}
+            sums = {name: vars(metric)[name] for name in (_SUMS if metric.is_tensor else _SUMS[1:]) if name in vars(metric)}
             found.append({"fx": metric.meta.fx, "name": metric.meta.name, "options": options, "sums": sums})
     return found
 

@@ -249,6 +249,10 @@ def _load_known(at: Moment, value: Mapping[str, Any]) -> None:
         at.module.metric_names.update(value["own"])
 
 
+def _load_rate(at: Moment, value: float) -> None:
+    at.trainer.recorder.lr = value
+
+
 def _of_optimizer(
     take: Callable[[Any], Any], load: Callable[[Any, Any], None]
 ) -> tuple[Callable[[Moment], Any], Callable[[Moment, Any], None]]:
@@ -348,6 +352,7 @@ PARTS: dict[str, Part] = {
     # in nbtrain's part
     "history": Part(None, _load_history),  # a checkpoint gets its place when it is written; for memory, the trainer's is cut
     "metrics": Part(_metrics, _load_metrics),
+    "lr": Part(lambda at: at.trainer.recorder.rate(), _load_rate, in_epoch=True),  # for an epoch that has no more batches
     "inner_optimizers": Part(*_of_optimizer(inner_states, load_inner_states)),
     "gradients": Part(*_of_optimizer(kept_gradients, load_gradients), "batch"),
     "random": Part(lambda at: at.random, of_rank=True),
