@@ -155,12 +155,12 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         loop, (validation, self._validation) = pl_trainer.fit_loop.epoch_loop, (self._validation, None)
         if self.disk is None or not is_whole_epoch(pl_module) or loop._num_ready_batches_reached() or loop._should_accumulate():
             return
-        ends = _stops(pl_trainer) or pl_trainer.global_step == pl_trainer.max_steps
-        if self._due or (ends and not self._cut):
-            self._cut, self._due = ends, False
-            owed, self._owed = self._owed, None
+        owed, ends = self._owed, _stops(pl_trainer) or pl_trainer.global_step == pl_trainer.max_steps
+        while self._due or (ends and not self._cut):
+            self._cut, self._due, self._owed = ends, False, None
             row = owed if owed is not None else validation
             self.disk.save(self._capture(pl_trainer, n_finished(pl_trainer)), row, hold=self._cut)
+            ends = ends or _stops(pl_trainer)  # what a save notifies may stop the run
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not isinstance(pl_trainer.fit_loop, LeanFitLoop):
