@@ -196,7 +196,7 @@ class _Step(PassCallback):
         epoch = self.trainer.train_state.counts.epoch + 1
         self.trainer.recorder.note(
             f"Epoch {epoch} has {n_batches:.0f} batches, and the schedule was planned for {self._planned} in each: "
-            f"{type(scheduler).__name__} goes on by its old plan. A function step -> lr needs no plan."
+            f"{type(scheduler).__name__} follows its old plan. A function step -> lr needs no plan."
         )
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:

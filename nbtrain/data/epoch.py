@@ -36,7 +36,7 @@ def _is_data(value: Any) -> bool:
     kind = kind_of(value)
     if kind.is_container or kind.is_mapping:
         first = next(iter(value.values() if kind.is_mapping else value), None)
-        return len(value) > _MOST or kind_of(first).is_container or _is_data(first)  # a loader's parts are no tuples or lists
+        return len(value) > _MOST or kind_of(first).is_container or _is_data(first)  # a loader's parts are not tuples or lists
     return kind.is_plain or kind.is_leaf or kind.is_generator
 
 

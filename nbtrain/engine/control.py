@@ -221,7 +221,7 @@ class Requests:
     def run(self) -> None:
         """Execute the requests that fit here, oldest first; those after a request that raises stay queued.
 
-        Requests that come meanwhile wait for the next boundary: threads that never cease to ask must not keep the run from its batches.
+        Requests that come meanwhile wait for the next boundary: threads whose requests never end must not keep the run from its batches.
         """
         for _ in range(len(self)):
             if (request := self._take()) is None:

@@ -278,7 +278,7 @@ class PassModule(L.LightningModule):
         batches = self.trainer.fit_loop.epoch_loop.batch_progress.total
         own = vars(self)  # through nn.Module it costs 2 µs each
         own.update(_train_open=True, epoch_metrics={}, _batches=batches, _recorded=None)
-        if not getattr(self.trainer.fit_loop, "tells_epoch", False):  # Lightning's own, which tells some samplers
+        if not getattr(self.trainer.fit_loop, "tells_epoch", False):  # Lightning's own, which notifies some samplers
             set_epoch(self.trainer.train_dataloader, self.trainer.current_epoch)
 
     on_train_epoch_start = begin_train_pass

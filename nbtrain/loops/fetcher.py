@@ -79,7 +79,7 @@ def set_limits(combined: CombinedLoader, limits: list[float]) -> None:
 
 # %% ../../nbs/loops/fetcher.ipynb #livefet1
 class LiveFetcher(_DataFetcher):
-    """Reads loaders until they end: a length is a forecast, asked at the begin of each pass.
+    """Reads loaders until they end: a length is a forecast, read when a pass begins.
 
     `done` says whether no batch follows. A loader that may give more or fewer than its length is read one batch ahead where it has
     given that many. It is not, and its end is found when it ends, where reading ahead could change the data: where the loader draws
@@ -89,7 +89,7 @@ class LiveFetcher(_DataFetcher):
     limit = math.inf  # the most batches of a pass
     is_single = False  # whether it reads one loader, whose iterator gives batches alone
     must_know: Callable[[int], bool] | None = None  # whether it must be known after so many batches if one follows
-    _is_begun = _is_sure = False  # asked for its length; ends there
+    _is_begun = _is_sure = False  # its length was read; it ends there
     _has_end = _exceeds = False  # has an end that was not read yet; has given more than its length
     _draws: bool | None = None  # from the global random numbers, between two batches
     _first, _checked_from = 0, 0.0  # the first batch of this pass, and that from which on the end may be near
@@ -106,7 +106,7 @@ class LiveFetcher(_DataFetcher):
         self._ahead, self._error, self._checked_from = [], None, 0
 
     def begin(self, *, labelled: bool = True) -> None:
-        """Ask for the length, once, before the first batch of a pass. `labelled`: a profiler may be on."""
+        """Read the length, once, before the first batch of a pass. `labelled`: a profiler may be on."""
         combined = self.combined_loader
         if not self._is_begun:
             self._is_begun, length, self.length = True, self.length, sized_len(combined)

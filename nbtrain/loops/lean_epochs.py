@@ -79,7 +79,7 @@ class LeanFitLoop(_FitLoop):
         progress.increment_started()
 
     def expect(self) -> None:
-        """Ask the loaders for the length of the epoch, which serves bars, plans and shares of an epoch."""
+        """Read the length of the epoch from the loaders, which serves bars, plans and shares of an epoch."""
         pl_trainer, combined, fetcher = self.trainer, self._combined_loader, self._data_fetcher
         assert combined is not None and combined._iterator is not None
         limit = pl_trainer.limit_train_batches

@@ -78,7 +78,7 @@ class _EvaluationPass(LeanPass):
                     return self._begin_again()
 
     def _begin_again(self) -> Any:
-        """Something was set between two batches: ask again how the rest is evaluated."""
+        """Something was set between two batches: decide again how the rest is evaluated."""
         loop = self.loop
         loop.stood_aside = loop._objection()
         if loop.stood_aside:
@@ -187,7 +187,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
         return [min(pl_trainer.num_sanity_val_steps, limit) for limit in limits] if pl_trainer.sanity_checking else limits
 
     def _expect(self) -> None:
-        """Ask the loaders for their lengths, which serve bars and plans."""
+        """Read the lengths of the loaders, which serve bars and plans."""
         combined = self._combined_loader
         assert combined is not None
         limit = self.trainer.limit_test_batches if self.trainer.testing else self.trainer.limit_val_batches

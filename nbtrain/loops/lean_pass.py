@@ -210,7 +210,7 @@ def overridden_hook(pl_trainer: L.Trainer, hooks: tuple[str, ...]) -> str:
 
 # %% ../../nbs/loops/lean_pass.ipynb #asg0co02
 class Assignments:
-    """Whether anything was set on the objects that a pass was made from; asked once a batch, so that it counts from the next one on.
+    """Whether anything was set on the objects that a pass was made from; checked once a batch, so that it counts from the next one on.
 
     The trainer, its strategy, its precision and their lists change where something is set on them, so they are compared whole. Callbacks,
     the module and the optimizer change all the time: of those, the number of attributes, and those that hide a method. What is set on a

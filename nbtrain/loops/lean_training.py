@@ -461,7 +461,7 @@ class _TrainingPass(LeanPass):
             total.started += batch is not None
             current.started += batch is not None
             self.loop.has_stepped = self.update.run(batch, index, n, is_open=self.is_open)
-            if self.update.is_left_out and n > 1:  # it is no part of the window
+            if self.update.is_left_out and n > 1:  # it does not belong to the window
                 self.loop.window_start += 1
                 self.is_open = self.loop._should_accumulate()
         total.processed += 1

@@ -52,8 +52,8 @@ def _last_batch(run: Planned) -> Iterator[str]:
     try:
         if isinstance(loader, DataLoader) and loader.batch_size is not None and not loader.drop_last:
             n, size = len(loader.sampler), loader.batch_size  # pyright: ignore[reportArgumentType]
-        elif isinstance(loader, TensorLoader) and not loader._batching.drop_last:
-            n, size = loader._batching.n_samples, loader._batching.batch_size
+        elif isinstance(loader, TensorLoader) and not (settings := loader.settings())["drop_last"]:
+            n, size = settings["n_samples"], settings["batch_size"]
         else:
             return
     except TypeError:  # a dataset without a length
