@@ -301,7 +301,7 @@ def _follow(launch: Launch, trainer: StatefulTrainer, loaders: tuple[Any, Any]) 
             status, reason = launch.wait(listener)[0]
     finally:
         restore_trainer(trainer, loaders, listener.state, before)
-    if listener.terminated is not None:
+    if listener.terminated is not None and control.signum != signal.SIGTERM:
         raise WorkerError(
             f"Rank {listener.terminated} received SIGTERM, and all ranks have stopped after the same batch.",
             remedy="The trainer has all finished batches: call run again to continue.",

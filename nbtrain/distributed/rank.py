@@ -169,7 +169,7 @@ class InWorld(RankCallback):
         world.join()
         super().__init__(trainer, world.number, world.size, parallelism)
         self._stop = StopTogether()
-        trainer.control.together = self._stop.request
+        trainer.control.stop_with(self._stop.request)
 
     def obey(self) -> None:
         self._stop.due(self.trainer.control.stop_here)

@@ -93,6 +93,14 @@ class RunState:
             if notifies:  # under the lock: the listener must get "pausing" before "paused"
                 self._listener(state)
 
+    def withdraw_stop(self) -> bool:
+        """Go on after a request to end. Returns False if there is none."""
+        with self.changed:
+            if self.name != "stopping":
+                return False
+            self.name, self.requested, self._is_late = "running", False, False
+            return True
+
     def follow(self, state: State) -> None:
         """A run in other processes is paused, or continues."""
         self._listener(state)
@@ -275,6 +283,7 @@ class Control:
         self._requests = Requests(self.run_state)
         self._verdict: Verdict = "retry"
         self._stops_together = False
+        self._sent: int | None = None  # the strongest signal that was passed to `together`
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Control, (self.run_state,)  # a copy, such as a replica in another process, has no run
@@ -304,13 +313,20 @@ class Control:
         if self.together is None:
             self.stop_here(signum, late=late)
         elif self.state != "idle":
-            self._stops_together = True
+            self._stops_together, self._sent = True, _stronger(self._sent, signum)
             self.together(signum)
 
     def stop_here(self, signum: int | None = None, *, late: bool = False) -> None:
         """`stop` for this process: each of several ranks calls it after the same batch."""
-        self.signum = signum
+        self.signum = _stronger(self.signum, signum)
         self.run_state.request("stopping", self.elsewhere, late=late)
+
+    def stop_with(self, together: Callable[[int | None], None]) -> None:
+        """From now on, stop all ranks at the same batch by calling `together`, at once if this rank should have stopped alone."""
+        self.together = together  # first: a signal may come at any time
+        if self.run_state.withdraw_stop():
+            signum, self.signum = self.signum, None
+            self.stop(signum)
 
     @property
     def is_stopping(self) -> bool:
@@ -351,7 +367,7 @@ class Control:
     # -- the run
     def begin(self, listener: Callable[[State], None]) -> None:
         """Begin a run. `listener` is called with each new state, by the thread that changes it."""
-        self.signum, self._stops_together, self.undo_trial, self.stopped_after = None, False, None, None
+        self.signum, self._sent, self._stops_together, self.undo_trial, self.stopped_after = None, None, False, None, None
         self.run_state.begin(listener)
 
     def attend(self, at: Boundary) -> None:
@@ -416,7 +432,8 @@ class Control:
         self.run_state.request("stopping")
 
     def end(self) -> None:
-        """End the run; remaining requests are executed without it."""
+        """End the run; remaining requests run without it. A signal too late to stop all ranks still ends this process."""
+        self.signum = _stronger(self.signum, self._sent)
         self.thread = self.elsewhere = None
         self.run_state.end()
         self._requests.run()
@@ -435,6 +452,11 @@ class Control:
 
 # %% ../../nbs/engine/control.ipynb #dda2bbd6
 AT_EXIT = 0  # in place of a signal, for `Control.stop`: the interpreter ends
+
+
+def _stronger(a: int | None, b: int | None) -> int | None:
+    """SIGTERM counts for more than Ctrl-C, and that more than a request without a signal."""
+    return max((signum for signum in (a, b) if signum is not None), default=None)
 
 
 def cause_of_end(signum: int | None) -> str:

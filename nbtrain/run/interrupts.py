@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -40,16 +42,6 @@ __all__ = [
 _DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
-class _Handler:
-    """A signal handler that calls `call` with the signal."""
-
-    def __init__(self, call: Callable[[int], None]) -> None:
-        self.call = call
-
-    def __call__(self, signum: int, frame: Any) -> None:
-        self.call(signum)
-
-
 @contextmanager
 def handles_signals(signals: Iterable[signal.Signals], call: Callable[[int], None]) -> Iterator[frozenset[signal.Signals]]:
     """A context in which `call` handles those of `signals` that have their default handler; yields these.
@@ -60,7 +52,7 @@ def handles_signals(signals: Iterable[signal.Signals], call: Callable[[int], Non
     if threading.current_thread() is threading.main_thread():
         before = {signum: _DEFAULTS[signum] for signum in signals if signal.getsignal(signum) is _DEFAULTS[signum]}
     for signum in before:
-        signal.signal(signum, _Handler(call))
+        signal.signal(signum, lambda number, frame: call(number))
     try:
         yield frozenset(before)
     finally:
@@ -69,21 +61,29 @@ def handles_signals(signals: Iterable[signal.Signals], call: Callable[[int], Non
 
 
 # %% ../../nbs/run/interrupts.ipynb #89ca70bd
+_stopping: set[signal.Signals] = set()  # the signals that request the end of a run now
+
+
 @contextmanager
 def signals_stop(control: Control) -> Iterator[None]:
     """A context in which Ctrl-C and SIGTERM request the end of the run. Works only in the main thread.
 
     The handler does not raise the first time: it may be called in a destructor, where Python would print the exception and continue.
+    Only a second Ctrl-C raises. SIGTERM may come twice: SLURM sends it to each process, and torchrun passes its own on.
     """
 
     def stop(signum: int) -> None:
-        if control.is_stopping:
+        if signum == signal.SIGINT and control.is_stopping:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             raise KeyboardInterrupt
         control.stop(signum, late=True)
 
-    with handles_signals((signal.SIGINT, signal.SIGTERM), stop):
-        yield
+    with handles_signals((signal.SIGINT, signal.SIGTERM), stop) as handled:
+        _stopping.update(handled)
+        try:
+            yield
+        finally:
+            _stopping.difference_update(handled)
 
 
 def _stay(signum: int, frame: Any) -> None:
@@ -92,21 +92,38 @@ def _stay(signum: int, frame: Any) -> None:
 
 def keep_handler(pl_trainer: L.Trainer) -> None:
     """If SIGTERM requests the end of the run, keep Lightning's handler from exiting at once or waiting for other ranks."""
-    if isinstance(signal.getsignal(signal.SIGTERM), _Handler):
+    if signal.SIGTERM in _stopping:
         pl_trainer._signal_connector._sigterm_notifier_fn = _stay  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # %% ../../nbs/run/interrupts.ipynb #39f1915d
-class _IgnoreInterrupts:
-    """A `worker_init_fn` that ignores SIGINT and calls another one."""
+class _LeaveSignals:
+    """A `worker_init_fn` that leaves SIGINT to the process of the run, and SIGTERM if the run handles it, and calls another one."""
 
     def __init__(self, init: Callable[[int], None] | None) -> None:
-        self.init = init
+        self.init, self.is_left = init, signal.SIGTERM in _stopping and sys.platform == "linux"
 
     def __call__(self, worker_id: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self.is_left:
+            signal.signal(signal.SIGTERM, _end_unless_left)
         if self.init is not None:
             self.init(worker_id)
+
+
+def _end_unless_left(signum: int, frame: Any) -> None:
+    """End this worker, unless its parent handles SIGTERM now: the run goes on to the end of its batch, and needs the worker for that.
+
+    torchrun and SLURM send SIGTERM to the workers, too. After the run the parent ends them with it.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    with suppress(OSError):  # it is gone
+        status = Path(f"/proc/{parent.pid}/status").read_text()
+        handled = int(status.partition("SigCgt:")[2].split()[0], 16)
+        if handled >> (signum - 1) & 1:
+            return
+    os._exit(0)  # as torch's handler does
 
 
 _guarded: set[int] = set()  # the main thread, while the workers that it starts must ignore interrupts
@@ -150,11 +167,11 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def workers_ignore_interrupts(*loaders: Iterable[Any] | None) -> Iterator[None]:
-    """A context in which the workers that these loaders start ignore interrupts, from their start on."""
+    """A context in which the workers that these loaders start ignore interrupts, from their start on, and SIGTERM if the run handles it."""
     found = [part for loader in loaders for part in _data_loaders(loader) if part.num_workers]
     before = [part.worker_init_fn for part in found]
     for part in found:
-        part.worker_init_fn = _IgnoreInterrupts(part.worker_init_fn)
+        part.worker_init_fn = _LeaveSignals(part.worker_init_fn)
     try:
         with _births_unreached():
             yield
@@ -166,8 +183,8 @@ def workers_ignore_interrupts(*loaders: Iterable[Any] | None) -> Iterator[None]:
 def ignore_interrupts(loader: Any) -> None:
     """Make the workers of a loader ignore interrupts; for a loader that was made for one run."""
     for part in _data_loaders(loader):
-        if part.num_workers and not isinstance(part.worker_init_fn, _IgnoreInterrupts):
-            part.worker_init_fn = _IgnoreInterrupts(part.worker_init_fn)
+        if part.num_workers and not isinstance(part.worker_init_fn, _LeaveSignals):
+            part.worker_init_fn = _LeaveSignals(part.worker_init_fn)
 
 
 def _data_loaders(loader: Any) -> list[DataLoader[Any]]:

@@ -163,7 +163,8 @@ def _begin_in_world(copy: TrainerProtocol, trainer: TrainerProtocol) -> InWorld:
     launcher: Any = launcher_of(copy)
     rank = launcher.in_rank = InWorld(copy, launcher.world, launcher.parallelism)
     begin_copy(copy, trainer.device, copy.recorder.change, partial(forward_event, trainer))
-    trainer.control.together, trainer.control.elsewhere = copy.control.stop, _refuse_alone
+    trainer.control.elsewhere = _refuse_alone
+    trainer.control.stop_with(copy.control.stop)
     with torch.no_grad():
         for tensor in (*copy.model.parameters(), *copy.model.buffers()):
             sent = tensor.contiguous()

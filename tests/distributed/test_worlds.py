@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,8 @@ from rank import train
 from samples import without_times
 from torch.distributed import TCPStore
 
+from nbtrain import load_run
+from nbtrain.checkpoint.files import newest_valid, read_counts
 from nbtrain.distributed.world import World
 
 TESTS = Path(__file__).parent.parent
@@ -60,6 +63,12 @@ def node(port: int, folder: Path, *arguments: Any, host: bool) -> subprocess.Pop
          "--rdzv-conf", meeting, RANK, folder, *arguments],
         **own_store,
     )  # fmt: skip
+
+
+def torchrun(folder: Path, *arguments: Any, restarts: int = 0) -> subprocess.Popen[str]:
+    """A job of two ranks on one machine."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "--max-restarts", restarts]
+    return start([*command, RANK, folder, *arguments])
 
 
 def task(number: int, port: int, folder: Path, *arguments: Any) -> subprocess.Popen[str]:
@@ -191,6 +200,73 @@ def test_torchrun_starts_a_killed_rank_again_and_the_run_ends_as_if_nothing_had_
     killed: int, tmp_path: Path, undisturbed: tuple[Path, list[Any]]
 ) -> None:
     whole, options = undisturbed
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "--max-restarts", 3]
-    assert finish(start([*command, RANK, tmp_path, *options, "--fault", f"rank {killed}", "--at", 7])) == [0]
+    assert finish(torchrun(tmp_path, *options, "--fault", f"rank {killed}", "--at", 7, restarts=3)) == [0]
     assert (tmp_path / "faulted").exists() and same_end(whole, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("to", ["torchrun", "all"])
+def test_a_job_that_is_to_end_saves_and_its_next_start_ends_as_if_nothing_had_happened(
+    to: str, undisturbed: tuple[Path, list[Any]], tmp_path: Path
+) -> None:
+    """Kubernetes sends SIGTERM to torchrun, which passes it on to the ranks and the workers of their loaders; SLURM sends it to all."""
+    whole, options = undisturbed
+    options = [*options, "--n_workers", 1]
+    ended_job = torchrun(tmp_path, *options, "--fault", f"SIGTERM to {to}", "--at", 5)
+    with ended(ended_job):
+        output, _ = ended_job.communicate(timeout=WAIT_S)
+    assert ended_job.returncode == 1 and "got signal: 15" in output  # torchrun itself; its ranks have ended with 143
+    end = json.loads((tmp_path / "runs" / "run-001" / "events.jsonl").read_text().splitlines()[-1])
+    assert end["kind"] == "end" and end["data"]["reason"].startswith("SIGTERM at epoch "), end
+    counts = read_counts(newest_valid(tmp_path / "runs" / "run-001" / "checkpoints").path)
+    assert counts is not None and 5 < counts["update"] == end["progress"]["update"] < 12
+    assert finish(torchrun(tmp_path, *options)) == [0]
+    assert same_end(whole, tmp_path) and len(list((tmp_path / "runs").iterdir())) == 1
+
+
+@pytest.mark.long
+def test_two_agents_start_their_ranks_again_after_one_was_killed_and_the_run_ends_as_if_nothing_had_happened(
+    undisturbed: tuple[Path, list[Any]], tmp_path: Path
+) -> None:
+    whole, options = undisturbed
+    port = free_port()
+    agents = [node(port, tmp_path, *options, "--fault", "rank 1", "--at", 7, host=host) for host in (True, False)]
+    assert finish(*agents) == [0, 0]
+    assert (tmp_path / "faulted").exists() and same_end(whole, tmp_path)
+
+
+@contextlib.contextmanager
+def held(folder: Path, *arguments: Any, at: int) -> Iterator[subprocess.Popen[str]]:
+    """A job that waits before the update `at`. It goes on at the end of the context, and ends well."""
+    os.mkfifo(folder / "hold")
+    job = torchrun(folder, *arguments, "--fault", "hold", "--at", at)
+    with ended(job):
+        assert job.stdout is not None and any("held" in line for line in job.stdout)
+        with open(folder / "hold", "w"):
+            yield job
+        assert finish(job) == [0]
+
+
+@pytest.mark.long
+def test_a_second_job_or_process_on_a_run_folder_is_refused_on_all_its_ranks_and_the_first_is_not_disturbed(
+    undisturbed: tuple[Path, list[Any]], tmp_path: Path
+) -> None:
+    whole, options = undisturbed
+    with held(tmp_path, *options, at=7):
+        for n_ranks, second in ((2, torchrun(tmp_path, *options)), (1, start([sys.executable, RANK, tmp_path, *options]))):
+            with ended(second):
+                output, _ = second.communicate(timeout=WAIT_S)
+            assert second.returncode == 1
+            assert output.count("ConfigError: run-001 is being written to by another run: of process ") == n_ranks, output
+    assert same_end(whole, tmp_path) and len(list((tmp_path / "runs").iterdir())) == 1
+
+
+@pytest.mark.long
+def test_a_second_job_that_starts_before_the_first_has_saved_has_its_own_run_folder(
+    undisturbed: tuple[Path, list[Any]], tmp_path: Path
+) -> None:
+    whole, options = undisturbed
+    with held(tmp_path, *options, at=1):
+        assert finish(torchrun(tmp_path, *options)) == [0] and same_end(whole, tmp_path)
+    assert same_end(whole, tmp_path)
+    assert [load_run(tmp_path / "runs" / name).last["epoch"] for name in ("run-001", "run-002")] == [3, 3]

@@ -188,6 +188,9 @@ class Faulty(Measured):
                 raise LookupError("no third step")
             if self.fault == "interrupt":
                 os.kill(os.getppid(), signal.SIGINT)
+            elif self.fault == "SIGTERM to all":
+                for pid in (os.getpid(), os.getppid()):
+                    os.kill(pid, signal.SIGTERM)
             elif self.fault:
                 os.kill(os.getpid(), getattr(signal, self.fault))
         return super().train_step(batch)
@@ -227,6 +230,14 @@ def test_sigterm_to_a_rank_stops_all_after_the_same_batch_and_loses_nothing() ->
     with pytest.raises(WorkerError, match="Rank 1 received SIGTERM, and all ranks have stopped after the same batch."):
         trainer.run(2000, batches_of(8)["loader"])
     assert trainer.counts.update > 2 and trainer.optimizer.state[next(trainer.model.parameters())]["step"] == trainer.counts.update
+
+
+def test_sigterm_to_all_processes_ends_the_run_as_in_one_process() -> None:
+    trainer = make_faulty("SIGTERM to all")
+    with pytest.raises(SystemExit) as raised:
+        trainer.run(2000, batches_of(8)["loader"])
+    assert raised.value.code == 143 and trainer.result.status == "interrupted" and trainer.result.reason.startswith("SIGTERM at ")
+    assert trainer.optimizer.state[next(trainer.model.parameters())]["step"] == trainer.counts.update > 2
 
 
 def test_interrupt_stops_all_after_the_same_batch_and_loses_nothing() -> None:

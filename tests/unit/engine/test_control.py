@@ -29,7 +29,7 @@ from nbtrain.events import Event
 from nbtrain.optim.schedulers import WarmUpScheduler
 from nbtrain.run import failed_runs
 from nbtrain.run import run as run_module
-from nbtrain.run.interrupts import workers_ignore_interrupts
+from nbtrain.run.interrupts import signals_stop, workers_ignore_interrupts
 
 pytestmark = pytest.mark.usefixtures("ranked_locks")
 
@@ -283,17 +283,50 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
     assert trainer.result.status == "interrupted" and trainer.control.state == "idle"
 
 
-def test_sigterm_saves_and_exits_with_143(tmp_path: Path) -> None:
-    kill = lambda trainer: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_sigterm_saves_and_exits_with_143(n_workers: int, tmp_path: Path) -> None:
+    """SLURM sends it to the workers of a loader too, and what comes to torchrun it passes on: the second one is the same request."""
+
+    def kill(trainer: Trainer) -> None:
+        for pid in (*(child.pid for child in multiprocessing.active_children()), os.getpid(), os.getpid()):
+            os.kill(pid or 0, signal.SIGTERM)
+
     trainer = asking(8, kill, Asks.add_on(StateManagerAddon), save_path=tmp_path)
     with pytest.raises(SystemExit) as exit_info:
-        trainer.run(3, make_loader(), make_valid())
+        trainer.run(3, make_loader(num_workers=n_workers), make_valid())
     assert exit_info.value.code == 143
     assert (trainer.result.status, trainer.result.reason) == ("interrupted", "SIGTERM at epoch 2, batch 4")
     never, again = make_trainer(), make_trainer(Regress.add_on(StateManagerAddon), save_path=tmp_path)
     never.run(3, make_loader(), make_valid())
-    again.run(3, make_loader(), make_valid(), resume="auto")
+    again.run(3, make_loader(num_workers=n_workers), make_valid(), resume="auto")
     assert same(never, again)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a worker reads in /proc whether its parent handles the signal")
+def test_a_worker_outlives_sigterm_until_the_run_no_longer_handles_it() -> None:
+    loader = make_loader(num_workers=1)
+    with signals_stop(Control()), workers_ignore_interrupts(loader):
+        batches = iter(loader)
+        next(batches)
+        (worker,) = multiprocessing.active_children()
+        os.kill(worker.pid or 0, signal.SIGTERM)
+        assert len(list(batches)) == 4
+        batches = iter(loader)
+        next(batches)
+        (worker,) = multiprocessing.active_children()
+    worker.terminate()  # as multiprocessing does at the end of a process
+    worker.join()
+    assert worker.exitcode == 0
+
+
+def test_a_signal_before_the_ranks_meet_stops_all_and_one_after_they_parted_ends_the_process() -> None:
+    control, sent = Control(), list[int | None]()
+    control.begin(lambda state: None)
+    control.stop(signal.SIGTERM, late=True)
+    control.stop_with(sent.append)
+    assert (control.state, control.signum, sent) == ("running", None, [signal.SIGTERM]) and control.is_stopping
+    control.end()
+    assert control.signum == signal.SIGTERM
 
 
 ENDS = {"exit()": 0, "": 0, "sys.exit(3)": 3, "1 / 0": 1}
