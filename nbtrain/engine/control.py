@@ -167,6 +167,11 @@ class LeaveAfterError(Leave):
     """Raised to end a run that an error has paused."""
 
 
+def _stronger(a: int | None, b: int | None) -> int | None:
+    """SIGTERM counts for more than Ctrl-C, and that more than a request without a signal."""
+    return max((signum for signum in (a, b) if signum is not None), default=None)
+
+
 @dataclass(frozen=True)
 class Request:
     """A `command` for the training thread. `whole`: only where a checkpoint can be saved."""
@@ -452,11 +457,6 @@ class Control:
 
 # %% ../../nbs/engine/control.ipynb #dda2bbd6
 AT_EXIT = 0  # in place of a signal, for `Control.stop`: the interpreter ends
-
-
-def _stronger(a: int | None, b: int | None) -> int | None:
-    """SIGTERM counts for more than Ctrl-C, and that more than a request without a signal."""
-    return max((signum for signum in (a, b) if signum is not None), default=None)
 
 
 def cause_of_end(signum: int | None) -> str:
