@@ -615,6 +615,10 @@ def draw(seed: int) -> dict[str, Any]:
         "runs": rng.choice([[2], [3], [1, 2], [1, 1, 1]]),
         "between": rare(0.5, list(BETWEEN)),
     }
+    if (
+        settings["grows"] == "in mid-epoch"
+    ):  # before the last batch: after that, torch's RandomSampler adds one, and nbtrain's epoch has ended
+        settings["n"] = max(settings["n"], 48)
     if settings["two"]:  # they take turns: one update each, and a rate of its own
         settings |= {
             "accumulate": 1,
@@ -628,7 +632,7 @@ def draw(seed: int) -> dict[str, Any]:
 
 
 # -- comparison
-_LEFT_OUT = "were left out"  # all batches of a pass: nbtrain ends the run, see `DECISIONS`
+_LEFT_OUT, _EMPTY = "were left out", "The loader is empty"  # a pass without a batch ends the run, or it does not begin, see `DECISIONS`
 
 
 def difference(settings: dict[str, Any]) -> dict[str, str]:
@@ -645,7 +649,8 @@ def difference(settings: dict[str, Any]) -> dict[str, str]:
             try:
                 ours = by_nbtrain(settings, lean=lean)
             except Exception as error:
-                if "error" not in plain and not (_LEFT_OUT in str(error) and any(len(means) < len(phases) for means in plain["epochs"])):
+                has_no_batch = any(text in str(error) for text in (_LEFT_OUT, _EMPTY))
+                if "error" not in plain and not (has_no_batch and any(len(means) < len(phases) for means in plain["epochs"])):
                     found[name] = f"{type(error).__name__}: {error}"[:300]
                 continue
             for part, value in plain.items():
@@ -744,6 +749,13 @@ DECISIONS = [
         "most loops continue without a word.",
         {"none": True, "most": 1},
         raises=_LEFT_OUT,
+    ),
+    Decision(
+        "A run over an empty loader is refused",
+        "Its data has shrunk to nothing, or to less than a batch with `drop_last=True`. Most loops train zero batches without a word. "
+        "An epoch that becomes empty within a run is an epoch, and is noted.",
+        {"n": 17, "loader": "shuffled, drop_last", "grows": "shrinks", "runs": [1, 1, 1]},
+        raises=_EMPTY,
     ),
     Decision(
         "A loss that is not finite ends the run",
