@@ -287,9 +287,9 @@ class LeanEpochLoop(_TrainingEpochLoop):
         super().on_run_start(data_fetcher)
         if self.control.requested:
             self.attend()
-        fit_loop: Any = self.trainer.fit_loop
-        fit_loop.expect()  # once more: callbacks have begun the epoch
         if isinstance(data_fetcher, LiveFetcher):
+            fit_loop: Any = self.trainer.fit_loop
+            fit_loop.expect()  # once more: callbacks have begun the epoch
             # Several processes exchange their gradients with those of the last batch of a window
             windows = self.trainer.accumulate_grad_batches > 1 and self.trainer.world_size > 1
             data_fetcher.must_know = self._stays_open if windows else None
