@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, GradientAccumulationScheduler, StochasticWeightAveraging
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -28,6 +28,10 @@ __all__ = ["LeanFitLoop"]
 
 # %% ../../nbs/loops/lean_epochs.ipynb #32ff8efb
 _MONITORING = (EarlyStopping, Checkpoint)  # Lightning calls them after the module, which may log what they read
+
+
+# Those that set up the process for an epoch, also for the rest of one; what the others begin was begun before the state was taken
+_SETTING_UP = (PassCallback, GradientAccumulationScheduler, StochasticWeightAveraging)
 
 
 class LeanFitLoop(_FitLoop):
@@ -67,7 +71,8 @@ class LeanFitLoop(_FitLoop):
         if resumes or not self.restarted_on_epoch_start:
             progress.increment_ready()
         if resumes:
-            call_hooks(pl_trainer, "on_train_epoch_start", callbacks_of(pl_trainer, PassCallback))
+            callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+            call_hooks(pl_trainer, "on_train_epoch_start", [callback for callback in callbacks if isinstance(callback, _SETTING_UP)])
             assert isinstance(module, StepModule)
             module.begin_train_pass()
         elif self._was_lean():

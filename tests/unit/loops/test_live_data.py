@@ -438,7 +438,7 @@ def test_a_plan_of_a_schedule_that_no_longer_holds_is_said_once() -> None:
     case = growing()
     trainer, _ = ours(case, 3, lean=True, scheduler=one_cycle)
     assert [text for text in trainer.notes if "schedule" in text] == [
-        "Epoch 3 has 4 batches, and the schedule was planned for 2 in each: OneCycleLR goes on by its old plan. "
+        "Epoch 3 has 4 batches, and the schedule was planned for 2 in each: OneCycleLR follows its old plan. "
         "A function step -> lr needs no plan."
     ]
     assert not [text for text in ours(growing(), 3, lean=True, scheduler=lambda step: 0.1)[0].notes if "schedule" in text]

@@ -85,7 +85,6 @@ def test_error_of_the_step_is_raised_before_epoch_1_with_its_place(tmp_path: Pat
 
 
 RETURNED: dict[str, tuple[Any, str]] = {
-    "None": (None, "test_step returned None, not a dict."),
     "text": ({"note": "good"}, "test_step returned 'note' as str, which is neither a number nor made of tensors."),
 }
 

@@ -401,10 +401,10 @@ ENDLESS: dict[str, Callable[[int | None], Any]] = {
 @pytest.mark.parametrize("valid", some([True, False], 2))
 @pytest.mark.parametrize("addons", [(), (StateManagerAddon,)])
 @pytest.mark.parametrize("lean", [False, True])
-@pytest.mark.parametrize("limit", [None, 4, 3])
+@pytest.mark.parametrize("limit", [4, 3])
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_no_batch_is_read_that_no_step_gets(
-    kind: str, limit: int | None, lean: bool, addons: tuple[Any, ...], valid: bool, tmp_path: Path
+    kind: str, limit: int, lean: bool, addons: tuple[Any, ...], valid: bool, tmp_path: Path
 ) -> None:
     seen: list[float] = []
     validated: list[float] = []
@@ -416,12 +416,12 @@ def test_no_batch_is_read_that_no_step_gets(
 
         test_step = train_step
 
-    limits = {} if limit is None else {"limit_train_batches": limit, "limit_val_batches": limit}
+    limits = {"limit_train_batches": limit, "limit_val_batches": limit}
     options = {"save_path": tmp_path} if addons else {}
     trainer = make_trainer(Line.add_on(*addons), model=nn.Linear(1, 1), lightning=limits, **options)
     trainer.lean_loops = lean
     trainer.run(3, ENDLESS[kind](4), ENDLESS[kind](4) if valid else None)
-    n = 3 * (limit or 4)
+    n = 3 * limit
     assert seen == list(range(n)) and validated == (list(range(n)) if valid else [])
 
 

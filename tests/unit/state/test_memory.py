@@ -167,7 +167,7 @@ def test_last_epochs_of_a_run_that_is_paused_or_fails_are_reached_exactly_where_
 
     class Breaking(Regress):
         def train_step(self, batch: Any) -> dict[str, Any]:
-            if self.counts.step == 42 and self.control.thread is not None and self.log_bar is None:
+            if self.counts.step == 42 and self.control.thread is not None and self.log_bar is True:
                 if end != "pause":
                     raise ValueError("broken")
                 self.pause()
@@ -176,7 +176,7 @@ def test_last_epochs_of_a_run_that_is_paused_or_fails_are_reached_exactly_where_
     seen = Recording()
     on_error = "pause" if end == "error that pauses" else "raise"
     trainer = keeping(Breaking, lightning={"callbacks": [seen]}, on_error=on_error)
-    trainer.log_bar = None  # of the run, and not of a copy
+    trainer.log_bar = True  # of the run, and not of a copy
     handle = trainer.run(30, make_loader(), background=True)
     if end == "error":
         with pytest.raises(ValueError, match="broken"):
