@@ -79,7 +79,8 @@ def test_a_plan_counts_the_windows_of_the_whole_run(windows: dict[int, int], bre
     whole = interrupted(tmp_path / "whole", make, None)
     expected = outcome(whole)
     assert outcome(interrupted(tmp_path / "broken", make, breaks)) == expected
-    assert plans == [whole.counts.update] * 3 and whole.optimizer.param_groups[0]["lr"] == 0
+    made = [n for n in plans if n != 1000]  # without the trials, of which a resume compares the class
+    assert made == [whole.counts.update] * 3 and whole.optimizer.param_groups[0]["lr"] == 0
 
 
 def test_a_plan_counts_the_windows_of_lightnings_schedule_of_accumulation(tmp_path: Path) -> None:
