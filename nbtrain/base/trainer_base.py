@@ -269,6 +269,7 @@ class TrainerBase(Composable, TracebackKeeper):
             made.begin_branch(self.run_dir.name, {})
         return made
 
+    @checked
     def begin_branch(self, parent: str, changes: Mapping[str, str]) -> None:
         """This trainer is a copy of the run `parent` at its current place, with `changes`: it gets its own run folder."""
         counts = self.train_state.counts
