@@ -94,7 +94,7 @@ class RunState:
                 self._listener(state)
 
     def withdraw_stop(self) -> bool:
-        """Go on after a request to end. Returns False if there is none."""
+        """Continue after a request to end. Returns False if there is none."""
         with self.changed:
             if self.name != "stopping":
                 return False

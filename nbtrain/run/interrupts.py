@@ -112,7 +112,7 @@ class _LeaveSignals:
 
 
 def _end_unless_left(signum: int, frame: Any) -> None:
-    """End this worker, unless its parent handles SIGTERM now: the run goes on to the end of its batch, and needs the worker for that.
+    """End this worker, unless its parent handles SIGTERM now: the run continues to the end of its batch, and needs the worker for that.
 
     torchrun and SLURM send SIGTERM to the workers, too. After the run the parent ends them with it.
     """
