@@ -231,12 +231,12 @@ def test_idle_addons_leave_the_step_as_it_is() -> None:
     assert wrapped == [False] * 5
 
 
-def test_wrapped_step_that_returns_nothing_names_the_addons() -> None:
+def test_wrapped_step_that_returns_nothing_leaves_every_batch_out_and_ends_the_run() -> None:
     class Silent(AddOnBase):
         def wrap_step(self, trainer: Any, step: Any) -> Any:
             return lambda batch: None
 
-    with pytest.raises(StepError, match="train_step, as addons wrap it, returned None, not a dict"):
+    with pytest.raises(StepError, match="All 5 batches of the training pass of epoch 1 were left out"):
         make_trainer(Regress.add_on(Silent)).run(1, make_loader())
 
 

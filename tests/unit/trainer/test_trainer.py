@@ -80,7 +80,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "no batch": {"limit_train_batches": 0, "limit_test_batches": 0},
     "overfit_batches": {"overfit_batches": 0.01},
     "max_steps, reached": {"max_steps": 5},
-    "max_time, over": {"max_time": timedelta(0)},
+    "max_time, over": {"max_time": timedelta(microseconds=1)},
     "fast_dev_run": {"fast_dev_run": 3},
     "min_steps": {"min_steps": 20},
     "accumulation": {"accumulate_grad_batches": 4},
