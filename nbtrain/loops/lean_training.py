@@ -142,15 +142,16 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     `stood_aside` says why the newest epoch ran on Lightning's own: empty where it was lean, None before the first. `control`: the
     requests to the run. `start_at`: how many batches of the first epoch are finished already. `window_start`: the batch from which on
-    windows of accumulated gradients are counted. `validate_next`: validate after this batch, once. `validate_epochs`: validate at the end
-    of each so many epochs, too. `boundary_due`: notify the boundary callbacks after this batch, once. `whole_step`: see `WholeStep`.
+    windows of accumulated gradients are counted. `validate_next`: validate after this batch, once; `validate_last`: after the
+    state that ends the run is taken. `validate_epochs`: validate at the end of each so many epochs, too. `boundary_due`: notify the
+    boundary callbacks after this batch, once. `whole_step`: see `WholeStep`.
     """
 
     lean = True
     control = Control()  # of no run
     start_at = window_start = 0
     has_stepped = True  # of a lean epoch: whether the newest batch has made an update
-    validate_next = boundary_due = False
+    validate_next = validate_last = boundary_due = False
     validate_epochs: int | None = None
     stood_aside: str | None = None
     whole_step: WholeStep | None = None
@@ -322,13 +323,13 @@ class LeanEpochLoop(_TrainingEpochLoop):
             module.leave_out("train", None)
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
-        is_extra = self.trainer.should_stop and self._should_check_val_fx(data_fetcher) and not validates_anyway(self.trainer)
-        is_extra = is_extra and bool(callbacks_of(self.trainer, BoundaryCallback))
+        is_extra = self.validate_last or (self.trainer.should_stop and self._should_check_val_fx(data_fetcher))
+        is_extra = is_extra and not validates_anyway(self.trainer) and bool(callbacks_of(self.trainer, BoundaryCallback))
         self._skip_next_val |= is_extra  # a run that does not end here has no validation: it comes after the state is taken
         super().on_advance_end(data_fetcher)
         if self.made_no_update:
             self._batches_that_stepped -= 1
-        self.validate_next = False
+        self.validate_next = self.validate_last = False
         self.notify_boundary()
         if is_extra:
             stepped = not self.made_no_update
@@ -507,7 +508,14 @@ class _TrainingPass(LeanPass):
         loop, pl_trainer = self.loop, self.pl_trainer
         is_last = self.is_last()
         self.has_changed = has_changed = self.assignments.changed()
-        needs_lightning = has_changed or loop.validate_next or self.has_plateau or pl_trainer.should_stop or self.signals.received_sigterm
+        needs_lightning = (
+            has_changed
+            or loop.validate_next
+            or loop.validate_last
+            or self.has_plateau
+            or pl_trainer.should_stop
+            or self.signals.received_sigterm
+        )
         if self.validates and not needs_lightning:
             n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
             every = pl_trainer.val_check_batch or 1

@@ -125,9 +125,11 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         is_late = triggers.options.every_n_minutes is not None
         is_late = is_late and pl_trainer.strategy.reduce_boolean_decision(triggers.is_late, all=False)
         ends = step == last or _stops(pl_trainer)
-        self._due = ends or self._owed is not None or triggers.after_update(step, is_late=is_late)
-        is_saved = self._due or (loop._num_ready_batches_reached() and triggers.after_epochs(self.trainer.train_state.counts.epoch + 1))
-        loop.validate_next = validates and is_saved
+        is_due, is_last = self._owed is not None or triggers.after_update(step, is_late=is_late), loop._num_ready_batches_reached()
+        self._due = ends or is_due
+        is_cut = ends and not (is_due or is_last)  # the state of a run that continues here has no validation
+        is_saved = self._due or (is_last and triggers.after_epochs(self.trainer.train_state.counts.epoch + 1))
+        loop.validate_next, loop.validate_last = validates and is_saved and not is_cut, validates and is_cut
         self._take_soon(pl_trainer)
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
