@@ -40,6 +40,7 @@ __all__ = [
     "known_kind",
     "kind_of",
     "is_end",
+    "has_state",
     "outside_names",
     "used_by",
     "module_attributes",
@@ -188,6 +189,11 @@ def is_end(item: Any) -> bool:
     kind = kind_of(item)
     is_class = isinstance(item, type)
     return kind.is_plain or kind.is_generator or kind.is_iterator or kind.is_enum or kind.is_leaf or kind.is_closed or is_class
+
+
+def has_state(item: Any) -> bool:
+    """Whether `item` has `state_dict` and `load_state_dict`."""
+    return callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None))
 
 
 # %% ../nbs/objects.ipynb #objects11

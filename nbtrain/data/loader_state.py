@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .loader import is_default_collate, is_fixed
-from .stream import has_state, is_torchdata, place_keeper
+from .stream import is_torchdata, place_keeper
 from nbtrain.objects import (
     MOST_ITEMS,
     MOST_NUMBERS,
@@ -26,6 +26,7 @@ from nbtrain.objects import (
     Search,
     all_plain,
     generator_state,
+    has_state,
     is_equal,
     is_known,
     kind_of,

@@ -22,6 +22,7 @@ from .loader import BatchList, LoaderWrapper, as_loader
 from .task_loader import TaskLoader
 from .tensor_loader import TensorLoader
 from ..errors import ConfigError
+from ..objects import has_state
 
 # %% auto #0
 __all__ = ["Loaders", "is_several", "mode_of", "parts_of", "n_batches", "SeveralLoaders", "named_loaders"]
@@ -121,8 +122,8 @@ _NEVER = (Tensor, np.ndarray, str, bytes, Number, Mapping)  # parts of a batch, 
 
 def _is_loader(item: Any) -> bool:
     """Whether `item` is certainly a loader and not a batch."""
-    has_state = all(callable(getattr(item, name, None)) for name in ("__iter__", "state_dict", "load_state_dict"))
-    return isinstance(item, _LOADERS) or (has_state and not isinstance(item, nn.Module))
+    is_stateful = callable(getattr(item, "__iter__", None)) and has_state(item)
+    return isinstance(item, _LOADERS) or (is_stateful and not isinstance(item, nn.Module))
 
 
 def _may_be_loader(item: Any) -> bool:

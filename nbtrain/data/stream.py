@@ -11,17 +11,13 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from .loader import StatefulLoader, is_default_collate, is_fixed
+from ..objects import has_state
 
 # %% auto #0
-__all__ = ["has_state", "is_torchdata", "place_keeper", "lost_in_pass", "stream_of", "loses_buffer"]
+__all__ = ["is_torchdata", "place_keeper", "lost_in_pass", "stream_of", "loses_buffer"]
 
 
 # %% ../../nbs/data/stream.ipynb #96826424
-def has_state(item: Any) -> bool:
-    """Whether `item` has `state_dict` and `load_state_dict`."""
-    return callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None))
-
-
 def is_torchdata(loader: Any) -> bool:
     """Whether `loader` is one of torchdata's, such as StatefulDataLoader: their state is a place within a pass."""
     return isinstance(loader, StatefulLoader) and any(kind.__module__.partition(".")[0] == "torchdata" for kind in type(loader).__mro__)

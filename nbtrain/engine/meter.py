@@ -133,15 +133,8 @@ class EpochLog(dict[str, list[Any]]):
 
 
 # %% ../../nbs/engine/meter.ipynb #8656b621
-_SAVED = (
-    "keep_tensors",
-    "n_batches",
-    "n_left_out",
-    "kept_bytes",
-    "_sums",
-    "_weights",
-    "_flushed",
-)  # of a meter, in addition to its keys and its log
+# Of a meter, in addition to its keys and its log
+_SAVED = ("keep_tensors", "n_batches", "n_left_out", "kept_bytes", "_sums", "_weights", "_flushed")
 
 
 def _joined(blocks: Sequence[tuple[dict[str, list[float]], list[float]]]) -> tuple[dict[str, list[float]], list[float]]:

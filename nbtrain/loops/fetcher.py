@@ -138,14 +138,7 @@ class LiveFetcher(_DataFetcher):
         index = self.fetched
         if index >= self._checked_from:
             return self._next_near_end()
-        try:
-            batch = self._next()
-        except StopIteration:
-            self.done, self._checked_from = True, 0
-            raise
-        except Exception as error:
-            raise_own(error)
-            raise
+        batch = self._take()
         self.fetched = index + 1
         return (batch, index, 0) if self.is_single else batch
 
@@ -162,16 +155,19 @@ class LiveFetcher(_DataFetcher):
         self.done = self._is_last(index + 1)
         return (batch, index, 0) if self.is_single else batch
 
-    def _read(self, *, watched: bool) -> Any:
-        before = random_state(devices=False) if watched and self._draws is None and not self._is_sure else None
+    def _take(self) -> Any:
         try:
-            batch = self._next()
+            return self._next()
         except StopIteration:
             self.done, self._checked_from = True, 0
             raise
         except Exception as error:
             raise_own(error)
             raise
+
+    def _read(self, *, watched: bool) -> Any:
+        before = random_state(devices=False) if watched and self._draws is None and not self._is_sure else None
+        batch = self._take()
         if before is not None:
             self._draws = not same_random(before, random_state(devices=False))
         return batch

@@ -268,11 +268,9 @@ class LeanEpochLoop(_TrainingEpochLoop):
         is_due = n is not None and (pl_trainer.current_epoch + 1) % n == 0
         is_due = is_due or (pl_trainer.val_check_batch == math.inf and self._should_check_val_epoch())
         if is_due and pl_trainer.enable_validation:
-            pl_trainer.validating, first_loop_iter = True, pl_trainer._logger_connector._first_loop_iter
+            pl_trainer.validating = True
             call._call_lightning_module_hook(pl_trainer, "on_validation_model_zero_grad")
-            self.val_loop.run()
-            pl_trainer.training = True
-            pl_trainer._logger_connector._first_loop_iter = first_loop_iter
+            self._run_validation()
 
     def _accumulated_batches_reached(self) -> bool:
         return is_window_closed(self.trainer, self.batch_progress.current.ready)

@@ -369,7 +369,8 @@ def _made(scheduler: Any, optimizer: Optimizer) -> Any:
 
 def check_direction(scheduler: ReduceLROnPlateau, monitor: str, monitor_mode: str) -> None:
     """Raise ConfigError for a plateau schedule that takes an improvement of the monitored metric for a plateau."""
-    if scheduler.mode != monitor_mode and scheduler.threshold < 1:  # with 1 nothing is an improvement, and it is a schedule by epoch
+    never_improves = scheduler.mode == "min" and scheduler.threshold_mode == "rel" and scheduler.threshold >= 1  # a schedule by epoch
+    if scheduler.mode != monitor_mode and not never_improves:
         better = "higher" if monitor_mode == "max" else "lower"
         raise ConfigError(
             f"ReduceLROnPlateau(mode={scheduler.mode!r}) reduces the rate while {monitor}, where {better} is better, improves.",

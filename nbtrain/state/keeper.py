@@ -100,8 +100,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         self._put("epoch", pl_trainer)
 
     def _resume_epoch(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        self._put("batch", pl_trainer)
-        self.trainer.states.restored = None
+        self.on_no_rest(pl_trainer, pl_module)
 
     def on_no_rest(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._put("batch", pl_trainer)

@@ -27,6 +27,7 @@ from nbtrain.objects import (
     MOST_OBJECTS,
     attributes_of,
     generator_state,
+    has_state,
     is_generator,
     kind_of,
     module_attributes,
@@ -127,7 +128,7 @@ def _pack_object(value: Any, into: Callable[[Any], Any], known: Container[int]) 
         return {_AS: "generator", "state": state} if state is not None else _refuse(value)
     if isinstance(value, nn.Module):
         return {_AS: "module", "state": pack_module(value, known)}
-    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+    if has_state(value):
         return {_AS: "state_dict", "state": into(value.state_dict())}
     if kind_of(value).is_own:
         return {_AS: "object", "state": {name: into(item) for name, item in attributes_of(value).items() if not isinstance(item, CONSTANT)}}
@@ -318,6 +319,6 @@ def _mark(value: Any, into: Callable[[Any], Any]) -> Any:
     if isinstance(value, nn.Module):
         tensors = [into(tensor) for tensor in (*value.parameters(), *value.buffers())]
         return type(value), tensors, [into(item) for part in value.modules() for item in module_attributes(part).values()]
-    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+    if has_state(value):
         return type(value), into(value.state_dict())
     return type(value), [(name, into(item)) for name, item in attributes_of(value).items()] if kind_of(value).is_own else None

@@ -30,6 +30,7 @@ from ..engine.train_state import Counts
 from ..errors import ConfigError
 from ..events import Event, Status
 from ..history.history import Row
+from ..objects import has_state
 from ..optim.optimizer_state import load_optimizer
 from ..rng import random_state, set_random_state
 from .parts import Moment, load_groups, parts_of, put_parts, take_named
@@ -92,7 +93,7 @@ def _stateful(trainer: TrainerProtocol) -> dict[str, Any]:
     attributes = vars(trainer)
     parts = {name: attributes.get(name) for name in ("model", "optimizer", "scheduler", "configured")}
     parts |= {f"callback {i}": callback for i, callback in enumerate(as_list(attributes["lightning"].get("callbacks")))}
-    return {name: part for name, part in parts.items() if hasattr(part, "state_dict") and hasattr(part, "load_state_dict")}
+    return {name: part for name, part in parts.items() if has_state(part)}
 
 
 def _added(trainer: TrainerProtocol) -> dict[type[AddOnBase], AddOnBase]:
