@@ -102,10 +102,10 @@ class RunState:
             return True
 
     def follow(self, state: State) -> None:
-        """A run in other processes is paused, or continues."""
+        """A run in other processes is paused, or continues; the latter is older than a request to pause it again."""
         self._listener(state)
         with self.changed:
-            if self.name in ("pausing", "paused", "running"):
+            if self.name in ("paused", "running") or (self.name == "pausing" and state != "running"):
                 self.name = state
             self.changed.notify_all()
 

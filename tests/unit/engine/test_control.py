@@ -24,7 +24,7 @@ from samples import Regress, make_loader, make_trainer, make_valid, some
 from torch.utils.data import DataLoader, default_collate
 
 from nbtrain import Callback, ConfigError, OptionError, RunHandle, RunPaused, RunResult, RunStopped, StateManagerAddon, Trainer
-from nbtrain.engine.control import Boundary, Control
+from nbtrain.engine.control import Boundary, Control, RunState
 from nbtrain.events import Event
 from nbtrain.optim.schedulers import WarmUpScheduler
 from nbtrain.run import failed_runs
@@ -831,3 +831,13 @@ def test_interrupts_do_not_reach_a_worker_that_is_being_started(background: bool
     process.start()
     process.join()
     assert process.exitcode == 0
+
+
+def test_a_report_that_other_processes_continue_does_not_withdraw_a_newer_request_to_pause() -> None:
+    state = RunState()
+    state.begin(lambda name: None)
+    state.request("pausing", lambda message: None)
+    state.follow("running")
+    assert state.name == "pausing"
+    state.follow("paused")
+    assert state.name == "paused"
