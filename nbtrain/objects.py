@@ -32,6 +32,7 @@ __all__ = [
     "MOST_ITEMS",
     "MOST_NUMBERS",
     "CONSTANT",
+    "PASSING",
     "is_generator",
     "generator_state",
     "set_generator_state",
@@ -113,7 +114,7 @@ _CLOSED = (
     "logging",
 )
 _KNOWN = sys.stdlib_module_names | {"torch", "numpy", "nbtrain"}
-_PASSING = ("_iterator",)  # of a DataLoader, for one pass
+PASSING = ("_iterator", "__pl_attrs_record")  # of a DataLoader, for one pass; and where Lightning records what is set in it
 
 
 def is_known(module: str) -> bool:
@@ -254,7 +255,7 @@ def attributes_of(item: Any) -> dict[str, Any]:
     """The attributes of an instance, in its `__dict__` and in slots."""
     found = {name: getattr(item, name) for name in kind_of(item).slots if hasattr(item, name)}
     found |= getattr(item, "__dict__", {})
-    for name in _PASSING:
+    for name in PASSING:
         found.pop(name, None)
     return found
 

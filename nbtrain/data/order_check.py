@@ -25,7 +25,7 @@ from torch.utils.data import (
 
 from .loader_state import LoaderParts, LoaderState, find_parts, why_not_exact
 from ..errors import first_line
-from ..objects import MOST_ITEMS, MOST_NUMBERS, kind_of
+from ..objects import MOST_ITEMS, MOST_NUMBERS, PASSING, kind_of
 from ..rng import keep_random, random_state
 
 # %% auto #0
@@ -56,7 +56,7 @@ def _copied(loader: Any, parts: LoaderParts) -> Any:
     shared |= {
         id(item): item.copy() for item in parts.lists.values() if isinstance(item, list) and len(item) > 256 and id(item) not in shared
     }
-    shared |= {id(found._iterator): None for found in parts.loaders.values()}
+    shared |= {id(found): None for item in parts.loaders.values() for name in PASSING if (found := vars(item).get(name)) is not None}
     return deepcopy(loader, shared)
 
 
@@ -125,7 +125,7 @@ class OrderCheck:
             try:
                 self._fresh = _copied(state.loader, parts)
             except Exception as error:  # raised in a user's class
-                self.reasons.append(f"its order can't be checked, because a copy of the loader fails: {first_line(error)}")
+                self.reasons.append(_not_copied(error))
 
     def result(self, *, in_pass: bool) -> list[str]:
         """Check after a save; returns what is not saved. `in_pass`: whether the loader may be resumed in the middle of a pass."""
@@ -151,7 +151,10 @@ class OrderCheck:
         return before is not None and before[:2] == found[:2] and before != found
 
     def _differences(self, place: dict[str, Any], in_pass: bool) -> list[str]:
-        live = _copied(self.state.loader, find_parts(self.state.loader))
+        try:
+            live = _copied(self.state.loader, find_parts(self.state.loader))
+        except Exception as error:  # of what the pass has put into the loader
+            return [_not_copied(error)]
         restored = _copied(self._fresh, find_parts(self._fresh))
         ours = _drawn(live)
         LoaderState(restored).put(place, workers=False)
@@ -162,6 +165,10 @@ class OrderCheck:
             elif in_pass and draws:
                 reasons.append(f"{name} draws each index from the global random numbers, as the steps do")
         return reasons
+
+
+def _not_copied(error: Exception) -> str:
+    return f"its order can't be checked, because a copy of the loader fails: {first_line(error)}"
 
 
 def _drawn(loader: Any) -> dict[str, tuple[str, list[Any], bool]]:

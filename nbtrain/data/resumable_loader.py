@@ -13,6 +13,7 @@ from itertools import chain, islice
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.utilities.combined_loader import _shutdown_workers_and_reset_iterator
 from torch.utils.data import DataLoader, IterableDataset
 
 from .loader import LoaderWrapper, StatefulLoader, is_default_collate, is_fixed
@@ -412,4 +413,6 @@ def borrowed(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
             spare.load_state_dict(spare.state_dict())
         yield spare
     finally:
+        if isinstance(spare, DataLoader):
+            _shutdown_workers_and_reset_iterator(spare)  # as garbage in a cycle they would hold up the process for 5 s each
         state.put(before | {"values": {}} if state.has_own and not state.is_within_pass else before, workers=False)

@@ -9,7 +9,7 @@ import json
 import random
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -19,8 +19,10 @@ import numpy as np
 import pytest
 import torch
 from loader_kinds import LOADERS, SAID, TASKS, by_batches, make_dataset, nested
+from lightning.fabric.utilities.data import _replace_dunder_methods
 from samples import Breaks, Broken, Regress, make_trainer, same_weights, some
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from nbtrain import StateManagerAddon
 from nbtrain.addons import state_manager
@@ -174,3 +176,31 @@ def test_a_dataset_that_uses_an_enumeration_is_restored(tmp_path: Path) -> None:
             return x + 0.1 * torch.rand(8) * (self.mode is self.modes.NOISY), x.sum(0, keepdim=True)
 
     check(tmp_path, lambda: DataLoader(Modal(), 4, shuffle=True), lambda: DataLoader(Modal(), 4), at=7)
+
+
+class Uncopied(Sampler[int]):
+    """Holds its pass, which can't be copied."""
+
+    def __init__(self) -> None:
+        self.live: Any = None
+
+    def __iter__(self) -> Iterator[int]:
+        self.live = (index for index in torch.randperm(8).tolist())
+        return self.live
+
+
+def test_a_sampler_that_can_not_be_copied_in_a_pass_is_said() -> None:
+    loader = ResumableLoader(DataLoader(list(range(8)), sampler=Uncopied()))
+    assert loader.why_not_exact() == []
+    next(iter(loader))
+    assert any("its order can't be checked, because a copy of the loader fails: cannot pickle" in said for said in loader.why_not_exact())
+
+
+def test_the_pass_that_lightning_notes_down_in_a_loader_is_not_part_of_its_place() -> None:
+    with _replace_dunder_methods(DataLoader, "dataset"):  # an error in a hook that makes a loader leaves Lightning's patch in place
+        loader = StatefulDataLoader(list(range(8)), shuffle=True)
+        resumable = ResumableLoader(loader)
+        for _ in range(2):
+            next(iter(resumable))
+    assert "__pl_attrs_record" in vars(loader)
+    assert resumable.why_not_exact() == []
