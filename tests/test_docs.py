@@ -23,6 +23,7 @@ QUERIES = {
     # data
     "custom dataset": "nbs/howto/custom_dataset",
     "iterable dataset": "nbs/howto/iterable_dataset",
+    "active learning": "nbs/howto/growing_data",
     "pandas dataframe": "nbs/howto/tabular_data",
     "numpy": "nbs/howto/tabular_data",
     "mixup": "nbs/howto/data_augmentation",

@@ -131,6 +131,14 @@ def _memory_hint(meters: Mapping[Mode, Meter]) -> str:
     return f"the logs hold over {_HINT_BYTES / 1e9:.1f} GB of {advice}" if kept > _HINT_BYTES else ""
 
 
+def _length_hint(at: PassPlace) -> str:
+    """A note if the loader has given more batches than its length when the pass began; otherwise an empty string."""
+    if at.n_batches is None or at.batch <= at.n_batches:
+        return ""
+    phase = "val" if at.phase == "valid" else at.phase
+    return f"A loader of length {at.n_batches} has given more batches than that: it is read until it ends, or to limit_{phase}_batches."
+
+
 # %% ../../nbs/engine/recorder.ipynb #recorded
 class Recorded(Protocol):
     """What a recorder reads of its trainer."""
@@ -245,5 +253,5 @@ class Recorder:
             return
         if steps := _steps(phase, meters):
             self.emit_now("steps", steps | {"lr": self.rate()} | self.wait.take(phase))
-        if hint := _memory_hint(meters):
+        for hint in filter(None, (_memory_hint(meters), _length_hint(self.pass_place))):
             self.note(hint, once=True)

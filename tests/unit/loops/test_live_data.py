@@ -231,11 +231,11 @@ class Together:
         return (batch for batch, _, _ in iter(self.loaders))
 
 
-def ours(case: Case, n_epoch: int, *, lean: bool, **options: Any) -> tuple[Any, list[int]]:
+def ours(case: Case, n_epoch: int, *, lean: bool, lightning: dict[str, Any] | None = None, **options: Any) -> tuple[Any, list[int]]:
     kind, tells = TwoAtATime, Tells(case)
     if case.options.get("accumulate"):
         kind, options = kind.add_on(AccumulationAddon), {"accumulate": case.options["accumulate"], **options}
-    trainer = make_trainer(kind, lightning={"callbacks": [tells]}, **options)
+    trainer = make_trainer(kind, lightning={"callbacks": [tells]} | (lightning or {}), **options)
     trainer.lean_loops, trainer.notes = lean, []
     trainer.sinks.append(SimpleNamespace(update=lambda event: trainer.notes.append(event.data["text"]) if event.kind == "note" else None))
     torch.manual_seed(5)
@@ -256,6 +256,18 @@ def test_an_epoch_ends_where_its_loader_ends(name: str, lean: bool) -> None:
     assert trainer.history.validations == [] or [len(valid) for _, valid in passes][-1] > 0
     if any(valid for _, valid in passes):
         assert len(trainer.history.validations) == 3
+
+
+@BOTH
+def test_a_loader_that_gives_more_than_its_length_is_said_once(lean: bool) -> None:
+    told = [text for text in ours(Case(Steps(2, 4, 4), Steps(2, 3)), 2, lean=lean)[0].notes if "has given more" in text]
+    assert told == [
+        f"A loader of length 2 has given more batches than that: it is read until it ends, or to limit_{kind}_batches."
+        for kind in ("train", "val")
+    ]
+    assert not [text for text in ours(growing(valid=True), 3, lean=lean)[0].notes if "has given more" in text]
+    cut = ours(Case(Steps(2, 4)), 2, lean=lean, lightning={"limit_train_batches": 2})[0]
+    assert not [text for text in cut.notes if "has given more" in text]
 
 
 # -- an epoch is resumed in the data that it had
