@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loader_kinds import LOADERS, SAID, TASKS, by_batches, make_dataset, nested
 from lightning.fabric.utilities.data import _replace_dunder_methods
+from loader_kinds import LOADERS, SAID, TASKS, by_batches, make_dataset, nested
 from samples import Breaks, Broken, Regress, make_trainer, same_weights, some
 from torch.utils.data import DataLoader, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
