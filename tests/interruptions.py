@@ -24,23 +24,7 @@ from typing import Any
 import lightning as L
 import torch
 from children import CONTEXT
-from resume_cases import (
-    CONFIGURED,
-    FOR_ALL,
-    LOADERS,
-    MODELS,
-    OPTIMIZERS,
-    SCHEDULES,
-    SETTINGS,
-    SLOW,
-    STEPS,
-    VALID_LOADERS,
-    WHO,
-    Case,
-    fits,
-    flip,
-    outcome,
-)
+from resume_cases import Case, draw, fits, flip, outcome
 
 from nbtrain import ConfigError, RunStopped
 from nbtrain.state.parts import CHANGES
@@ -109,7 +93,10 @@ def live(case: Case, folder: Path, seed: int, end: Interruption | None, report: 
     n_epoch = 3
     if case.rewinds is not None and not any(folder.glob("run-*/checkpoints/epoch=*")):
         case.run(trainer)
-        trainer.rewind(epoch=case.rewinds)
+        if case.branches:
+            trainer = life.trainer = trainer.branch(epoch=case.rewinds)
+        else:
+            trainer.rewind(epoch=case.rewinds)
         n_epoch -= case.rewinds
     options = {"resume": "auto" if n_epoch == 3 else None, "background": end is not None and end.how == "pause"}
     result, cause = None, "the end"
@@ -170,30 +157,12 @@ def interrupted(case: Case, moments: tuple[str, ...], chance: random.Random, fol
     return [part for part in expected if found[part] != expected[part]] + notes(folder / "cut"), tuple(ends)
 
 
-def draw(chance: random.Random) -> Case:
-    """A case of kinds that go together, for any kind of trainer."""
-
-    def one(kinds: Any) -> str:
-        return chance.choice([name for name in kinds if name not in SLOW or chance.random() < 0.1])
-
-    who = one(WHO)
-    schedules = SCHEDULES if who == "Trainer" else ("none", "by epoch") if who != "LightningModule" else CONFIGURED
-    case = Case(
-        model=one(MODELS),
-        optimizer=one(OPTIMIZERS),
-        schedule=one(schedules),
-        loader=one(LOADERS),
-        valid=one(VALID_LOADERS),
-        steps=one(STEPS if who == "Trainer" else ("plain",)),
-        setting=one(SETTINGS if who == "Trainer" else FOR_ALL),
-        every=chance.choice([1, 1, 2, 3]),
-        breaks=(),
-        who=who,
-    )
+def draw_interrupted(chance: random.Random) -> Case:
+    """A case that goes back to an earlier epoch first, or not."""
+    case = draw(chance)
     if chance.random() < 0.15:
-        case = replace(case, setting="states in memory", rewinds=chance.choice([1, 2]))
-    clips_by_hand = who == "LightningModule by hand" and case.setting == "clipping"
-    return case if fits(case) and not clips_by_hand else draw(chance)
+        case = replace(case, setting="states in memory", rewinds=chance.choice([1, 2]), branches=chance.random() < 0.4)
+    return case if fits(case) else draw_interrupted(chance)
 
 
 PAIRS = [(first, second) for first in CHANGES if first != "restored" for second in CHANGES]
@@ -202,4 +171,4 @@ PAIRS = [(first, second) for first in CHANGES if first != "restored" for second 
 def drawn(seed: int) -> tuple[Case, tuple[str, ...], random.Random]:
     """A case, and where each of its lives but the last ends: every pair of moments comes in its turn."""
     chance = random.Random(seed)
-    return draw(chance), PAIRS[seed * 37 % len(PAIRS)], chance
+    return draw_interrupted(chance), PAIRS[seed * 37 % len(PAIRS)], chance

@@ -566,7 +566,13 @@ SETTINGS: dict[str, Callable[[], tuple[list[Any], dict[str, Any]]]] = {
     ),
     "states in memory": lambda: ([], {"keep_states": True}),
     "what is trained alone": lambda: ([], {"save_weights": "trainable"}),
+    "the best within the epoch, of what is trained": lambda: (
+        [EarlyStoppingAddon],
+        {"patience": 99, "restore_best": True, "save_weights": "trainable", "lightning": {"val_check_interval": 2}},
+    ),
 }
+_WITHIN = ("validation within the epoch", "the best within the epoch, of what is trained")
+_FROZEN = ("what is trained alone", "the best within the epoch, of what is trained")
 # Those that need nothing of a step but its loss, and one optimizer: others train with them, too
 FOR_ALL = (
     "none",
@@ -585,7 +591,7 @@ class Case:
     """A run, by the names of its kinds. `every`: updates between two saves. `breaks`: the batches after which it is broken off.
 
     `flips`: the seed of the bits that are flipped in the newest checkpoint before it is resumed, where there is an older one too.
-    `rewinds`: the epoch to which the run goes back after its end, to be trained again.
+    `rewinds`: the epoch to which the run goes back after its end, to be trained again; `branches`: by a branch that goes on from there.
     """
 
     model: str = "plain"
@@ -599,6 +605,7 @@ class Case:
     breaks: tuple[int, ...] = (7,)
     flips: int | None = None
     rewinds: int | None = None
+    branches: bool = False
     who: str = "Trainer"
 
     def make(self, folder: Path, seed: int, callbacks: list[Any]) -> Any:
@@ -615,17 +622,19 @@ class Case:
             "log_bar": False,
             "nonfinite": "ignore",
         } | options
-        kind = {"MultiOptimizerTrainer": InTurn}.get(self.who, STEPS[self.steps]).add_on(StateManagerAddon, *addons)
-        trainer = self._make(kind, model, {**options, "lightning": lightning})
+        trainer = self.made(model, [StateManagerAddon, *addons], {**options, "lightning": lightning})
         trainer.lean_loops = lean
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
         return trainer
 
-    def _make(self, kind: Any, model: nn.Module, options: dict[str, Any]) -> Any:
+    def made(self, model: nn.Module, addons: list[Any], options: dict[str, Any]) -> Any:
+        """A trainer of this kind, with its optimizers and schedules."""
+        kind: Any = {"MultiOptimizerTrainer": InTurn}.get(self.who, STEPS[self.steps])
+        kind = kind.add_on(*addons) if addons else kind
         make_optimizer = OPTIMIZERS[self.optimizer]
-        if self.setting == "what is trained alone":
+        if self.setting in _FROZEN:
             next(model.parameters()).requires_grad_(False)
         if self.who == "Trainer":
             optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad])
@@ -643,30 +652,39 @@ class Case:
 
 
 def draw(chance: random.Random) -> Case:
-    """A case of kinds that go together."""
+    """A case of kinds that go together, for any kind of trainer, which nothing breaks off."""
 
     def one(kinds: Any) -> str:
-        names = [name for name in kinds if name not in SLOW or chance.random() < 0.1]
-        return chance.choice(names)
+        return chance.choice([name for name in kinds if name not in SLOW or chance.random() < 0.1])
 
+    who = one(WHO)
+    schedules = SCHEDULES if who == "Trainer" else ("none", "by epoch") if who != "LightningModule" else CONFIGURED
     case = Case(
-        one(MODELS), one(OPTIMIZERS), one(SCHEDULES), one(LOADERS), one(VALID_LOADERS), one(STEPS), one(SETTINGS),
-        chance.choice([1, 1, 2, 3]), tuple(sorted(chance.sample(range(1, 15), chance.choice([1, 1, 2])))),
-        chance.randrange(10**6) if chance.random() < 0.25 else None,
-    )  # fmt: skip
+        model=one(MODELS),
+        optimizer=one(OPTIMIZERS),
+        schedule=one(schedules),
+        loader=one(LOADERS),
+        valid=one(VALID_LOADERS),
+        steps=one(STEPS if who == "Trainer" else ("plain",)),
+        setting=one(SETTINGS if who == "Trainer" else FOR_ALL),
+        every=chance.choice([1, 1, 2, 3]),
+        breaks=(),
+        who=who,
+    )
     return case if fits(case) else draw(chance)
 
 
 def fits(case: Case) -> bool:
     """Can these kinds be in one run?"""
-    needs_length = case.schedule in ("a factory", "one cycle") or case.setting == "validation within the epoch"
+    needs_length = case.schedule in ("a factory", "one cycle") or case.setting in _WITHIN
     one_dtype = case.setting not in ("half precision", "double precision") or case.model in ("plain", "batch norm and dropout", "counters")
     unchanged = case.setting != "frozen for an epoch" or case.schedule != "a plateau"
     return (
         not (needs_length and case.loader in WITHOUT_LENGTH)
+        and not (case.who == "LightningModule by hand" and case.setting == "clipping")
         and one_dtype
         and unchanged
-        and not (case.setting == "validation within the epoch" and case.valid == "none")
+        and not (case.setting in _WITHIN and case.valid == "none")
     )
 
 

@@ -10,13 +10,13 @@ import lightning as L
 import numpy as np
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
-from resume_cases import LOADERS, MODELS, OPTIMIZERS, SCHEDULES, SETTINGS, STEPS, VALID_LOADERS, Case, draw, outcome
+from resume_cases import LOADERS, MODELS, SETTINGS, VALID_LOADERS, Case, draw, outcome
 from torch import Tensor
 
 from nbtrain import ConfigError
 
 N_EPOCHS = 3
-_OF_FILES = ("save_format", "save_best")
+_OF_FILES = ("save_format", "save_best", "save_weights")
 
 
 class Seen(L.Callback):
@@ -43,15 +43,13 @@ class Journey:
     def __post_init__(self) -> None:
         torch.manual_seed(0)
         model = MODELS[self.case.model]()
-        optimizer = OPTIMIZERS[self.case.optimizer](model.parameters())
         addons, options = SETTINGS[self.case.setting]()
         lean = options.pop("lean", True)
         self.seen = Seen()
         options = {name: value for name, value in options.items() if name not in _OF_FILES}
         lightning = {**options.pop("lightning", {}), "callbacks": [self.seen]}
-        kind = STEPS[self.case.steps].add_on(*addons) if addons else STEPS[self.case.steps]
         made = {"lightning": lightning, "log_bar": False, "nonfinite": "ignore", "keep_states": True} | options
-        self.trainer: Any = kind(model, "cpu", optimizer=optimizer, **SCHEDULES[self.case.schedule](optimizer), **made)
+        self.trainer: Any = self.case.made(model, addons, made)
         self.trainer.lean_loops = lean
         self.loaders = LOADERS[self.case.loader](), VALID_LOADERS[self.case.valid]()
         torch.manual_seed(1)

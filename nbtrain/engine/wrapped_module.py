@@ -149,9 +149,9 @@ class WrappedModule(StepModule):
         return self.maker.configure(self.inner.configure_optimizers)
 
     def on_fit_start(self) -> None:
-        self.maker.adopt(self.trainer)
         self.inner.on_fit_start()
         super().on_fit_start()
+        self.maker.adopt(self.trainer)  # in Lightning, too, a restored state comes after this hook
 
     def teardown(self, stage: str) -> None:
         self.inner.teardown(stage)

@@ -39,6 +39,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.line(f"{'':20}" + "".join(f"{how:>12}" for how in hows))
     for moment in dict.fromkeys(moment for moment, _ in ends):
         terminalreporter.line(f"{moment:20}" + "".join(f"{ends[moment, how]:12}" for how in hows))
-    for part in ("who", "model", "optimizer", "schedule", "loader", "valid", "steps", "setting", "every", "rewinds"):
+    for part in ("who", "model", "optimizer", "schedule", "loader", "valid", "steps", "setting", "every", "rewinds", "branches"):
         counts = Counter(case[part] for case, _ in drawn)
         terminalreporter.line(f"{part}: {', '.join(f'{name} {n}' for name, n in sorted(counts.items(), key=str))}")
