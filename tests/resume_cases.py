@@ -727,9 +727,11 @@ def differences(case: Case, folder: Path) -> list[str]:
 
 
 def flip(case: Case, folder: Path) -> None:
-    """Damage the newest checkpoint in `folder`, as the case says."""
+    """Damage the newest checkpoint in `folder`, as the case says, once."""
     saved = sorted(folder.glob("run-*/checkpoints/epoch=*"), key=lambda path: progress_of(path.name) or (0, 0))
-    if case.flips is not None and len(saved) > 1:
+    done = folder / "damaged"
+    if case.flips is not None and len(saved) > 1 and not (done.exists() and done.read_text() == saved[-1].name):
+        done.write_text(saved[-1].name)
         chance = random.Random(case.flips)
         damage(chance.choice(places(saved[-1])), chance)
 
