@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import NbtrainError
 
 # %% auto #0
-__all__ = ["ReachableEpoch", "Travel", "EpochSlider"]
+__all__ = ["SLIDER", "ReachableEpoch", "Travel", "EpochSlider"]
 
 
 # %% ../../nbs/views/epoch_slider.ipynb #c3e42b83
@@ -52,9 +52,7 @@ class Travel:
 
 
 # %% ../../nbs/views/epoch_slider.ipynb #4e39e257
-_CLASS = "nbtrain-epochs"
-_ENDED = ".jp-NotebookPanel:has(.jp-Notebook-ExecutionIndicator[data-status='unknown'])"  # in JupyterLab: there is no kernel
-_GONE = f"<style>.{_CLASS}.jupyter-widgets-disconnected, {_ENDED} .{_CLASS} {{display: none}}</style>"
+SLIDER = "nbtrain-epochs"  # its CSS class
 _BAD = "color:var(--jp-error-color1,#d73a49);font-weight:600"
 _NOWHERE = ReachableEpoch(0)
 
@@ -74,9 +72,8 @@ class EpochSlider:
         self.buttons: dict[str, Any] = {label: Button(description=label, layout=Layout(width="112px", **high)) for label in travel.actions}
         self.words: Any = HTML(layout=Layout(margin="0"))
         self._row = HBox([self.slider, *self.buttons.values()], layout=Layout(min_height="34px", align_items="center"))
-        self._gone = HTML(_GONE, layout=Layout(display="none"))
-        self.box: Any = VBox([self._row, self.words, self._gone], layout=Layout(max_width="720px"))
-        self.box.add_class(_CLASS)
+        self.box: Any = VBox([self._row, self.words], layout=Layout(max_width="720px"))
+        self.box.add_class(SLIDER)
         self.slider.observe(self._describe, "value")
         for label, button in self.buttons.items():
             button.on_click(lambda widget, label=label: self.press(label))
@@ -120,7 +117,7 @@ class EpochSlider:
 
     def close(self) -> None:
         """Remove the widgets."""
-        for widget in (*self.buttons.values(), self.slider, self.words, self._gone, self._row, self.box):
+        for widget in (*self.buttons.values(), self.slider, self.words, self._row, self.box):
             widget.close()
 
     def _describe(self, change: Any = None) -> None:

@@ -37,7 +37,7 @@ from nbtrain.views.text import (
 )
 
 # %% auto #0
-__all__ = ["table_html", "image_html", "LiveRecord", "status_html", "record_html"]
+__all__ = ["table_html", "image_html", "LiveRecord", "status_html", "bars_html", "head_height", "record_html"]
 
 # %% ../../nbs/views/html.ipynb #5108bf4c
 _QUIET = "color:var(--jp-ui-font-color2,inherit)"
@@ -111,63 +111,76 @@ def image_html(png: bytes, alt: str) -> str:
 
 @dataclass(frozen=True)
 class LiveRecord:
-    """A record that is updated during a run: the `name` of its element, and the `time` it was drawn, such as `15:32:10`."""
+    """A record that the file keeps of a run in progress: the `name` of its element, and the `time` it was drawn, such as `15:32:10`."""
 
     name: str
     time: str
 
-    @property
-    def age_html(self) -> str:
-        """A line with the time it was drawn; the view hides it while it is live."""
-        return f'<div class="{self.name}-age" style="{_QUIET}">as of {self.time} · trainer.show() shows it live</div>'
+    def either(self, alive: str, gone: str) -> str:
+        """HTML of two texts: `alive` is shown, and `gone` instead of it where the page knows that the run's kernel is gone."""
+        shown, hidden = f'<span class="{self.name}-on">{alive}</span>', f'<span class="{self.name}-over" style="display:none">{gone}</span>'
+        return shown + hidden
+
+    def gone_rules(self, where: str) -> str:
+        """Rules that show the texts for a kernel that is gone, in a record that the selector `where` finds."""
+        return f"{where} .{self.name}-on {{display: none}} {where} .{self.name}-over {{display: inline !important}}"
 
     @property
     def rules_html(self) -> str:
-        """A rule that hides the output before this record if it is only the error text of a widget without a kernel."""
-        before = f".jp-OutputArea-child:has(+ .jp-OutputArea-child .{self.name})"
-        return f"<style>{before}:not(:has(.jp-OutputArea-output *)) {{display: none}}</style>"
+        """Rules for a record behind the error text of a widget whose kernel is gone: that text is hidden, and the record says so."""
+        child, text = ".jp-OutputArea-child", ":not(:has(.jp-OutputArea-output *))"
+        hidden = f"{child}:has(+ {child} .{self.name}){text} {{display: none}}"
+        return f"<style>{hidden} {self.gone_rules(f'{child}:has(.jp-OutputArea-output.jupyter-widgets){text} + {child}')}</style>"
 
 
-_BELOW_SLIDER = LiveRecord("nbtrain-record", "")  # the same name in each execution
-
-
-_ONE_LINE = "display:flex;justify-content:space-between;gap:16px;height:20px;overflow:hidden;white-space:nowrap"
+_LINE_PX, _PICTURE_PX, _BAR_PX = 20, 180, 16  # heights
+_ONE_LINE = f"height:{_LINE_PX}px;overflow:hidden;white-space:nowrap;text-overflow:ellipsis"
 
 
 def _bar(label: str, value: float, n: int | None) -> str:
     full = f' value="{value:.10g}" max="{n}"' if n else ""
-    style = "display:block;width:100%;height:8px;margin:4px 0;accent-color:var(--jp-brand-color1,#1976d2)"
+    style = "display:block;width:100%;height:8px;margin:0;padding:4px 0;box-sizing:content-box;accent-color:var(--jp-brand-color1,#1976d2)"
     return f'<progress{full} aria-label="{label}" style="{style}"></progress>'
 
 
-def status_html(board: Board) -> str:
-    """The progress of a running run: its state, place and time, its speed and newest numbers, and two bars."""
-    p, is_test = place_now(board), board.progress.phase == "test"
+def status_html(board: Board, live: LiveRecord | None = None) -> str:
+    """The progress of a running run in one line: its state, place and time, its speed and newest numbers. `live` adds when it was drawn."""
     numbers = [f"loss {format_value(board.loss)}"] if board.loss is not None else []
     numbers += [f"lr {format_value(board.lr)}"] if board.lr is not None else []
     numbers += rate_words(board)
-    place = " · ".join([state_words(board.status), *place_words(p), time_words(board)])
+    state = state_words(board.status)
+    if live is not None:
+        state = live.either(f"{state} at {live.time}", f"■ its kernel is gone · {board.status} at {live.time}")
+    place = " · ".join([*place_words(place_now(board)), time_words(board)])
     # Cut off at the end what does not fit; a fixed width would make the record as wide as the text
     quiet = f"{_QUIET};width:0;flex-grow:1;text-align:right;overflow:hidden;text-overflow:ellipsis"
-    epochs = "" if is_test else _bar("Epochs", min(p.epoch + board.place.epoch_part, p.n_epochs), p.n_epochs) + "\n"
     return (
-        f'<div style="{_ONE_LINE}"><span>{escape(place)}</span>\n<span style="{quiet}">{escape(" · ".join(numbers))}</span></div>\n'
-        + epochs
-        + _bar("Batches", p.batch, p.n_batches)
+        f'<div style="display:flex;gap:16px;{_ONE_LINE}"><span>{state} · {escape(place)}</span>\n'
+        f'<span style="{quiet}">{escape(" · ".join(numbers))}</span></div>'
     )
 
 
-_PICTURE = 180  # px, the height of the curve
+def bars_html(board: Board) -> str:
+    """How far the run and its pass are, as two bars; one for an evaluation."""
+    p = place_now(board)
+    epochs = [_bar("Epochs", min(p.epoch + board.place.epoch_part, p.n_epochs), p.n_epochs)] if board.trains else []
+    return "\n".join([*epochs, _bar("Batches", p.batch, p.n_batches)])
 
 
-def _live_height(board: Board) -> int:
-    """The height in pixels to reserve for a record, so that the page below does not move with each epoch."""
-    n_lines = 0 if board.progress.phase == "test" else min(12, max(board.progress.n_epochs - board.place.first_epoch, 1)) + 3
-    return 74 + _PICTURE + 20 * n_lines  # of the table: its epochs, two lines of titles, and the caption
+def head_height(board: Board) -> int:
+    """The height of a live record down to its bars, in px: the same at each moment, so that nothing moves."""
+    return 2 * _LINE_PX + (_PICTURE_PX + 2 * _BAR_PX if board.trains else _BAR_PX)
 
 
-def _live_parts(board: Board) -> list[str]:
-    return [status_html(board), f'<div style="min-height:{_PICTURE}px">\n{record_picture(board)}</div>']
+_LATER = "the whole record will be here when the run ends, unless its kernel ends before"
+
+
+def _live_parts(board: Board, live: LiveRecord | None, gap: int) -> list[str]:
+    picture = f'<div style="height:{_PICTURE_PX}px">\n{record_picture(board)}</div>' if board.trains else ""
+    below = f'<div style="height:{gap}px"></div>' if gap else ""
+    if live is not None:
+        below = f'<div style="{_QUIET}">{live.either(_LATER, "this is the last that was saved here")}</div>'
+    return [status_html(board, live), picture, bars_html(board), below]
 
 
 def _mark_html(board: Board, i: int, number: str) -> str:
@@ -179,17 +192,17 @@ def _mark_html(board: Board, i: int, number: str) -> str:
     return f'<details><summary>{line}</summary><pre style="{style}">{escape(visible(diff, lines=True))}</pre></details>'
 
 
-def record_html(board: Board, live: LiveRecord | None = None, *, has_slider: bool = False) -> str:
+def record_html(board: Board, live: LiveRecord | None = None, *, gap: int = 0, has_slider: bool = False) -> str:
     """The whole record as HTML, at most 720 px wide, with a separate line for each part.
 
-    `live`: the record is updated during the run. `has_slider`: after the run, the output above it has an epoch
-    slider.
+    The lines and the picture at the top have fixed heights, and what grows is below them.
+    `live`: it says when it was drawn, for a file that is read later. `gap`: space below the bars during the run, in px. `has_slider`:
+    after the run, the output above it is a widget.
     """
-    live = live if board.is_on else _BELOW_SLIDER if has_slider else None  # what stays is the same in every execution
-    age = live.age_html if live is not None and board.is_on else ""
+    live = live if board.is_on or has_slider else None  # what stays is the same in every execution
     rules = live.rules_html if live is not None else ""
-    parts = [rules, f"<div><strong>{escape(title_line(board))}</strong></div>", age]
-    parts += _live_parts(board) if board.is_on else [f"<div>{escape(summary_line(board))}</div>", record_picture(board)]
+    parts = [rules, f'<div style="{_ONE_LINE}"><strong>{escape(title_line(board))}</strong></div>']
+    parts += _live_parts(board, live, gap) if board.is_on else [f"<div>{escape(summary_line(board))}</div>", record_picture(board)]
     caption = "Metrics of the test" if board.is_evaluation else "Metrics by epoch"
     parts.append(_table_html(record_table(board, _WIDTH, _TITLE), caption) if board.rows else "")
     parts += [f'<div style="{_QUIET}">{escape(tip)}</div>' for tip in tip_lines(board)]
@@ -197,5 +210,4 @@ def record_html(board: Board, live: LiveRecord | None = None, *, has_slider: boo
     parts += [f'<div style="white-space:pre-line">{escape(note_line(note))}</div>' for note in board.notes]
     name = f' class="{live.name}"' if live is not None else ""
     style = "max-width:720px;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
-    style += f";min-height:{_live_height(board)}px" if board.is_on else ""
     return "\n".join([f'<div{name} style="{style}">', *filter(None, parts), "</div>"])

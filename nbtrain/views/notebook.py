@@ -15,7 +15,7 @@ from typing import Any
 
 from ..events import Event
 from . import html, text
-from .epoch_slider import EpochSlider, Travel
+from .epoch_slider import SLIDER, EpochSlider, Travel
 from .marimo import MarimoView, marimo_output
 from .terminal import View, stream_view
 
@@ -43,6 +43,7 @@ class Controls:
     travel: Travel | None = None
 
 
+_BUTTONS, _HEIGHT = "nbtrain-buttons", 38  # their CSS class, and the px that they take in a record
 _LABELS = {"pause": "Pause", "continue": "Continue", "stop": "Stop", "save": "Save now", "validate": "Validate now"}
 _HINTS = {
     "pause": "Wait after this batch",
@@ -94,6 +95,7 @@ class _Buttons:
         self.buttons = {name: _Button(name, action) for name, action in controls.actions.items()}
         self.hint = HTML()
         self.box = HBox([*(button.widget for button in self.buttons.values()), self.hint], layout=Layout(height="34px", overflow="hidden"))
+        self.box.add_class(_BUTTONS)
         self.show("running")
 
     def show(self, state: str) -> None:
@@ -106,32 +108,13 @@ class _Buttons:
         self.hint.value = "<span>■ pauses the run; these buttons may respond only then</span>" if late and state == "running" else ""
 
     def close(self) -> None:
+        self.box.children = []  # the box stays: a list of widgets that changes draws those behind it again
         for button in self.buttons.values():
             button.widget.close()
         self.hint.close()
-        self.box.close()
 
 
 # %% ../../nbs/views/notebook.ipynb #f180a6bc
-def _make_page(draw: Callable[[], str], asked: Callable[[], None]) -> Any:
-    """A widget that calls `asked` when a page requests its whole state, and then has the result of `draw` as its value."""
-    from ipywidgets import HTML
-
-    class Page(HTML):
-        is_open = False
-
-        def get_state(self, key: Any = None, drop_defaults: bool = False) -> Any:
-            state = super().get_state(key, drop_defaults)
-            if key is None and self.is_open:
-                asked()
-                state["value"] = draw()
-            return state
-
-    page: Any = Page()
-    page.is_open = True
-    return page
-
-
 def _display(bundle: dict[str, Any], display_id: str, *, update: bool = False) -> None:
     """Show an output in the current cell, or `update` it wherever it is shown."""
     from IPython.display import display, update_display
@@ -140,35 +123,52 @@ def _display(bundle: dict[str, Any], display_id: str, *, update: bool = False) -
 
 
 # %% ../../nbs/views/notebook.ipynb #livecell
+_LIVE = "nbtrain-live"
+_ENDED = ".jp-NotebookPanel:has(.jp-Notebook-ExecutionIndicator[data-status='unknown'])"  # in JupyterLab: there is no kernel
+
+
+def _rules(name: str, top: int | None) -> str:
+    """A style sheet: the live record replaces that of the file, during the run only while its widget has a kernel.
+
+    `top`: where the buttons are, in px; None after the run.
+    """
+    live, file = f".{_LIVE}.{name}-live", html.LiveRecord(name, "")
+    gone = f"body:has({live}.jupyter-widgets-disconnected)", _ENDED
+    rules = [f"{live} {{position: relative}} .{name} {{display: none}}"]
+    if top is None:
+        rules += [f"{live} > .{_BUTTONS} {{display: none}}", *(f"{where} {live} .{SLIDER} {{display: none}}" for where in gone)]
+    else:
+        rules.append(f"{live} > .{_BUTTONS} {{position: absolute; left: 0; top: {top}px}}")
+        for where in gone:
+            rules.append(f"{where} {live} {{display: none}} {where} .{name} {{display: block}} {file.gone_rules(where)}")
+    return f"<style>{' '.join(rules)}</style>"
+
+
 class _Live:
-    """The buttons, slider and page of a run, in an output above the record, made of ipywidgets."""
+    """A record with buttons in it and an epoch slider below it, made of ipywidgets; it is shown in place of the record of the file."""
 
-    def __init__(self, draw: Callable[[], str], name: str, controls: Controls | None) -> None:
-        from ipywidgets import VBox
+    def __init__(self, board: text.Board, name: str, controls: Controls | None) -> None:
+        from ipywidgets import HTML, Layout, VBox
 
-        self.draw, self.name = draw, name
-        self.is_open, self.has_moved = True, False  # has_moved: the record is in the page
-        self.page = _make_page(self._draw, lambda: setattr(self, "has_moved", True))
+        self.board, self.name = board, name
+        self.is_open = True
         self.buttons = _Buttons(controls) if controls is not None else None
         self.travel = controls.travel if controls is not None else None
         self.slider: EpochSlider | None = None
-        self.widget: Any = VBox()
-        self._arrange()
-        self.page.value = self._draw()
+        self.page: Any = HTML(layout=Layout(margin="0"))
+        self._below: Any = VBox(layout=Layout(margin="0"))  # a place for the slider: in a list that changes, other widgets are drawn again
+        buttons = [self.buttons.box] if self.buttons is not None else []
+        self.widget: Any = VBox([self.page, *buttons, self._below], layout=Layout(margin="0", overflow="visible"))
+        self.widget.add_class(_LIVE)
+        self.widget.add_class(f"{name}-live")
+        self.refresh()
         self.display_id = f"{name}-live"
         self.show()
 
-    def _arrange(self) -> None:
-        parts = [part.box for part in (self.buttons, self.slider) if part is not None]
-        self.widget.children = [*parts, self.page]
-
-    def _draw(self) -> str:
-        replaced = f".{self.name}" if self.has_moved else f".{self.name}-age"
-        return f"<style>{replaced} {{display: none}}</style>" + (self.draw() if self.has_moved else "")
-
     def refresh(self) -> None:
-        """Redraw the page, if the record is in it."""
-        self.page.value = self._draw()
+        """Draw the record again."""
+        rules = _rules(self.name, html.head_height(self.board) if self.board.is_on else None)
+        self.page.value = rules + html.record_html(self.board, gap=_HEIGHT if self.buttons is not None else 0)
 
     def show_state(self, state: str) -> None:
         """Update the buttons and the slider for `state`."""
@@ -180,17 +180,15 @@ class _Live:
             self.withdraw()
 
     def offer(self) -> bool:
-        """Show the slider with the epochs that can be restored now; returns False if there are none."""
+        """Show the slider with the epochs that can be restored now; returns False if there is none but the start."""
         places = self.travel.places() if self.travel is not None else ()
-        if places and self.slider is None and self.travel is not None:
-            self.slider = EpochSlider(self.travel)
-        if self.slider is not None and places:
-            self.slider.show(places)
-        else:
+        if self.travel is None or not any(place.epoch for place in places):
             self.withdraw()
-        if self.is_open:
-            self._arrange()
-        return self.slider is not None
+            return False
+        self.slider = self.slider or EpochSlider(self.travel)
+        self.slider.show(places)
+        self._below.children = [self.slider.box]
+        return True
 
     def reoffer(self, *, withdraw: bool) -> bool:
         """Find the epochs again, or `withdraw` the slider. Returns True if a finished run has lost its slider."""
@@ -206,38 +204,32 @@ class _Live:
         """Remove the slider: the run continues, or another one is the newest."""
         if self.slider is not None:
             slider, self.slider = self.slider, None
-            self._arrange()
+            self._below.children = []
             slider.close()
 
     def show(self) -> None:
         """Show the widgets in the current cell. Without a kernel or widget support, nothing is visible."""
         _display(self._bundle(), self.display_id)
 
-    def send(self) -> None:
-        """Update the output wherever it is shown: after the run, with the slider or nothing."""
+    def leave(self) -> None:
+        """Replace the widgets by nothing, wherever they are shown: the record of the file is visible from now on."""
         _display(self._bundle(), self.display_id, update=True)
 
     def _bundle(self) -> dict[str, Any]:
-        box = self.widget if self.is_open else self.slider.box if self.slider is not None else None
-        return ({} if box is None else box._repr_mimebundle_()) | {"text/html": "", "text/plain": ""}
+        is_shown = self.is_open or self.slider is not None
+        return (self.widget._repr_mimebundle_() if is_shown else {}) | {"text/html": "", "text/plain": ""}
 
     def end(self) -> bool:
-        """Replace the buttons by the slider; returns False if there is none."""
-        self.is_open = False  # the slider is drawn once: a second drawing would take the focus from an element that you have selected
-        self.offer()
-        self.send()
-        return self.slider is not None
+        """Draw the record for the last time, and offer the slider; returns False if there is none."""
+        self.is_open = False
+        self.refresh()
+        return self.offer()
 
     def close(self) -> None:
         """Close the buttons. The page keeps the last record, for tabs that request it when the kernel is free."""
-        last = self.draw()
-        self.draw = lambda: last  # keep no reference to the run, or its memory would stay
         buttons, self.buttons = self.buttons, None
-        self._arrange()
         if buttons is not None:
             buttons.close()
-        if self.has_moved:
-            self.refresh()
 
 
 # %% ../../nbs/views/notebook.ipynb #6b1a041c
@@ -271,12 +263,10 @@ class _Record:
         self.time_s = 0.0  # of the newest event, in seconds since 1970
         self.has_slider = False  # above it, after the end
 
-    def html(self, live: html.LiveRecord | None = None) -> str:
-        return html.record_html(self.board, live, has_slider=self.has_slider)
-
     def _bundle(self) -> dict[str, str]:
         now = time.strftime("%H:%M:%S", time.localtime(self.time_s + self.board.place.waited_s))
-        return {"text/html": self.html(html.LiveRecord(self.name, now)), "text/plain": text.record_text(self.board)}
+        record = html.record_html(self.board, html.LiveRecord(self.name, now), has_slider=self.has_slider)
+        return {"text/html": record, "text/plain": text.record_text(self.board)}
 
     def show(self) -> None:
         """Show it in the current cell."""
@@ -289,15 +279,15 @@ class _Record:
 
 # %% ../../nbs/views/notebook.ipynb #11dc24dc
 class NotebookView:
-    """Shows a run below the cell: buttons, which an epoch slider replaces at the end, and below them a record that stays.
+    """Shows a run below the cell: a live record with buttons, an epoch slider where the run is paused or over, and a record for the file.
 
     `live=False`: only the record. `every_s`: the least time between two updates.
     """
 
-    def __init__(self, controls: Controls | None = None, every_s: float = 0.2, saved_every_s: float = 2.0, *, live: bool = True) -> None:
+    def __init__(self, controls: Controls | None = None, every_s: float = 0.2, saved_every_s: float = 1.0, *, live: bool = True) -> None:
         self.board = text.Board()
         self.controls, self.live = controls, live
-        self.every_s, self.saved_every_s = every_s, saved_every_s  # saved: the output in the file, after the record has moved into the page
+        self.every_s, self.saved_every_s = every_s, saved_every_s  # saved: the record of the file, while the live one is in its place
         self._record = _Record(self.board)
         self._live: _Live | None = None
         self._last_s = self._last_saved_s = float("-inf")  # of a message, by the time of the events
@@ -326,7 +316,7 @@ class NotebookView:
             self._clock.stop()
         else:
             self._clock.start()
-        self._draw()
+        self._draw(saves=True)
 
     def _tick(self) -> None:
         """Redraw after a second without an event."""
@@ -336,11 +326,11 @@ class NotebookView:
                 self.board.place.waited_s = now_s - self._seen_s
                 self._draw()
 
-    def _draw(self) -> None:
+    def _draw(self, *, saves: bool = False) -> None:
         self._last_s, self._drawn_s = self._record.time_s, time.monotonic()
-        if self._live is not None and self._live.is_open and self._live.has_moved:
+        if self._live is not None and self._live.is_open:
             self._live.refresh()
-            if self._last_s - self._last_saved_s < self.saved_every_s:
+            if self._last_s - self._last_saved_s < self.saved_every_s and not saves:
                 return
         self._last_saved_s = self._last_s
         self._record.send()
@@ -361,12 +351,12 @@ class NotebookView:
         with self._lock:
             if self._live is not None and self._live.reoffer(withdraw=withdraw):
                 self._record.has_slider = False
-                self._live.send()
                 self._record.send()
+                self._live.leave()
 
     def _open(self) -> None:
         if self.live:
-            self._live = _Live(self._draw_page, self._record.name, self.controls)
+            self._live = _Live(self.board, self._record.name, self.controls)
         self._display(with_live=False)
         self._clock.start()
 
@@ -381,11 +371,9 @@ class NotebookView:
         self._record.has_slider = self._live is not None and self._live.end()
         self._record.send()
         if self._live is not None:
+            if not self._record.has_slider:
+                self._live.leave()
             self._live.close()
-
-    def _draw_page(self) -> str:
-        with self._lock:
-            return self._record.html()
 
 
 # %% ../../nbs/views/notebook.ipynb #2e1f7a23

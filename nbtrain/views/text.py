@@ -309,6 +309,11 @@ class Board:
         return self.is_on and self.status != "paused"
 
     @property
+    def trains(self) -> bool:
+        """Whether this run has epochs to train; an evaluation has none."""
+        return self.progress.phase != "test" and self.progress.n_epochs > self.place.first_epoch
+
+    @property
     def is_evaluation(self) -> bool:
         """Whether the run has only tested."""
         return bool(self.rows) and not any("epoch" in row for row in self.rows)

@@ -52,13 +52,14 @@ def test_newcomers_notebook(lab: Any, notebook: str, lab_root: Path) -> None:
     lab.open(notebook)
     lab.command("notebook:run-all-cells")
     lab.wait_text(r"epoch [3-8]/8 · ")
-    assert lab.page.locator(".jp-OutputArea progress").count() == 2 and lab.page.locator(".jp-OutputArea img[alt^=Training]").count() == 1
+    assert lab.page.locator(".jp-OutputArea progress:visible").count() == 2
+    assert lab.page.locator(".jp-OutputArea img[alt^=Training]:visible").count() == 1
     _shoot(lab.page, "running")
     lab.wait_text(r"✓ completed · 8 epochs")
     lab.wait_text(r"8 epochs done")
     assert lab.page.locator(".jp-OutputArea progress").count() == 0
-    assert lab.page.locator(".jp-OutputArea img[alt^='By epoch']").count() == 1
-    lab.page.locator(".jp-OutputArea img[alt^='By epoch']").scroll_into_view_if_needed()
+    assert lab.page.locator(".jp-OutputArea img[alt^='By epoch']:visible").count() == 1
+    lab.page.locator(".jp-OutputArea img[alt^='By epoch']:visible").scroll_into_view_if_needed()
     _shoot(lab.page, "done")
     _shoot(lab.page.locator(".jp-Cell").first, "notebook")
     lab.command("docmanager:save", wait=True)

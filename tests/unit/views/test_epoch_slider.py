@@ -10,6 +10,7 @@ import pytest
 from nbtrain.errors import CheckpointError
 from nbtrain.views.epoch_slider import EpochSlider, ReachableEpoch, Travel
 from nbtrain.views.notebook import Controls, _Live
+from nbtrain.views.text import Board
 
 PLACES = [ReachableEpoch(0), ReachableEpoch(1, "val_loss 0.7"), ReachableEpoch(3, "val_loss 0.4", is_best=True)]
 
@@ -117,9 +118,11 @@ def test_epochs_are_found_once_for_each_offer() -> None:
         asked.append(len(places))
         return places
 
-    live = _Live(lambda: "the record", "name", Controls({}, travel=Travel(find, {})))
+    live = _Live(Board(), "name", Controls({}, travel=Travel(find, {})))
     assert not live.offer() and live.slider is None and asked == [0]
-    places += PLACES
-    assert live.offer() and live.slider is not None and live.slider.chosen == PLACES[-1] and asked == [0, 3]
+    places += PLACES[:1]  # the start, in the first epoch: there is nothing to choose
+    assert PLACES[0].epoch == 0 and not live.offer() and live.slider is None and asked == [0, 1]
+    places += PLACES[1:]
+    assert live.offer() and live.slider is not None and live.slider.chosen == PLACES[-1] and asked == [0, 1, 3]
     places.clear()
-    assert not live.offer() and live.slider is None and asked == [0, 3, 0]
+    assert not live.offer() and live.slider is None and asked == [0, 1, 3, 0]

@@ -191,7 +191,8 @@ def test_columns_beyond_the_width_are_folded_and_counted() -> None:
 
 def test_live_record_says_when_it_was_drawn_and_the_last_one_does_not() -> None:
     live, events = html.LiveRecord("nbtrain-1", "15:32:10"), run_events()
-    assert "as of 15:32:10 · trainer.show() shows it live" in html.record_html(board_after(events[:-1]), live=live)
+    record = html.record_html(board_after(events[:-1]), live=live)
+    assert "▶ running at 15:32:10<" in record and "the whole record will be here when the run ends" in record
     assert html.record_html(board_after(events), live=live) == html.record_html(board_after(events))  # the same in every execution
 
 
