@@ -17,6 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+from .compat.foreign_names import remedy_of_argument, same_argument
 from .errors import ConfigError, OptionError, nearest
 from .tracebacks import shorten
 
@@ -25,7 +26,6 @@ __all__ = [
     "Misfit",
     "PositiveInt",
     "Batch",
-    "FOREIGN",
     "Must",
     "find_misfit",
     "find_item_misfit",
@@ -234,16 +234,6 @@ def check_values(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
 
 
 # %% ../nbs/annotations.ipynb #f62d1340
-_EPOCHS = ("epochs", "num_epochs", "max_epochs", "n_epochs", "nepochs", "num_train_epochs")
-_LOADERS = ("dataloader", "train_loader", "train_dl", "train_dataloader", "train_dataloaders", "dataloaders", "data_loader")
-_VALID_LOADERS = ("val_loader", "val_dl", "val_dataloader", "val_dataloaders", "valid_dataloader", "validation_data", "validation_loader")
-FOREIGN: dict[str, tuple[str, ...]] = {  # names in other libraries, and the names of ours that they may mean
-    **dict.fromkeys(_EPOCHS, ("n_epoch",)),
-    **dict.fromkeys(_LOADERS, ("loader", "data")),
-    **dict.fromkeys(_VALID_LOADERS, ("valid_loader", "loader", "data")),
-}
-
-
 def check_call(
     function: Callable[..., Any],
     signature: inspect.Signature,
@@ -271,8 +261,8 @@ def _call_error(
     by_place = dict(zip((p.name for p in parameters if p.kind is not p.KEYWORD_ONLY), args))
     if unknown := next((name for name in given if name not in names), None):
         left = [name for name in names if name not in by_place and name not in given]
-        meant = next((f"Did you mean {name!r}?" for name in FOREIGN.get(unknown, ()) if name in left), None)
-        return OptionError(f"{title} takes no argument {unknown!r}.", remedy=meant or (nearest(unknown, left) if left else ""))
+        known = (remedy_of_argument if title == "run" else same_argument)(unknown, left)
+        return OptionError(f"{title} takes no argument {unknown!r}.", remedy=known or (nearest(unknown, left) if left else ""))
     required = [p.name for p in parameters if p.default is p.empty]
     if missing := [name for name in required if name not in by_place and name not in given]:
         whole = ", ".join(_as_written(name, {**by_place, **given}, by_name=name in given) for name in required)

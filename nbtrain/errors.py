@@ -88,9 +88,10 @@ class RunStopped(KeyboardInterrupt):
 
 # %% ../nbs/errors.ipynb #4c0f0759
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that suggests the name in `known` nearest to `name`, or lists all of `known` if none is near."""
+    """A sentence that suggests the name in `known` of which `name` may be a misspelling, or else lists all of `known`."""
     known = sorted(known)
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    close = get_close_matches(name, known, n=1, cutoff=0.75)  # of four letters or more, all with one typing error, and few others
+    close = close or [other for other in known if sorted(other) == sorted(name)]  # "rl" for "lr"
     return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(known)}."
 
 

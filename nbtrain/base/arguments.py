@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningRateFinder, OnExceptionCheckpoint, ProgressBar
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
@@ -25,6 +26,7 @@ from ..data.several_loaders import named_loaders
 from ..data.tensor_loader import is_array
 from ..engine.callback import as_list
 from ..annotations import check_values, parameter_hints
+from ..compat.foreign_names import remedy_of_argument
 from ..data.several_loaders import n_batches
 from ..errors import ConfigError, OptionError, first_line, nearest
 from ..best import known_mode
@@ -32,6 +34,7 @@ from ..events import MonitorMode
 
 # %% auto #0
 __all__ = [
+    "Optimizing",
     "of_lightning",
     "check_lightning_names",
     "check_lightning",
@@ -47,22 +50,20 @@ __all__ = [
 ]
 
 # %% ../../nbs/base/arguments.ipynb #2b2256f9
-_OURS = {
-    "max_epochs": "run(n_epoch=...)",
-    "devices": "device=...",
-    "accelerator": "device=...",
-    "precision": "precision=...",
-    "gradient_clip_val": "gradient_clip=...",
-    "gradient_clip_algorithm": "GradientClipAddon",
-    "enable_progress_bar": "log_bar=...",
-    "barebones": "nothing: it would turn off what the history reads",
+_OURS = {  # arguments of lightning.Trainer that nbtrain sets
+    "max_epochs",
+    "devices",
+    "accelerator",
+    "precision",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "enable_progress_bar",
+    "barebones",
 }
 
 
 def of_lightning(name: str) -> str:
     """Where an argument of lightning.Trainer goes, as a sentence; empty for any other name."""
-    if name in _OURS:
-        return f"Use {_OURS[name]}."
     is_known = name in inspect.signature(L.Trainer.__init__).parameters.keys() - {"self"}
     return f"It is an argument of Lightning's Trainer: lightning={{{name!r}: ...}}." if is_known else ""
 
@@ -72,9 +73,10 @@ def check_lightning_names(arguments: Iterable[str]) -> None:
     known = inspect.signature(L.Trainer.__init__).parameters.keys() - {"self"}
     for name in arguments:
         if name in _OURS:
-            raise OptionError(f"lightning={{{name!r}: ...}} is set by nbtrain.", remedy=f"Use {_OURS[name]}.")
+            raise OptionError(f"lightning={{{name!r}: ...}} is set by nbtrain.", remedy=remedy_of_argument(name, ()))
         if name not in known:
-            raise OptionError(f"lightning.Trainer has no argument {name!r}.", remedy=nearest(str(name), known - _OURS.keys()))
+            remedy = remedy_of_argument(name, ()) or nearest(str(name), known - _OURS)
+            raise OptionError(f"lightning.Trainer has no argument {name!r}.", remedy=remedy)
 
 
 def check_lightning(arguments: Mapping[str, Any], *, wraps_module: bool = False) -> dict[str, Any]:
@@ -140,6 +142,17 @@ def resolve_monitor(monitor: str, mode: MonitorMode | None) -> MonitorMode:
         meant = f"Did you mean {near[0]!r}? If not, give" if near else "Give"
         raise ConfigError(f"monitor={monitor!r}: is higher or lower better?", remedy=f'{meant} monitor_mode="max" or monitor_mode="min".')
     return found
+
+
+def _named_optimizer(given: Any) -> str:
+    """What to give instead of the name of an optimizer, such as Keras' "adam"; empty for anything else."""
+    if not isinstance(given, str):
+        return ""
+    kinds = [name for name, kind in vars(torch.optim).items() if isinstance(kind, type) and given.lower().startswith(name.lower())]
+    return f"Give a factory: lambda params: torch.optim.{max(kinds, key=len, default='AdamW')}(params, lr=1e-3)."
+
+
+Optimizing = Annotated[Optimizer | Callable[..., Optimizer], _named_optimizer]
 
 
 def make_optimizer(optimizer: Any, model: nn.Module, mode: str) -> Optimizer | None:

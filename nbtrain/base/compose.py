@@ -18,7 +18,8 @@ from ..addons.gradients import GradientClipAddon
 from ..addons.hooks import HooksAddon
 from ..addons.non_finite import NonFiniteAddon
 from ..addons.scheduler import SchedulerAddon
-from ..annotations import FOREIGN, checked
+from ..annotations import checked
+from ..compat.foreign_names import remedy_of_argument
 from ..tracebacks import boundary
 from ..engine.addon import AddOnBase, options, ordered
 from ..engine.addon import copy_addon, is_same, join_options, merge_instances
@@ -87,9 +88,6 @@ def constructor_signature(base: type[Any], addons: Iterable[type[AddOnBase]]) ->
 
 
 # %% ../../nbs/base/compose.ipynb #b4b22ac1
-_OF_OPTIMIZER = "It is an argument of the optimizer: optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3)."
-
-
 def check_addon_options(kind: type[Any], given: Iterable[str]) -> None:
     """Raise OptionError for a keyword that neither the constructor of `kind` nor one of its addons takes."""
     known, title = keywords(kind), written_class(kind).__name__
@@ -100,12 +98,10 @@ def check_addon_options(kind: type[Any], given: Iterable[str]) -> None:
         if holder is not None:
             what = f"{name!r} is an option of {holder}, which {title} was given as an instance with its options."
             raise OptionError(what, remedy=f"Pass it there: {title}.add_on({holder}({name}=...)).")
-        owner = _owner(name)
-        remedy = nearest(name, known) if owner is None else f"It is an option of {owner}: {title}.add_on({owner})."
-        if owner is None and (meant := FOREIGN.get(name)):
-            remedy = f"It is an argument of run: run({meant[0]}=...)."
-        elif owner is None:
-            remedy = _OF_OPTIMIZER if name in ("lr", "learning_rate", "weight_decay") else of_lightning(name) or remedy
+        if owners := _owners(name):
+            remedy = f"It is an option of {' or '.join(owners)}: {title}.add_on({owners[0]})."
+        else:
+            remedy = remedy_of_argument(name, known) or of_lightning(name) or nearest(name, known)
         raise OptionError(f"{title} takes no argument {name!r}.", remedy=remedy)
 
 
@@ -115,12 +111,10 @@ def keywords(kind: type[Any]) -> set[str]:
     return {name for addon in by_keyword for name in options(addon)} | {parameter.name for parameter in constructor_parameters(kind)}
 
 
-def _owner(option: str) -> str | None:
-    """The name of the nbtrain addon that has this option, or None."""
+def _owners(option: str) -> list[str]:
+    """The names of the nbtrain addons that have this option."""
     kinds = {name: getattr(shipped, name) for name in shipped.__all__}
-    return next(
-        (name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, AddOnBase) and option in options(kind)), None
-    )
+    return [name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, AddOnBase) and option in options(kind)]
 
 
 def make_addons(

@@ -11,7 +11,7 @@ from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import lightning as L
 import torch
@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from ..annotations import checked
+from ..compat.foreign_names import remedy_of_member
 from ..addons.limits import LimitsAddon
 from ..addons.scheduler import scale_schedules
 from ..addons.state_manager import StateManagerAddon
@@ -133,6 +134,18 @@ class TrainerBase(Composable, TracebackKeeper):
                 remedy=f'Give it to the trainer: MetricsAddon with metrics={{"{name}": {kind}()}}; or log its value for a batch.',
             )
         self.module.log(name, value, **options)
+
+    if not TYPE_CHECKING:  # with it, a type checker would know every name
+
+        def __getattr__(self, name: str) -> Any:
+            """Add to the error about a missing attribute what to use instead, if another library has the name."""
+            try:
+                return object.__getattribute__(self, name)  # which raises again, also what a property raises
+            except AttributeError:
+                remedy = "" if hasattr(type(self), name) else remedy_of_member(name)
+                if not remedy:
+                    raise
+            raise AttributeError(f"{self.title} has no {name}.\n  {remedy}")
 
     @property
     def loader_name(self) -> str | None:

@@ -18,6 +18,7 @@ from typing import Any
 from .document import At, Document, Problems, dotted, literal
 from .trust import check_arguments, check_found, check_written
 from ..compat.config_fields import current_name
+from ..compat.foreign_names import same_argument
 from ..errors import ConfigError, NbtrainError, add_note, first_line, nearest
 from ..source.user_code import is_user_file
 
@@ -261,7 +262,8 @@ def check_call(
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for argument in given:
             if argument not in known:
-                remedy = nearest(argument, set(known) - set(automatic)) if set(known) - set(automatic) else "Leave it out."
+                free = set(known) - set(automatic)
+                remedy = same_argument(argument, free) or (nearest(argument, free) if free else "Leave it out.")
                 problems.add(f"{name} takes no argument {argument!r}.", document.place((*at, argument)), remedy)
     needed = [p.name for p in parameters if p.name in known and p.default is p.empty and p.name not in (*given, *automatic)]
     if needed:

@@ -11,6 +11,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .document import At, Document, Problems, dotted, literal
+from ..compat.foreign_names import remedy_of_field
 from ..errors import nearest
 
 # %% auto #0
@@ -254,7 +255,8 @@ class _SectionReader:
         for name, value in values.items():
             if name not in known:
                 full = dotted((*at, name))
-                self.problems.add(f"There is no field {full}.", self.document.place((*at, name)), nearest(str(name), known))
+                remedy = remedy_of_field(str(name), known) or nearest(str(name), known)
+                self.problems.add(f"There is no field {full}.", self.document.place((*at, name)), remedy)
                 continue
             try:
                 found[name], least = self.value(hints[name], value, (*at, name)), known[name].metadata["least"]

@@ -84,7 +84,9 @@ def _needed_by_step(scheduler: Any) -> str:
 
 
 def stepping_remedy(scheduler: Any) -> str:
-    """How to wrap a scheduler whose `step` needs arguments, such as timm's; an empty string for anything else."""
+    """What to give instead of a name, or how to wrap a scheduler whose `step` needs arguments, such as timm's; else an empty string."""
+    if isinstance(scheduler, str):
+        return "Give a factory: scheduler=lambda optimizer, plan: OneCycleLR(optimizer, 3e-3, total_steps=plan.total_steps)."
     if not (needed := _needed_by_step(scheduler)):
         return ""
     if is_counted(scheduler):

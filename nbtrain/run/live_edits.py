@@ -21,6 +21,7 @@ from ..engine.control import Boundary
 from ..loops.lean_training import LeanEpochLoop
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
+from ..compat.foreign_names import same_argument
 from ..errors import ConfigError, OptionError, first_line, nearest
 from ..history.history import RunResult
 from ..optim.schedulers import scale_lr
@@ -42,7 +43,8 @@ def check_options(optimizer: Optimizer | None, options: dict[str, Any]) -> None:
     known = [name for name in optimizer.param_groups[0] if name not in ("params", "initial_lr")]
     for name, value in options.items():
         if name not in known:
-            raise OptionError(f"{type(optimizer).__name__} has no option {name!r}.", remedy=nearest(name, known))
+            remedy = same_argument(name, known) or nearest(name, known)
+            raise OptionError(f"{type(optimizer).__name__} has no option {name!r}.", remedy=remedy)
         if name == "lr" and not (_is_number(value) and value > 0):
             raise ConfigError(f"lr={value!r} must be a positive number.", remedy="Give lr=1e-3, for example.")
         for group in optimizer.param_groups:

@@ -20,6 +20,7 @@ from ..source.step_changes import changes_steps, steps_diff
 from ..source.user_code import is_user
 from ..base.trainer_base import TrainerBase
 from ..base.compose import compose, given_addons, written_class
+from ..base.written_steps import check_written_steps, uncalled_methods
 from ..views.curve import NEW_STEPS
 
 # %% auto #0
@@ -36,6 +37,7 @@ def with_addons(trainer: TrainerBase, steps: type[TrainerBase]) -> type[TrainerB
         raise ConfigError(
             f"{steps.__name__} has {', '.join(extra)}, and this trainer was made without.", remedy="Give the class without addons."
         )
+    check_written_steps(steps)
     return compose(steps, given_addons(type(trainer))) if kinds else steps
 
 
@@ -53,6 +55,8 @@ def change_class(trainer: TrainerBase, steps: type[TrainerBase]) -> None:
         raise ConfigError(
             f"A {type(trainer).__name__} can't become a {steps.__name__}: {error}.", remedy="stop(), and make a new trainer."
         ) from error
+    for text in uncalled_methods(whole):
+        trainer.recorder.note(text, once=True)
     for meter in trainer.train_state.meters.values():
         meter.expect_other_names()
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, overload, runtime_checkable
 
 import lightning as L
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from typing_extensions import Unpack
 
@@ -34,12 +34,12 @@ from ..history.history import RunResult
 from ..optim.param_groups import param_groups
 from ..optim.schedulers import Scheduler
 from ..base.addon_options import TrainerOptions
+from ..base.arguments import Optimizing
 from ..run.handle import RunHandle
 from .trainer import Trainer
 
 # %% auto #0
 __all__ = [
-    "Optimizing",
     "call_model",
     "Loading",
     "choose_optimizer",
@@ -146,7 +146,6 @@ class Loading:
 
 # %% ../../nbs/trainer/model_trainer.ipynb #33c2dfcb
 _LEARNING_RATE, _WEIGHT_DECAY = 5e-5, 0.01
-Optimizing = Optimizer | Callable[..., Optimizer]
 
 
 def choose_optimizer(

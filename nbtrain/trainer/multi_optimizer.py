@@ -30,6 +30,7 @@ from ..loops.fast_step import step_around
 from ..optim.optimizer_state import load_optimizer
 from ..optim.schedulers import Scheduler, n_required
 from ..base.addon_options import TrainerOptions
+from ..base.arguments import Optimizing
 from ..tools.lr_finder import RangeTest
 from .trainer import Trainer
 
@@ -239,7 +240,7 @@ class MultiOptimizerTrainer(Trainer):
         device: Device | list[Device] = "auto",
         mode: Mode = "train",
         *,
-        optimizers: Mapping[str, Optimizer | Callable[..., Optimizer]] | None = None,
+        optimizers: Mapping[str, Optimizing] | None = None,
         schedulers: Mapping[str, Any] | None = None,
         **options: Unpack[TrainerOptions],
     ) -> None:

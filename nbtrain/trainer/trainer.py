@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal, TypeVar, overload
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.data import Dataset
 from typing_extensions import Unpack
 
@@ -26,9 +25,11 @@ from ..addons.hooks import Hooks, HooksAddon
 from ..addons.non_finite import NonFinite
 from ..annotations import Batch, Must, PositiveInt, checked
 from ..base.addon_options import AddonOptions
+from ..base.arguments import Optimizing
 from ..base.arguments import accumulates, check_lightning, check_model, check_run, check_save_path, make_optimizer, resolve_monitor
 from ..base.compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
 from ..base.trainer_base import TrainerBase
+from ..base.written_steps import check_written_steps, uncalled_methods
 from ..checkpoint.frozen_base import with_base
 from ..checkpoint.sharded import merge_checkpoint
 from ..checkpoint.weights import Weights, load_weights, read_weights, save_weights
@@ -144,7 +145,7 @@ class Trainer(TrainerBase):
         model: nn.Module,
         device: Device | list[Device] = "auto",
         mode: Mode = "train",
-        optimizer: Optimizer | Callable[..., Optimizer] | None = None,
+        optimizer: Optimizing | None = None,
         scheduler: Scheduler | None = None,
         *,
         log_bar: bool = True,
@@ -169,6 +170,7 @@ class Trainer(TrainerBase):
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in _NOT_GIVEN} | addon_options
         of_user = frozenset(vars(self))  # attributes that a subclass set before it called this constructor
+        check_written_steps(type(self))
         check_addon_options(type(self), addon_options)
         given = with_instances(type(self), given, _SHARED)
         device, scheduler, save_path = given["device"], given["scheduler"], given["save_path"]
@@ -189,8 +191,7 @@ class Trainer(TrainerBase):
         self.count_samples, self.given = count_samples, given
         self.keep_states: Literal["auto"] | bool = keep_states
         self.precision = resolve_precision(precision, self.device)
-        self.monitor = monitor
-        self.monitor_mode = resolve_monitor(monitor, monitor_mode)
+        self.monitor, self.monitor_mode = monitor, resolve_monitor(monitor, monitor_mode)
         self.lightning = check_lightning(lightning or {}, wraps_module=self.configures_optimizers)
         shared = {name: given[name] for name in _SHARED if given[name] is not None}
         addon_given = {**addon_options, **take_strategy(type(self), self.lightning, addon_options)}
@@ -198,6 +199,11 @@ class Trainer(TrainerBase):
         self[HooksAddon].gather(self)  # for its errors
         self._begin_state()
         self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user
+
+    def _begin_state(self) -> None:
+        super()._begin_state()
+        for text in uncalled_methods(type(self)):
+            self.recorder.note(text, once=True)
 
     # -- start a run
     @overload

@@ -11,7 +11,7 @@ from samples import make_loader, make_trainer
 
 import nbtrain
 from nbtrain import AddOnBase, NbtrainError, OptionError
-from nbtrain.annotations import FOREIGN, find_misfit, parameter_hints, read_hint
+from nbtrain.annotations import find_misfit, parameter_hints, read_hint
 from nbtrain.engine.addon import options
 
 # What is not checked, and why
@@ -202,7 +202,8 @@ def test_unknown_argument_is_refused_with_the_nearest_known_one(name: str, funct
         function(*args, **{f"{wanted}_": Wrong()})
     kind = inspect.signature(function).parameters[wanted].kind
     assert str(error.value).startswith(f"{title} takes no argument '{wanted}_'.")
-    assert kind is inspect.Parameter.VAR_POSITIONAL or str(error.value).endswith(f"Did you mean {wanted!r}?")
+    is_short = len(wanted) < 3  # too short for a guess
+    assert kind is inspect.Parameter.VAR_POSITIONAL or is_short or str(error.value).endswith(f"Did you mean {wanted!r}?")
 
 
 CALLS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -226,7 +227,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "constructor": (lambda: nbtrain.Trainer(), "Trainer needs 'model'.\n  For example: Trainer(model)."),
     "constructor, run's": (
         lambda: make_trainer(max_epochs=3),
-        "Regress takes no argument 'max_epochs'.\n  It is an argument of run: run(n_epoch=...).",
+        "Regress takes no argument 'max_epochs'.\n  Use run(n_epoch=...).",
     ),
     "command": (
         lambda: make_trainer(nbtrain.Trainer.add_on(nbtrain.StateManagerAddon), save_path="runs").load_state(filename="x"),
@@ -240,11 +241,6 @@ def test_call_that_does_not_fit_is_refused_with_what_was_meant(call: Callable[[]
     with pytest.raises(OptionError) as error:
         call()
     assert str(error.value) == text and isinstance(error.value, TypeError)
-
-
-def test_names_of_other_libraries_mean_arguments_of_run() -> None:
-    parameters = set(inspect.signature(nbtrain.Trainer.run).parameters)
-    assert all(meant[0] in parameters for meant in FOREIGN.values()) and not FOREIGN.keys() & parameters
 
 
 # -- values, which their owners check

@@ -150,15 +150,15 @@ CONSTRUCTOR = {
     "unknown keyword": ({"shedulr": 1}, OptionError, "Regress takes no argument 'shedulr'.\n  Did you mean 'scheduler'?"),
     "of the optimizer": ({"lr": 0.1}, OptionError, "Regress takes no argument 'lr'.\n  It is an argument of the optimizer:"),
     "of Lightning": (
-        {"accumulate_grad_batches": 2},
+        {"limit_val_batches": 2},
         OptionError,
-        "Regress takes no argument 'accumulate_grad_batches'.\n"
-        "  It is an argument of Lightning's Trainer: lightning={'accumulate_grad_batches': ...}.",
+        "Regress takes no argument 'limit_val_batches'.\n"
+        "  It is an argument of Lightning's Trainer: lightning={'limit_val_batches': ...}.",
     ),
     "of Lightning, and ours": (
         {"gradient_clip_val": 2},
         OptionError,
-        "Regress takes no argument 'gradient_clip_val'.\n  Use gradient_clip=...",
+        "Regress takes no argument 'gradient_clip_val'.\n  Did you mean 'gradient_clip'?",
     ),
     "unknown mode": ({"mode": "tain"}, ConfigError, "mode must be 'train' or 'test', got 'tain'.\n  Did you mean 'train'?"),
     "no optimizer": ({"optimizer": None}, ConfigError, "Mode 'train' needs an optimizer."),
