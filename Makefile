@@ -118,6 +118,7 @@ names: .venv/installed-dev
 	$(BIN)/python docs/make_names.py
 	$(BIN)/python docs/make_architecture.py
 	$(BIN)/python docs/make_hooks.py
+	$(BIN)/python docs/make_coming_from.py
 	$(BIN)/python docs/make_private_parts.py
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_addon_types.py

@@ -344,3 +344,15 @@ def test_no_page_and_no_docstring_has_a_word_of_the_glossary() -> None:
 
 def test_table_of_hooks_is_that_of_the_code() -> None:
     assert (DOCS / "hooks.md").read_text(encoding="utf-8") == script("make_hooks").page(), "run `make names`"
+
+
+@pytest.mark.parametrize("path", script("make_coming_from").PAGES, ids=lambda path: path.stem)
+def test_names_of_other_libraries_are_those_of_the_errors(path: Path) -> None:
+    make, text = script("make_coming_from"), path.read_text(encoding="utf-8")
+    assert text == make.page(path), "run `make names`"
+
+
+def test_every_library_has_a_table_of_names() -> None:
+    make = script("make_coming_from")
+    text = "".join(path.read_text(encoding="utf-8") for path in make.PAGES)
+    assert sorted(re.findall(r"^<!-- names of (\w+),", text, re.M)) == sorted(make.LIBRARIES)
