@@ -18,28 +18,33 @@ from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError, ConfigError
 
 # %% auto #0
-__all__ = ["Average", "set_values", "EMAAddon"]
+__all__ = ["averaged", "Average", "set_values", "EMAAddon"]
 
 
 # %% ../../nbs/addons/ema.ipynb #2baa0902
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.detach().float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.detach()
+    return tensor.detach().float() if tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor.detach()
+
+
+def averaged(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a model that have an average: those of integers have none."""
+    return [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
 
 
 class Average:
-    """The moving average of a model's parameters. Buffers, such as the statistics of batch norm, are not averaged."""
+    """The moving average of a model's parameters. Integers and buffers, such as the statistics of batch norm, are not averaged."""
 
     def __init__(self, decay: float, *, warmup: bool) -> None:
         self.decay, self.warmup = decay, warmup
         self.n = 0  # updates
-        self.values: list[Tensor] = []  # in the order of the parameters
+        self.values: list[Tensor] = []  # in the order of `averaged`
 
     def add(self, model: nn.Module) -> None:
         """Update the average with the current parameters of the model."""
-        parameters = [_wide(p) for p in model.parameters()]
+        parameters = [_wide(p) for p in averaged(model)]
         if self.n == 0:
             self.values = [p.clone() for p in parameters]
-        else:
+        elif self.values:
             if self.values[0].device != parameters[0].device:
                 self.values = [value.to(parameters[0].device) for value in self.values]
             decay = min(self.decay, (1 + self.n) / (10 + self.n)) if self.warmup else self.decay
@@ -48,13 +53,13 @@ class Average:
 
     def swap_into(self, model: nn.Module) -> list[Tensor]:
         """Copy the average into the model. Returns copies of the weights that it replaces."""
-        had = [p.detach().clone() for p in model.parameters()]
+        had = [p.detach().clone() for p in averaged(model)]
         set_values(model, self.values)
         return had
 
     def by_name(self, model: nn.Module) -> dict[str, Tensor]:
         """The average by the names of the `state_dict` of the uncompiled model, in its dtypes."""
-        own = {id(p): value for p, value in zip(model.parameters(), self.values)}
+        own = {id(p): value for p, value in zip(averaged(model), self.values)}
         state = model.state_dict(keep_vars=True)
         return {bare_name(name): own[id(p)].to(p.dtype) for name, p in state.items() if id(p) in own}
 
@@ -62,7 +67,7 @@ class Average:
 def set_values(model: nn.Module, values: list[Tensor]) -> None:
     """Write `values` into the model's parameters, which stay the same tensors."""
     with torch.no_grad():
-        for parameter, value in zip(model.parameters(), values):
+        for parameter, value in zip(averaged(model), values):
             parameter.copy_(value)
 
 
@@ -93,7 +98,7 @@ class _Averaging(L.Callback):
     on_validation_end = on_test_end = on_predict_end = teardown = on_exception = _take_back
 
     def state_dict(self) -> dict[str, Any]:
-        average, parameters = self.addon.average, self.trainer.model.parameters()
+        average, parameters = self.addon.average, averaged(self.trainer.model)
         # the averages of 16-bit weights in 32 bits, which the weights in a checkpoint round
         return {"n": average.n, "exact": [v for v, p in zip(average.values, parameters) if v.dtype != p.dtype]}
 
@@ -102,7 +107,7 @@ class _Averaging(L.Callback):
         if average.values:
             average.n = state_dict["n"]
             exact = iter(state_dict["exact"])
-            average.values = [v if v.dtype == p.dtype else next(exact) for v, p in zip(average.values, self.trainer.model.parameters())]
+            average.values = [v if v.dtype == p.dtype else next(exact) for v, p in zip(average.values, averaged(self.trainer.model))]
 
 
 # %% ../../nbs/addons/ema.ipynb #48a1f85a
@@ -137,7 +142,7 @@ class EMAAddon(AddOnBase):
 
     def load_weights(self, trainer: TrainerProtocol, weights: Mapping[str, Tensor]) -> None:
         names = {id(p): bare_name(name) for name, p in trainer.model.state_dict(keep_vars=True).items()}
-        self.average.values = [_wide(weights[names[id(p)]]).to(p.device, copy=True) for p in trainer.model.parameters()]
+        self.average.values = [_wide(weights[names[id(p)]]).to(p.device, copy=True) for p in averaged(trainer.model)]
         self.average.n = max(self.average.n, 1)  # the callback's state has the exact number
 
     def reset_weights(self, trainer: TrainerProtocol) -> None:

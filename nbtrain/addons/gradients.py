@@ -5,13 +5,15 @@
 # %% ../../nbs/addons/gradients.ipynb #04a100fa
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import lightning as L
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -24,7 +26,36 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["GradientClipAddon", "GradientStatsAddon"]
+__all__ = ["total_norm", "GradientClipAddon", "GradientStatsAddon"]
+
+
+# %% ../../nbs/addons/gradients.ipynb #totnorm1
+def _numbers(tensor: Tensor) -> Tensor:
+    """The elements of a tensor that count in its norm, in a dtype that torch has norms of; of a sparse tensor those that are stored."""
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
+    is_usual = tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype.itemsize > 1)
+    return tensor if is_usual else tensor.float()
+
+
+def total_norm(tensors: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
+    """torch's `get_total_norm`, also for tensors that are sparse, empty, or made of integers."""
+    found = map(_numbers, tensors)
+    return get_total_norm([t for t in found if t.numel() or not math.isinf(norm_type)], norm_type)  # there is no largest of none
+
+
+def _clip_values(parameters: list[Tensor], bound: float) -> None:
+    """torch's `clip_grad_value_`, also for sparse gradients, and for complex ones, whose real and imaginary parts it bounds."""
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is None or not (grad.is_sparse or grad.is_complex()):
+            continue
+        if grad.is_sparse:
+            grad = parameter.grad = grad.coalesce()
+        parts = grad.values() if grad.is_sparse else grad
+        (torch.view_as_real(parts) if parts.is_complex() else parts).clamp_(-bound, bound)
+    if usual := [p for p in parameters if p.grad is not None and not (p.grad.is_sparse or p.grad.is_complex())]:
+        clip_grad_value_(usual, bound)
 
 
 # %% ../../nbs/addons/gradients.ipynb #0081db2a
@@ -57,14 +88,16 @@ class _Clip(L.Callback):
     def _clip(self, parameters: list[Tensor]) -> Tensor:
         """Clip in place and return the norm before clipping."""
         if self.algorithm == "norm" and not any(isinstance(p, DTensor) for p in parameters):
-            return clip_grad_norm_(parameters, self.bound)
-        norms = [get_total_norm([p.grad for p in alike if p.grad is not None]) for alike in _by_mesh(parameters)]
+            norm = total_norm(p.grad for p in parameters if p.grad is not None)
+            clip_grads_with_norm_(parameters, self.bound, norm)
+            return norm
+        norms = [total_norm(p.grad for p in alike if p.grad is not None) for alike in _by_mesh(parameters)]
         norm = get_total_norm([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms])  # with other ranks' shards
         for alike in _by_mesh(parameters):
             if self.algorithm == "norm":
                 clip_grads_with_norm_(alike, self.bound, norm)
             else:
-                clip_grad_value_(alike, self.bound)
+                _clip_values(alike, self.bound)
         return norm
 
 
@@ -148,8 +181,8 @@ class _Stats(L.Callback):
         for name, part in self._blocks.items():
             parameters = [p for p in part.parameters() if p.grad is not None]
             if parameters:
-                self._found[f"grad_norm.{name}"] = get_total_norm([p.grad for p in parameters])  # pyright: ignore[reportArgumentType]
-                self._found[f"weight_norm.{name}"] = get_total_norm([p.detach() for p in parameters])
+                self._found[f"grad_norm.{name}"] = total_norm(p.grad for p in parameters if p.grad is not None)
+                self._found[f"weight_norm.{name}"] = total_norm(p.detach() for p in parameters)
         for name, value in self._found.items():
             pl_module.record(name, value)
         self._remove()

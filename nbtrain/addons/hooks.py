@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Real
 from typing import Any
 
 import lightning as L
@@ -23,6 +22,7 @@ from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Callback, active_callbacks, call_hook, listeners, notes, notifier
 from ..engine.hooks import HOOKS, check_names
 from ..loops.lean_training import is_window_closed
+from ..engine.meter import is_scalar
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, add_note, first_line, nearest
@@ -137,9 +137,7 @@ class _UpdateBatches:
 
     def means(self) -> dict[str, Any]:
         """The mean of each scalar over the batches, as `train_<name>`; a tensor stays on its device."""
-        scalars = [
-            name for name, value in self.outputs[0].items() if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
-        ]
+        scalars = [name for name, value in self.outputs[0].items() if is_scalar(value)]
         return {f"train_{name}": sum(output[name] for output in self.outputs) / len(self.outputs) for name in scalars}
 
 

@@ -11,7 +11,6 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
-from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from ..distributed.parallelism import gather
 from ..distributed.rank import RankCallback, find_rank
 from ..engine.addon import AddOnBase, Phase
 from ..engine.callback import PassKeeper, active_callbacks
+from ..engine.meter import NUMBERS
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError, add_note
@@ -185,7 +185,7 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
     """The values that a metric returned, by name. Raises StepError for a value that is not a number."""
     values = value if isinstance(value, Mapping) else {name: value}
     for key, item in values.items():
-        if not isinstance(item, Real) and not (hasattr(item, "item") and getattr(item, "ndim", 1) == 0):
+        if not isinstance(item, NUMBERS) and not (hasattr(item, "item") and getattr(item, "ndim", 1) == 0):
             shape = f" of shape {tuple(item.shape)}" if hasattr(item, "shape") else ""
             raise StepError(
                 f"The metric {key!r} is a {type(item).__name__}{shape}, not a number.", remedy="Reduce it, for example average='macro'."

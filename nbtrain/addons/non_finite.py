@@ -9,10 +9,10 @@ import math
 from typing import Any, Literal
 
 import lightning as L
-from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from ..distributed.parallelism import local
+from .gradients import total_norm
 from .hooks import HooksAddon
 from ..loggers.addon import LoggersAddon, WebLoggerAddon
 from ..engine.addon import AddOnBase
@@ -91,8 +91,8 @@ class _Skip(L.Callback):
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        own = [part for p in parameters if (part := local(p.grad)).numel()]
-        largest = float(get_total_norm(own, norm_type=math.inf))  # a 2-norm may overflow even if all values are finite
+        gradients = [local(p.grad) for p in parameters]
+        largest = float(total_norm(gradients, math.inf))  # a 2-norm may overflow even if all values are finite
         is_bad = pl_trainer.strategy.reduce_boolean_decision(not math.isfinite(largest), all=False)
         if isinstance(pl_module, StepModule):
             self._count(pl_module, is_bad=is_bad)
@@ -117,7 +117,8 @@ class _Skip(L.Callback):
             if self._is_bad:
                 meter.exclude()
             for name, value in self._skipped:
-                meter.amend(name, value)
+                if module.is_free(name):
+                    meter.amend(name, value)
             meter.settle()
             self._skipped = []
 

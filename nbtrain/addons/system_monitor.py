@@ -15,13 +15,13 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
-from .gradients import GradientClipAddon
+from .gradients import GradientClipAddon, total_norm
 from .scheduler import SchedulerAddon
 from ..data.batch import batch_size
 from ..engine.addon import AddOnBase, Phase
 from ..engine.callback import PassCallback, active_callbacks
+from ..engine.logged import current_results
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import AddOnError
@@ -81,6 +81,7 @@ class _Monitor(PassCallback):
         self._began_s = self._ended_s = 0.0  # the last batch
         self._due_s = -math.inf  # the next measurement
         self._has_tokens: bool | None = None
+        self._logged: set[str] = set()  # the keys of its numbers in Lightning's table
         self._device = torch.device("cpu")
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -131,11 +132,23 @@ class _Monitor(PassCallback):
         if len(groups) > 1:  # each row has the rate of the first group anyway
             values |= {f"lr_{i}": float(group["lr"]) for i, group in enumerate(groups, start=1) if "lr" in group}
         if not any(isinstance(addon, GradientClipAddon) and addon.gradient_clip for addon in self.trainer.active_addons):
-            values["grad_norm"] = get_total_norm([p.grad for group in groups for p in group["params"] if p.grad is not None])
+            values["grad_norm"] = total_norm(p.grad for group in groups for p in group["params"] if p.grad is not None)
+        logged = current_results(module.trainer)
+        others = {metric.meta.name for key, metric in (logged or {}).items() if key not in self._logged}
         for name, value in {**values, **memory(self.trainer.device)}.items():
+            if name in others:
+                self.trainer.recorder.note(f"SystemMonitorAddon does not record {name}: it is also logged elsewhere.", once=True)
+                continue
+            self._logged.add(f"{module._current_fx_name}.{name}")
             module.log(name, value, on_step=True, on_epoch=False, batch_size=1, logger=bool(module.trainer.loggers))
         self.window = BatchSums()
         self._ended_s = self.clock()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"logged": sorted(self._logged)}  # a resumed epoch has them in its table
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._logged = set(state_dict["logged"])
 
     def throughput(self) -> dict[str, float]:
         """The rates of an epoch, after its last batch."""
@@ -184,4 +197,6 @@ class SystemMonitorAddon(AddOnBase):
 
     def pass_metrics(self, trainer: TrainerProtocol, phase: Phase) -> dict[str, float]:
         found = active_callbacks(trainer, _Monitor) if self.throughput and phase == "train" else []
-        return found[0].throughput() if found else {}
+        if not found or not isinstance(trainer.module, StepModule):
+            return {}
+        return {name: value for name, value in found[0].throughput().items() if trainer.module.is_free(name)}

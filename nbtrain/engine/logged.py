@@ -5,6 +5,7 @@
 # %% ../../nbs/engine/logged.ipynb #4f3af43b
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from copy import copy
@@ -24,6 +25,7 @@ __all__ = [
     "reset_results",
     "publish",
     "Results",
+    "held",
     "EpochMetrics",
     "KnownMetrics",
     "ModuleLog",
@@ -96,6 +98,15 @@ class Results(_ResultCollection):
         return self if is_here else super().cpu()
 
 
+# %% ../../nbs/engine/logged.ipynb #heldval1
+def held(value: float, dtype: torch.dtype) -> float:
+    """A number as Lightning's table can hold it: 1e300 is infinite in 32 bits, and 1e-300 is 0."""
+    limits = torch.finfo(dtype)
+    if not math.isfinite(value) or limits.tiny * limits.eps <= abs(value) <= limits.max:
+        return value
+    return math.copysign(math.inf, value) if abs(value) > limits.max else 0.0
+
+
 # %% ../../nbs/engine/logged.ipynb #9d7d2f59
 _MANY = 20  # metrics
 
@@ -158,7 +169,7 @@ class EpochMetrics:
         if not all(_is_beside(self._one, value) and value.dtype is dtype for value in places):
             return False
         for key, metric in made.items():
-            value = torch.scalar_tensor(metrics[key], dtype=dtype, device=device)
+            value = torch.scalar_tensor(held(metrics[key], dtype), dtype=dtype, device=device)
             state = vars(metric)
             state.update(value=value, cumulated_batch_size=self._one, _computed=value, has_reset=False)
             state["_update_count"] += 1
@@ -171,7 +182,7 @@ def _like(metric: _ResultMetric, name: str, value: float) -> _ResultMetric:
     made, meta = object.__new__(type(metric)), copy(metric.meta)
     meta.name = name
     state = {key: item for key, item in vars(metric).items() if key not in ("update", "compute")}  # which are bound to `metric`
-    vars(made).update(state, meta=meta, value=torch.full_like(state["value"], value), _computed=None)
+    vars(made).update(state, meta=meta, value=torch.full_like(state["value"], held(value, state["value"].dtype)), _computed=None)
     vars(made).update(update=made._wrap_update(made.update), compute=made._wrap_compute(made.compute))
     return made
 

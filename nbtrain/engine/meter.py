@@ -13,6 +13,7 @@ from numbers import Real
 from operator import itemgetter, mul
 from typing import Any
 
+import numpy as np
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
@@ -22,11 +23,25 @@ from ..data.batch import to_device
 from ..errors import StepError
 
 # %% auto #0
-__all__ = ["Scalar", "N_SAMPLES", "snapshot", "PendingRows", "EpochLog", "Meter"]
+__all__ = ["Scalar", "NUMBERS", "N_SAMPLES", "is_scalar", "as_float", "snapshot", "PendingRows", "EpochLog", "Meter"]
 
 # %% ../../nbs/engine/meter.ipynb #78fbd4fd
-Scalar = Tensor | Real | float
+Scalar = Tensor | Real | np.bool_ | float
+NUMBERS = (Real, np.bool_)  # what counts as a number: NumPy has not registered its `bool_` as one
 N_SAMPLES = "n_samples"  # what a step may return with its metrics: the number of samples, or tokens, that they are means over
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether a value is a number, or a tensor of one element."""
+    return isinstance(value, NUMBERS) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def as_float(value: Scalar) -> float:
+    """A number or a 0-d tensor as a float; one beyond all floats, such as 10**400, is infinite."""
+    try:
+        return float(value)  # pyright: ignore[reportArgumentType]
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf  # pyright: ignore[reportOperatorIssue]
 
 
 def snapshot(value: Scalar) -> Scalar:
@@ -54,7 +69,7 @@ def _to_floats(columns: Mapping[str, Sequence[Scalar]]) -> dict[str, list[float]
             continue
         tensors = [value for value in column if isinstance(value, Tensor)]
         if len(tensors) < len(column) or len({value.device for value in tensors}) > 1:
-            floats[name] = [float(value) for value in column]  # pyright: ignore[reportArgumentType]
+            floats[name] = [as_float(value) for value in column]
             continue
         device = tensors[0].device
         wide = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
@@ -180,7 +195,7 @@ class Meter:
         for name, value in values.items():
             if type(value) is Tensor and value.is_cpu and not value.ndim:
                 scalars[name] = value.item()  # as `snapshot` does, without a call
-            elif isinstance(value, Real) or name == "loss" or (isinstance(value, Tensor) and value.ndim == 0):
+            elif isinstance(value, NUMBERS) or name == "loss" or (isinstance(value, Tensor) and value.ndim == 0):
                 scalars[name] = snapshot(value)
             elif self.keep_tensors:
                 self._tensors.append((name, apply_to_collection(value, Tensor, Tensor.detach)))
@@ -192,6 +207,11 @@ class Meter:
         self._pending.rows.append(scalars)
         self._pending.samples.append(n if type(n) is int else snapshot(n))
         self.n_batches += 1
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the scalars that the steps return."""
+        return self._keys or frozenset()
 
     def drop_newest(self) -> None:
         """Remove the newest batch, which has failed after its step."""
@@ -239,7 +259,7 @@ class Meter:
         elif self._flushed:  # the log was read in mid-batch, which flushed it; none is there if this batch was left out
             block, samples = self._flushed[-1]
             if math.isnan(block.setdefault(name, [math.nan] * len(samples))[-1]):
-                block[name][-1] = float(value)
+                block[name][-1] = as_float(value)
                 self._count(name, block[name][-1:], samples[-1:])
 
     def flush(self) -> None:

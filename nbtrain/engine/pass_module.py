@@ -5,6 +5,7 @@
 # %% ../../nbs/engine/pass_module.ipynb #3e9e3d02
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -21,8 +22,8 @@ from ..data.loader import innermost
 from ..data.task_loader import Task
 from .addon import AddOnBase, Phase
 from .callback import notify
-from .logged import EpochMetrics
-from .meter import N_SAMPLES, Meter, Scalar, snapshot
+from .logged import EpochMetrics, held
+from .meter import N_SAMPLES, Meter, Scalar, as_float, snapshot
 from .protocol import TrainerProtocol, Turn
 from .step_output import LeftOut, count_samples, doubt_of_count, named, split_count
 from .train_state import Mode
@@ -79,7 +80,7 @@ _PREFIX = {"train": "train", "valid": "val", "test": "test"}
 def numbers(metrics: Mapping[str, Any], whose: str, where: str) -> dict[str, float]:
     """Convert `metrics` to floats. Raises StepError for a value that is not a number."""
     try:
-        return {name: float(snapshot(value)) for name, value in metrics.items()}  # pyright: ignore[reportArgumentType]
+        return {name: as_float(snapshot(value)) for name, value in metrics.items()}
     except (TypeError, ValueError) as error:
         raise StepError(f"{whose} a metric that is not a number: {error}.", where=where) from error
 
@@ -214,9 +215,19 @@ class PassModule(L.LightningModule):
             self.output |= apply_to_collection(dict(output), Tensor, Tensor.detach)
 
     def record(self, name: str, value: Scalar) -> None:
-        """Add a scalar to the training batch that is being processed: `train_<name>` in the history."""
+        """Add a scalar to the training batch that is being processed: `train_<name>` in the history, if the name is free."""
         turn = self.owner.turn
+        if not self.is_free(name):
+            return
         self.owner.train_state.meters["train"].amend(name if turn is None else f"{name}_{turn.name}", value)
+
+    def is_free(self, name: str) -> bool:
+        """Whether an addon may record its number as `name`: not where the training step returns one, which is noted once."""
+        if name not in self.owner.train_state.meters["train"].names:
+            return True
+        text = f"train_{name} is the number that your step returns; an addon that measures one of this name does not record it."
+        self.owner.recorder.note(text, once=True)
+        return False
 
     def leave_out(self, mode: Mode, batch: Any) -> LeftOut | None:
         """Leave out the current batch, for which the loader or the step gave None. Returns what Lightning gets for it.
@@ -349,6 +360,18 @@ class PassModule(L.LightningModule):
         self.epoch_metrics.update(metrics)
         self.metric_names.update(metrics)
         self._table.log(self, metrics, logger=bool(self.trainer.loggers))
+        self._note_not_held(metrics)
+
+    def _note_not_held(self, metrics: Mapping[str, float]) -> None:
+        """Note once that callbacks and loggers get another value, where Lightning's table can't hold a metric."""
+        dtype = torch.get_default_dtype()
+        for name, value in metrics.items():
+            if (other := held(value, dtype)) != value and not math.isnan(value):
+                self.owner.recorder.note(
+                    f"Callbacks and loggers get {name} as {other:g}: Lightning holds metrics in {torch.finfo(dtype).bits} bits. "
+                    "The history has it.",
+                    once=True,
+                )
 
     def _close_pass(self, phase: Phase, mode: Mode) -> dict[str, float]:
         """End a pass; returns its metrics as `train_<name>`, `val_<name>` or `test_<name>`. Raises StepError for a pass without a batch."""

@@ -17,7 +17,7 @@ from .logged import current_results
 from .pass_module import is_sanity_check
 from .recorder import DataWait, PassPlace, Recorder
 from .step_module import StepModule, in_validation_of_run
-from ..events import EventKind, Phase
+from ..events import OWN_COLUMNS, EventKind, Phase
 from ..history.event_group import deliver
 
 # %% auto #0
@@ -116,7 +116,12 @@ class RecorderCallback(PassCallback):
         recorder.pass_place = PassPlace()
         if module.whole_epoch:
             after["time_s"] = recorder.clock() - recorder.timer.epoch_s
-            recorder.emit_now(kind, {"row": before | _metrics(pl_trainer, module) | after})
+            metrics, own = _metrics(pl_trainer, module), before | after
+            for name in OWN_COLUMNS & metrics.keys():
+                if metrics.pop(name) != own.get(name):
+                    text = f"The history has no {name!r} of yours: each of its rows has its own. Log it under another name."
+                    recorder.note(text, once=True)
+            recorder.emit_now(kind, {"row": before | metrics | after})
 
 
 # %% ../../nbs/engine/recorder_callback.ipynb #metrics1

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import batch_size, describe, why_guessed
-from .meter import N_SAMPLES, Scalar
+from .meter import N_SAMPLES, NUMBERS, Scalar, is_scalar
 from .protocol import TrainerProtocol
 from ..errors import StepError
 
@@ -55,7 +55,7 @@ def check_output(output: Any, step: str, where: Callable[[], str], device: torch
     if _USUAL_TYPES.issuperset(map(type, output.values())):
         return output
     for name, value in output.items():
-        if not isinstance(value, (Tensor, Real, list, tuple, Mapping)):
+        if not isinstance(value, (Tensor, *NUMBERS, list, tuple, Mapping)):
             raise StepError(
                 f"{step} returned {name!r} as {type(value).__name__}, which is neither a number nor made of tensors.",
                 where=where(),
@@ -137,7 +137,7 @@ def _returns_something(code: CodeType) -> bool:
 # %% ../../nbs/engine/step_output.ipynb #dd0cd5f4
 def named(output: Mapping[str, Any], end: str) -> dict[str, Any]:
     """The scalars of a step, with a suffix on their names, such as `_generator` for its turn or `/hard` for its loader."""
-    scalars = {key: item for key, item in output.items() if isinstance(item, Real) or (isinstance(item, Tensor) and item.numel() == 1)}
+    scalars = {key: item for key, item in output.items() if is_scalar(item)}
     return {key + end: item for key, item in scalars.items() if key != N_SAMPLES}
 
 

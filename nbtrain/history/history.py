@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..annotations import checked
 from ..best import BestRestarts, GrowingBest, is_same_validation, ranked
 from ..compat.keys import result_of
-from ..events import Event, MonitorMode, Progress, Status
+from ..events import OWN_COLUMNS, Event, MonitorMode, Progress, Status
 from ..views import html, plots, text
 from ..views.curve import FEW_EPOCHS, measured_curve
 
@@ -106,7 +106,7 @@ class Row(dict[str, Any]):
     @property
     def metrics(self) -> dict[str, float]:
         """Only the measured values, without epoch, step, learning rate and time."""
-        return {name: value for name, value in self.items() if name not in ("epoch", "step", "lr", "time_s")}
+        return {name: value for name, value in self.items() if name not in OWN_COLUMNS}
 
 
 # %% ../../nbs/history/history.ipynb #04808017
@@ -118,7 +118,7 @@ def csv_text(rows: list[Row]) -> bytes:
     writer = csv.DictWriter(written, names, restval="")
     writer.writeheader()
     writer.writerows(rows)
-    return written.getvalue().encode()
+    return written.getvalue().encode(errors="backslashreplace")  # half a surrogate pair in a name
 
 
 def data_frame(rows: list[Row]) -> DataFrame:

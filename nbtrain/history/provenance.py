@@ -103,7 +103,7 @@ def describe(value: Any, name: str = "", depth: int = 3) -> Any:
     if is_from_environment(value) or name in os.environ:
         return FROM_ENVIRONMENT
     if is_kind(value, (str, int, float)) and not is_kind(value, Enum):
-        return blot_out(value[:2000]) if is_kind(value, str) else value if math.isfinite(value) else str(value)
+        return blot_out(value[:2000]) if is_kind(value, str) else value if is_kind(value, int) or math.isfinite(value) else str(value)
     if depth and is_kind(value, dict) and dict.__len__(value) <= 50:
         return {str(describe(key)): describe(item, key if type(key) is str else "", depth - 1) for key, item in dict.items(value)}
     for kind in (list, tuple):

@@ -73,7 +73,7 @@ def write_file(folder: Path, name: str, content: str | bytes) -> Path:
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)
     with open(part, "xb") as file:  # never through a link
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
     part.replace(path)
     return path
 

@@ -9,7 +9,6 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, Protocol, overload, runtime_checkable
 
@@ -27,6 +26,7 @@ from ..data.several_loaders import Loaders
 from ..data.seeded_loader import SeededLoader
 from ..distributed.devices import Device
 from ..engine.addon import AddOnBase, Phase
+from ..engine.meter import is_scalar
 from ..engine.protocol import TrainerProtocol
 from ..engine.train_state import Mode
 from ..errors import ConfigError, StepError
@@ -94,7 +94,7 @@ def _as_step(output: Any, label: Any) -> dict[str, Any]:
         output = {"loss": scalars[0], **({"output": rest[0]} if rest else {})}
     if not isinstance(output, Mapping) or output.get("loss") is None:
         return _without_loss(output)
-    step = {name: item for name, item in output.items() if isinstance(item, Real) or (isinstance(item, Tensor) and item.numel() == 1)}
+    step = {name: item for name, item in output.items() if is_scalar(item)}
     step["loss"] = output["loss"]
     found = {"output": prediction_of(output), "label": label}
     return step | {name: item for name, item in found.items() if isinstance(item, Tensor)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -43,7 +44,9 @@ def blank(width: float, height: float) -> Figure:
 def png(figure: Figure) -> bytes:
     """The figure as the bytes of a PNG file, with twice as many dots as are displayed, for high-resolution screens."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=2 * _DPI, metadata={"Software": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the picture shows a box
+        figure.savefig(buffer, format="png", dpi=2 * _DPI, metadata={"Software": None})
     return buffer.getvalue() if any(axes.images for axes in figure.axes) else _with_palette(buffer)
 
 
@@ -72,9 +75,9 @@ def _plain(name: str) -> str:
     return visible(name).replace("$", r"\$")
 
 
-def _label(run: str, n: int = 40) -> str:
-    """A run's name in a legend, `n` characters of it: a longer legend leaves no room for the lines."""
-    return _plain(run if len(run) <= n else f"{run[: n - 1]}…")
+def _label(name: str, n: int = 40) -> str:
+    """A name in a legend or above a panel, its beginning and its end in `n` characters: a longer one leaves no room for the lines."""
+    return _plain(name if len(name) <= n else f"{name[: n - 10]}…{name[-9:]}")
 
 
 def _values(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
@@ -103,7 +106,7 @@ def _free_corner(axes: Axes) -> Literal["lower right", "upper right"]:
 
 
 def _dress(axes: Axes, title: str, values: Iterable[Any], unit: str = "epoch") -> None:
-    axes.set_title(_plain(title), fontsize=10, loc="left")
+    axes.set_title(_label(title), fontsize=10, loc="left")
     axes.set_xlabel(unit, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.locator_params(axis="x", integer=True)
@@ -150,7 +153,7 @@ def _figure(groups: Mapping[str, list[str]]) -> tuple[Figure, list[_Place]]:
     n_rows = math.ceil(len(shown) / n_columns) or 1
     figure = blank(max(3.6 * n_columns, 5.4), 2.5 * n_rows)
     if line := also_measured(list(groups)):
-        figure.supxlabel(_plain(line), fontsize=8, color="0.4", x=0.01, ha="left")
+        figure.supxlabel(_label(line, 120), fontsize=8, color="0.4", x=0.01, ha="left")
     return figure, [(figure.add_subplot(n_rows, n_columns, i + 1), quantity, names) for i, (quantity, names) in enumerate(shown)]
 
 
@@ -162,7 +165,7 @@ def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, marks: Seque
     axes, quantity, names = place
     for name in names:
         style = {"color": _DRAWN.get(series_of(name).partition("/")[0], "C0"), "linestyle": "-" if name.startswith("train_") else "--"}
-        _line(axes, _values(rows, name), label=_plain(series_of(name)) if series_of(name) != quantity else None, **style)
+        _line(axes, _values(rows, name), label=_label(series_of(name)) if series_of(name) != quantity else None, **style)
     axes.set_xlim(rows[0]["epoch"] - 0.03 * _span(rows), rows[-1]["epoch"] + 0.03 * _span(rows))
     if best is not None and "epoch" in best:
         axes.axvline(best["epoch"], color="0.6", linewidth=0.8, linestyle="--")

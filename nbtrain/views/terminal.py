@@ -10,6 +10,7 @@ import sys
 import unicodedata
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol, TextIO
 
@@ -19,6 +20,7 @@ from .text import place_words, progress_line, rate_words, state_words, summary_l
 
 # %% auto #0
 __all__ = [
+    "write",
     "text_width",
     "right_aligned",
     "wrapped",
@@ -38,6 +40,19 @@ __all__ = [
     "LogView",
     "stream_view",
 ]
+
+# %% ../../nbs/views/terminal.ipynb #writetxt
+_PLAIN = str.maketrans(dict(zip("·★✓✗■▶‖–→✎█▏▎▍▌▋▊▉", "-*+x#>=->~########")) | {"…": "..."})
+
+
+def write(stream: TextIO, text: str) -> None:
+    """Write `text` to `stream`, with signs and codes for what its encoding lacks. A stream that is closed gets nothing."""
+    with suppress(OSError, ValueError):  # `python train.py | head` must not end the run
+        try:
+            stream.write(text)
+        except UnicodeEncodeError as error:
+            stream.write(text.translate(_PLAIN).encode(error.encoding, "backslashreplace").decode(error.encoding))
+        stream.flush()
 
 
 # %% ../../nbs/views/terminal.ipynb #7a0573b4
@@ -343,8 +358,7 @@ class TerminalView:
         return painted(words, _state_colour(status)) + line.removeprefix(words) if line.startswith(words) else line
 
     def _write(self, text: str) -> None:
-        self.stream.write(text)
-        self.stream.flush()
+        write(self.stream, text)
 
 
 def _terminal_width(stream: TextIO) -> int:
@@ -373,8 +387,7 @@ class LogView:
 
     def _line(self, text: str, event: Event) -> None:
         self._last_s = event.progress.elapsed_s
-        self.stream.write(text + "\n")
-        self.stream.flush()
+        write(self.stream, text + "\n")
 
     def _text(self, event: Event) -> str | None:
         if event.kind == "start":

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..best import GrowingBest, is_same_validation
-from ..events import Event, Progress
+from ..events import OWN_COLUMNS, Event, Progress
 from .advice import Advice
 from .curve import Ghost, LossCurve
 
@@ -451,7 +451,7 @@ def summary_line(board: Board) -> str:
 # %% ../../nbs/views/text.ipynb #43a8afcd
 def column_names(rows: Iterable[Row]) -> list[str]:
     """Columns in reading order: epoch, train_*, val_*, test_*, all others, lr, time_s."""
-    names = list(dict.fromkeys(name for row in rows for name in row if name not in ("epoch", "step", "lr", "time_s")))
+    names = list(dict.fromkeys(name for row in rows for name in row if name not in OWN_COLUMNS))
 
     def group(name: str) -> int:
         return next((i for i, prefix in enumerate(PREFIXES) if name.startswith(prefix)), len(PREFIXES))

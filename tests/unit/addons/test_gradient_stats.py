@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from samples import Regress, make_data, make_loader, make_model, make_trainer, same_weights
+from torch import nn
 from torch.nn.functional import mse_loss
 
-from nbtrain import ConfigError, GradientStatsAddon
+from nbtrain import ConfigError, GradientClipAddon, GradientStatsAddon, Trainer
+from nbtrain.addons.gradients import total_norm
 
 
 def test_statistics_are_those_of_the_batch_and_the_training_is_not_touched() -> None:
@@ -52,3 +54,51 @@ def test_hooks_are_gone_after_an_error() -> None:
     assert not any(part._forward_hooks for part in trainer.model.modules())
     with pytest.raises(ConfigError, match="stats_depth=0"):
         make_trainer(Regress.add_on(GradientStatsAddon), stats_depth=0)
+
+
+PARTS = [torch.tensor([3.0, 0.0, 4.0]), torch.empty(0), torch.tensor([6.0], dtype=torch.float64), torch.tensor([8.0], dtype=torch.bfloat16)]
+
+
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.tensor([[5.0, 0.0]]).to_sparse(),
+        torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.tensor([2.0, 3.0]), (4,), check_invariants=True),  # two entries of one place
+        torch.tensor([3 + 4j]),
+        torch.tensor([5]),
+        torch.tensor([True, False]),
+        torch.tensor([5.0]).to(torch.float8_e4m3fn),
+    ],
+)
+def test_the_norm_of_tensors_of_every_kind_is_that_of_their_numbers(other: torch.Tensor, norm_type: float) -> None:
+    plain = [part.double() for part in PARTS] + [torch.tensor([1.0 if other.dtype is torch.bool else 5.0])]
+    expected = torch.linalg.vector_norm(torch.cat(plain), norm_type)
+    assert float(total_norm([*PARTS, other], norm_type)) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_the_norm_of_no_numbers_is_zero() -> None:
+    assert [float(total_norm(tensors, norm)) for tensors in ([], [torch.empty(0)]) for norm in (2.0, math.inf)] == [0.0] * 4
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_sparse_and_complex_gradients_are_clipped(algorithm: str) -> None:
+    parts = nn.ModuleDict({"sparse": nn.Embedding(3, 2, sparse=True), "complex": nn.ParameterList([torch.ones(1, dtype=torch.complex64)])})
+
+    class Steps(Trainer):
+        def train_step(self, batch: torch.Tensor) -> dict[str, torch.Tensor]:
+            z = self.model["complex"][0]
+            return {"loss": 3 * self.model["sparse"](torch.tensor([1, 1])).sum() + (3 * z.real + 4 * z.imag).sum()}
+
+    before = {name: value.clone() for name, value in parts.state_dict().items()}
+    options = {"gradient_clip": 1.0, "gradient_clip_algorithm": algorithm}
+    optimizer = torch.optim.SGD(parts.parameters(), lr=1.0)
+    trainer = Steps.add_on(GradientClipAddon)(parts, device="cpu", log_bar=False, optimizer=optimizer, **options)
+    trainer.run(1, [torch.zeros(1)])
+    moved = {name: before[name] - value for name, value in parts.state_dict().items()}
+    norm = math.sqrt(2 * 6**2 + 5**2)  # each number of the row is there twice
+    share = 1 / norm if algorithm == "norm" else None
+    assert moved["sparse.weight"][1].tolist() == pytest.approx([1.0] * 2 if share is None else [6 * share] * 2, rel=1e-5)
+    z = complex(moved["complex.0"])
+    assert (z.real, z.imag) == pytest.approx((1.0, 1.0) if share is None else (3 * share, 4 * share), rel=1e-5)
+    assert trainer.history.steps["train"]["train_grad_norm"] == pytest.approx([norm])

@@ -10,7 +10,6 @@ import math
 import os
 import random
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -31,6 +30,7 @@ from lightning.pytorch.loggers.logger import DummyLogger, Logger
 from samples import Regress, make_loader, make_trainer, make_valid, same_weights
 from torch.utils.data._utils import worker
 from torch.utils.tensorboard import SummaryWriter
+from tracker_files import csv_rows, metric_values, read_wandb, tensorboard_log, trackio_rows
 
 from nbtrain import AddOnError, ConfigError, LoggersAddon, NeptuneLoggerAddon, OptionError, StateManagerAddon, WandBLoggerAddon
 from nbtrain.cli import main
@@ -70,110 +70,10 @@ def notes(trainer: Any) -> list[str]:
     return [event["data"]["text"] for event in map(json.loads, events) if event["kind"] == "note"]
 
 
-# -- reading back what the real clients have written
-def wandb_records(content: bytes) -> Iterator[bytes]:
-    """The records in a .wandb file: LevelDB's log format behind seven bytes."""
-    place, parts = 7, []
-    while place + 7 <= len(content):
-        if (left := 32768 - place % 32768) < 7:
-            place += left
-            continue
-        _, n, kind = struct.unpack("<IHB", content[place : place + 7])
-        parts.append(content[place + 7 : place + 7 + n])
-        place += 7 + n
-        if kind in (1, 4):  # whole, or the last part
-            yield b"".join(parts)
-            parts = []
-
-
-def read_wandb(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any], list[int]]:
-    """The history rows, the summary and the exit codes of all parts of a wandb run."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    rows, summary, exits = [], {}, []
-    for file in sorted(folder.rglob("run-*.wandb")):
-        for content in wandb_records(file.read_bytes()):
-            record = Record()
-            record.ParseFromString(content)
-            if record.HasField("history"):
-                rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item})
-            elif record.HasField("summary"):
-                summary |= {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.summary.update}
-            elif record.HasField("exit"):
-                exits.append(record.exit.exit_code)
-    return rows, summary, exits
-
-
-def wandb_values(folder: Path) -> set[tuple[str, int, float]]:
-    rows, _, _ = read_wandb(folder)
-    return {(name, row["trainer/global_step"], value) for row in rows for name, value in row.items() if name.startswith(("train/", "val/"))}
-
-
-def neptune_values(folder: Path) -> set[tuple[str, int, float]]:
-    (entries,) = read_neptune(folder).values()
-    return {(e.name, int(e.step), e.value) for e in entries if e.step is not None and e.name.startswith(("train/", "val/"))}
-
-
-def tensorboard_log(folder: Path) -> Any:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    log = EventAccumulator(str(folder / "tensorboard"))
-    log.Reload()
-    return log
-
-
-def tensorboard_values(folder: Path) -> set[tuple[str, int, float]]:
-    log = tensorboard_log(folder)
-    names = [name for name in log.Tags()["scalars"] if name.startswith(("train_", "val_"))]
-    return {(name.replace("_", "/", 1), event.step, event.value) for name in names for event in log.Scalars(name)}
-
-
-def mlflow_values(folder: Path) -> set[tuple[str, int, float]]:
-    from mlflow.tracking import MlflowClient
-
-    client, run = MlflowClient(f"sqlite:///{folder.parent / 'mlflow.db'}"), (folder / "mlflow-run-id").read_text()
-    names = [name for name in client.get_run(run).data.metrics if name.startswith(("train_", "val_"))]
-    return {(name.replace("_", "/", 1), metric.step, metric.value) for name in names for metric in client.get_metric_history(run, name)}
-
-
-def trackio_rows(folder: Path, columns: str) -> list[tuple[Any, ...]]:
-    """What trackio has of the run in `folder`: `columns` of a table."""
-    import sqlite3
-
-    from trackio.utils import TRACKIO_DIR  # read once a process
-
-    (file,) = TRACKIO_DIR.glob("*.db")
-    return sqlite3.connect(file).execute(f"select {columns} where run_name = ?", (f"{folder.parent.name}-{folder.name}",)).fetchall()
-
-
-def trackio_values(folder: Path) -> set[tuple[str, int, float]]:
-    rows = trackio_rows(folder, "step, metrics from metrics")
-    found = [(step, json.loads(text)) for step, text in rows]
-    return {
-        (name.replace("_", "/", 1), step, value)
-        for step, row in found
-        for name, value in row.items()
-        if name.startswith(("train_", "val_"))
-    }
-
-
-def rows_of(folder: Path) -> list[dict[str, str]]:
-    with open(folder / "training_log.csv", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def csv_values(folder: Path) -> set[tuple[str, int, float]]:
-    columns = {"train_loss": "train/loss_step", "grad_norm": "train/grad_norm_step", "val_loss": "val/loss"}
-    return {(name, int(row["step"]) - 1, float(row[column])) for row in rows_of(folder) for column, name in columns.items() if row[column]}
-
-
-LOGGERS: dict[str, tuple[type[Any], dict[str, Any], Callable[[Path], set[tuple[str, int, float]]]]] = {
-    "wandb": (Regress.add_on(WandBLoggerAddon), {"web_logger": {"wandb": {"mode": "offline"}}}, wandb_values),
-    "neptune": (Regress.add_on(NeptuneLoggerAddon), {"web_logger": {"neptune": {"project_name": "me/p", "api_tkn": "x"}}}, neptune_values),
-    "csv": (Local, {"loggers": ["csv"]}, csv_values),
-    "tensorboard": (Local, {"loggers": ["tensorboard"]}, tensorboard_values),
-    "mlflow": (Local, {"loggers": ["mlflow"]}, mlflow_values),
-    "trackio": (Local, {"loggers": ["trackio"]}, trackio_values),
+LOGGERS: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "wandb": (Regress.add_on(WandBLoggerAddon), {"web_logger": {"wandb": {"mode": "offline"}}}),
+    "neptune": (Regress.add_on(NeptuneLoggerAddon), {"web_logger": {"neptune": {"project_name": "me/p", "api_tkn": "x"}}}),
+    **{name: (Local, {"loggers": [name]}) for name in ("csv", "tensorboard", "mlflow", "trackio")},
 }
 
 
@@ -210,14 +110,14 @@ def processes() -> set[int]:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # mlflow's, of SQLAlchemy
 @pytest.mark.parametrize("name", LOGGERS)
 def test_a_logger_gets_every_metric_once_with_its_step_and_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
-    kind, options, read = LOGGERS[name]
+    kind, options = LOGGERS[name]
     pytest.importorskip(name)
     before = threads(), processes()
     trainer = make_trainer(kind, save_path=tmp_path / "runs", lightning={"log_every_n_steps": 3}, gradient_clip=1.0, **options)
     trainer.run(1, make_loader(), make_valid())
     trainer.run(2, make_loader(), make_valid())
     assert (threads(), processes()) == before
-    values = read(trainer.run_dir)
+    values = metric_values(name, trainer.run_dir)
     assert len(values) == len({(name, step) for name, step, _ in values})
     assert {(name, step): value for name, step, value in values} == pytest.approx(expected(name, trainer, 3), rel=1e-5)
     assert "wandb" not in os.listdir(tmp_path) and ".neptune" not in os.listdir(tmp_path)
@@ -228,7 +128,7 @@ def test_a_logger_gets_every_metric_once_with_its_step_and_leaves_nothing_behind
 def test_runs_at_the_same_time_do_not_mix_and_leave_the_terminal_alone(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kind, options, read = LOGGERS[name]
+    kind, options = LOGGERS[name]
     pytest.importorskip(name)
     stdout = sys.stdout
     trainers = [make_trainer(kind, save_path=tmp_path / "at-once", lightning={"log_every_n_steps": 3}, **options) for _ in range(2)]
@@ -237,7 +137,7 @@ def test_runs_at_the_same_time_do_not_mix_and_leave_the_terminal_alone(
     printed = capsys.readouterr()
     assert sys.stdout is stdout and "rackio" not in printed.out and "mlflow" not in (printed.out + printed.err).lower()
     for trainer in trainers:
-        values = {(name, step): value for name, step, value in read(trainer.run_dir)}
+        values = {(name, step): value for name, step, value in metric_values(name, trainer.run_dir)}
         assert values == pytest.approx(expected(name, trainer, 3), rel=1e-5)
 
 
@@ -283,7 +183,7 @@ def test_both_web_loggers_at_once_in_either_order_leave_the_users_dict_as_it_is(
     trainer = make_trainer(Regress.add_on(*addons), save_path=tmp_path / "runs", web_logger=web_logger)
     trainer.run(1, make_loader(), make_valid())
     assert web_logger == given
-    assert wandb_values(trainer.run_dir) == neptune_values(trainer.run_dir) != set()
+    assert metric_values("wandb", trainer.run_dir) == metric_values("neptune", trainer.run_dir) != set()
 
 
 def test_logging_changes_nothing_of_the_training(tmp_path: Path) -> None:
@@ -369,7 +269,7 @@ def test_a_run_resumed_in_another_process_goes_on_under_its_id(tmp_path: Path) -
     assert second.run_dir == first.run_dir
     ids = {file.stem for file in first.run_dir.rglob("run-*.wandb")}
     assert ids == {f"run-{(first.run_dir / 'tracker-id').read_text()}"}
-    assert {(n, s) for n, s, _ in wandb_values(first.run_dir) if n == "train/loss"} == {("train/loss", 4), ("train/loss", 9)}
+    assert {(n, s) for n, s, _ in metric_values("wandb", first.run_dir) if n == "train/loss"} == {("train/loss", 4), ("train/loss", 9)}
 
 
 def test_two_runs_in_one_process_do_not_mix_nor_touch_a_run_of_the_users_own(tmp_path: Path) -> None:
@@ -399,7 +299,7 @@ def test_a_run_that_breaks_off_is_closed_with_what_it_had(error: BaseException, 
         trainer.run(1, make_loader())
     rows, _, exits = read_wandb(trainer.run_dir)
     assert exits == [1] and [row["trainer/global_step"] for row in rows if "train/loss_step" in row] == [2]
-    assert neptune_values(trainer.run_dir) == wandb_values(trainer.run_dir)
+    assert metric_values("neptune", trainer.run_dir) == metric_values("wandb", trainer.run_dir)
 
 
 def test_a_run_that_is_stopped_after_a_pause_is_closed_and_has_not_failed(tmp_path: Path) -> None:
@@ -414,7 +314,7 @@ def test_a_run_that_is_stopped_after_a_pause_is_closed_and_has_not_failed(tmp_pa
     assert trainer.run(1, make_loader(), make_valid()).status == "stopped"
     (entries,) = read_neptune(trainer.run_dir).values()
     assert read_wandb(trainer.run_dir)[2] == [0] and [entry.value for entry in entries if entry.name == "status"] == ["success"]
-    assert neptune_values(trainer.run_dir) == wandb_values(trainer.run_dir) != set()
+    assert metric_values("neptune", trainer.run_dir) == metric_values("wandb", trainer.run_dir) != set()
 
 
 def test_a_process_that_ends_while_a_run_is_on_closes_it(tmp_path: Path) -> None:
@@ -686,7 +586,7 @@ def test_wandb_whose_service_is_away_goes_on_offline_in_the_first_run(
     (text,) = notes(trainer)
     assert result.status == "completed"
     assert text.startswith("wandb is offline: ") and words in text and "wandb sync" in text
-    assert {name for name, _, _ in wandb_values(trainer.run_dir)} >= {"train/loss", "val/loss"}
+    assert {name for name, _, _ in metric_values("wandb", trainer.run_dir)} >= {"train/loss", "val/loss"}
 
 
 def test_wandb_without_a_key_stays_offline_and_says_so_once(tmp_path: Path) -> None:
@@ -924,11 +824,11 @@ def test_a_loss_that_is_nan_shows() -> None:
 
 @pytest.mark.parametrize("name", ["wandb", "neptune"])
 def test_a_web_logger_gets_each_step_if_it_is_asked_for(name: str, tmp_path: Path) -> None:
-    kind, options, read = LOGGERS[name]
+    kind, options = LOGGERS[name]
     pytest.importorskip(name)
     trainer = make_trainer(kind, save_path=tmp_path / "runs", lightning={"log_every_n_steps": 1}, **options)
     trainer.run(2, make_loader())
-    steps = sorted((step, value) for found, step, value in read(trainer.run_dir) if found == "train/loss_step")
+    steps = sorted((step, value) for found, step, value in metric_values(name, trainer.run_dir) if found == "train/loss_step")
     assert [step for step, _ in steps] == list(range(10))
     assert [value for _, value in steps] == pytest.approx(trainer.history.steps["train"]["train_loss"], rel=1e-5)
 
@@ -977,7 +877,7 @@ def test_the_training_log_has_tlamas_columns_in_complete_rows(tmp_path: Path) ->
     trainer = make_trainer(Local, save_path=tmp_path / "runs", loggers=["csv"], gradient_clip=1.0, lightning={"log_every_n_steps": 3})
     trainer.run(1, make_loader(), make_valid())
     trainer.run(1, make_loader(), make_valid())
-    rows = rows_of(trainer.run_dir)
+    rows = csv_rows(trainer.run_dir)
     assert list(rows[0]) == ["epoch", "step", "time", "train_loss", "learning_rate", "grad_norm", "val_loss", "tokens_per_sec"]
     assert [(row["epoch"], row["step"], row["val_loss"] != "") for row in rows] == [
         ("1", "3", False),
@@ -999,7 +899,7 @@ def test_a_resumed_run_appends_to_its_training_log_where_its_state_was(tmp_path:
         file.write("4,17,1e9,0.")  # cut off by a kill
     second = make_trainer(kind, save_path=tmp_path, loggers=["csv"])
     second.run(4, make_loader(), resume=first.run_dir / "checkpoints" / "epoch=2-step=10.ckpt")
-    assert [row["step"] for row in rows_of(second.run_dir)] == ["5", "10", "15", "20"]
+    assert [row["step"] for row in csv_rows(second.run_dir)] == ["5", "10", "15", "20"]
 
 
 # -- neptune-export

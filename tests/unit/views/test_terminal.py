@@ -339,3 +339,23 @@ def test_log_has_a_line_an_epoch_and_one_a_minute() -> None:
 def test_view_of_a_terminal_is_a_log_in_ci_and_where_a_line_cannot_be_rewritten(terminal: Any, environment: Any, kind: Any) -> None:
     assert type(stream_view(terminal(80).stream, environment)) is kind
     assert type(stream_view(io.StringIO(), environment)) is LogView
+
+
+@pytest.mark.parametrize(
+    ("encoding", "end"), [("ascii", "+ completed - 3 epochs"), ("cp1252", "+ completed - 3 epochs"), ("utf-8", "✓ completed · 3 epochs")]
+)
+def test_a_stream_whose_encoding_lacks_a_sign_gets_another(encoding: str, end: str) -> None:
+    written = io.BytesIO()
+    view = LogView(io.TextIOWrapper(written, encoding=encoding))
+    for event in run_events():
+        view.update(event)
+    assert written.getvalue().decode(encoding).splitlines()[-1].startswith(end)
+
+
+def test_a_stream_that_is_closed_ends_no_run() -> None:
+    stream = io.StringIO()
+    for view in (LogView(stream), TerminalView(stream, 80)):
+        stream.close()
+        for event in run_events():
+            view.update(event)
+        assert view.board.status == "completed"
