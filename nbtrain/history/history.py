@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ..annotations import checked
@@ -314,6 +315,18 @@ class History:
         """The rows that a table shows: the epochs, and the best validation if it is inside one; without epochs, the tests."""
         return text.with_best(self.epochs or self.tests, self.best, self.validations)
 
+    @property
+    def under_way(self) -> Row | None:
+        """The epoch that is not finished: the means over its training batches and its newest validation so far; None without a batch."""
+        epoch, end = (self.epochs[-1]["epoch"], self.epochs[-1].get("step", math.inf)) if self.epochs else (0, 0)
+        table = self.steps["train"]
+        begin = bisect_right(table.steps, end)
+        if begin == len(table):
+            return None
+        means = {name: fmean(column[begin:]) for name, column in table.columns.items()}
+        validations = [row for row in self.validations[-1:] if row.get("step", 0) > end]
+        return Row({"epoch": f"{epoch + 1} so far", "step": table.steps[-1], **means, **(validations[0].metrics if validations else {})})
+
     def plot(self) -> Figure:
         """Plot the curves by epoch, with fewer than five epochs the loss by step; returns a matplotlib figure."""
         table = self.steps["train"]
@@ -335,11 +348,17 @@ class History:
     def __len__(self) -> int:
         return len(self.epochs)
 
+    @property
+    def _shown(self) -> list[text.Row]:
+        """The rows of the table, and the epoch that is under way."""
+        row = self.under_way
+        return [*self.table, *([row] if row is not None else [])]
+
     def __repr__(self) -> str:
-        return text.table_text(self.table, self.best) if self.table else "History(empty)"
+        return text.table_text(self._shown, self.best) if self._shown else "History(empty)"
 
     def _repr_html_(self) -> str:
-        return html.table_html(self.table, self.best) if self.table else "<em>History: nothing was run yet</em>"
+        return html.table_html(self._shown, self.best) if self._shown else "<em>History: nothing was run yet</em>"
 
 
 # %% ../../nbs/history/history.ipynb #778cbb30

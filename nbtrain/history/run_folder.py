@@ -22,7 +22,17 @@ from .run_files import append_to, inside, read_file, write_file
 from ..views import plots
 
 # %% auto #0
-__all__ = ["run_folders", "open_run_folder", "history_events", "RunFolder", "find_run", "read_events", "read_history", "load_run"]
+__all__ = [
+    "run_folders",
+    "open_run_folder",
+    "history_events",
+    "RunFolder",
+    "find_run",
+    "read_events",
+    "run_events",
+    "read_history",
+    "load_run",
+]
 
 
 # %% ../../nbs/history/run_folder.ipynb #e6829999
@@ -198,6 +208,16 @@ def read_events(folder: Path, note: Callable[[str], None] = lambda text: None) -
             damaged += [number] if number < len(lines) else []  # a kill may cut off only the last line
     if damaged:
         note(f"{len(damaged)} of {len(lines) - 1} lines of events.jsonl are damaged and left out; the first is line {damaged[0]}.")
+
+
+def run_events(folder: Path, number: int) -> list[Event]:
+    """The events of the training run with this `number` in a run folder, from 1; a run that was resumed is one run.
+
+    Raises ConfigError as `read_events` does.
+    """
+    events = list(read_events(folder))
+    runs = list(dict.fromkeys(e.progress.run for e in events if e.kind == "start" and e.progress.n_epochs > e.progress.epoch))
+    return [event for event in events if event.progress.run in runs[number - 1 : number]]
 
 
 def read_history(folder: Path, note: Callable[[str], None] = lambda text: None) -> History:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from ..engine.control import Boundary, State
 from ..errors import ConfigError, NbtrainError, first_line
 from ..history.event_group import EventGroup, deliver
 from ..history.ghost import ghost_of, run_before
-from ..history.run_folder import RunFolder
+from ..history.history import short_path
+from ..history.run_folder import RunFolder, run_events
 from ..history.run_lock import RunLock
 from ..views.curve import Ghost
 from ..views.epoch_slider import Travel
-from ..views.notebook import Controls, NotebookView, open_view
+from ..views.notebook import Controls, NotebookView, in_kernel, open_view
 from ..views.terminal import LogView, TerminalView
 from ..engine.protocol import EventSink
 from ..base.arguments import asks_for_bar
@@ -86,8 +88,7 @@ class RunSinks:
         trainer = self.trainer
         if not trainer.world.is_first:
             return
-        shows = trainer.log_bar and not asks_for_bar(trainer.lightning)
-        trainer.view = open_view(self.controls(validates=validates)) if shows else None
+        trainer.view = open_view(self.controls(validates=validates)) if self._shows else None
         if trainer.mode == "train":
             if trainer.slider_view is not None:
                 trainer.slider_view.refresh_slider(withdraw=True)
@@ -95,6 +96,21 @@ class RunSinks:
         self._opened = [EventGroup(self._folder(trainer.run_dir).update_all)] if trainer.run_dir is not None else []
         self._opened += [trainer.view] if trainer.view is not None else []
         trainer.sinks += self._opened
+
+    @property
+    def _shows(self) -> bool:
+        """Whether the run has a view."""
+        return self.trainer.log_bar and not asks_for_bar(self.trainer.lightning)
+
+    def show_finished(self) -> None:
+        """In a notebook, show the record of the newest finished phase again: its cell was run again, and trains nothing."""
+        trainer = self.trainer
+        if trainer.run_dir is None or not trainer.world.is_first or not self._shows or not in_kernel():
+            return
+        with suppress(ConfigError):  # the record was removed, and the checkpoints were not
+            if events := run_events(trainer.run_dir, trainer.finished_phase):
+                trainer.view = view = NotebookView(live=False)
+                view.show_finished(events, f"finished before · the record of {short_path(trainer.run_dir)}")
 
     def controls(self, *, validates: bool) -> Controls:
         """Return the buttons of a live view and their actions."""

@@ -56,6 +56,7 @@ from ..run.outcome import RunOutcome
 from ..run.redefined import adopt_redefined
 from ..run.resume import epochs_left
 from ..run.run import Run
+from ..run.sinks import RunSinks
 from ..tools.direct_prediction import predict_directly
 from ..tools.evaluate import batches_of, collect, evaluate, run_batch, validate
 from ..tools.gallery import Draw, Gallery, first_samples, worst_samples
@@ -266,6 +267,7 @@ class Trainer(TrainerBase):
             check_run(n_epoch, loader, valid_loader)
             n_epoch = epochs_left(self, n_epoch, resume, None if is_data_source(loader) else loader)
             if n_epoch == 0:
+                RunSinks(self).show_finished()
                 return RunOutcome(self).conclude("completed", "finished before")
         return Run(self, n_epoch, loader, valid_loader, travel_of(self)).start(background=background)
 

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -340,6 +340,15 @@ class NotebookView:
         with self._lock:
             if not (once and self._cell == get_shell().execution_count):
                 self._display()
+
+    def show_finished(self, events: Iterable[Event], note: str) -> None:
+        """Show the record of these `events` of a finished run, with a `note`. A process that was killed has not recorded the end."""
+        for event in events:
+            self.board.update(event)
+        if self.board.is_on:
+            self.board.update(Event("end", self.board.progress, data={"status": "completed", "reason": ""}))
+        self.board.notes.append(note)
+        self.show()
 
     def refresh(self) -> None:
         """Send the record again from the current cell, for programs that execute notebooks: they see only messages of the current cell."""

@@ -229,10 +229,7 @@ class Board:
         """Update the data with `event`."""
         self.advice.update(event)
         if event.kind == "start":
-            self.header = dict(event.data)
-            self.status, self.reason = "running", ""
-            self.speed, self.place = Speed(event.progress.elapsed_s), RunPlace(event.progress.epoch)
-            self.curve.begin(event.progress, self.header.get("monitor", "val_loss"))
+            self._begin(event)
         elif event.kind == "steps":
             self._add_block(event)
         elif event.kind in ("valid", "epoch", "test"):
@@ -248,6 +245,19 @@ class Board:
             self.status, self.reason = event.data["status"], event.data["reason"]
         self.place.follow(self.progress, event.progress)
         self.progress = event.progress
+
+    def _begin(self, event: Event) -> None:
+        """Begin a run, or continue one from a saved state: what came after that state is repeated."""
+        p, continues = event.progress, bool(self.header) and event.progress.run == self.progress.run
+        self.header, self.status, self.reason = dict(event.data), "running", ""
+        self.speed = Speed(p.elapsed_s)
+        self.place = RunPlace(self.place.first_epoch if continues else p.epoch)
+        self.curve.begin(p, self.header.get("monitor", "val_loss"))
+        if continues:
+            for rows in (self.rows, self.epochs, self.validations):
+                rows[:] = [row for row in rows if row.get("step", 0) <= p.step and row.get("epoch", 0) <= p.epoch]
+            self.marks = [mark for mark in self.marks if mark[0].step <= p.step]
+            self.diffs = {i: diff for i, diff in self.diffs.items() if i < len(self.marks)}
 
     def _add_mark(self, event: Event) -> None:
         if event.data.get("diff"):

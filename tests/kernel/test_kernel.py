@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 def test_saved_notebook_keeps_the_record_and_no_widget_where_no_state_can_be_reached(execute: Any) -> None:
     notebook = execute(SETUP, "trainer.keep_states = False\nresult = trainer.run(1, loader)")
     buttons, record = notebook.cells[1].outputs
-    assert buttons.data == {"text/html": "", "text/plain": ""} and "nbtrain-record" not in record.data["text/html"]
+    assert buttons.data == {"text/html": "", "text/plain": ""} and 'class="nbtrain-' not in record.data["text/html"]
 
 
 def test_saved_notebook_keeps_the_record_and_shows_nothing_of_its_slider(execute: Any) -> None:
@@ -43,12 +44,34 @@ def test_saved_notebook_keeps_the_record_and_shows_nothing_of_its_slider(execute
     slider, record = notebook.cells[1].outputs
     assert set(record.data) == {"text/html", "text/plain"}
     assert set(slider.data) == {WIDGET, "text/html", "text/plain"} and slider.data["text/html"] == slider.data["text/plain"] == ""
-    assert ":has(+ .jp-OutputArea-child .nbtrain-record)" in record.data["text/html"]  # hides what stands there without a kernel
+    assert re.search(
+        r":has\(\+ .jp-OutputArea-child .nbtrain-\w{8}\)", record.data["text/html"]
+    )  # hides what stands there without a kernel
     html = record.data["text/html"]
     assert html.count('scope="row"') == 3 and "✓ completed" in html and "data:image/svg+xml" in html and len(html) < 50_000
     assert "Slow · Linear · 5 params · cpu · run 1" in record.data["text/plain"] and "★" in record.data["text/plain"]
     page, _ = HTMLExporter().from_notebook_node(notebook)
     assert "✓ completed" in page and "widget-view" not in page
+
+
+def test_run_all_on_finished_runs_draws_their_records_again(execute: Any, tmp_path: Path) -> None:
+    make = f"""from nbtrain import StateManagerAddon
+torch.manual_seed(0)
+sgd = lambda params: torch.optim.SGD(params, lr=0.1)
+trainer = Slow.add_on(StateManagerAddon)(nn.Linear(4, 1), "cpu", optimizer=sgd, save_path={str(tmp_path)!r})"""
+    runs = ["result = trainer.run(2, loader[:20], loader[:2], resume='auto')", "result = trainer.run(1, loader[:20], resume='auto')"]
+    cells = execute(SETUP, make, *runs, make, *runs, "print(result)").cells
+
+    def record(cell: Any) -> Any:
+        return next(output.data for output in reversed(cell.outputs) if output.get("data", {}).get("text/plain"))
+
+    def lines(cell: Any) -> list[str]:
+        return [line for line in record(cell)["text/plain"].splitlines() if not line.startswith("note: ")]
+
+    for first, again in ((2, 5), (3, 6)):
+        assert lines(cells[first]) == lines(cells[again]) and "note: finished before · the record of " in record(cells[again])["text/plain"]
+        assert record(cells[again])["text/html"].count("<img") == 1 and len(cells[again].outputs) == 1
+    assert "✓ completed · 1 epoch, 3 in all" in lines(cells[6])[-1] and "finished before" in cells[7].outputs[0].text
 
 
 def test_failed_run_keeps_its_table_and_shows_the_place(execute: Any) -> None:

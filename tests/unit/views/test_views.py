@@ -196,6 +196,15 @@ def test_live_record_says_when_it_was_drawn_and_the_last_one_does_not() -> None:
     assert html.record_html(board_after(events), live=live) == html.record_html(board_after(events))  # the same in every execution
 
 
+def test_record_of_a_run_that_was_resumed_after_a_crash_has_each_epoch_once() -> None:
+    events = run_events((0.5, 0.4, 0.3))
+    crashed = next(i for i, event in enumerate(events) if event.kind == "epoch" and event.data["row"]["epoch"] == 2)
+    saved = next(i for i, event in enumerate(events) if event.kind == "epoch")  # the checkpoint
+    resumed = Event("start", replace(events[saved].progress, step=6), 0.0, {**events[0].data, "resumed": True})
+    board = board_after([*events[: crashed + 1], resumed, *events[saved + 1 :]])
+    assert text.record_text(board) == text.record_text(board_after(events))
+
+
 def test_record_of_a_run_of_500_epochs_is_a_small_message() -> None:
     board = board_after(run_events(tuple(1 / (i + 1) for i in range(500)))[:-1])
     assert len(html.record_html(board)) < 25_000 and html.record_html(board).count('scope="row"') == 9
