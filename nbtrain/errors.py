@@ -90,8 +90,10 @@ class RunStopped(KeyboardInterrupt):
 def nearest(name: str, known: Iterable[str]) -> str:
     """A sentence that suggests the name in `known` of which `name` may be a misspelling, or else lists all of `known`."""
     known = sorted(known)
-    close = get_close_matches(name, known, n=1, cutoff=0.75)  # of four letters or more, all with one typing error, and few others
-    close = close or [other for other in known if sorted(other) == sorted(name)]  # "rl" for "lr"
+    close = get_close_matches(name, known, n=1, cutoff=0.75 if len(name) > 3 else 0.65)  # all with one typing error, and few others
+    longer = [other for other in known if other.startswith(f"{name}_")]  # "prefetch" for "prefetch_factor"
+    swapped = [other for other in known if sorted(other) == sorted(name)]  # "rl" for "lr"
+    close = close or swapped or (longer if len(longer) == 1 else [])
     return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(known)}."
 
 
