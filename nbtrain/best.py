@@ -56,12 +56,16 @@ class BestRestarts:
         self.places: list[tuple[int, int]] = []
 
     def update(self, event: Event) -> None:
-        """Add the place of `event`, a mark, if the best restarts there; remove the newest place if it returns."""
-        ranking = event.data.get("ranking")
-        if ranking == "restarts":
-            self.places.append(_place(event.progress))
-        elif ranking == "returns" and self.places:
+        """Follow `event`, a mark: add its place if the best restarts there, in place of the newest one if it withdraws a mark there."""
+        place = _place(event.progress)
+        if event.data.get("withdraws") and self.places[-1:] == [place]:
             self.places.pop()
+        if event.data.get("ranking") == "restarts":
+            self.places.append(place)
+
+    def number_at(self, at: Progress) -> int | None:
+        """The number, from 1, of the newest place, if that is at `at`."""
+        return len(self.places) if self.places[-1:] == [_place(at)] else None
 
     def data(self, at: Progress) -> dict[str, str]:
         """The event data for a mark at `at`: whether the best restarts there."""
@@ -73,10 +77,13 @@ class BestRestarts:
 
     def counts(self, row: Mapping[str, Any], *, is_epoch: bool) -> bool:
         """Whether the row of an epoch or of a validation counts."""
-        if not self.places:
-            return True
-        step, epoch = self.places[-1]
-        return row.get("epoch", 0) >= epoch if is_epoch else row.get("step", 0) > step
+        return self.n_before(row, is_epoch=is_epoch) == len(self.places)
+
+    def n_before(self, row: Mapping[str, Any], *, is_epoch: bool) -> int:
+        """After how many of the places all of the row was measured."""
+        if is_epoch:
+            return sum(row.get("epoch", 0) >= epoch for _, epoch in self.places)
+        return sum(row.get("step", 0) > step for step, _ in self.places)
 
 
 def _place(at: Progress) -> tuple[int, int]:

@@ -78,7 +78,7 @@ def _number(value: Any) -> Any:
 OWN_COLUMNS = frozenset({"epoch", "step", "lr", "time_s"})  # of a row, beside its metrics
 _TOO_LARGE = 2**63
 _PHASES, _STATUSES, _MODES = (frozenset(get_args(words)) for words in (Phase, Status, MonitorMode))
-_STATES, _RANKINGS = ("running", "pausing", "paused", "stopping"), (None, "restarts", "returns")  # the latter are of the best value
+_STATES = "running", "pausing", "paused", "stopping"
 
 
 def _is_number(value: Any) -> bool:
@@ -113,6 +113,12 @@ def _is_block(data: Mapping[str, Any]) -> bool:
     return is_measured and all(isinstance(values, list) and len(values) == n and all(map(_is_number, values)) for values in columns)
 
 
+def _is_mark(data: Mapping[str, Any]) -> bool:
+    withdraws = data.get("withdraws", [])
+    texts = [data["text"], data.get("diff", ""), *(withdraws if isinstance(withdraws, list) else [withdraws, None])]
+    return all(isinstance(text, str) for text in texts) and data.get("ranking") in (None, "restarts")
+
+
 _DATA: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "start": _is_header,
     "steps": _is_block,
@@ -120,7 +126,7 @@ _DATA: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "epoch": _is_epoch,
     "test": lambda data: _is_row(data["row"]),
     "note": lambda data: isinstance(data["text"], str),
-    "mark": lambda data: isinstance(data["text"], str) and isinstance(data.get("diff", ""), str) and data.get("ranking") in _RANKINGS,
+    "mark": _is_mark,
     "state": lambda data: data["state"] in _STATES,
     "end": lambda data: data["status"] in _STATUSES and isinstance(data["reason"], str),
 }

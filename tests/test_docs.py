@@ -40,6 +40,7 @@ QUERIES = {
     "early stopping": "nbs/howto/early_stopping",
     "stop training": "nbs/howto/early_stopping",
     "pause training": "nbs/howto/pause_training",
+    "autoreload": "nbs/howto/edit_a_step",
     "torch compile": "nbs/howto/torch_compile",
     "learning rate": "nbs/howto/learning_rate_schedule",
     "learning rate finder": "nbs/howto/learning_rate_finder",

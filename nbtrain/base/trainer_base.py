@@ -48,6 +48,8 @@ from ..history.run_tree import Fork, open_branch_folder
 from ..loggers.background import Delivery
 from ..optim.schedulers import Scheduler, is_marked, mark_step
 from ..tracebacks import TracebackKeeper
+from ..source.step_changes import StepCode
+from ..source.user_code import newest
 from ..state.best_weights import BestWeights
 from .compose import Composable, given_addons, new_instance, written_class
 from .arguments import asks_for_bar
@@ -239,6 +241,16 @@ class TrainerBase(Composable, TracebackKeeper):
         self.fork: Fork | None = None  # where this trainer branched from another
         self.branches: list[Any] = []  # made with the slider below a run
         self.states = States()
+        self.code: StepCode | None = None  # yours, as it was when the newest operation began
+        self.changed: tuple[tuple[int, int], StepCode, str] | None = (
+            None  # where it has changed, what it was before, and the text of the mark
+        )
+        self.holds_steps = newest(self.written_steps) is not None  # it keeps its class, although there is a newer one of that name
+
+    @property
+    def written_steps(self) -> type[Any]:
+        """The class that has your steps."""
+        return written_class(type(self))
 
     def _emit(self, event: Event) -> None:
         with self.control.run_state.changed:
@@ -257,6 +269,8 @@ class TrainerBase(Composable, TracebackKeeper):
             "view": None,
             "slider_view": None,
             "probed": None,
+            "code": None,
+            "changed": None,
             "sinks": [self.train_state.history],
             "branches": [],
             "_marked": list(map(is_marked, self.all_optimizers)),

@@ -284,7 +284,6 @@ class Control:
         self.together: Callable[[int | None], None] | None = None  # stops all ranks at the same batch, if this is one of several
         self.failure: Any = None  # the error that has paused the run
         self.stopped_after: Exception | None = None  # the error that paused this run before it was stopped by hand
-        self.undo_trial: Callable[[], None] | None = None  # restores the replaced definitions; None once the new ones have worked
         self._requests = Requests(self.run_state)
         self._verdict: Verdict = "retry"
         self._stops_together = False
@@ -372,7 +371,7 @@ class Control:
     # -- the run
     def begin(self, listener: Callable[[State], None]) -> None:
         """Begin a run. `listener` is called with each new state, by the thread that changes it."""
-        self.signum, self._sent, self._stops_together, self.undo_trial, self.stopped_after = None, None, False, None, None
+        self.signum, self._sent, self._stops_together, self.stopped_after = None, None, False, None
         self.run_state.begin(listener)
 
     def attend(self, at: Boundary) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
@@ -52,6 +53,9 @@ class TrainState:
         self.meters: dict[Mode, Meter] = {"train": Meter(), "test": Meter()}
         self.metrics: dict[Mode, dict[str, float]] = {"train": {}, "test": {}}  # of `metric_on_epoch_end`, of the newest passes
         self.best_weights: dict[str, Tensor] | None = None
+        self.best_before: dict[
+            tuple[int, int], dict[str, Tensor] | Path
+        ] = {}  # by the place where the best started again: weights, or a file
 
     def state_dict(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """The parts as plain data; with `names`, only these."""
@@ -66,7 +70,7 @@ class TrainState:
         """A copy for a pass that must not change the original. History and best weights are shared."""
         made = copy(self)
         for name, piece in vars(self).items():
-            if name not in ("history", "best_weights", "meters"):
+            if name not in ("history", "best_weights", "best_before", "meters"):
                 setattr(made, name, deepcopy(piece))
         made.meters = {"train": Meter(), "test": Meter()}  # those of one rank, even where this is one of several
         made.metrics = {"train": {}, "test": {}}

@@ -18,11 +18,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ..annotations import checked
-from ..best import BestRestarts, GrowingBest, is_same_validation, ranked
+from ..best import BestRestarts, GrowingBest, best_row, is_same_validation, ranked
 from ..compat.keys import result_of
 from ..events import OWN_COLUMNS, Event, MonitorMode, Progress, Status
 from ..views import html, plots, text
-from ..views.curve import FEW_EPOCHS, measured_curve
+from ..views.curve import FEW_EPOCHS, Mark, measured_curve, without
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -160,7 +160,7 @@ class History:
         self.epochs: list[Row] = []
         self.validations: list[Row] = []
         self.tests: list[Row] = []
-        self.marks: list[tuple[Progress, str]] = []
+        self.marks: list[Mark] = []
         self.steps = {phase: StepTable() for phase in ("train", "valid", "test")}
         self._best = GrowingBest()
         names = "epochs", "validations", "tests", "marks"
@@ -188,8 +188,12 @@ class History:
         elif event.kind == "test":
             self.tests.append(Row(event.data["row"]))
         elif event.kind == "mark":
-            self.marks.append((event.progress, event.data["text"]))
-            self.restarts.update(event)
+            self._add_mark(event)
+
+    def _add_mark(self, event: Event) -> None:
+        self._keep("marks", without(self.marks, event.data.get("withdraws", ())))
+        self.marks.append((event.progress, event.data["text"]))
+        self.restarts.update(event)
 
     def _add_validation(self, row: Row) -> None:
         self.validations.append(row)
@@ -280,6 +284,15 @@ class History:
     def best(self) -> Row | None:
         """The row with the best monitored value; on a tie the earlier one, never a NaN. It may be a validation inside an epoch."""
         return self._best.of(self.epochs, self.validations, self.monitor, self.monitor_mode)
+
+    @checked
+    def best_before(self, number: int) -> Row | None:
+        """The best row before the code that computes the monitored value changed for the `number`th time, from 1; None if there is none."""
+        has_validations, restarts = self.compares_validations, self.restarts
+        rows = self.validations if has_validations else self.epochs
+        earlier = [row for row in rows if restarts.n_before(row, is_epoch=not has_validations) == number - 1]
+        place = restarts.places[number - 1] if 0 < number <= len(restarts.places) else (-1, -1)
+        return best_row([row for row in earlier if row.get("step", 0) <= place[0]], self.monitor, self.monitor_mode)
 
     def short_state(self) -> dict[str, Any]:
         """As `state_dict`, but only with the last and the best rows, which a resumed run needs."""

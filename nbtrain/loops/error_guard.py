@@ -121,15 +121,12 @@ class ErrorGuard:
         self.snapshot.take(results, self.module._trainer._logger_connector)  # pyright: ignore[reportOptionalMemberAccess]
         while True:
             try:
-                output = call()
+                return call()
             except Exception as error:
                 if self.is_final(error):
                     raise
                 if not self.repaired(error, name, batch):
                     return None
-            else:
-                self.trainer.control.undo_trial = None
-                return output
 
     def check_loss(self, output: Mapping[str, Any]) -> None:
         """Raise StepError for a loss that is not finite, if this is an error and the loss is on the CPU."""
@@ -170,9 +167,6 @@ class ErrorGuard:
     def wait(self, error: Exception, what: str, batch: Any = None, lost: str = "") -> bool:
         """Wait for the fix. Returns False if the failed call is skipped; raises `error` if the run ends with it."""
         control, pl_trainer = self.trainer.control, self.module.trainer
-        if control.undo_trial is not None:
-            undo, control.undo_trial = control.undo_trial, None
-            undo()
         output = getattr(error, "output", None)
         full = is_out_of_memory(error)
         if full:

@@ -26,7 +26,7 @@ from ..errors import ConfigError, OptionError, first_line, nearest
 from ..history.history import RunResult
 from ..optim.schedulers import scale_lr
 from ..base.trainer_base import TrainerBase
-from .redefined import adopt_redefined
+from .redefined import use_newest
 from .handle import RunHandle
 from ..views.notebook import NotebookView
 from ..views.text import format_value
@@ -161,9 +161,9 @@ def handle_of(trainer: TrainerBase) -> RunHandle:
 def resume(
     trainer: TrainerBase, steps: type[TrainerBase] | type[L.LightningModule] | None, *, skip: bool, background: bool
 ) -> RunResult | RunHandle | None:
-    """Continue a paused run at its next batch, with redefined `steps` if they are given; without a run, the next one uses them."""
+    """Continue a paused run at its next batch, with the class `steps` if it is given; without a run, the next one uses it."""
     if steps is not None and not skip and trainer.control.state == "idle":
-        trainer.control.do(lambda at: adopt_redefined(trainer, steps))
+        use_newest(trainer, steps=steps)
         print(f"No run is paused. The next run() uses the steps of {steps.__name__}.")
         return None
     handle = handle_of(trainer)
@@ -171,8 +171,8 @@ def resume(
         handle.refuse_in_run("resume")
     if skip and trainer.control.failure is None:
         raise ConfigError("skip=True: no error has paused this run.", remedy="resume() continues it at its next batch.")
-    if steps is not None or trainer.control.failure is not None:
-        trainer.control.do(lambda at: adopt_redefined(trainer, steps))
+    if steps is not None:
+        use_newest(trainer, steps=steps)
     if background:
         trainer.control.proceed("skip" if skip else "retry")
         return handle

@@ -35,6 +35,7 @@ from .failed_runs import drop_unreachable, needs_thread, pauses_on_error
 from .handle import RunHandle
 from .interrupts import ended_by_hand, exit_with_130, signals_stop, workers_ignore_interrupts
 from .outcome import RunOutcome
+from .redefined import FollowsSource, use_newest
 from .record import advise, correct_model, header, keep_source
 from .sinks import RunSinks
 from ..views.epoch_slider import Travel
@@ -106,6 +107,7 @@ class Run:
         """Raise ConfigError for invalid arguments, before anything else happens."""
         trainer = self.trainer
         refuse_while_on(trainer.control, trainer.recorder.place)
+        use_newest(trainer, self.loader, self.valid_loader)
         notes = contradictions(Planned(trainer, self.loader, self.valid_loader))
         self.notes = notes if trainer.train_state.run == 0 else []  # said once
         check_source(trainer, self.loader, self.valid_loader)
@@ -141,6 +143,7 @@ class Run:
         self.sinks.open(validates=validates(self.loader, self.valid_loader))
         try:
             self.arguments = trainer.lightning_args()
+            self.arguments["callbacks"].append(FollowsSource(trainer))
             goal = state.counts.epoch + (self.n_epoch if trainer.mode == "train" else 0)
             if not trainer.continues_run:
                 state.first_epoch, state.phase = state.counts.epoch, state.phase + (trainer.mode == "train")

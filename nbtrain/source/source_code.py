@@ -23,7 +23,19 @@ from .source_file import Definition, SourceFile, cells, execution_number, is_cel
 from .user_code import is_kind, is_user, is_user_module, module_of, mro, name_of, own, state, written_methods
 
 # %% auto #0
-__all__ = ["PLAIN", "names_read", "modules_imported", "package_of", "parts", "closure", "chain", "chains_read", "Reached", "reach"]
+__all__ = [
+    "PLAIN",
+    "WRAPPERS",
+    "names_read",
+    "modules_imported",
+    "package_of",
+    "parts",
+    "closure",
+    "chain",
+    "chains_read",
+    "Reached",
+    "reach",
+]
 
 # %% ../../nbs/source/source_code.ipynb #e75c3d0b
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -98,7 +110,7 @@ def parts(item: Any) -> Iterable[Any]:
     for kind in (list, tuple, set, frozenset, deque):
         if is_kind(item, kind):
             return islice(kind.__iter__(item), _MAX_ITEMS)
-    for kind, names in _WRAPPERS.items():
+    for kind, names in WRAPPERS.items():
         if is_kind(item, kind):
             return [object.__getattribute__(item, name) for name in names]
     # The private attributes of a library's objects lead everywhere; but a torch module keeps its layers in _modules
@@ -106,7 +118,7 @@ def parts(item: Any) -> Iterable[Any]:
     return [value for name, value in state(item).items() if private or name[0] != "_" or name in ("_modules", "__wrapped__")]
 
 
-_WRAPPERS: dict[type, tuple[str, ...]] = {
+WRAPPERS: dict[type, tuple[str, ...]] = {
     MethodType: ("__func__", "__self__"),
     staticmethod: ("__func__",),
     classmethod: ("__func__",),

@@ -26,6 +26,7 @@ __all__ = [
     "is_user_file",
     "is_user_module",
     "is_user",
+    "newest",
     "written_methods",
 ]
 
@@ -103,6 +104,19 @@ def is_user(item: Any) -> bool:
         return is_user_file(item.__code__.co_filename)
     name = item.__globals__.get("__name__")  # exec with a new namespace sets no name
     return name is None or is_user_module(name)
+
+
+def newest(item: Any) -> Any:
+    """The class or function that replaced `item` under its name in the user's module, or None."""
+    if not is_kind(item, (type, FunctionType)) or not is_user(item):
+        return None
+    found: Any = sys.modules.get(module_of(item))
+    for name in item.__qualname__.split("."):
+        found = getattr(found, name, None)  # there is no "<locals>": what a function made has no newest
+    if is_kind(found, type):
+        found = own(found).get("base_class", found)  # what `add_on` made of it
+    is_same_name = is_kind(found, (type, FunctionType)) and (module_of(found), found.__qualname__) == (module_of(item), item.__qualname__)
+    return found if is_same_name and type(found) is type(item) and found is not item else None
 
 
 def written_methods(kind: type) -> list[FunctionType]:

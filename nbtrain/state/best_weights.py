@@ -6,19 +6,66 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import lightning as L
+from safetensors.torch import save_file
 
 from .parts import kept_weights
-from ..checkpoint.weights import copy_weights
+from ..checkpoint.atomic import written
+from ..checkpoint.weights import Weights, copy_weights, read_weights
 from ..engine.callback import notify
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, in_validation_of_run, is_whole_epoch
-from ..errors import ConfigError
+from ..errors import CheckpointError, ConfigError, first_line
 from ..history.history import Row
 
 # %% auto #0
-__all__ = ["BestWeights"]
+__all__ = ["set_aside", "weights_before", "BestWeights"]
+
+
+# %% ../../nbs/state/best_weights.ipynb #bstw0001
+def _file_of(trainer: TrainerProtocol, number: int) -> Path | None:
+    """The file in the run folder for the best weights before the `number`th restart."""
+    return trainer.run_dir / f"best-before-{number}.safetensors" if trainer.run_dir is not None else None
+
+
+def set_aside(trainer: TrainerProtocol) -> None:
+    """If the search for the best has started again, keep the best weights so far beside; if that was withdrawn, take them back."""
+    state = trainer.train_state
+    places, aside = state.history.restarts.places, state.best_before
+    for place in [place for place in aside if place not in places]:
+        weights = aside.pop(place)
+        state.best_weights = state.best_weights or (read_weights(weights) if isinstance(weights, Path) else weights)
+    if state.best_weights is None or not places or state.history.best is not None:
+        return
+    weights, state.best_weights = state.best_weights, None
+    aside[places[-1]] = weights
+    file = _file_of(trainer, len(places))
+    if file is not None and getattr(trainer, "is_main_process", True):
+        try:
+            with written(file) as temp:
+                save_file(weights, temp)
+            aside[places[-1]] = file  # and no longer in memory
+        except CheckpointError as error:
+            trainer.recorder.note(f"The best weights so far are kept in memory only: {first_line(error)}")
+
+
+def weights_before(trainer: TrainerProtocol, number: int) -> Weights:
+    """The best weights before the code that computes the monitored value changed for the `number`th time. Raises CheckpointError."""
+    set_aside(trainer)
+    state, file = trainer.train_state, _file_of(trainer, number)
+    places = state.history.restarts.places
+    found = state.best_before.get(places[number - 1]) if number <= len(places) else None
+    if found is None and number <= len(places) and file is not None and file.exists():  # of an earlier process
+        found = file
+    if found is None:
+        there = ", ".join(str(i + 1) for i, place in enumerate(places) if place in state.best_before) or "none"
+        raise CheckpointError(
+            f"before={number}: no best weights are kept from before such a change.",
+            remedy=f"The marks of the changes name the numbers; kept are: {there}.",
+        )
+    return read_weights(found) if isinstance(found, Path) else found
 
 
 # %% ../../nbs/state/best_weights.ipynb #37c7494b
@@ -30,9 +77,7 @@ class BestWeights(L.Callback):
         self._step = -1  # of the newest copy
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        history = self.trainer.train_state.history
-        if history.restarts.places and history.best is None:  # the steps changed between two runs
-            self.trainer.train_state.best_weights = None
+        set_aside(self.trainer)  # if the steps changed between two runs
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         history = self.trainer.train_state.history

@@ -286,6 +286,7 @@ def restore_kept(trainer: StatefulTrainer, kept: KeptState) -> str:
     best = kept.best_weights
     here.best_weights = {name: value.clone() for name, value in best.items()} if best is not None else None
     here.history.drop_after(kept.step, kept.epoch)
+    here.best_before = {place: kept for place, kept in here.best_before.items() if place in here.history.restarts.places}
     trainer.states.memory.drop_after(kept.step)
     set_random_state(state["nbtrain"]["random"])
     if trainer.optimizer is not None:

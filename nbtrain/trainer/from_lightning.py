@@ -24,6 +24,7 @@ from ..optim.param_groups import set_group_names
 from ..optim.schedulers import check_length, scale_rates
 from ..base.trainer_base import TrainerBase
 from ..base.compose import compose, given_addons, written_class
+from ..run.redefined import with_newest
 from ..tools.evaluate import batches_of, evaluate, validate
 
 # %% auto #0
@@ -119,6 +120,10 @@ class LightningSteps(TrainerBase):
         assert isinstance(self.model, L.LightningModule)
         return self.model
 
+    @property
+    def written_steps(self) -> type[Any]:
+        return type(self.model)
+
     def _begin_state(self) -> None:
         super()._begin_state()
         self.configured = Configured()
@@ -185,6 +190,7 @@ class LightningSteps(TrainerBase):
 
     # -- beside a run
     @checked
+    @with_newest
     def evaluate(self, data: Loaders | Dataset[Any] | L.LightningDataModule, batch_size: int = 32) -> dict[str, float]:
         """Return what the module's `test_step` logs for `data`, by its names, and `test_loss` if it returns a loss."""
         self._need("test_step", "evaluate")
@@ -194,6 +200,7 @@ class LightningSteps(TrainerBase):
         return {name: value for name, value in self.train_state.history.tests[-1].metrics.items() if name not in _NO_METRICS}
 
     @checked
+    @with_newest
     def validate(self, loader: Loaders | L.LightningDataModule) -> dict[str, float]:
         """Return what `validation_step` logs for a loader, by its names, and `val_loss` if it returns a loss."""
         self._need("validation_step", "validate")

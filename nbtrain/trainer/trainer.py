@@ -41,19 +41,20 @@ from ..engine.meter import EpochLog, Meter
 from ..engine.precision import resolve_precision
 from ..engine.step_output import leaves_out
 from ..engine.train_state import Counts, Mode
-from ..errors import CheckpointError, StepError
+from ..errors import CheckpointError, ConfigError, StepError
 from ..events import MonitorMode
 from ..history.history import History, RunResult, short_path
 from ..history.run_folder import find_run
 from ..loops.error_guard import Failure
 from ..optim.schedulers import Scheduler, check_stepping
 from ..rng import check_seed
+from ..state.best_weights import weights_before
 from ..run.data_module import is_data_source
 from ..run.failed_runs import drop_failure
 from ..run.handle import RunHandle
 from ..run.live_edits import check_options, handle_of, resume, set_options, validate_now
 from ..run.outcome import RunOutcome
-from ..run.redefined import adopt_redefined
+from ..run.redefined import use_newest, with_newest
 from ..run.resume import epochs_left
 from ..run.run import Run
 from ..run.sinks import RunSinks
@@ -294,22 +295,24 @@ class Trainer(TrainerBase):
     ) -> RunResult | RunHandle | None:
         """Continue a paused run at its next batch, as if it had never been paused, and wait for it unless `background`.
 
-        `steps` is a redefined class, such as `Digits` after you edited and ran its cell: its steps are used from the next batch on. If they
-        fail on that batch, the old ones are restored and the run stays paused.
+        The run continues with all that you have redefined in the notebook since: the newest class of the trainer, callbacks, datasets and
+        models. `steps` is a class to use instead, such as an older one, as in `use`.
 
-        Where `from_lightning` made the trainer, `steps` is your LightningModule's class.
-
-        If an error paused the run, the failed batch is tried again with everything that you redefined in the notebook since, including
-        callbacks, datasets and models. `skip=True` skips the batch, without an update. If no run is paused, it says so, and the next
-        run uses `steps`.
+        If an error paused the run, the failed batch is tried again. `skip=True` skips the batch, without an update. If no
+        run is paused, it says so, and the next run uses `steps`.
         Returns the result, or the RunHandle with `background=True`.
         """
         return resume(self, steps, skip=skip, background=background)
 
     @checked
     def use(self, steps: type[TrainerBase] | type[L.LightningModule]) -> None:
-        """Use the steps of a redefined class, such as `Digits` after you edited and ran its cell: at once, or after the current batch."""
-        self.control.do(lambda at: adopt_redefined(self, steps))
+        """Use the steps of the class `steps`: at once, or after the current batch.
+
+        You need it only for a class that is not the newest of its name, which each operation takes by itself: the trainer then holds that
+        older class, until you give it the newest one. `Old = Digits` keeps a class when you run its cell again. For a trainer
+        that `from_lightning` made, `steps` is a class of LightningModules.
+        """
+        use_newest(self, steps=steps)
 
     @property
     def failure(self) -> Failure | None:
@@ -366,11 +369,13 @@ class Trainer(TrainerBase):
 
     # -- evaluate and predict
     @checked
+    @with_newest
     def run_batch(self, batch: Any) -> dict[str, Any]:
         """Train on one batch, or evaluate it in mode "test". It counts as a step, but not as an epoch. Returns what the step returned."""
         return run_batch(self, batch)
 
     @checked
+    @with_newest
     def evaluate(self, data: Loaders | Dataset[Any] | L.LightningDataModule, batch_size: PositiveInt = 32) -> dict[str, float]:
         """Evaluate a loader or a dataset: return the mean of each metric of `test_step`, by the names that the step uses.
 
@@ -382,6 +387,7 @@ class Trainer(TrainerBase):
         return evaluate(self, self._batches(data, batch_size))
 
     @checked
+    @with_newest
     def validate(self, loader: Loaders | L.LightningDataModule) -> dict[str, float]:
         """Validate once: return the mean of each metric of `test_step` over a loader, by the names that the step uses, as a run would now.
 
@@ -390,6 +396,7 @@ class Trainer(TrainerBase):
         return {name.removeprefix("val_"): value for name, value in validate(self, loader).items()}
 
     @checked
+    @with_newest
     def inference(self, loader: Iterable[Any] | Dataset[Any] | L.LightningDataModule, batch_size: PositiveInt | None = None) -> list[Any]:
         """Return the "output" of `test_step` for each batch of `loader`, on the CPU. Mode, logs, metrics and history don't change.
 
@@ -398,6 +405,7 @@ class Trainer(TrainerBase):
         return collect(self, self._batches(loader, batch_size), self._test_output)
 
     @checked
+    @with_newest
     def predict(self, x: Predicted, batch_size: PositiveInt | None = None) -> Any:
         """Predict for a tensor, an array, a pandas DataFrame, a batch, a loader or a dataset.
 
@@ -432,16 +440,19 @@ class Trainer(TrainerBase):
 
     # -- inspect the trainer, its model and its data, without changing them
     @checked
+    @with_newest
     def check(self, batch: Batch) -> None:
         """Try `train_step` (with a backward pass) and `test_step` on one batch, and print their inputs and outputs. Changes nothing."""
         print(self.control.do(lambda at: check_steps(self, batch)))
 
     @checked
+    @with_newest
     def summary(self, batch: Batch) -> Summary:
         """Summarize the layers of the model: output shapes and parameter counts, as found by calling `test_step` on `batch`."""
         return self.control.do(lambda at: summarize(self, batch))
 
     @checked
+    @with_newest
     def lr_find(self, loader: Iterable[Any], *, start: float = 1e-7, end: float = 10.0, n_batches: int = 100) -> RangeTest:
         """Find a learning rate: train on `n_batches` batches while the rate grows from `start` to `end`, then restore everything.
 
@@ -456,6 +467,7 @@ class Trainer(TrainerBase):
         return find_lr(self, loader, arguments, start, end, n_batches)
 
     @checked
+    @with_newest
     def show_results(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
         """Show the first `n` samples of `loader` with the "output" of `test_step` and the label, as a figure. Changes nothing.
 
@@ -466,6 +478,7 @@ class Trainer(TrainerBase):
         return self.control.do(lambda at: first_samples(self, loader, n, draw, classes))
 
     @checked
+    @with_newest
     def show_worst(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
         """Show the `n` samples of `loader` with the highest loss, the worst first. The arguments are as for `show_results`.
 
@@ -626,13 +639,20 @@ class Trainer(TrainerBase):
         return self.control.do(lambda at: save_weights(self.model, filename, overwrite=overwrite))
 
     @checked
-    def apply_weights(self, filename: str | Path | None = None, strict: bool = True) -> None:
+    def apply_weights(self, filename: str | Path | None = None, strict: bool = True, *, before: PositiveInt | None = None) -> None:
         """Load weights into the model, from a file or a URL. The default is the weights of the best epoch.
 
-        Raises CheckpointError if there are no weights, or if they don't fit the model. With `strict=False`, the weights that fit are
-        loaded and the others are ignored.
+        If you change the code that computes the monitored value, the best starts again, and the mark of the change has a number: with
+        `before=1` it loads the best weights before that. With `strict=False`, the weights that fit are loaded and the others are ignored.
+
+        Raises CheckpointError if there are no weights, or if they don't fit the model.
         """
-        weights = self.train_state.best_weights if filename is None else with_base(read_weights(filename), self.model, filename)
+        if filename is not None and before is not None:
+            raise ConfigError("apply_weights got a file and before=.", remedy="Give one of them.")
+        if before is not None:
+            weights = weights_before(self, before)
+        else:
+            weights = self.train_state.best_weights if filename is None else with_base(read_weights(filename), self.model, filename)
         if weights is None:
             raise CheckpointError("There are no best weights yet.", remedy="Run an epoch first, or give a filename.")
         self.control.do(lambda at: load_weights(self.model, weights, strict))

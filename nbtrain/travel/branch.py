@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..base.trainer_base import TrainerBase
 from ..run.live_edits import check_options, set_options
-from ..run.redefined import change_class, mark_steps
+from ..run.redefined import use_newest
 from ..state.restore import restore_kept
 from .rewind import nearest_state, step_of
 from .scratch_trainer import copy_trainer, recompute
@@ -60,9 +60,7 @@ def _copy(trainer: BranchType, step: int, steps: type[TrainerBase] | None, optio
     made.begin_branch(trainer.run_dir.name if trainer.run_dir is not None else trainer.title, _changes(made, options, steps))
     made.recorder.mark(f"branched from {made.parent}")
     if steps is not None:
-        before = type(made)
-        change_class(made, steps)
-        mark_steps(made, before, steps)
+        use_newest(made, steps=steps)
     if options:
         set_options(made, options)
     return made

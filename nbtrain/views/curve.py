@@ -19,7 +19,6 @@ from .svg import Area, cross, dots, drawing, fitting, label, path, pills, spread
 __all__ = [
     "Places",
     "Mark",
-    "NEW_STEPS",
     "FEW_EPOCHS",
     "Ghost",
     "epoch_of",
@@ -27,7 +26,7 @@ __all__ = [
     "LossCurve",
     "measured_curve",
     "mark_numbers",
-    "is_redefinition",
+    "without",
     "StepAxis",
     "step_axis",
     "step_labels",
@@ -200,7 +199,6 @@ def measured_curve(steps: Iterable[int], losses: Iterable[float], validations: I
 
 # %% ../../nbs/views/curve.ipynb #curv0007
 Mark = tuple[Progress, str]
-NEW_STEPS = "the steps are those of a new "  # how the mark of a redefinition begins
 
 
 def mark_numbers(marks: Sequence[Any]) -> list[str]:
@@ -209,9 +207,13 @@ def mark_numbers(marks: Sequence[Any]) -> list[str]:
     return [circled[i] if i < len(circled) else f"({i + 1})" for i in range(len(marks))]
 
 
-def is_redefinition(mark: Mark) -> bool:
-    """Whether the trainer's steps became those of another class here."""
-    return mark[1].startswith(NEW_STEPS)
+def without(marks: Sequence[Mark], texts: Iterable[str]) -> list[Mark]:
+    """`marks` without the newest one of each of these texts, which a later mark withdraws."""
+    left = list(marks)
+    for text in texts:
+        at = next((i for i in reversed(range(len(left))) if left[i][1] == text), None)
+        left = left if at is None else left[:at] + left[at + 1 :]
+    return left
 
 
 # %% ../../nbs/views/curve.ipynb #curv0010
@@ -386,13 +388,6 @@ def _end_labels(frame: _Frame, curve: LossCurve, ghost: Ghost, width: float) -> 
     return [label(x, y + 4, fitting(text, width - x), kind) for (x, _, text, kind), y in zip(found, ys)]
 
 
-def _shades(box: Area, axis: StepAxis, marks: Sequence[Mark]) -> list[str]:
-    """Light shading for the part trained with redefined steps."""
-    xs = [box.x(axis.share(mark[0].step)) for mark in marks if is_redefinition(mark) and axis.has(mark[0].step)]
-    size = f'y="{box.top:.1f}" height="{box.bottom - box.top:.1f}"'
-    return [f'<rect class="new" x="{x:.1f}" width="{box.right - x:.1f}" {size}/>' for x in xs]
-
-
 def curve_svg(
     curve: LossCurve,
     *,
@@ -406,7 +401,7 @@ def curve_svg(
     """Draw the loss by step as an SVG: the training loss, smoothed and raw, and the validations. Empty if there is nothing to draw.
 
     `end_step` is the planned end, after `epochs` epochs; `ghost` is another run's label and its (step, loss) pairs; `marks` are
-    numbered at the top, and the part trained with redefined steps is shaded.
+    numbered at the top.
     """
     if curve.is_empty:
         return ""
@@ -419,7 +414,7 @@ def curve_svg(
     is_log = values is not None and values.is_log
     box = Area(max(40, left), 20 if marks or is_log else 8, width - 140, height - (36 if few else 21))
     xs = [box.x(steps.share(mark[0].step)) if steps.has(mark[0].step) else None for mark in marks]
-    parts = [*_shades(box, steps, marks), *step_labels(box, steps), *pills(box, xs)]
+    parts = [*step_labels(box, steps), *pills(box, xs)]
     if values is None:
         return drawing([*parts, label(box.x(0.5), box.y(0.5), "no finite value", "bad", "middle")], width, height)
     frame = _Frame(box, steps, values, line)

@@ -185,11 +185,11 @@ def _live_parts(board: Board, live: LiveRecord | None, gap: int) -> list[str]:
 
 def _mark_html(board: Board, i: int, number: str) -> str:
     """The line of a change by hand; after the run it opens to the diff of the source, if there is one."""
-    line, diff = escape(f"{number} {mark_words(*board.marks[i])}"), board.diffs.get(i)
+    line, diff = escape(f"{number} {mark_words(*board.marks[i])}"), board.diffs.get(board.marks[i])
     if diff is None or board.is_busy:
         return f"<div>{line}</div>"
     style = "margin:2px 0 2px 16px;font-size:12px;overflow-x:auto"
-    return f'<details><summary>{line}</summary><pre style="{style}">{escape(visible(diff, lines=True))}</pre></details>'
+    return f'<details><summary>{line} · show diff</summary><pre style="{style}">{escape(visible(diff, lines=True))}</pre></details>'
 
 
 def record_html(board: Board, live: LiveRecord | None = None, *, gap: int = 0, has_slider: bool = False) -> str:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from .axes import axis_of, is_drawn
-from .curve import FEW_EPOCHS, LossCurve, Mark, epoch_of, is_redefinition, shown_values
+from .curve import FEW_EPOCHS, LossCurve, Mark, epoch_of, shown_values
 from .panels import MAX_PANELS, also_measured, panels, series_of
 from .text import Row, visible
 
@@ -183,8 +183,6 @@ def _by_step(axes: Axes, curve: LossCurve, marks: Sequence[Mark]) -> None:
         valid = [(step, value if is_drawn(value) else math.nan) for step, value in curve.validations]
         _line(axes, valid, color="C1", linestyle="--", label=curve.validation.partition("_")[0])
     _dress(axes, "loss", shown_values(curve, line), "step")
-    for mark in filter(is_redefinition, marks):
-        axes.axvspan(mark[0].step, curve.last_step, color="0.5", alpha=0.1, linewidth=0)
     _number(axes, [mark[0].step for mark in marks])
 
 

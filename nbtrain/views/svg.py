@@ -66,7 +66,7 @@ def _rules(theme: str) -> str:
     lines = "".join(f"path.{name}{{stroke:{c[name]}}}" for name in ("train", "val", "bad", "ghost", "grid", "base"))
     return (
         f"text{{fill:{c['text']};stroke:{c['page']}}}{fills}{lines}path.mark,rect.mark{{stroke:{c['text']}}}"
-        f"circle.train{{fill:{c['train']}}}circle.val{{fill:{c['val']}}}circle.best{{stroke:{c['strong']}}}rect.new{{fill:{c['text']}}}"
+        f"circle.train{{fill:{c['train']}}}circle.val{{fill:{c['val']}}}circle.best{{stroke:{c['strong']}}}"
     )
 
 
@@ -76,7 +76,7 @@ _STYLE = (
     "path,circle.best{fill:none;stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}"
     "path.raw{stroke-width:1;opacity:.35}path.thin{stroke-width:1.2}"
     "path.grid,path.base,path.mark{stroke-width:1}path.mark{stroke-dasharray:1 3}"
-    "path.ghost{stroke-width:1.4;stroke-dasharray:5 4}rect.mark{fill:none}rect.new{opacity:.08}"
+    "path.ghost{stroke-width:1.4;stroke-dasharray:5 4}rect.mark{fill:none}"
 )
 
 

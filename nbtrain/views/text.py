@@ -15,7 +15,7 @@ from typing import Any
 from ..best import GrowingBest, is_same_validation
 from ..events import OWN_COLUMNS, Event, Progress
 from .advice import Advice
-from .curve import Ghost, LossCurve
+from .curve import Ghost, LossCurve, Mark, without
 
 # %% auto #0
 __all__ = [
@@ -207,8 +207,8 @@ class Board:
     epochs: list[Row] = field(default_factory=list)  # finished epochs only
     validations: list[Row] = field(default_factory=list)  # also inside an epoch
     notes: list[str] = field(default_factory=list)
-    marks: list[tuple[Progress, str]] = field(default_factory=list)  # what was changed by hand
-    diffs: dict[int, str] = field(default_factory=dict)  # of the source, by the index of the mark
+    marks: list[Mark] = field(default_factory=list)  # what was changed by hand
+    diffs: dict[Mark, str] = field(default_factory=dict)  # of the source
     lr: float | None = None
     curve: LossCurve = field(default_factory=LossCurve)
     status: str = "running"
@@ -260,9 +260,11 @@ class Board:
             self.diffs = {i: diff for i, diff in self.diffs.items() if i < len(self.marks)}
 
     def _add_mark(self, event: Event) -> None:
+        withdrawn = event.data.get("withdraws", ())
+        self.marks = [*without(self.marks, withdrawn), (event.progress, event.data["text"])]
+        self.notes = [note for note in self.notes if note not in withdrawn]
         if event.data.get("diff"):
-            self.diffs[len(self.marks)] = event.data["diff"]
-        self.marks.append((event.progress, event.data["text"]))
+            self.diffs[self.marks[-1]] = event.data["diff"]
         self.growing.restarts.update(event)
 
     def _add_row(self, event: Event) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import linecache
+import sys
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from samples import Regress, make_loader, make_trainer, make_valid
+from samples import make_loader, make_trainer, make_valid
 
 from nbtrain import EarlyStoppingAddon, StateManagerAddon, Trainer
+from nbtrain.errors import CheckpointError
 from nbtrain.history.run_folder import load_run, read_events
-from nbtrain.source.step_changes import changes_steps, steps_diff
+from nbtrain.run.redefined import read_code
+from nbtrain.source.step_changes import StepCode
 from nbtrain.views.html import record_html
 from nbtrain.views.text import Board, record_text
 
@@ -36,13 +41,49 @@ COMMENTED = STEPS.replace("    def distance", "    # How far\n\n    def distance
 )
 
 
-def written(text: str) -> type[Trainer]:
-    """The class `Steps` of a cell."""
+def cell(text: str, namespace: dict[str, Any]) -> None:
+    """Execute a cell."""
     name = f"<ipython-input-{next(_CELLS)}-test>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    namespace: dict[str, Any] = {"Trainer": Trainer, "__name__": __name__}
     exec(compile(text, name, "exec"), namespace)
+
+
+def written(text: str) -> type[Trainer]:
+    """The class `Steps` of a cell."""
+    namespace: dict[str, Any] = {"Trainer": Trainer, "__name__": __name__}
+    cell(text, namespace)
     return namespace["Steps"]
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """Executes cells of one notebook, and returns its namespace."""
+    module = ModuleType("a_notebook")
+    module.__file__ = __file__  # or it would not be the user's
+    monkeypatch.setitem(sys.modules, "a_notebook", module)
+    vars(module).update(Trainer=Trainer, torch=torch, nn=torch.nn)
+
+    def run(text: str) -> dict[str, Any]:
+        cell(text, vars(module))
+        return vars(module)
+
+    yield run
+
+
+def code_of(kind: type[Trainer]) -> StepCode:
+    return read_code(make_trainer(kind))
+
+
+def changes_steps(before: type[Trainer], after: type[Trainer]) -> bool:
+    return bool(code_of(after).changes(code_of(before)))
+
+
+def steps_diff(before: type[Trainer], after: type[Trainer]) -> str:
+    return code_of(after).diff(code_of(before))
+
+
+def marks_of(trainer: Any) -> list[str]:
+    return [text for _, text in trainer.history.marks]
 
 
 def board_of(folder: Path) -> Board:
@@ -65,18 +106,29 @@ def test_other_code_of_a_step_or_of_what_it_calls_is_a_change(text: str) -> None
 def test_best_starts_again_where_the_steps_compute_anything_else(tmp_path: Path) -> None:
     trainer = make_trainer(written(STEPS), save_path=tmp_path)
     trainer.run(2, make_loader(), make_valid())
+    best, kept = trainer.history.best["val_loss"], {name: value.clone() for name, value in trainer.best_weights.items()}
     assert trainer.history.best["epoch"] == 2
     trainer.use(written(TIMES_TEN))
     trainer.run(2, make_loader(), make_valid())
     history = trainer.history
     assert history.best is history.epochs[3] and history.best["val_loss"] > history.epochs[0]["val_loss"]
-    assert history.marks[0][1] == "the steps are those of a new Steps; best starts again"
+    assert marks_of(trainer) == [f"distance changed; best starts again, apply_weights(before=1) has val_loss {best:.4g}"]
     board, read = board_of(tmp_path / "run-001"), load_run(tmp_path / "run-001")
     assert board.best == dict(history.best) and read.best == history.best
     weights = trainer.train_state.best_weights
     assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
     row = next(line for line in record_text(board).splitlines() if line.endswith("★"))
     assert row.split()[0] == "4"
+    assert history.best_before(1)["val_loss"] == best
+    trainer.apply_weights(before=1)
+    assert all(torch.equal(value, kept[name]) for name, value in trainer.model.state_dict().items())
+    again = make_trainer(written(TIMES_TEN), save_path=tmp_path)
+    again.train_state.history.load_state_dict(history.state_dict())
+    again.run_dir = trainer.run_dir
+    again.apply_weights(before=1)  # in another process
+    assert all(torch.equal(value, kept[name]) for name, value in again.model.state_dict().items())
+    with pytest.raises(CheckpointError, match="before=2: no best weights"):
+        trainer.apply_weights(before=2)
 
 
 def test_checkpoint_called_best_is_that_of_the_new_steps(tmp_path: Path) -> None:
@@ -98,7 +150,7 @@ def test_best_goes_on_where_only_a_comment_has_changed() -> None:
     trainer.run(1, make_loader(), make_valid())
     trainer.use(written(COMMENTED))
     trainer.run(1, make_loader(), make_valid())
-    assert trainer.history.best["epoch"] == 1 and trainer.history.marks[0][1] == "the steps are those of a new Steps"
+    assert trainer.history.best["epoch"] == 1 and trainer.history.marks == []
 
 
 class Uses(torch.nn.Module):
@@ -131,26 +183,26 @@ def test_validation_after_the_change_counts_within_its_epoch() -> None:
     assert [row["epoch"] for row in trainer.history.candidates] == [2, 3]
 
 
-def test_old_best_returns_with_the_old_steps() -> None:
-    model = Uses(at=8)
-    trainer = make_trainer(written(STEPS), model=model, on_error="pause")
-    broken = written(STEPS.replace("x, y = batch", "x, y = batch\n        raise ValueError('broken')"))
-    trainer.run(1, make_loader(), make_valid())
-    best, weights = trainer.history.best, trainer.train_state.best_weights
-
+def test_old_best_returns_if_the_fix_of_a_fix_computes_the_same_again() -> None:
     def fail() -> None:
         raise ValueError("once")
 
+    model = Uses(at=8)
     model.action = fail
+    trainer = make_trainer(written(STEPS), model=model, on_error="pause")
+    trainer.run(1, make_loader(), make_valid())
+    best, weights = trainer.history.best, trainer.best_weights
     with pytest.raises(ValueError, match="once"):
         trainer.run(1, make_loader(), make_valid())
     with pytest.raises(ValueError, match="broken"):
-        trainer.resume(broken)
-    assert [text for _, text in trainer.history.marks] == [
-        "the steps are those of a new Steps; best starts again",
-        "the new definitions have failed, so the old ones stay",
-    ]
-    assert trainer.history.best is best and trainer.train_state.best_weights is weights
+        trainer.resume(written(TIMES_TEN.replace("x, y = batch", "x, y = batch\n        raise ValueError('broken')")))
+    (mark,) = marks_of(trainer)
+    value = f"{best['val_loss']:.4g}"
+    assert mark == f"train_step, distance changed after ValueError; best starts again, apply_weights(before=1) has val_loss {value}"
+    assert trainer.history.best is None and trainer.best_weights is None and trainer.history.best_before(1) is best
+    trainer.use(written(STEPS))
+    assert marks_of(trainer) == ["the code is as before after ValueError"]
+    assert trainer.history.best is best and trainer.best_weights is weights
     trainer.stop()
 
 
@@ -161,12 +213,13 @@ def test_mark_has_the_diff_of_the_steps(tmp_path: Path) -> None:
     trainer.run(1, make_loader(), make_valid())
     (event,) = [event for event in read_events(tmp_path / "run-001") if event.kind == "mark"]
     diff = (
-        "--- before\n+++ after\n@@ -7,3 +7,3 @@\n \n def distance(self, output, y):\n"
+        "--- before\n+++ after\n@@ -1,2 +1,2 @@\n def distance(self, output, y):\n"
         "-    return (output - y).square().mean()\n+    return (output - y).square().mean() * (2 < 3)"
     )
-    assert event.data == {"text": "the steps are those of a new Steps; best starts again", "diff": diff, "ranking": "restarts"}
+    text = f"distance changed; best starts again, apply_weights(before=1) has val_loss {trainer.history.best_before(1)['val_loss']:.4g}"
+    assert event.data == {"text": text, "diff": diff, "ranking": "restarts"}
     board = board_of(tmp_path / "run-001")
-    assert "<details><summary>① epoch 2, batch 1: the steps are those of a new Steps; best starts again</summary>" in record_html(board)
+    assert f"<details><summary>① epoch 2, batch 1: {text} · show diff</summary>" in record_html(board)
     assert "* (2 &lt; 3)</pre></details>" in record_html(board) and "(2 < 3)" not in record_text(board)
 
 
@@ -176,7 +229,7 @@ def test_source_that_is_not_kept_is_in_no_mark(tmp_path: Path, keep_source: Any)
     trainer.use(written(TIMES_TEN))
     trainer.run(1, make_loader())
     (event,) = [event for event in read_events(tmp_path / "run-001") if event.kind == "mark"]
-    assert event.data == {"text": "the steps are those of a new Steps"}
+    assert event.data == {"text": "distance changed"}
 
 
 def test_diff_has_sixty_lines_at_most_and_no_secrets() -> None:
@@ -209,15 +262,153 @@ def test_early_stopping_forgets_the_best_of_the_old_steps() -> None:
     assert trainer[EarlyStoppingAddon].best_value == trainer.history.best["val_loss"] == trainer.history.epochs[3]["val_loss"]
 
 
-def test_steps_of_files_have_no_diff_after_an_edit() -> None:
-    class Edited(Regress):
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            return super().train_step(batch) | {"more": 1.0}
+NOTEBOOK = """
+class Noisy(Trainer):
+    def train_step(self, batch):
+        x, y = batch
+        return {"loss": (self.model(x) - y).square().mean()}
 
-    first = Edited
+    def test_step(self, batch):
+        return self.train_step(batch)
+"""
 
-    class Edited(Regress):  # type: ignore[no-redef]  # noqa: F811
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            return super().train_step(batch) | {"more": 2.0}
 
-    assert changes_steps(first, Edited) and steps_diff(first, Edited) == ""
+def test_run_and_evaluate_use_the_class_whose_cell_was_run_again(notebook: Any) -> None:
+    trainer = make_trainer(notebook(NOTEBOOK)["Noisy"])
+    trainer.run(1, make_loader(), make_valid())
+    loss = trainer.evaluate(make_valid())["loss"]
+    notebook(NOTEBOOK.replace(".mean()", ".mean() * 10"))
+    assert trainer.evaluate(make_valid())["loss"] == pytest.approx(10 * loss)
+    value = f"{trainer.history.best_before(1)['val_loss']:.4g}"
+    assert marks_of(trainer) == [f"train_step changed; best starts again, apply_weights(before=1) has val_loss {value}"]
+    kind = notebook(NOTEBOOK.replace("    def test", "    # a comment\n    def test"))["Noisy"]
+    trainer.run(1, make_loader(), make_valid())
+    assert type(trainer) is kind and marks_of(trainer)[1:] == ["train_step changed"]  # there is no best to start again
+
+
+def test_cell_that_is_run_again_unchanged_changes_nothing_and_says_nothing(notebook: Any) -> None:
+    trainer = make_trainer(notebook(NOTEBOOK)["Noisy"])
+    trainer.run(1, make_loader(), make_valid())
+    kind = notebook(NOTEBOOK)["Noisy"]
+    trainer.run(1, make_loader(), make_valid())
+    assert type(trainer) is kind and trainer.history.marks == [] and trainer.history.restarts.places == []
+
+
+def test_class_that_derives_from_its_predecessor_is_the_newest(notebook: Any) -> None:
+    trainer = make_trainer(notebook(NOTEBOOK)["Noisy"].add_on(EarlyStoppingAddon))
+    trainer.run(1, make_loader(), make_valid())
+    derived = "class Noisy(Noisy):\n    def train_step(self, batch):\n        return {'loss': 2 * super().train_step(batch)['loss']}\n"
+    for n in (1, 2):
+        kind = notebook(derived)["Noisy"]
+        trainer.run(1, make_loader(), make_valid())
+        assert trainer.written_steps is kind and len(marks_of(trainer)) == n
+
+
+@pytest.mark.parametrize("addons", [(), (EarlyStoppingAddon,)])
+def test_trainer_holds_an_older_class_that_it_is_given(notebook: Any, addons: Any) -> None:
+    old = notebook(NOTEBOOK)["Noisy"].add_on(*addons)
+    trainer = make_trainer(old)
+    new = notebook(NOTEBOOK.replace(".mean()", ".mean() * 10"))["Noisy"].add_on(*addons)
+    trainer.use(old)
+    trainer.run(1, make_loader(), make_valid())
+    assert type(trainer) is old and trainer.history.marks == []
+    made = make_trainer(old)
+    made.run(1, make_loader(), make_valid())
+    assert type(made) is old
+    trainer.use(new)
+    newest = notebook(NOTEBOOK)["Noisy"]
+    trainer.run(1, make_loader(), make_valid())
+    assert trainer.written_steps is newest
+
+
+def test_class_of_the_same_name_elsewhere_is_not_the_newest(notebook: Any) -> None:
+    kind = notebook(NOTEBOOK)["Noisy"]
+    trainer = make_trainer(kind)
+    notebook("class Other(Trainer):\n    pass\nNoisy = Other")
+    trainer.run(1, make_loader())
+    notebook("def make():\n    class Noisy(Trainer):\n        pass\n    return Noisy\nNoisy = make()")
+    trainer.run(1, make_loader())
+    assert type(trainer) is kind and trainer.history.marks == []
+
+
+HELPERS = """
+GAMMA = 2
+
+def focal(p):
+    return p ** GAMMA
+
+class Distance:
+    def __call__(self, a, b):
+        return (a - b).abs().mean()
+
+    def draw(self):
+        return 1
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 1))
+
+    def forward(self, x):
+        return self.inner(x)
+
+class Steps(Trainer):
+    n = 0
+
+    def train_step(self, batch):
+        x, y = batch
+        self.n += 1
+        return {"loss": focal(Distance()(self.model(x), y))}
+
+    def test_step(self, batch):
+        x, y = batch
+        return {"loss": Distance()(self.model(x), y)}
+"""
+CHANGES = {
+    "function": ("p ** GAMMA", "p ** GAMMA * 2", "focal changed", False),
+    "constant": ("GAMMA = 2", "GAMMA = 3", "GAMMA changed", False),
+    "helper class": (".abs()", ".square()", "Distance.__call__ changed; best starts again", True),
+    "forward": ("return self.inner(x)", "return self.inner(x) * 2", "Net.forward changed; best starts again", True),
+    "train_step": ("self.n += 1", "self.n += 2", "train_step changed", False),
+    "method that no step calls": ("return 1", "return 2", "", False),
+    "constructor of the model": ("nn.Linear(8, 1)", "nn.Linear(8, 1, bias=False)", "", False),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_the_steps_call_is_compared_and_best_goes_on_where_the_monitored_value_is_computed_as_before(
+    notebook: Any, change: str
+) -> None:
+    old, new, mark, restarts = CHANGES[change]
+    names = notebook(HELPERS)
+    trainer = make_trainer(names["Steps"], model=names["Net"]())
+    trainer.run(1, make_loader(), make_valid())
+    notebook(HELPERS.replace(old, new))
+    trainer.run(1, make_loader(), make_valid())
+    assert [text.partition(", apply")[0] for text in marks_of(trainer)] == [mark] * bool(mark)
+    assert bool(trainer.history.restarts.places) == restarts
+    assert isinstance(trainer.model, names["Net"])
+
+
+def test_code_that_changes_in_place_is_found_when_a_paused_run_goes_on(notebook: Any) -> None:
+    kind = notebook(NOTEBOOK)["Noisy"]
+    trainer = make_trainer(kind, on_error="pause")
+    trainer.run(1, make_loader(), make_valid())
+    trainer.run(3, make_loader(), make_valid(), background=True)
+    trainer.pause()
+    kind.train_step.__code__ = notebook(NOTEBOOK.replace(".mean()", ".mean() * 10"))["Noisy"].train_step.__code__  # as autoreload does
+    notebook("Noisy = None")
+    trainer.resume()
+    assert len(marks_of(trainer)) == 1 and marks_of(trainer)[0].startswith("train_step changed; best starts again")
+
+
+def test_repaired_run_shows_one_line_for_the_repair(notebook: Any, tmp_path: Path) -> None:
+    trainer = make_trainer(notebook(NOTEBOOK)["Noisy"], on_error="pause", save_path=tmp_path)
+    for line in ("{}[3]", "{}[4]"):
+        notebook(NOTEBOOK.replace("        x, y = batch", f"        {line}\n        x, y = batch"))
+        with pytest.raises(KeyError):
+            trainer.run(1, make_loader()) if trainer.failure is None else trainer.resume()
+    notebook(NOTEBOOK)
+    trainer.resume()
+    board = board_of(tmp_path / "run-001")
+    assert [text for _, text in board.marks] == ["the code is as before after KeyError"] == marks_of(trainer) and board.notes == []
