@@ -85,7 +85,7 @@ class _Search:
 
     def __init__(self, root: type | None = None) -> None:
         self.functions: dict[str, list[FunctionType]] = {}
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, str] = {}
         self._root = frozenset(mro(root)) if root is not None else frozenset[type]()
         self._names: dict[str, None] = {}  # that any code found so far reads, in order
         self._kinds: dict[type, None] = {}  # the classes found so far
@@ -142,8 +142,7 @@ class _Search:
             held = state(item)
             if is_user(type(item)):
                 self.add_owner(type(item), held)
-            for name in ("_modules", "_forward_pre_hooks", "_forward_hooks") if "_modules" in held else ():
-                self.follow(held[name])
+            self.follow(held.get("_modules"))
 
     def _function(self, function: FunctionType, label: str) -> None:
         label = label or function.__qualname__.replace("<locals>.", "")
@@ -170,8 +169,7 @@ class _Search:
             self._value(path, last)
 
     def _value(self, path: str, value: Any) -> None:
-        if _is_plain(value):
-            self.values[path] = value
+        self.values[path] = repr(value) if _is_plain(value) else name_of(value)  # another function or object under the name is a change
         self.follow(value)
 
     def _look(self, kind: type, name: str) -> None:
@@ -191,7 +189,7 @@ class _Search:
                 return
 
     @property
-    def constants(self) -> dict[str, Any]:
+    def constants(self) -> dict[str, str]:
         """The constants by their path, without those that the code assigns itself."""
         assigned = frozenset[str]().union(*(_assigned(f.__code__) for found in self.functions.values() for f in found))
         return {path: value for path, value in self.values.items() if path.rpartition(".")[2] not in assigned}
@@ -238,7 +236,7 @@ def _parts_of(search: _Search, texts: Texts) -> dict[str, Part]:
         meaning = sorted((_meaning(f.__code__, f.__doc__) for f in functions), key=repr)
         written = list(map(texts.of, functions))
         found[name] = Part(meaning, "\n".join(written) if all(written) else "")
-    return found | {name: Part(repr(value), f"{name} = {repr(value)[:200]}") for name, value in search.constants.items()}
+    return found | {name: Part(value, f"{name} = {value[:200]}") for name, value in search.constants.items() if name not in found}
 
 
 class StepCode:
@@ -250,6 +248,7 @@ class StepCode:
 
     def __init__(self, before: StepCode | None = None) -> None:
         self.roots: dict[str, dict[str, Part]] = {}
+        self._methods: set[str] = set()  # that the roots begin with
         self._objects = dict(before._objects) if before is not None else {}  # that are not in use now keep their parts
         self._texts = Texts(before._texts if before is not None else None)
 
@@ -258,6 +257,7 @@ class StepCode:
         search = _Search(type(owner))
         search.add_owner(type(owner), state(owner))
         search.read(methods)
+        self._methods.update(methods)
         self.roots[name] = _parts_of(search.run(), self._texts)
 
     def add_objects(self, objects: Iterable[Any]) -> None:
@@ -281,14 +281,18 @@ class StepCode:
         both = {name: (old[name], part) for name, part in new.items() if name in old and old[name] != part}
         return self._differing(before, self.roots) | both
 
+    def _counted(self, before: StepCode, found: Mapping[str, tuple[Part | None, Part | None]]) -> list[str]:
+        """The names of what has changed among `found`. What is only new or gone was imported late, or follows from another change."""
+        methods = self._methods | before._methods
+        return [name for name, sides in found.items() if None not in sides or name in methods]
+
     def changes(self, before: StepCode) -> list[str]:
-        """The names of what has changed since `before`. What is only new, or gone, counts if nothing else has changed."""
-        found = self._all(before)
-        return [name for name, sides in found.items() if None not in sides] or list(found)
+        """The names of what has changed since `before`."""
+        return self._counted(before, self._all(before))
 
     def computes_as(self, before: StepCode, roots: Iterable[str]) -> bool:
         """Whether these roots reach the same code as `before`."""
-        return not self._differing(before, roots)
+        return not self._counted(before, self._differing(before, roots))
 
     def mentions(self, name: str, root: str) -> bool:
         """Whether `name`, in quotes, is in the text of a part that `root` reaches, or a text is not known."""

@@ -369,6 +369,7 @@ CHANGES = {
     "constant": ("GAMMA = 2", "GAMMA = 3", "GAMMA changed", False),
     "helper class": (".abs()", ".square()", "Distance.__call__ changed; best starts again", True),
     "forward": ("return self.inner(x)", "return self.inner(x) * 2", "Net.forward changed; best starts again", True),
+    "other function under a name": ("def focal(p):", "focal = torch.sqrt\n\ndef other(p):", "focal changed", False),
     "train_step": ("self.n += 1", "self.n += 2", "train_step changed", False),
     "method that no step calls": ("return 1", "return 2", "", False),
     "constructor of the model": ("nn.Linear(8, 1)", "nn.Linear(8, 1, bias=False)", "", False),
@@ -412,3 +413,13 @@ def test_repaired_run_shows_one_line_for_the_repair(notebook: Any, tmp_path: Pat
     trainer.resume()
     board = board_of(tmp_path / "run-001")
     assert [text for _, text in board.marks] == ["the code is as before after KeyError"] == marks_of(trainer) and board.notes == []
+
+
+def test_what_a_step_imports_or_creates_late_is_no_change(notebook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late_losses.py").write_text("def late(x):\n    return x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    lazy = "from late_losses import late\n        self.model.register_forward_hook(lambda *given: None)\n        x, y = batch"
+    trainer = make_trainer(notebook(NOTEBOOK.replace("x, y = batch", lazy))["Noisy"])
+    for _ in range(2):
+        trainer.run(1, make_loader(), make_valid())
+    assert trainer.history.marks == [] and trainer.history.restarts.places == []
