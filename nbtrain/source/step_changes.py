@@ -287,8 +287,10 @@ class StepCode:
         return [name for name, sides in found.items() if None not in sides or name in methods]
 
     def changes(self, before: StepCode) -> list[str]:
-        """The names of what has changed since `before`."""
-        return self._counted(before, self._all(before))
+        """The names of what has changed since `before`; of several names of one function, as in `test_step = train_step`, the first."""
+        found = self._all(before)
+        names = self._counted(before, found)
+        return [name for i, name in enumerate(names) if all(found[name] != found[other] for other in names[:i])]
 
     def computes_as(self, before: StepCode, roots: Iterable[str]) -> bool:
         """Whether these roots reach the same code as `before`."""
