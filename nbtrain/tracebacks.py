@@ -35,6 +35,8 @@ __all__ = [
     "hidden_line",
     "user_frames",
     "ipython_shell",
+    "variable_names",
+    "variable_name",
     "render",
     "shorten",
     "boundary",
@@ -182,6 +184,18 @@ def ipython_shell() -> Any:
     """IPython's shell; None outside IPython."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None
+
+
+def variable_names(item: object) -> list[str]:
+    """The names of `item` in the notebook, the oldest first; none outside IPython."""
+    shell = ipython_shell()
+    spaces = shell.user_ns if shell is not None else {}
+    return [name for name, value in tuple(spaces.items()) if value is item and not name.startswith("_")]
+
+
+def variable_name(trainer: object) -> str:
+    """What a message calls `trainer`, so that its lines can be copied: its name in the notebook, or `trainer` where it is unknown."""
+    return next(iter(variable_names(trainer)), "trainer")
 
 
 def _causes(error: BaseException) -> list[tuple[BaseException, str]]:

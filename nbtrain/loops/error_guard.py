@@ -20,7 +20,7 @@ from ..engine.control import Boundary
 from .step_snapshot import CallSnapshot, StepSnapshot
 from ..errors import StepError, add_note, first_line
 from ..source.user_code import is_user, is_user_file
-from ..tracebacks import clear_frames
+from ..tracebacks import clear_frames, variable_name
 
 if TYPE_CHECKING:
     from nbtrain.engine.step_module import StepModule
@@ -44,6 +44,7 @@ class Failure:
         variables: The variables of the function that failed, by name; empty after an out-of-memory error, because they take memory.
         lost: What could not be restored to its state before the batch; an empty string if everything was.
         title: The name of the trainer's class.
+        name: The name of the trainer in the notebook.
         raised_at: The traceback of the error in the run's thread.
     """
 
@@ -55,6 +56,7 @@ class Failure:
     variables: dict[str, Any] = field(default_factory=dict)
     lost: str = ""
     title: str = "Digits"
+    name: str = "trainer"
     raised_at: TracebackType | None = None
     is_seen: bool = False  # whether a cell has shown it
 
@@ -65,13 +67,14 @@ class Failure:
         return f"{type(self.error).__name__}: {first_line(self.error)} · {self.what} at {self.place}" + (f", {spot}" if spot else "")
 
     @property
-    def line(self) -> str:
-        """Where the run is and what can be done, in one line."""
+    def choices(self) -> str:
+        """Where the run is, and what can be done: a line for each call, to be copied."""
         lost = f" · {self.lost}" if self.lost else ""
-        return (
-            f"paused at {self.place}{lost} · fix the cell, then trainer.resume({self.title}) tries this batch again · "
-            "trainer.resume(skip=True) leaves it out · trainer.stop() ends"
-        )
+        calls = {"resume({})": "tries this batch again", "resume(skip=True)": "leaves this batch out", "stop()": "ends the run"}
+        named = {f"{self.name}.{call.format(self.title)}": words for call, words in calls.items()}
+        width = max(map(len, named))
+        lines = [f"  {call:{width}}  # {words}" for call, words in named.items()]
+        return "\n".join([f"paused at {self.place}{lost} · fix the cell and run it, then:", *lines])
 
     def __repr__(self) -> str:
         text = f"{type(self.error).__name__}: {first_line(self.error)}"
@@ -133,12 +136,13 @@ class ErrorGuard:
         loss = output["loss"]
         if self.refuses_nonfinite and loss.is_cpu and not math.isfinite(value := loss.item()):
             step = self.trainer.train_state.counts.step + 1
-            look = f"trainer.replay(step={step}).debug()" if self.trainer.keeps_states else "trainer.failure.batch"
+            name = variable_name(self.trainer)
+            look = f"{name}.replay(step={step}).debug()" if self.trainer.keeps_states else f"{name}.failure.batch"
             error = StepError(
                 f"The training loss is {value}.",
                 where=self.trainer.recorder.place,
                 remedy=f"Look at {look}. Lower the learning rate, clip with gradient_clip=1.0, or leave the batch out with "
-                'trainer.resume(skip=True); nonfinite="skip" skips all such updates.',
+                f'{name}.resume(skip=True); nonfinite="skip" skips all such updates.',
             )
             error.output = output
             raise error
@@ -173,9 +177,18 @@ class ErrorGuard:
             clear_frames(error)  # they hold what fills the memory
         place = self.trainer.recorder.place
         failure = Failure(
-            error, what, place, batch, output, {} if full else _variables(error), lost, self.trainer.title, error.__traceback__
+            error,
+            what,
+            place,
+            batch,
+            output,
+            {} if full else _variables(error),
+            lost,
+            self.trainer.title,
+            variable_name(self.trainer),
+            error.__traceback__,
         )
-        add_note(error, failure.line)
+        add_note(error, failure.choices)
         phase = "train" if pl_trainer.training else "test" if pl_trainer.testing else "valid"
         try:
             is_again = control.fail(failure, Boundary(pl_trainer, phase, may_leave=False))

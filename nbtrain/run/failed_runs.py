@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakSet, ref
 
 from ..source.user_code import is_user, module_of
-from ..tracebacks import clear_frames
+from ..tracebacks import clear_frames, variable_names
 from ..views.notebook import get_shell, in_shell, is_watched
 from ..base.trainer_base import TrainerBase
 
@@ -127,11 +127,11 @@ def _before_cell(info: Any = None) -> None:
     for reference in [ref(trainer) for trainer in _WAITING]:
         if (trainer := reference()) is None:
             continue
-        names = [name for name, value in shell.user_ns.items() if value is trainer and not name.startswith("_")]
+        names = variable_names(trainer)
         failure = trainer.control.failure
         if failure is not None and not failure.is_seen and any(re.search(rf"\b{name}\b", info.raw_cell or "") for name in names):
             failure.is_seen = True
-            print(f"{names[0]}: {failure.summary}\n  {failure.line} · handle.wait() raises the error")
+            print(f"{names[0]}: {failure.summary}\n{failure.choices}\n  handle.wait()  # raises the error")
     drop_unreachable()
     if not _WAITING:
         shell.events.unregister("pre_run_cell", _before_cell)

@@ -70,15 +70,18 @@ class RunThread:
             self._thread.join()
             clear_frames(self._control.stopped_after)  # possible now that its frames have ended
 
-    def finish(self, place: str) -> RunResult:
-        """Wait for the result. Raises the exception of the run, or RunStopped, once, if the run was stopped by hand at `place`."""
+    def finish(self, place: str, kept: str) -> RunResult:
+        """Wait for the result. Raises the exception of the run, or RunStopped, once, if the run was stopped by hand at `place`.
+
+        `kept` says where its state is.
+        """
         self.join()
         if self.error is not None:
             raise self.error
         assert self.result is not None
         by_hand, self.is_ended_by_hand = self.is_ended_by_hand, False
         if by_hand:
-            raise ended_by_hand(self.result, place)
+            raise ended_by_hand(self.result, place, kept)
         return self.result
 
     def interrupt(self) -> None:
@@ -127,8 +130,14 @@ class RunThread:
 class RunHandle:
     """A handle to a run in the background, returned by `run(..., background=True)`."""
 
-    def __init__(self, control: Control, place: Callable[[], str], refresh: Callable[[], None] = lambda: None) -> None:
-        self._control, self._place, self._refresh = control, place, refresh
+    def __init__(
+        self,
+        control: Control,
+        place: Callable[[], str],
+        refresh: Callable[[], None] = lambda: None,
+        name: Callable[[], str] = lambda: "trainer",
+    ) -> None:
+        self._control, self._place, self._refresh, self._name = control, place, refresh, name
         self._thread, self.is_waited_for = RunThread(control), False
 
     @property
@@ -163,7 +172,7 @@ class RunHandle:
         if self.result is not None:
             return f"RunHandle({self.result!r})"
         failure = self._control.failure if self.is_on else None
-        more = "" if failure is None else f"{failure.summary}\n  {failure.line} · handle.wait() raises the error"
+        more = "" if failure is None else f"{failure.summary}\n{failure.choices}\n  handle.wait()  # raises the error"
         return f"RunHandle({self.status} · {more or self._place()})"
 
     def start(self, work: Callable[[], RunResult]) -> None:
@@ -189,8 +198,8 @@ class RunHandle:
             failure.is_seen = True
             raise failure.error.with_traceback(failure.raised_at)
         if self._control.state == "paused":
-            raise RunPaused(f"run paused at {self._place()} · while paused, trainer.resume() continues it")
-        return self._thread.finish(self._place())
+            raise RunPaused(f"run paused at {self._place()} · while paused, {self._name()}.resume() continues it")
+        return self._thread.finish(self._place(), f"{self._name()}.result has what it reached")
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -54,7 +54,7 @@ class RunOutcome:
             keep_traceback(trainer, failure.error)
             trainer.recorder.note(failure.summary)
             if trainer.handle is None or not trainer.handle.is_waited_for:
-                trainer.recorder.note(failure.line)
+                trainer.recorder.note(failure.choices)
             keep_watch(trainer)
 
     @contextmanager

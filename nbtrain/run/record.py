@@ -23,6 +23,7 @@ from ..loops.lean_pass import unknown_version
 from ..history.provenance import record
 from .data_module import validates
 from ..base.trainer_base import TrainerBase
+from ..tracebacks import variable_name
 
 # %% auto #0
 __all__ = ["header", "correct_model", "advise", "keep_source"]
@@ -31,6 +32,7 @@ __all__ = ["header", "correct_model", "advise", "keep_source"]
 # %% ../../nbs/run/record.ipynb #681eb3b6
 def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> dict[str, Any]:
     """Describe a run; `arguments` are those of its `lightning.Trainer`."""
+    name = variable_name(trainer)
     n_processes = trainer.launcher.n_processes if trainer.launcher is not None else trainer.world.size
     return {
         "title": trainer.title,
@@ -49,6 +51,7 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
         else _n_evaluated(valid_loader, arguments.get("limit_val_batches")),
         **({"advice": False} if not trainer.advice else _facts(trainer, loader)),
         **({"keeps_states": True} if trainer.keeps_states else {}),
+        **({"variable": name} if name != "trainer" else {}),  # for lines to be copied
     }
 
 

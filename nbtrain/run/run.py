@@ -38,6 +38,7 @@ from .outcome import RunOutcome
 from .redefined import FollowsSource, use_newest
 from .record import advise, correct_model, header, keep_source
 from .sinks import RunSinks
+from ..tracebacks import variable_name
 from ..views.epoch_slider import Travel
 from ..views.notebook import NotebookView
 
@@ -81,7 +82,7 @@ class Run:
         self._prepare()
         control.begin(partial(self.sinks.follow, self.outcome.follow))
         if background or needs_thread(trainer):
-            handle = RunHandle(control, lambda: trainer.recorder.place, self._refresh_view)
+            handle = RunHandle(control, lambda: trainer.recorder.place, self._refresh_view, lambda: variable_name(trainer))
             with nullcontext() if background else handle.listening():  # ■ pauses the run as soon as it is shown
                 trainer.handle = handle  # for the Stop button
                 self._open()

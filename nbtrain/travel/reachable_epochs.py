@@ -16,6 +16,7 @@ from ..errors import ConfigError
 from ..history.history import Row
 from ..state.disk import saved_states
 from .scratch_trainer import can_train
+from ..tracebacks import variable_name
 from ..views.epoch_slider import ReachableEpoch, Travel
 from ..views.text import format_value
 from ..base.trainer_base import TrainerBase
@@ -81,7 +82,9 @@ def _branch(trainer: TrainerBase, epoch: int) -> str:
     made = branch(trainer, None, epoch, None, None, {})
     trainer.branches.append(made)
     at = f"the end of epoch {epoch}" if epoch else "the start"
-    return f"Branched from {at} · trainer.branches[{len(trainer.branches) - 1}] is the branch: its run() continues from there"
+    return (
+        f"Branched from {at} · {variable_name(trainer)}.branches[{len(trainer.branches) - 1}] is the branch: its run() continues from there"
+    )
 
 
 def travel_of(trainer: TrainerBase) -> Travel:

@@ -162,7 +162,7 @@ class Explosion:
     """A loss is not finite, or has jumped, in a run whose steps can be replayed."""
 
     def __init__(self) -> None:
-        self.is_on = False
+        self.is_on, self.name = False, "trainer"  # of the trainer in the notebook
         self.usual: deque[float] = deque(maxlen=_N_USUAL)
         self.limit, self.n = math.inf, 0  # a loss up to here has not jumped; losses so far
         self.first = math.nan
@@ -170,7 +170,7 @@ class Explosion:
 
     def update(self, event: Event) -> None:
         if event.kind == "start":
-            self.is_on = bool(event.data.get("keeps_states"))
+            self.is_on, self.name = bool(event.data.get("keeps_states")), event.data.get("variable", "trainer")
         elif event.kind == "steps" and event.progress.phase == "train" and self.is_on:
             losses = event.data["values"].get("train_loss", ())
             for step, loss in enumerate(losses, start=event.progress.step - len(losses) + 1):
@@ -179,7 +179,7 @@ class Explosion:
     def _look(self, step: int, loss: float) -> None:
         if not math.isfinite(loss):
             if "debug" not in self.line:  # the first such loss is the cause
-                self.line = f"the loss is {loss:g} at step {step}: trainer.replay(step={step}).debug() shows why"
+                self.line = f"the loss is {loss:g} at step {step}: {self.name}.replay(step={step}).debug() shows why"
             return
         if self.n % 10 == 0 or loss > self.limit:  # a median for each step would cost as much as the rest of a view
             is_known = len(self.usual) == _N_USUAL
@@ -187,7 +187,9 @@ class Explosion:
         self.n += 1
         self.first = loss if self.n == 1 else self.first
         if loss > self.limit and "debug" not in self.line:
-            self.line = f"the loss jumped to {loss:.3g} at step {step}: see trainer.replay(step={step}) and trainer.blame(step={step})"
+            self.line = (
+                f"the loss jumped to {loss:.3g} at step {step}: see {self.name}.replay(step={step}) and {self.name}.blame(step={step})"
+            )
         self.usual.append(loss)
 
 

@@ -149,7 +149,7 @@ def test_error_pauses_the_run_and_a_repaired_class_continues_it(lab: Any, lab_ro
     repaired = NOISY.replace("torch.randn(32, 1, 8, 8)", "torch.randn_like(x)") + "\n\ntrainer.resume(Noisy)"
     lab.open(write_notebook(lab_root, "failed", LOADERS, NOISY + BEGIN, "print('after', 'wards')", repaired))
     lab.command("notebook:run-all-cells")
-    lab.wait_text(r"paused at epoch 1, batch 45 · fix the cell, then trainer\.resume\(Noisy\) tries this batch again")
+    lab.wait_text(r"paused at epoch 1, batch 45 · fix the cell and run it, then:\n  trainer\.resume\(Noisy\)      # tries this batch again")
     lab.wait_text(r"‖ paused · epoch 1/3 · 44/45")
     lab.page.wait_for_timeout(1000)  # what is queued would run now
     assert "after wards" not in lab.page.locator(".jp-Notebook").inner_text()

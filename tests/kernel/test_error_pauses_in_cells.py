@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -143,6 +144,10 @@ CELLS = {
     "whole": "trainer.traceback()",
     "resume in background": GOOD + "result = trainer.resume(background=True).wait()",
     "after background": "result.status, len(trainer.history.epochs), handle.status, handle.error",
+    "named": BROKEN + "clf = make(Digits)\nclf.run(2, make_loader())",
+    "pause": GOOD + "def pause(batch):\n    clf.control.pause()\n    return batch\n"
+    "clf.stop()\nclf.resume(Digits)\nclf.run(2, map(pause, make_loader()))",
+    "end": "result = clf.stop()",
     "fails": BROKEN + "trainer = make(Digits, log_bar=True, save_path=tempfile.mkdtemp())\n" + RUN,
     "dropped": GOOD + "trainer.use(Digits)\nfolder = trainer.run_dir\nresult = trainer.run(1, make_loader())",
     "after dropped": "result.status, result.reason, run_threads(), folder == trainer.run_dir",
@@ -175,8 +180,10 @@ def records(outputs: list[Any]) -> list[str]:
     return next(filter(None, shown)).splitlines()  # the first output is that of the buttons, which have no text
 
 
-CHOICES = "fix the cell, then trainer.resume(Digits) tries this batch again · trainer.resume(skip=True) leaves it out · trainer.stop() ends"
-LINE = f"paused at epoch 1, batch 3 · {CHOICES}"
+LINE = """paused at epoch 1, batch 3 · fix the cell and run it, then:
+  trainer.resume(Digits)     # tries this batch again
+  trainer.resume(skip=True)  # leaves this batch out
+  trainer.stop()             # ends the run"""
 ERROR = "AttributeError: 'Tensor' object has no attribute 'no_such_name'"
 SUMMARY = f"{ERROR} · train_step at epoch 1, batch 3, line 8 of train_step"
 SHOWN = (
@@ -222,7 +229,7 @@ def test_plain_resume_finds_what_is_written_again(value: Any) -> None:
 @pytest.mark.parametrize("how", ["second", "second plainly"])
 def test_class_that_is_broken_too_leaves_the_run_paused_at_the_same_batch(how: str, shown: Any, value: Any) -> None:
     lines = shown(how).splitlines()
-    assert lines[-3:] == ["KeyError: 'x'", "Digits.train_step, epoch 1, batch 3: the batch is Tensor (8, 4) float32", LINE]
+    assert lines[-6:] == ["KeyError: 'x'", "Digits.train_step, epoch 1, batch 3: the batch is Tensor (8, 4) float32", *LINE.splitlines()]
     assert "----> 6         loss = {}['x']" in lines
     assert value(f"after the {how}") == ("paused", False, 2, "epoch 1, batch 3")
 
@@ -265,11 +272,11 @@ def test_on_error_raise_ends_the_run(shown: Any, value: Any) -> None:
 
 def test_next_cell_that_names_the_trainer_prints_a_failure_in_the_background_once(printed: Any) -> None:
     assert printed("background") == printed("elsewhere") == printed("names it again") == ""
-    assert printed("names it") == f"trainer: {SUMMARY}\n  {LINE} · handle.wait() raises the error\n"
+    assert printed("names it") == f"trainer: {SUMMARY}\n{LINE}\n  handle.wait()  # raises the error\n"
 
 
 def test_handle_of_a_failed_run_says_the_error_and_raises_it(outputs: dict[str, Any], shown: Any) -> None:
-    assert outputs["repr"][0].data["text/plain"] == f"RunHandle(paused · {SUMMARY}\n  {LINE} · handle.wait() raises the error)"
+    assert outputs["repr"][0].data["text/plain"] == f"RunHandle(paused · {SUMMARY}\n{LINE}\n  handle.wait()  # raises the error)"
     text = shown("wait")
     assert "Cell, line 1\n----> 1 handle.wait()\n" in text and text.endswith(f"float32\n{LINE}")
     assert "----> 8             loss = loss + batch.no_such_name" in text and "trainer.traceback() shows them]" in text
@@ -284,6 +291,11 @@ def test_traceback_of_a_paused_run_has_all_frames(printed: Any) -> None:
 def test_run_in_the_background_goes_on_in_the_background(outputs: dict[str, Any], value: Any) -> None:
     assert value("after background") == ("completed", 3, "completed", None)
     assert records(outputs["background"])[5:-1] == ["✎ epoch 1, batch 3: train_step changed after AttributeError"]
+
+
+def test_messages_have_the_name_of_the_trainer_in_the_notebook(shown: Any) -> None:
+    assert shown("named").endswith(LINE.replace("trainer.", "clf."))
+    assert re.search(r"run paused at epoch 1, batch \d+ · while paused, clf\.resume\(\) continues it$", shown("pause"))
 
 
 def test_run_again_drops_the_failed_one_and_says_so(outputs: dict[str, Any], value: Any) -> None:

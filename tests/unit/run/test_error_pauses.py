@@ -178,7 +178,7 @@ def run(seed: int, tmp_path: Path, kind: str = "", at: int = 0) -> tuple[Fit, in
                 break
             except (ZeroDivisionError, FileNotFoundError, StepError):
                 n_failed += 1
-                assert trainer.control.state == "paused" and trainer.failure.place in trainer.failure.line
+                assert trainer.control.state == "paused" and trainer.failure.place in trainer.failure.choices
                 broken.unlink(missing_ok=True)
                 begin = trainer.resume
     return trainer, n_failed
