@@ -58,7 +58,12 @@ def read_wandb(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any], list
 def wandb_series(folder: Path) -> Series:
     rows = [row for row in read_wandb(folder)[0] if "trainer/global_step" in row]
     own = ("_step", "_runtime", "_timestamp", "trainer/global_step")
-    return _by_name((name, row["trainer/global_step"], value) for row in rows for name, value in row.items() if name not in own)
+    return _by_name(
+        (name, row["trainer/global_step"], value)
+        for row in rows
+        for name, value in row.items()
+        if name not in own and isinstance(value, (int, float))
+    )
 
 
 def neptune_series(folder: Path) -> Series:

@@ -24,6 +24,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import Logger
 
 from ..errors import NbtrainError
+from .entries import LIMITS, Entries, Limits
 
 # %% auto #0
 __all__ = ["Connect", "hushed", "RetryQueue", "draw_apart", "Delivery"]
@@ -311,10 +312,10 @@ class Delivery(Logger):
     """A Lightning logger that passes every call to another logger, in a background thread.
 
     `connect` makes that logger at the beginning of each run. It is called in the thread, with a function that takes notes to show.
-    `label` names the logger in notes, and `note` shows them. The beginning and the end of a run each wait up to `wait_s` seconds for the
-    logger; if it is never reached, both together; in the run after one in which it was not reached, two seconds. Loggers in `together`
-    are waited for at the same time. `retry_s` is the time to the second attempt; it doubles up to a minute. An NbtrainError of
-    `connect`, such as for an unknown option, is raised.
+    `label` names the logger in notes, which `note` shows, and in `LIMITS`. The beginning and the end of a run each wait up to `wait_s`
+    seconds for the logger; if it is never reached, both together; in the run after one in which it was not reached, two seconds.
+    Loggers in `together` are waited for at the same time. `retry_s` is the time to the second attempt; it doubles up to a minute. An
+    NbtrainError of `connect`, such as for an unknown option, is raised.
     """
 
     def __init__(self, label: str, connect: Connect, note: Callable[[str], None], *, wait_s: float = 10.0, retry_s: float = 1.0) -> None:
@@ -323,6 +324,7 @@ class Delivery(Logger):
         self.together: Sequence[Delivery] = [self]  # the loggers of the same runs
         self._sender: _Sender | None = None  # a new one for each run; None between runs
         self._patience_s = wait_s
+        self._entries = Entries(label, LIMITS.get(label, Limits()), note)
         self._noted: set[str] = set()  # by `connect`, which repeats its notes in each run
 
     @property
@@ -350,10 +352,10 @@ class Delivery(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        metrics = dict(metrics)
+        held = self._entries(metrics)
 
         def deliver(logger: Logger) -> None:
-            logger.log_metrics(metrics, step)
+            logger.log_metrics(held, step)
             logger.save()
 
         self.put(deliver)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,6 @@ from ..errors import AddOnError
 from ..history.run_files import kept_id, write_file
 from .background import hushed
 from .local import Tracker, without_prints
-from .step_points import web_name
 
 # %% auto #0
 __all__ = ["HOSTED", "CometTracker", "connect_comet", "ClearMLTracker", "connect_clearml"]
@@ -60,7 +58,7 @@ class CometTracker(Tracker):
         super().__init__(experiment, "comet", str(experiment.get_key()))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        values = {web_name(name): value for name, value in metrics.items() if name != "epoch"}
+        values = {name: value for name, value in metrics.items() if name != "epoch"}
         epoch = metrics.get("epoch")
         self.run.log_metrics(values, step=step, epoch=None if epoch is None else int(epoch))
 
@@ -112,9 +110,8 @@ class ClearMLTracker(Tracker):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         board = self.run.get_logger()
         for name, value in metrics.items():
-            series, _, title = web_name(name).rpartition("/")
-            if math.isfinite(value):
-                board.report_scalar(title, series or title, float(value), iteration=step or 0)
+            series, _, title = name.rpartition("/")
+            board.report_scalar(title, series or title, float(value), iteration=step or 0)
 
     def log_hyperparams(self, params: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         self.run.connect(dict(params))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,8 +16,8 @@ from typing import Any
 from ..errors import OptionError, nearest
 from ..history.run_files import inside
 from .background import hushed
+from .entries import web_name
 from .local import Tracker
-from .step_points import web_name
 
 # %% auto #0
 __all__ = ["CLOSED", "NeptuneTracker", "check_neptune", "connect_neptune"]
@@ -30,8 +29,7 @@ _GATHER_S = 1.0  # a call takes 0.13 ms for one value or for fifty
 class NeptuneTracker(Tracker):
     """A Lightning logger for one run of Neptune's client; `finalize` closes the run.
 
-    Values that are not finite are left out, because the client rejects them. The values of one second are written
-    together. `clock` returns seconds since 1970.
+    The values of one second are written together. `clock` returns seconds since 1970.
     """
 
     def __init__(self, run: Any, clock: Callable[[], float] = time.time) -> None:
@@ -44,13 +42,11 @@ class NeptuneTracker(Tracker):
         if self.clock() - self._written_s >= _GATHER_S:
             self._write()
         for name, value in metrics.items():
-            if not math.isfinite(value):
-                continue
-            if (series := self._waiting.get(web_name(name))) is not None and step is not None:
+            if (series := self._waiting.get(name)) is not None and step is not None:
                 series.append((step, float(value), self.clock()))
             else:
-                self.run[web_name(name)].append(float(value), step=step)  # at once, because the client may reject the name
-                self._waiting.setdefault(web_name(name), [])
+                self.run[name].append(float(value), step=step)  # at once, because the client may reject the name
+                self._waiting.setdefault(name, [])
 
     def _write(self) -> None:
         """Write the waiting values."""

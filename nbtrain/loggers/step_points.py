@@ -21,9 +21,10 @@ from ..data.batch import batch_size
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..events import Event
+from .entries import PointValues
 
 # %% auto #0
-__all__ = ["tokens_in", "Throughput", "gpu_memory", "web_name", "PointRows", "StepPoints"]
+__all__ = ["tokens_in", "Throughput", "gpu_memory", "PointRows", "StepPoints"]
 
 
 # %% ../../nbs/loggers/step_points.ipynb #89567809
@@ -73,12 +74,6 @@ def gpu_memory(device: torch.device) -> dict[str, float]:
     if device.type != "cuda":
         return {}
     return {"gpu_gb": torch.cuda.memory_allocated(device) / 1e9, "gpu_held_gb": torch.cuda.memory_reserved(device) / 1e9}
-
-
-def web_name(name: str) -> str:
-    """`train_loss` as web loggers write it: `train/loss`. Names without such a prefix stay as they are."""
-    prefix, _, rest = name.partition("_")
-    return f"{prefix}/{rest}" if prefix in ("train", "val", "test") and rest else name
 
 
 # %% ../../nbs/loggers/step_points.ipynb #88542e25
@@ -224,4 +219,4 @@ class StepPoints(L.Callback):
     def _give(self) -> None:
         for update, point in self._rows.points():
             for logger in self.loggers:
-                logger.log_metrics(point, step=update - 1)
+                logger.log_metrics(PointValues(point), step=update - 1)

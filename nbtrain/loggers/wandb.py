@@ -23,7 +23,7 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 
 from ..errors import OptionError, nearest
 from ..history.run_files import inside
-from .step_points import web_name
+from .entries import web_name
 
 # %% auto #0
 __all__ = ["stored_key", "why_offline", "WandBTracker", "check_wandb", "connect_wandb"]
@@ -118,9 +118,6 @@ class WandBTracker(WandbLogger):
         _SERVICE.open(self)
         run.define_metric("trainer/global_step")
         run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        super().log_metrics({web_name(name): value for name, value in metrics.items()}, step)
 
     def log_summary(self, values: Mapping[str, Any]) -> None:
         """Set values for the whole run."""

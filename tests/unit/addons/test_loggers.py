@@ -6,7 +6,6 @@ import csv
 import http.server
 import importlib.util
 import json
-import math
 import os
 import random
 import socket
@@ -158,7 +157,7 @@ def test_a_wandb_run_that_ends_leaves_the_client_to_one_that_begins_or_ends(
 
     def run(name: str) -> WandBTracker:
         tracker = connect_wandb({"mode": "offline"}, name, tmp_path / name, lambda note: None)
-        tracker.log_metrics({"train_loss": 0.5}, 0)
+        tracker.log_metrics({"train/loss": 0.5}, 0)
         return tracker
 
     monkeypatch.setattr(Run, method, slowly)
@@ -607,7 +606,7 @@ def test_neptune_is_given_the_values_of_a_second_together(tmp_path: Path, monkey
     tracker = NeptuneTracker(connect_neptune({}, "run1", tmp_path, lambda text: None).run, clock=lambda: now_s)
     seconds = [0.0, 0.25, 0.5, 1.25, 1.5]
     for step, now_s in enumerate(seconds):
-        tracker.log_metrics({"train_loss": 2 * now_s, "lr": math.nan if step == 1 else 0.5}, step=step)
+        tracker.log_metrics({"train/loss": 2 * now_s} | ({} if step == 1 else {"lr": 0.5}), step=step)
     assert calls == [1, 1, 2, 1]  # the first of each, and three as the fourth step came
     tracker.finalize("success")
     assert calls == [1, 1, 2, 1, 2, 2]

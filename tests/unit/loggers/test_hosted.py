@@ -14,6 +14,7 @@ from samples import Regress, make_loader, make_trainer
 
 from nbtrain import AddOnError, ConfigError, LoggersAddon
 from nbtrain.loggers import hosted
+from nbtrain.loggers.entries import LIMITS, Entries
 
 Logged = Regress.add_on(LoggersAddon)
 
@@ -198,9 +199,11 @@ def test_a_clearml_task_of_the_script_is_used_and_left_open(clearml: Any) -> Non
 
 
 def test_clearml_gets_no_values_that_are_not_finite() -> None:
-    task = importlib.import_module("clearml").Task({})
-    hosted.ClearMLTracker(task, Path()).log_metrics({"train_loss": float("nan"), "val_loss": 1.0}, 3)
+    task, said = importlib.import_module("clearml").Task({}), list[str]()
+    entries = Entries("clearml", LIMITS["clearml"], said.append)
+    hosted.ClearMLTracker(task, Path()).log_metrics(entries({"train_loss": float("nan"), "val_loss": 1.0}), 3)
     assert task.board.points == [("loss", "val", 1.0, 3)]
+    assert said == ["clearml leaves out what it can't hold, such as nan of 'train_loss'; the run's own history has all."]
 
 
 @pytest.mark.parametrize("name", ["comet", "clearml"])
