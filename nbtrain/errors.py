@@ -77,7 +77,7 @@ class RunPaused(KeyboardInterrupt):
 
 
 class RunStopped(KeyboardInterrupt):
-    """A second ■ or the Stop button ended the run of this cell; `trainer.result` has its result.
+    """A second ■ or the Stop button ended the run of this cell; `trainer.result` has its result. Or ■ ended something else.
 
     Raised to end the cell and the queue of "Run all".
     """

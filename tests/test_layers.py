@@ -57,12 +57,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "compat",
         "events",
         "best",
+        "rng",
         "views",
         "source",
         "history",
         "data",
         "optim",
         "engine",
+        "loops",
         "loggers",
         "distributed",
         "checkpoint",
@@ -86,7 +88,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "addons",
         "base",
     ),
-    "tools": ("rng", "views", "data", "optim", "engine", "loops", "distributed", "base", "run"),
+    "tools": ("views", "data", "optim", "engine", "loops", "distributed", "base", "run"),
     "travel": ("rng", "views", "source", "objects", "history", "data", "engine", "loggers", "state", "addons", "base", "run", "tools"),
 }
 ALLOWED["trainer"] = tuple(ALLOWED)

@@ -51,6 +51,7 @@ from ..tracebacks import TracebackKeeper
 from ..source.step_changes import StepCode
 from ..source.user_code import newest
 from ..state.best_weights import BestWeights
+from .operation import Operation
 from .compose import Composable, given_addons, new_instance, written_class
 from .arguments import asks_for_bar
 from .progress_checker import ProgressChecker
@@ -167,20 +168,30 @@ class TrainerBase(Composable, TracebackKeeper):
     # -- the mode, and what depends on the arguments
     @property
     def mode(self) -> Mode:
-        """What `run` does: "train", or "test" to evaluate. It can't be changed during a run."""
-        return self._mode
+        """What `run` does: "train", or "test" to evaluate. It can't be changed during a run.
+
+        In your steps and callbacks it is the mode of the operation that calls them: "test" in a validation.
+        """
+        operation = self._operation
+        return self._mode if operation is None else operation.mode
 
     @mode.setter
     def mode(self, mode: Mode) -> None:
-        if threading.current_thread() is self.control.thread and mode in ("train", "test"):  # its own passes switch it
-            self._mode = mode
+        operation = self._operation
+        if operation is not None and mode in ("train", "test"):  # its own passes switch it
+            operation.mode = mode
         else:
             self._set_mode(mode)
 
+    @property
+    def _operation(self) -> Operation | None:
+        """The innermost operation of this thread."""
+        here, operations = threading.current_thread(), vars(self).get("operations", [])  # none in the constructor
+        return next((operation for operation in reversed(operations) if operation.thread is here), None)
+
     @checked
     def _set_mode(self, mode: Mode) -> None:
-        if threading.current_thread() is not self.control.thread:
-            self._refuse_new_mode()
+        self._refuse_new_mode()
         self._mode = mode
 
     @property
@@ -222,6 +233,7 @@ class TrainerBase(Composable, TracebackKeeper):
         self.progress_checker = ProgressChecker(self.train_state.counts)
         self.module: StepModule | None = None
         self.control = Control()
+        self.operations: list[Operation] = []  # that are on, innermost last
         self.sinks: list[EventSink] = [self.train_state.history]
         self.recorder = Recorder(self, self._emit)
         self.run_dir: Path | None = None
@@ -237,7 +249,7 @@ class TrainerBase(Composable, TracebackKeeper):
         self.handle: HandleProtocol | None = None  # of the newest run in a thread
         self.view: View | None = None  # of the newest run
         self.slider_view: NotebookView | None = None  # of the newest training: an evaluation leaves its slider
-        self.probed: Any = None  # the step of the last dry run, and its monitor
+        self.probed: dict[str, Any] = {}  # the steps of the last dry run by mode, and its monitor
         self.fork: Fork | None = None  # where this trainer branched from another
         self.branches: list[Any] = []  # made with the slider below a run
         self.states = States()
@@ -266,9 +278,11 @@ class TrainerBase(Composable, TracebackKeeper):
             "ran": None,
             "stream": None,
             "handle": None,
+            "operations": [],
+            "_mode": self.mode,  # a replica in another process continues this operation
             "view": None,
             "slider_view": None,
-            "probed": None,
+            "probed": {},
             "code": None,
             "changed": None,
             "sinks": [self.train_state.history],
@@ -288,7 +302,7 @@ class TrainerBase(Composable, TracebackKeeper):
         """A copy is a branch: its next run has a new folder, which begins with the history so far."""
         make, args, state = self.__reduce__()
         made = memo[id(self)] = make(*args)
-        made.__setstate__(deepcopy(state, memo) | {"given": dict(self.given)})
+        made.__setstate__(deepcopy(state, memo) | {"given": dict(self.given), "probed": dict(self.probed)})
         if self.run_dir is not None:
             for addon in made.active_addons:
                 if isinstance(addon, StateManagerAddon):

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import lightning as L
 
 from .callback import BoundaryCallback, callbacks_of, is_of_hook, notify
-from ..errors import ConfigError, first_line
+from ..errors import ConfigError, RunStopped, first_line
 from ..events import Phase
 from ..rng import random_state, set_random_state
 
@@ -30,6 +30,7 @@ __all__ = [
     "Boundary",
     "Leave",
     "LeaveAfterError",
+    "uninterrupted",
     "Request",
     "Requests",
     "Failed",
@@ -167,6 +168,14 @@ class LeaveAfterError(Leave):
     """Raised to end a run that an error has paused."""
 
 
+_Value = TypeVar("_Value")
+
+
+def uninterrupted(call: Callable[[], _Value]) -> _Value:
+    """Call what keeps something or puts it back: ■ in an operation raises no exception in it."""
+    return call()
+
+
 def _stronger(a: int | None, b: int | None) -> int | None:
     """SIGTERM counts for more than Ctrl-C, and that more than a request without a signal."""
     return max((signum for signum in (a, b) if signum is not None), default=None)
@@ -187,7 +196,7 @@ class Request:
         if self.future.set_running_or_notify_cancel():
             try:
                 self.future.set_result(self.command(at))
-            except Exception as error:  # the error belongs to the caller, not to the run
+            except (Exception, RunStopped) as error:  # it belongs to the caller, not to the run
                 self.future.set_exception(error)
                 if is_of_hook(error):
                     raise
@@ -279,6 +288,7 @@ class Control:
     def __init__(self, run_state: RunState | None = None) -> None:
         self.run_state = run_state or RunState()
         self.thread: Thread | None = None  # the training thread
+        self.can_pause = True  # an evaluation only ends
         self.signum: int | None = None  # the signal that requested the end, or AT_EXIT
         self.elsewhere: Callable[[tuple[Any, ...]], None] | None = None  # sends a command to a run in other processes
         self.together: Callable[[int | None], None] | None = None  # stops all ranks at the same batch, if this is one of several
@@ -302,7 +312,9 @@ class Control:
 
     # -- requests, from any thread
     def pause(self) -> None:
-        """Request that the run pauses at the end of its batch. Raises ConfigError in one rank of several."""
+        """Request that the run pauses at the end of its batch. Raises ConfigError in one rank of several, and for an evaluation."""
+        if not self.can_pause:
+            raise ConfigError("An evaluation can't be paused.", remedy="stop() ends it, and changes nothing else.")
         if self.together is not None:
             raise ConfigError("One rank of several can't be paused.", remedy="stop() ends the run on all of them.")
         self.run_state.request("pausing", self.elsewhere)
@@ -369,8 +381,9 @@ class Control:
         return self._requests.submit(Request(command, whole), inside=threading.current_thread() is self.thread)
 
     # -- the run
-    def begin(self, listener: Callable[[State], None]) -> None:
+    def begin(self, listener: Callable[[State], None], *, can_pause: bool = True) -> None:
         """Begin a run. `listener` is called with each new state, by the thread that changes it."""
+        self.can_pause = can_pause
         self.signum, self._sent, self._stops_together, self.stopped_after = None, None, False, None
         self.run_state.begin(listener)
 

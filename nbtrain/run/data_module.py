@@ -19,7 +19,7 @@ from ..data.loader import BatchList, as_loader
 from ..data.several_loaders import named_loaders
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
-from .interrupts import ignore_interrupts
+from ..base.interrupts import ignore_interrupts
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0

@@ -31,8 +31,9 @@ from ..state.settings import as_given
 from ..errors import ConfigError
 from ..events import Status
 from .data_module import is_data_source, read_evaluated, read_source, set_first_epoch
-from .interrupts import keep_handler, signals_stop
+from ..base.interrupts import keep_handler, signals_stop
 from .lightning_trainer import continue_counts, driving, make_pl_trainer
+from ..base.operation import Operation
 from ..base.trainer_base import TrainerBase
 from .outcome import name_place
 
@@ -183,8 +184,12 @@ class Execution:
 
 def execute_replica(n_epoch: int, trainer: TrainerBase, loader: Any, valid_loader: Loaders | None) -> tuple[Status, str]:
     """Execute a replica of the trainer in another process. Adds the place to an error, because only this process knows it."""
+    operation = Operation(trainer, "run", trainer.mode)
+    operation.begin()
     try:
         return Execution(trainer, n_epoch, loader, valid_loader).execute(trainer.lightning_args())
     except Exception as error:
         name_place(error, trainer.recorder.place)
         raise
+    finally:
+        operation.end()

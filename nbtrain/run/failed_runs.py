@@ -21,7 +21,7 @@ from ..views.notebook import get_shell, in_shell, is_watched
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0
-__all__ = ["pauses_on_error", "needs_thread", "is_reachable", "drop_failure", "drop_unreachable", "keep_watch"]
+__all__ = ["pauses_on_error", "needs_thread", "is_reachable", "end_paused", "drop_unreachable", "keep_watch"]
 
 
 # %% ../../nbs/run/failed_runs.ipynb #6b6f184c
@@ -88,12 +88,20 @@ def is_reachable(trainer: TrainerBase, thread: threading.Thread) -> bool:
 _WAITING: WeakSet[TrainerBase] = WeakSet()
 
 
-def drop_failure(trainer: TrainerBase) -> str:
-    """End a run of `trainer` that an error paused, as failed. Returns its place, or "" if there is no such run."""
-    failure, handle = trainer.control.failure, trainer.handle
-    if failure is None or handle is None or threading.current_thread() is handle.thread:
+def end_paused(trainer: TrainerBase) -> str:
+    """End a run of `trainer` that is paused: as failed if an error paused it, else as stopped.
+
+    Returns its place, or "" if there is no such run.
+    """
+    control, failure, handle = trainer.control, trainer.control.failure, trainer.handle
+    if control.state != "paused" or handle is None or threading.current_thread() is handle.thread:
         return ""
-    trainer.control.abandon()
+    if failure is None:
+        place = trainer.recorder.place
+        control.stop()
+        handle.join()
+        return place
+    control.abandon()
     handle.join()
     _WAITING.discard(trainer)
     clear_frames(failure.error)
@@ -110,7 +118,7 @@ def drop_unreachable() -> None:
         if trainer.control.failure is None or handle is None:
             _WAITING.discard(trainer)
         elif not is_reachable(trainer, handle.thread):
-            drop_failure(trainer)
+            end_paused(trainer)
 
 
 # %% ../../nbs/run/failed_runs.ipynb #f711112d

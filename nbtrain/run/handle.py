@@ -20,7 +20,7 @@ from ..tracebacks import boundary, clear_frames
 from ..engine.control import AT_EXIT, Control, Leave
 from ..errors import ConfigError, RunPaused
 from ..history.history import RunResult
-from .interrupts import call_at_exit, cancel_at_exit, ended_by_hand, handles_signals
+from ..base.interrupts import call_at_exit, cancel_at_exit, ended_by_hand, handles_signals
 
 # %% auto #0
 __all__ = ["RunThread", "RunHandle"]
@@ -93,9 +93,9 @@ class RunThread:
 
     def _interrupt(self) -> None:
         with self._pressing:
-            if self._control.state == "running":
+            if self._control.state == "running" and self._control.can_pause:
                 self._control.pause()
-            elif self._control.state == "pausing":
+            elif self._control.state in ("running", "pausing"):
                 self.stop_by_hand(signal.SIGINT)
             elif self._control.state == "stopping" and self._thread.ident is not None:  # the batch does not end
                 self.is_ended_by_hand = True
@@ -136,8 +136,10 @@ class RunHandle:
         place: Callable[[], str],
         refresh: Callable[[], None] = lambda: None,
         name: Callable[[], str] = lambda: "trainer",
+        kept: str = "",
     ) -> None:
         self._control, self._place, self._refresh, self._name = control, place, refresh, name
+        self._kept = kept  # says where its state is, if it is stopped by hand
         self._thread, self.is_waited_for = RunThread(control), False
 
     @property
@@ -199,7 +201,7 @@ class RunHandle:
             raise failure.error.with_traceback(failure.raised_at)
         if self._control.state == "paused":
             raise RunPaused(f"run paused at {self._place()} · while paused, {self._name()}.resume() continues it")
-        return self._thread.finish(self._place(), f"{self._name()}.result has what it reached")
+        return self._thread.finish(self._place(), self._kept or f"{self._name()}.result has what it reached")
 
     @contextmanager
     def listening(self) -> Iterator[None]:

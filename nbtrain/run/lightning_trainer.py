@@ -24,6 +24,7 @@ from lightning.fabric.utilities.optimizer import _optimizer_to_device
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
 from ..base.trainer_base import TrainerBase
+from ..engine.control import uninterrupted
 from ..engine.pass_module import TrainingModes
 from ..engine.step_module import StepModule
 from ..engine.train_state import Counts
@@ -202,16 +203,20 @@ def driving(trainer: TrainerBase, module: StepModule, *, trains: bool = True) ->
 
     A pass that does not train leaves the random numbers of the training as they were.
     """
-    outer, mode, training = trainer.module, trainer.mode, TrainingModes(trainer.model)
+    outer, training = trainer.module, TrainingModes(trainer.model)
+
+    def put_back() -> None:
+        module.close()
+        _forget(module)
+        trainer.module = outer
+        training.restore()  # an error in validation leaves the model in eval mode
+        _bring_back(trainer)
+
     try:
         with quiet(), _interruptible(), nullcontext() if trains else keep_random():
             yield module
     finally:
-        module.close()
-        _forget(module)
-        trainer.module, trainer.mode = outer, mode
-        training.restore()  # an error in validation leaves the model in eval mode
-        _bring_back(trainer)
+        uninterrupted(put_back)
 
 
 def _forget(module: StepModule) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,14 +17,17 @@ from typing import Any
 from ..addons.state_manager import StateManagerAddon
 from ..state.restore import check_restored
 from ..base.arguments import check_optimizer, check_run, check_trained
+from ..base.operation import Operation
 from ..base.trainer_base import TrainerBase
 from ..checkpoint.files import ordered_names, progress_of
 from ..data.several_loaders import Loaders
 from ..distributed.launcher import Launcher
 from ..engine.control import Leave, refuse_while_on
 from ..engine.protocol import Ran
+from ..engine.train_state import Mode
 from ..errors import ConfigError, RunStopped
-from ..events import Status
+from ..engine.precision import precision_args
+from ..events import Event, Progress, Status
 from ..history.history import RunResult
 from ..remote_errors import own_errors
 from ..rng import seed_all
@@ -33,7 +37,7 @@ from .dry_run import DryRun
 from .execution import Execution, execute_replica
 from .failed_runs import drop_unreachable, needs_thread, pauses_on_error
 from .handle import RunHandle
-from .interrupts import ended_by_hand, exit_with_130, signals_stop, workers_ignore_interrupts
+from ..base.interrupts import ended_by_hand, exit_with_130, signals_stop, workers_ignore_interrupts
 from .outcome import RunOutcome
 from .redefined import FollowsSource, use_newest
 from .record import advise, correct_model, header, keep_source
@@ -47,13 +51,13 @@ __all__ = ["Run"]
 
 
 # %% ../../nbs/run/run.ipynb #41bd1d3f
-def _interrupted(trainer: TrainerBase, result: RunResult) -> RunStopped:
+def _interrupted(trainer: TrainerBase, result: RunResult, kept: str) -> RunStopped:
     """What `run` raises after Ctrl-C in a script: it names the checkpoint of the current epoch and update, if there is one."""
     folder, counts = trainer.run_dir / "checkpoints" if trainer.run_dir is not None else None, trainer.train_state.counts
     names = ordered_names(folder) if folder is not None and folder.is_dir() else []
     saved = [name for name in names if progress_of(name) == (counts.epoch, counts.update)]
     if folder is None or not saved:
-        return ended_by_hand(result, trainer.recorder.place)
+        return ended_by_hand(result, trainer.recorder.place, kept)
     path, here = folder / saved[-1], Path.cwd()
     return ended_by_hand(result, trainer.recorder.place, f"state saved in {path.relative_to(here) if path.is_relative_to(here) else path}")
 
@@ -62,13 +66,24 @@ def _interrupted(trainer: TrainerBase, result: RunResult) -> RunStopped:
 class Run:
     """One call of `run`: `n_epoch` more epochs of `trainer`, or in mode "test" `n_epoch` evaluations.
 
-    `travel`: the epochs and actions of the slider below it; without them there is no slider.
+    `travel`: the epochs and actions of the slider below it; without them there is no slider. `name` and `mode`: of the operation that
+    it is; the trainer's mode by default.
     """
 
     def __init__(
-        self, trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Loaders | None = None, travel: Travel | None = None
+        self,
+        trainer: TrainerBase,
+        n_epoch: int,
+        loader: Any,
+        valid_loader: Loaders | None = None,
+        travel: Travel | None = None,
+        *,
+        name: str = "run",
+        mode: Mode | None = None,
     ) -> None:
         self.trainer, self.n_epoch, self.loader, self.valid_loader = trainer, n_epoch, loader, valid_loader
+        self.operation = Operation(trainer, name, mode or trainer.mode)
+        self.kept = "" if name == "run" else "the trainer is as before"
         self.outcome, self.sinks = RunOutcome(trainer), RunSinks(trainer, travel)
 
     def start(self, *, background: bool = False) -> RunResult | RunHandle:
@@ -78,11 +93,10 @@ class Run:
         """
         trainer, control = self.trainer, self.trainer.control
         drop_unreachable()
-        self._check(background)
-        self._prepare()
-        control.begin(partial(self.sinks.follow, self.outcome.follow))
+        self._get_ready(background)
+        control.begin(partial(self.sinks.follow, self.outcome.follow), can_pause=self.operation.mode == "train")
         if background or needs_thread(trainer):
-            handle = RunHandle(control, lambda: trainer.recorder.place, self._refresh_view, lambda: variable_name(trainer))
+            handle = RunHandle(control, lambda: trainer.recorder.place, self._refresh_view, lambda: variable_name(trainer), self.kept)
             with nullcontext() if background else handle.listening():  # ■ pauses the run as soon as it is shown
                 trainer.handle = handle  # for the Stop button
                 self._open()
@@ -95,14 +109,33 @@ class Run:
                 result = self._work()
         except KeyboardInterrupt:  # a second Ctrl-C
             exit_with_130()
+            if self.operation.mode == "test":
+                raise self.operation.stopped() from None
             raise
         finally:
             control.end()
             if control.signum == signal.SIGTERM:
                 sys.exit(128 + signal.SIGTERM)
         if control.signum == signal.SIGINT:
-            raise _interrupted(trainer, result)
+            raise _interrupted(trainer, result, self.kept)
         return result
+
+    def evaluate(self) -> RunResult:
+        """Execute the run, and wait for it."""
+        result = self.start()
+        assert isinstance(result, RunResult)
+        return result
+
+    def _get_ready(self, background: bool) -> None:
+        """Check everything that can be checked before the run begins. Until then it is an operation of this thread."""
+        self.operation.begin()
+        try:
+            self._check(background)
+            self._try_steps()
+            self._prepare()
+        except BaseException:
+            self.operation.end()
+            raise
 
     def _check(self, background: bool) -> None:
         """Raise ConfigError for invalid arguments, before anything else happens."""
@@ -113,8 +146,8 @@ class Run:
         self.notes = notes if trainer.train_state.run == 0 else []  # said once
         check_source(trainer, self.loader, self.valid_loader)
         check_run(self.n_epoch, self.loader, self.valid_loader, evaluates=trainer.mode == "test")
-        dry_run = DryRun(trainer, self.n_epoch, self.valid_loader)
-        dry_run.check_steps()
+        self.dry_run = DryRun(trainer, self.n_epoch, self.loader, self.valid_loader)
+        self.dry_run.check_steps()
         if trainer.mode == "train":
             if not trainer.configures_optimizers:
                 check_optimizer(trainer.optimizer, trainer.model)
@@ -126,8 +159,28 @@ class Run:
             raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
         if trainer.on_error == "pause" and (trainer.launcher is not None or trainer.world.size > 1):
             raise ConfigError('on_error="pause": a run in several processes can\'t be paused by an error.', remedy='Give on_error="raise".')
-        dry_run.try_validation()
-        self.notes += contradictions(Planned(trainer, self.loader, self.valid_loader, dry_run.names))
+
+    def _try_steps(self) -> None:
+        """Try the steps on one batch each. The view shows what is tried, and an error in it."""
+        trainer, counts, goal = self.trainer, self.trainer.train_state.counts, self.trainer.train_state.counts.epoch + self.n_epoch
+        place = Progress(trainer.train_state.run + 1, "idle", counts.epoch, goal, step=counts.step, update=counts.update)
+        planned = {**precision_args(trainer.precision), **trainer.lightning}
+
+        def say(text: str) -> None:
+            about = header(trainer, planned, self.loader, self.valid_loader) | {"trying": text}
+            self.sinks.preview(Event("start", place, time.time(), about), validates=validates(self.loader, self.valid_loader))
+
+        try:
+            self.dry_run.try_steps(say)
+            self.notes += contradictions(Planned(trainer, self.loader, self.valid_loader, self.dry_run.names))
+        except BaseException as error:
+            is_stopped = isinstance(error, KeyboardInterrupt)
+            end = {
+                "status": "stopped" if is_stopped else "failed",
+                "reason": "the dry run" if is_stopped else f"{type(error).__name__} in the dry run",
+            }
+            self.sinks.preview(Event("end", place, time.time(), end))
+            raise
 
     def _prepare(self) -> None:
         """Create the run folder if needed and lock it. Before the first run, also seed the random number generators."""
@@ -141,8 +194,8 @@ class Run:
     def _open(self) -> None:
         """Show the run, and begin its record."""
         trainer, state = self.trainer, self.trainer.train_state
-        self.sinks.open(validates=validates(self.loader, self.valid_loader))
         try:
+            self.sinks.open(validates=validates(self.loader, self.valid_loader))
             self.arguments = trainer.lightning_args()
             self.arguments["callbacks"].append(FollowsSource(trainer))
             goal = state.counts.epoch + (self.n_epoch if trainer.mode == "train" else 0)
@@ -159,6 +212,7 @@ class Run:
             if trainer.mode == "train":
                 trainer.ran = Ran.after(trainer.ran, goal, self.loader, self.valid_loader)
         except BaseException:
+            self.operation.end()
             self.sinks.close()
             trainer.control.end()
             raise
@@ -166,6 +220,7 @@ class Run:
     def _work(self) -> RunResult:
         """Execute and finish the run, in this thread."""
         trainer, launcher = self.trainer, self.trainer.launcher
+        self.operation.begin()  # in this thread from now on
         try:
             with workers_ignore_interrupts(self.loader, self.valid_loader), self.outcome.records_errors(), own_errors():
                 if launcher is None:
@@ -178,6 +233,7 @@ class Run:
             return self.outcome.finish(status, reason)
         finally:
             trainer.resumed, trainer.continues_run, trainer.parent = False, False, None
+            self.operation.end()
             self.sinks.close()
 
     def _launch(self, launcher: Launcher) -> tuple[Status, str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..engine.control import Boundary, State
 from ..errors import ConfigError, NbtrainError, first_line
+from ..events import Event
 from ..history.event_group import EventGroup, deliver
 from ..history.ghost import ghost_of, run_before
 from ..history.history import short_path
@@ -21,7 +22,7 @@ from ..history.run_lock import RunLock
 from ..views.curve import Ghost
 from ..views.epoch_slider import Travel
 from ..views.notebook import Controls, NotebookView, in_kernel, open_view
-from ..views.terminal import LogView, TerminalView
+from ..views.terminal import LogView, TerminalView, View
 from ..engine.protocol import EventSink
 from ..base.arguments import asks_for_bar
 from ..base.trainer_base import TrainerBase
@@ -45,6 +46,7 @@ class RunSinks:
         self.trainer, self.travel = trainer, travel
         self._opened: list[EventSink] = []
         self._lock: RunLock | None = None  # of the run folder
+        self._view: View | None = None  # opened by the dry run
 
     def claim(self) -> None:
         """Create the run folder if there is none yet, and lock it. All ranks must call it."""
@@ -88,7 +90,7 @@ class RunSinks:
         trainer = self.trainer
         if not trainer.world.is_first:
             return
-        trainer.view = open_view(self.controls(validates=validates)) if self._shows else None
+        trainer.view = self._view or self._open_view(validates=validates)
         if trainer.mode == "train":
             if trainer.slider_view is not None:
                 trainer.slider_view.refresh_slider(withdraw=True)
@@ -112,10 +114,23 @@ class RunSinks:
                 trainer.view = view = NotebookView(live=False)
                 view.show_finished(events, f"finished before · the record of {short_path(trainer.run_dir)}")
 
+    def _open_view(self, *, validates: bool) -> View | None:
+        return open_view(self.controls(validates=validates)) if self._shows else None
+
+    def preview(self, event: Event, *, validates: bool = False) -> None:
+        """Show an event of the dry run in the view alone, which its "start" opens."""
+        if self._view is None and event.kind == "start" and self.trainer.world.is_first:
+            self._view = self._open_view(validates=validates)
+        if self._view is not None:
+            self._view.update(event)
+
     def controls(self, *, validates: bool) -> Controls:
         """Return the buttons of a live view and their actions."""
         trainer, control = self.trainer, self.trainer.control
-        actions: dict[str, Callable[[], Any]] = {"pause": control.pause, "continue": control.proceed, "stop": self._stop}
+        actions: dict[str, Callable[[], Any]] = {}
+        if trainer.mode == "train":  # an evaluation only ends
+            actions |= {"pause": control.pause, "continue": control.proceed}
+        actions["stop"] = self._stop
         if hasattr(trainer, "save_state"):  # a command of an addon
             actions["save"] = partial(self._submit, "save_state")
         if validates:

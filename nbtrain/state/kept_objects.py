@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..engine.control import uninterrupted
 from ..engine.protocol import TrainerProtocol
 from ..loops.step_snapshot import restore_attributes
 from nbtrain.objects import (
@@ -128,9 +129,13 @@ def kept_objects(trainer: TrainerProtocol) -> Iterator[None]:
     own, way_back = dict(vars(trainer)), _WayBack()
     known = {id(part) for part in (trainer, trainer.model, *trainer.model.modules(), *trainer.model.buffers())}
     ways = [way for _, item in Search(objects_of(trainer), known) if (way := way_back(item)) is not None]
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         for way in ways:
             way()
         restore_attributes(vars(trainer), own)
+
+    try:
+        yield
+    finally:
+        uninterrupted(put_back)

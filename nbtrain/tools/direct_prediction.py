@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -18,9 +16,7 @@ from torch import Tensor
 from ..data.batch import to_device
 from ..distributed.devices import device_args
 from ..engine.addon import AddOnBase
-from ..engine.pass_module import TrainingModes
 from ..engine.precision import precision_args, precision_plugin
-from ..rng import keep_random
 from ..run.lightning_trainer import ENTRY_POINTS
 
 if TYPE_CHECKING:
@@ -82,24 +78,18 @@ def needs_lightning(trainer: TrainerBase) -> bool:
 _PRECISIONS = (Precision, MixedPrecision)  # others change the model or replace its modules
 
 
-@contextmanager
-def _in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    training = TrainingModes(model)
-    try:
-        model.train(False)
-        yield
-    finally:
-        training.restore()
-
-
 def predict_directly(trainer: TrainerBase, x: Tensor) -> tuple[Any] | None:
-    """Return the model's output for `x`, on the CPU, in a tuple; None if the prediction needs Lightning."""
+    """Return the model's output for `x`, on the CPU, in a tuple; None if the prediction needs Lightning.
+
+    The model is in eval mode afterwards.
+    """
     plugin = precision_plugin(trainer.precision, trainer.device)
     if plugin is None or type(plugin) not in _PRECISIONS or needs_lightning(trainer):
         return None
     if any(tensor.device != trainer.device for tensor in trainer.model.parameters()):
         return None
-    with keep_random(), torch.no_grad(), _in_eval_mode(trainer.model):
+    trainer.model.train(False)
+    with torch.no_grad():
         batch = to_device(plugin.convert_input(x), trainer.device)
         with plugin.predict_step_context():
             output = trainer.model(batch)

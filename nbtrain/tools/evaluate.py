@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, ProgressBar
 from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -19,20 +20,22 @@ from torch.utils.data import DataLoader
 from ..data.epoch import set_epoch
 from ..data.batch import to_device
 from ..data.loader import BatchList, is_dataset
-from ..data.several_loaders import named_loaders
+from ..data.several_loaders import n_batches, named_loaders
 from ..distributed.devices import device_args
 from ..engine.control import refuse_while_on
 from ..loops.lean_loops import use_lean_loops
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
 from ..base.arguments import check_optimizer
+from ..base.interrupts import workers_ignore_interrupts
+from ..base.operation import Operation, advance, operate
 from ..base.trainer_base import TrainerBase
 from ..run.data_module import is_data_source, read_evaluated, read_source
 from ..run.lightning_trainer import continue_counts, driving, make_pl_trainer
 from ..run.run import Run
 
 # %% auto #0
-__all__ = ["run_batch", "validate", "collect", "measure", "batches_of", "evaluate"]
+__all__ = ["run_batch", "validate", "collect", "look_at", "measure", "batches_of", "evaluate"]
 
 
 # %% ../../nbs/tools/evaluate.ipynb #f4ddce57
@@ -41,6 +44,15 @@ def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
     refuse_while_on(trainer.control, trainer.recorder.place)
     if trainer.mode == "train" and not trainer.configures_optimizers:
         check_optimizer(trainer.optimizer, trainer.model)
+    operation = Operation(trainer, "run_batch", trainer.mode)
+    operation.begin()
+    try:
+        return _run_batch(trainer, batch)
+    finally:
+        operation.end()
+
+
+def _run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
     with driving(trainer, trainer.step_module(whole_epoch=False), trains=trainer.mode == "train") as module:
         pl_trainer = make_pl_trainer(max_epochs=trainer.train_state.counts.epoch + 1, **_unlimited(_unlogged(trainer.lightning_args())))
         use_lean_loops(pl_trainer, lean=trainer.lean_loops)
@@ -55,7 +67,11 @@ def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
 def validate(trainer: TrainerBase, loader: Any) -> dict[str, float]:
     """Validate once on `loader` and return the metrics. They are recorded in `history.tests`, outside of any epoch."""
     refuse_while_on(trainer.control, trainer.recorder.place)
-    with driving(trainer, trainer.step_module(), trains=False) as module:
+    return operate(trainer, "validate", lambda operation: _validate(trainer, loader), between_batches=False)
+
+
+def _validate(trainer: TrainerBase, loader: Any) -> dict[str, float]:
+    with driving(trainer, trainer.step_module(), trains=False) as module, workers_ignore_interrupts(loader):
         pl_trainer = make_pl_trainer(**_unlogged(trainer.lightning_args()))
         use_lean_loops(pl_trainer, lean=trainer.lean_loops)
         if is_data_source(loader):
@@ -88,21 +104,25 @@ def _without(arguments: dict[str, Any], kinds: tuple[type[L.Callback], ...]) -> 
 
 
 # %% ../../nbs/tools/evaluate.ipynb #6123c25e
-def collect(trainer: TrainerBase, loader: Any, call: Callable[[Any], Any]) -> list[Any]:
-    """Call `call` on each batch of `loader`, and return the results on the CPU. Batches are on the device, the model is in eval mode.
+def collect(trainer: TrainerBase, name: str, loader: Any, call: Callable[[Any], Any]) -> list[Any]:
+    """As the operation `name`, call `call` on each batch of `loader`, and return the results on the CPU.
+
+    Batches are on the device, the model is in eval mode.
 
     A batch of None has no result, nor has one for which `call` returns None: it is left out.
 
     During a run this happens between two of its batches.
     """
-    return trainer.control.do(lambda at: _collect(trainer, loader, call))
+    return operate(trainer, name, lambda operation: look_at(trainer, loader, call))
 
 
-def _collect(trainer: TrainerBase, loader: Any, call: Callable[[Any], Any]) -> list[Any]:
-    module = StepModule(trainer)
+def look_at(trainer: TrainerBase, loader: Any, call: Callable[[Any], Any], n_all: int | None = None) -> list[Any]:
+    """What `collect` does, within an operation. `n_all`: the number of batches, if `loader` has no length."""
+    module, n_all = StepModule(trainer), n_all or sized_len(loader)
 
     def predict(batch: Any) -> Any:  # a function, because a model would be registered as a submodule
         found = call(batch) if batch is not None else None
+        advance(trainer, n_all)
         return _LEFT_OUT if found is None else found  # Lightning warns about None
 
     module.predict = predict
@@ -120,7 +140,7 @@ def _results(outputs: list[Any]) -> list[Any]:
 
 def _predict(trainer: TrainerBase, module: StepModule, loader: Any) -> Any:
     module.cpu = lambda: module  # Lightning would move the model to the CPU during a run
-    with driving(trainer, module, trains=False):
+    with driving(trainer, module, trains=False), workers_ignore_interrupts(loader):
         if isinstance(loader, L.LightningDataModule):
             with read_source(trainer, module, loader) as given:
                 return make_pl_trainer(**_unlogged(_alone(trainer))).predict(module, **given)
@@ -140,30 +160,28 @@ def _alone(trainer: TrainerBase) -> dict[str, Any]:
 # %% ../../nbs/tools/evaluate.ipynb #ab4caf5a
 def measure(trainer: TrainerBase, loader: Any) -> dict[str, float]:
     """Return the mean of each metric of `test_step`, computed between two batches of the current run, without affecting the run."""
-    return trainer.control.do(lambda at: _measure(trainer, loader))
+    return operate(trainer, "evaluate", lambda operation: _measure(trainer, loader))
 
 
 def _measure(trainer: TrainerBase, loader: Any) -> dict[str, float]:
-    state, mode, module, index = trainer.train_state, trainer.mode, StepModule(trainer), itertools.count()
+    module, index, n_all = StepModule(trainer), itertools.count(), n_batches(loader, "sequential")
     named = named_loaders(loader)
     module.loader_names = () if named is None else tuple(named)
     part = 0
 
     def step(batch: Any) -> int:
         module.validation_step(batch, number := next(index), part)
+        advance(trainer, n_all)
         return number  # because Lightning warns about None
 
     module.predict = step
-    trainer.train_state, trainer.mode = state.scratch(), "test"
+    trainer.train_state = trainer.train_state.scratch()
     meter = trainer.train_state.meters["test"]
     meter.reset(keep_tensors=trainer.reads_tensors)
-    try:
-        for part, one in enumerate([loader] if named is None else named.values()):  # noqa: B007  # `step` reads it
-            _predict(trainer, module, one)
-        meter.close()
-        return meter.means() | module.own_metrics()
-    finally:
-        trainer.train_state, trainer.mode = state, mode
+    for part, one in enumerate([loader] if named is None else named.values()):  # noqa: B007  # `step` reads it
+        _predict(trainer, module, one)
+    meter.close()
+    return meter.means() | module.own_metrics()
 
 
 # %% ../../nbs/tools/evaluate.ipynb #b51ac985
@@ -178,12 +196,9 @@ def evaluate(trainer: TrainerBase, loader: Any) -> dict[str, float]:
         if is_data_source(loader):
             raise ConfigError("A data module can't be set up while a run is on.", remedy="Give a loader.")
         return measure(trainer, loader)
-    mode, result = trainer.mode, trainer.result
-    trainer.toggle("test")
+    result = trainer.result
     try:
-        Run(trainer, 1, loader).start()
-        found = trainer.result.metrics if trainer.result is not None else {}
+        found = Run(trainer, 1, loader, name="evaluate", mode="test").evaluate().metrics
         return {name.removeprefix("test_"): value for name, value in found.items() if name.startswith("test_")}
     finally:
-        trainer.toggle(mode)
         trainer.result = result

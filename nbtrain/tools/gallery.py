@@ -14,6 +14,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
@@ -22,9 +23,9 @@ from ..data.loader import as_loader
 from ..data.resumable_loader import borrowed
 from ..engine.step_output import check_output, leaves_out
 from ..errors import ConfigError, StepError
-from ..rng import keep_random
 from ..base.arguments import check_run
-from .evaluate import collect
+from .evaluate import look_at
+from ..base.operation import Operation, operate
 from ..base.trainer_base import TrainerBase
 from ..views.html import image_html
 from ..views.plots import blank, png
@@ -345,7 +346,7 @@ def first_samples(
         found.extend(samples_of(trainer, batch, output, len(found))[: n - len(found)])
         return len(found) < n
 
-    _go_through(trainer, loader, look)
+    _go_through(trainer, "show_results", loader, look)
     return Gallery(_named(found, classes), f"The first {len(found)} samples", draw or draw_sample)
 
 
@@ -364,7 +365,7 @@ def worst_samples(
         worst[:] = heapq.nsmallest(n, [*worst, *samples], key=_rank)
         return True
 
-    _go_through(trainer, loader, look)
+    _go_through(trainer, "show_worst", loader, look)
     return Gallery(_named(worst, classes), f"The worst {len(worst)} of {n_seen} samples, by loss", draw or draw_sample)
 
 
@@ -390,8 +391,8 @@ def _rank(sample: Sample) -> tuple[bool, float, int]:
     return loss == loss, -loss if loss == loss else 0.0, sample.index
 
 
-def _go_through(trainer: TrainerBase, loader: Iterable[Any], look: Callable[[Any, Mapping[str, Any]], bool]) -> None:
-    """Call `look` on the batches and what the step returns until it returns False; the loader, its generators and the mode are restored."""
+def _go_through(trainer: TrainerBase, name: str, loader: Iterable[Any], look: Callable[[Any, Mapping[str, Any]], bool]) -> None:
+    """As the operation `name`, call `look` on the batches and what the step returns until it returns False; the loader is restored."""
     wants_more, is_empty = True, True
 
     def batches(source: Iterable[Any]) -> Iterator[Any]:
@@ -406,13 +407,11 @@ def _go_through(trainer: TrainerBase, loader: Iterable[Any], look: Callable[[Any
             wants_more, is_empty = look(batch, output), False
         return wants_more
 
-    mode = trainer.mode
-    trainer.mode = "test"
-    try:
-        with keep_random(), borrowed(as_loader(loader)) as spare:
-            collect(trainer, batches(spare), call)
-    finally:
-        trainer.mode = mode
+    def work(operation: Operation) -> None:
+        spare = operation.keep(borrowed(as_loader(loader)))
+        look_at(trainer, batches(spare), call, sized_len(spare))
+
+    operate(trainer, name, work)
     if is_empty:
         raise StepError("The loader gave no batch.", remedy="Look at the dataset's length, and at drop_last=True.")
 

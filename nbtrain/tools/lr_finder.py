@@ -30,8 +30,9 @@ from ..errors import ConfigError, StepError
 from ..optim.schedulers import check_has_lr, initial_lrs, set_group_lr
 from ..base.arguments import check_optimizer, check_run
 from ..run.lightning_trainer import driving, make_pl_trainer, quiet
+from ..base.interrupts import workers_ignore_interrupts
+from ..base.operation import Operation, advance, operate, unchanged
 from ..base.trainer_base import TrainerBase
-from ..run.dry_run import unchanged
 from ..views.html import image_html
 from ..views.plots import blank, png
 
@@ -175,8 +176,8 @@ class _Growth(L.Callback):
     The first parameter group of the optimizer gets the rate; the other groups keep their ratio to it.
     """
 
-    def __init__(self, module: StepModule, optimizer: Optimizer, rates: list[float]) -> None:
-        self.module, self.optimizer, self.rates = module, optimizer, rates
+    def __init__(self, trainer: TrainerBase, module: StepModule, optimizer: Optimizer, rates: list[float]) -> None:
+        self.trainer, self.module, self.optimizer, self.rates = trainer, module, optimizer, rates
         self.losses: list[float] = []
         self.diverged = False
         base = initial_lrs(optimizer)
@@ -189,6 +190,7 @@ class _Growth(L.Callback):
             set_group_lr(group, self.rates[batch_idx] * ratio)
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        advance(self.trainer, len(self.rates))
         if not outputs:  # the batch was left out
             return
         loss = float(self.module.output["loss"])  # waits for the device, because whether to continue depends on the value
@@ -239,14 +241,23 @@ def find_lr(trainer: TrainerBase, loader: Iterable[Any], arguments: dict[str, An
     `arguments` are for the `lightning.Trainer`. Raises ConfigError for invalid arguments.
     """
     _check(trainer, loader, start, end, n_batches)
-    assert trainer.optimizer is not None
+    optimizer = trainer.optimizer
+    assert optimizer is not None
     per_decade = (n_batches - 1) / math.log10(end / start)
     rates = [start * 10 ** (i / per_decade) for i in range(n_batches)]
-    with unchanged(trainer), _optimizer_unchanged(trainer.optimizer), _cycled(loader, n_batches) as batches:
+
+    def work(operation: Operation) -> _Growth:
+        operation.keep(unchanged(trainer))
+        operation.keep(_optimizer_unchanged(optimizer))
+        batches = operation.keep(_cycled(loader, n_batches))
         trainer.train_state = trainer.train_state.scratch()
         module = StepModule(trainer, whole_epoch=False, with_addons=False)
-        growth = _Growth(module, trainer.optimizer, rates)
-        _train(trainer, module, batches, {**arguments, "callbacks": [*arguments.get("callbacks", []), growth]})
+        growth = _Growth(trainer, module, optimizer, rates)
+        with workers_ignore_interrupts(loader):
+            _train(trainer, module, batches, {**arguments, "callbacks": [*arguments.get("callbacks", []), growth]})
+        return growth
+
+    growth = operate(trainer, "lr_find", work, mode="train", between_batches=False)
     losses = growth.losses
     return RangeTest(rates[: len(losses)], losses, _smooth(losses, per_decade), growth.diverged)
 

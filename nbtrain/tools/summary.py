@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 
 from ..data.batch import describe, to_device
 from ..engine.step_output import check_output, leaves_out
+from ..base.operation import Operation, operate, unchanged
 from ..base.trainer_base import TrainerBase
-from ..run.dry_run import unchanged
+from ..engine.train_state import Mode
 from ..views.html import table_html
 from ..views.text import format_count, format_value, table_text
 
@@ -32,24 +34,27 @@ def _shown(value: Any) -> str:
 
 def check_steps(trainer: TrainerBase, batch: Any) -> str:
     """Try both steps on one batch and describe inputs and outputs. Passes on exceptions of the steps. Changes nothing."""
+    return operate(trainer, "check", partial(_check_steps, trainer, batch))
+
+
+def _check_steps(trainer: TrainerBase, batch: Any, operation: Operation) -> str:
+    operation.keep(unchanged(trainer))
     batch = to_device(batch, trainer.device)
-    lines, mode = [f"batch: {describe(batch)}"], trainer.mode
-    with unchanged(trainer):
-        for name, training in (("train_step", True), ("test_step", False)):
-            trainer.model.train(training)
-            trainer.mode = "train" if training else "test"
-            try:
-                with torch.set_grad_enabled(training):
-                    step = trainer.train_step if training else trainer.test_step
-                    place, found = f"{trainer.title}.{name}, one batch", step(batch)
-                    output = {} if leaves_out(found, step) else check_output(found, name, place.format, trainer.device)
-                    if training and output:
-                        output["loss"].backward()
-            finally:
-                trainer.mode = mode
-            shown = ", ".join(f"{key} {_shown(value)}" for key, value in output.items())
-            lines.append(f"{name}: {shown or 'None, which leaves the batch out'}")
-        without = sum(parameter.requires_grad and parameter.grad is None for parameter in trainer.model.parameters())
+    lines = [f"batch: {describe(batch)}"]
+    modes: tuple[Mode, Mode] = ("train", "test")
+    for mode in modes:
+        training, name = mode == "train", f"{mode}_step"
+        trainer.model.train(training)
+        trainer.mode = mode
+        with torch.set_grad_enabled(training):
+            step = trainer.train_step if training else trainer.test_step
+            place, found = f"{trainer.title}.{name}, one batch", step(batch)
+            output = {} if leaves_out(found, step) else check_output(found, name, place.format, trainer.device)
+            if training and output:
+                output["loss"].backward()
+        shown = ", ".join(f"{key} {_shown(value)}" for key, value in output.items())
+        lines.append(f"{name}: {shown or 'None, which leaves the batch out'}")
+    without = sum(parameter.requires_grad and parameter.grad is None for parameter in trainer.model.parameters())
     if without:
         lines.append(f"{without} parameters got no gradient in train_step.")
     return "\n".join(lines)
@@ -104,6 +109,11 @@ def shared_params(model: nn.Module) -> tuple[str, ...]:
 # %% ../../nbs/tools/summary.ipynb #a2a0c1fd
 def summarize(trainer: TrainerBase, batch: Any) -> Summary:
     """Summarize the layers that `test_step` calls on `batch`, with their output shapes. Changes nothing."""
+    return operate(trainer, "summary", partial(_summarize, trainer, batch))
+
+
+def _summarize(trainer: TrainerBase, batch: Any, operation: Operation) -> Summary:
+    operation.keep(unchanged(trainer))
     model = trainer.model
     holders = {id(module) for module in model.modules() if any(True for _ in module.parameters(recurse=False))}
     layers = [(name, layer) for name, layer in model.named_modules() if not any(layer.children()) or id(layer) in holders]
@@ -136,7 +146,7 @@ def _called(trainer: TrainerBase, batch: Any, layers: list[tuple[str, nn.Module]
     handles = [layer.register_forward_hook(row(name)) for name, layer in layers]
     try:
         # compiled code would not call the hooks
-        with unchanged(trainer), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             trainer.model.eval()
             trainer.test_step(to_device(batch, trainer.device))
     finally:

@@ -28,6 +28,7 @@ from ..base.addon_options import AddonOptions
 from ..base.arguments import Optimizing
 from ..base.arguments import accumulates, check_lightning, check_model, check_run, check_save_path, make_optimizer, resolve_monitor
 from ..base.compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
+from ..base.operation import operate
 from ..base.trainer_base import TrainerBase
 from ..base.written_steps import check_written_steps, uncalled_methods
 from ..checkpoint.frozen_base import with_base
@@ -50,7 +51,7 @@ from ..optim.schedulers import Scheduler, check_stepping
 from ..rng import check_seed
 from ..state.best_weights import weights_before
 from ..run.data_module import is_data_source
-from ..run.failed_runs import drop_failure
+from ..run.failed_runs import end_paused
 from ..run.handle import RunHandle
 from ..run.live_edits import check_options, handle_of, resume, set_options, validate_now
 from ..run.outcome import RunOutcome
@@ -243,16 +244,17 @@ class Trainer(TrainerBase):
         `valid_loader={"easy": a, "hard": b}` gives `val_loss` over all samples, `val_loss/easy` and `val_loss/hard`; with a list of loaders
         the names are numbers. A LightningDataModule as `loader` provides both loaders; it is set up and torn down as under Lightning.
 
-        Before the first epoch, `test_step` is tried on one batch of `valid_loader`, so that an error in it, or a `monitor` that no step
-        returns, is raised at once. This dry run changes nothing; `lightning={"num_sanity_val_steps": 0}` turns it off.
+        Before the first epoch, the steps are tried on one batch each, so that an error in them, or a `monitor` that no step returns, is
+        raised at once. This dry run changes nothing; `lightning={"num_sanity_val_steps": 0}` turns it off.
 
         Optimizer, schedule, epoch numbers and history continue from the previous run. In mode "test", `run` evaluates `loader` `n_epoch`
         times; if `valid_loader` is given, it is evaluated first each time. Each row of `history.tests` has the metrics of both.
 
-        In a notebook, an interrupt (■) pauses the run between two batches and ends the cell with RunPaused; `resume()` continues at the
-        same batch. A second ■, or the Stop button, ends the run and the cell with RunStopped. With `background=True`, `run` returns a
-        RunHandle at once, and you can use the kernel during training. In a script, Ctrl-C ends the run after the current batch and raises
-        RunStopped, a KeyboardInterrupt.
+        In a notebook, an interrupt (■) pauses the training between two batches and ends the cell with RunPaused; `resume()` continues it at
+        the same batch. A second ■ before it has paused, or the Stop button, ends the run and the cell with RunStopped. A paused run waits
+        until `resume()` continues it, or `stop()` or the next `run()` ends it. With `background=True`, `run` returns a RunHandle at once,
+        and you can use the kernel during training. In a script, Ctrl-C ends the run after the current batch and raises RunStopped, a
+        KeyboardInterrupt. Anything else, such as `evaluate`, ends at the first ■, with everything as before.
 
         `resume` (needs StateManagerAddon) restores a saved run and continues it: "auto" from the newest complete checkpoint, "last",
         "best", or the path of a checkpoint. `n_epoch` then counts from where that run began, so that the same line starts the run,
@@ -262,8 +264,8 @@ class Trainer(TrainerBase):
         Raises ConfigError for invalid arguments, before anything else happens; StepError for an invalid return value of a step;
         CheckpointError for a state that can't be restored; and the exceptions of your own code.
         """
-        if place := drop_failure(self):
-            self.recorder.note(f"the run that failed at {place} is dropped")
+        if place := end_paused(self):
+            self.recorder.note(f"the run that was paused at {place} is ended; resume() would have continued it")
         if resume is not None:
             check_run(n_epoch, loader, valid_loader)
             n_epoch = epochs_left(self, n_epoch, resume, None if is_data_source(loader) else loader)
@@ -402,7 +404,7 @@ class Trainer(TrainerBase):
 
         `batch_size` applies to a dataset; the default is 32.
         """
-        return collect(self, self._batches(loader, batch_size), self._test_output)
+        return collect(self, "inference", self._batches(loader, batch_size), self._test_output)
 
     @checked
     @with_newest
@@ -415,11 +417,12 @@ class Trainer(TrainerBase):
         """
         x = as_tensor(x) if is_array(x) else x
         if isinstance(x, Tensor):
-            directly = self.control.do(lambda at: predict_directly(self, x))
-            return collect(self, [x], self.model)[0] if directly is None else directly[0]
+            directly = operate(self, "predict", lambda operation: predict_directly(self, x), shows=False)
+            return collect(self, "predict", [x], self.model)[0] if directly is None else directly[0]
         if isinstance(x, (tuple, list, Mapping)) or is_dataclass(x):
-            return next(iter(collect(self, [x], self._test_output)), None)
-        outputs = collect(self, self._batches(x, batch_size), lambda b: self.model(b) if isinstance(b, Tensor) else self._test_output(b))
+            return next(iter(collect(self, "predict", [x], self._test_output)), None)
+        of_batch = lambda batch: self.model(batch) if isinstance(batch, Tensor) else self._test_output(batch)  # noqa: E731
+        outputs = collect(self, "predict", self._batches(x, batch_size), of_batch)
         return torch.cat(outputs) if outputs and all(isinstance(output, Tensor) for output in outputs) else outputs
 
     def _batches(self, data: Any, batch_size: int | None) -> Any:
@@ -443,13 +446,13 @@ class Trainer(TrainerBase):
     @with_newest
     def check(self, batch: Batch) -> None:
         """Try `train_step` (with a backward pass) and `test_step` on one batch, and print their inputs and outputs. Changes nothing."""
-        print(self.control.do(lambda at: check_steps(self, batch)))
+        print(check_steps(self, batch))
 
     @checked
     @with_newest
     def summary(self, batch: Batch) -> Summary:
         """Summarize the layers of the model: output shapes and parameter counts, as found by calling `test_step` on `batch`."""
-        return self.control.do(lambda at: summarize(self, batch))
+        return summarize(self, batch)
 
     @checked
     @with_newest
@@ -475,7 +478,7 @@ class Trainer(TrainerBase):
         Without it, images, curves, short rows of features and segmentation masks are recognized and drawn. `classes` are the class
         names, by number.
         """
-        return self.control.do(lambda at: first_samples(self, loader, n, draw, classes))
+        return first_samples(self, loader, n, draw, classes)
 
     @checked
     @with_newest
@@ -485,7 +488,7 @@ class Trainer(TrainerBase):
         If `test_step` returns "losses", of shape (B,), they are used. Otherwise `test_step` is called once for each sample, in a batch of
         one.
         """
-        return self.control.do(lambda at: worst_samples(self, loader, n, draw, classes))
+        return worst_samples(self, loader, n, draw, classes)
 
     @checked
     def to_config(self, path: str | Path | None = None, **fields: Any) -> str:
@@ -551,7 +554,7 @@ class Trainer(TrainerBase):
         counts validation batches too. `replay(step).debug()` names the first module whose output is not finite. Raises
         ConfigError if `step` is not a training step, and CheckpointError if no state leads to it.
         """
-        return self.control.do(lambda at: replay(self, step))
+        return replay(self, step)
 
     @checked
     def blame(self, step: int, n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
@@ -560,7 +563,7 @@ class Trainer(TrainerBase):
         The step is called once for each sample, as a batch of one in eval mode. The title of each sample has its loss and the norm
         of its gradient. `draw` and `classes` are as for `show_results`. The run does not change. Raises as `replay` does.
         """
-        return self.control.do(lambda at: blame(self, step, n, draw, classes))
+        return blame(self, step, n, draw, classes)
 
     # -- counts, logs and metrics
     @property

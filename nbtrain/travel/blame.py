@@ -17,6 +17,7 @@ from ..data.batch import batch_size
 from ..engine.step_output import check_output
 from ..errors import ConfigError
 from ..rng import keep_random
+from ..base.operation import operate
 from ..base.trainer_base import TrainerBase
 from ..tools.gallery import Draw, Gallery, Sample, draw_sample, samples_of, single
 from .replay import watched_step
@@ -67,6 +68,10 @@ def blame(trainer: TrainerBase, step: int, n: int, draw: Draw | None, classes: S
     """Return the `n` samples with the largest gradients in the batch of a training step, the worst first."""
     if n < 1:
         raise ConfigError(f"n={n!r} must be a positive integer.", remedy="Give an integer from 1.")
+    return operate(trainer, "blame", lambda operation: _blame(trainer, step, n, draw, classes), mode="train")
+
+
+def _blame(trainer: TrainerBase, step: int, n: int, draw: Draw | None, classes: Sequence[str] | None) -> Gallery:
     with watched_step(trainer, step, weights=True) as (copy, seen):
         copy.model.load_state_dict(seen.weights)
         owner, name = copy.step_method

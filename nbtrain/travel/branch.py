@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from ..base.operation import operate
 from ..base.trainer_base import TrainerBase
 from ..run.live_edits import check_options, set_options
 from ..run.redefined import use_newest
@@ -48,7 +49,10 @@ def branch(
     """A copy of `trainer` as it was at an earlier place, with other `options` of the optimizer, or other `steps`."""
     if options:
         check_options(trainer.optimizer, options)
-    return trainer.control.do(lambda boundary: _copy(trainer, step_of(trainer, at, epoch, step), steps, options))
+    mode, there = trainer.mode, lambda: step_of(trainer, at, epoch, step)  # of the place where a run is then
+    made = operate(trainer, "branch", lambda operation: _copy(trainer, there(), steps, options), mode="train")
+    made.toggle(mode)
+    return made
 
 
 def _copy(trainer: BranchType, step: int, steps: type[TrainerBase] | None, options: dict[str, Any]) -> BranchType:

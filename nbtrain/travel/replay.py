@@ -25,6 +25,7 @@ from ..data.batch import describe, tensors
 from ..engine.control import Leave
 from ..engine.step_output import as_output
 from ..errors import ConfigError, first_line
+from ..base.operation import Operation, operate
 from ..base.trainer_base import TrainerBase
 from .rewind import nearest_state
 from .scratch_trainer import scratch_trainer, train_from
@@ -99,7 +100,7 @@ class Replay:
 
     def debug(self) -> Diagnosis:
         """Repeat the step under torch's anomaly detection, and name the first module whose output is not finite."""
-        return self._trainer.control.do(lambda at: diagnose(self._trainer, self.step))
+        return diagnose(self._trainer, self.step)
 
     @property
     def _head(self) -> str:
@@ -247,7 +248,7 @@ def watched_step(
     with scratch_trainer(trainer) as copy, _without_anomaly_warning():
         watcher = StepWatcher(copy, step, anomalies=anomalies, weights=weights)
         try:
-            train_from(copy, kept, watcher)
+            train_from(copy, kept, watcher, step)
         except Exception as error:
             if watcher.batch is None or not anomalies:  # raised before the step, or not expected in it
                 raise
@@ -259,11 +260,15 @@ def watched_step(
 
 def replay(trainer: TrainerBase, step: int) -> Replay:
     """Repeat training step `step` on a copy of `trainer`."""
-    with watched_step(trainer, step) as (_, seen):
-        output = seen.output or {}
-        loss = output.get("loss")
-        value = float(loss.detach()) if isinstance(loss, Tensor) else math.nan
-        return Replay(step, seen.place, seen.batch, output, value, seen.layers, trainer)
+
+    def work(operation: Operation) -> Replay:
+        with watched_step(trainer, step) as (_, seen):
+            output = seen.output or {}
+            loss = output.get("loss")
+            value = float(loss.detach()) if isinstance(loss, Tensor) else math.nan
+            return Replay(step, seen.place, seen.batch, output, value, seen.layers, trainer)
+
+    return operate(trainer, "replay", work, mode="train")
 
 
 # %% ../../nbs/travel/replay.ipynb #1edf985c
@@ -298,6 +303,10 @@ def _step_before(trainer: TrainerBase, step: int) -> int:
 
 def diagnose(trainer: TrainerBase, step: int) -> Diagnosis:
     """Name the first thing in training step `step` that is not finite."""
+    return operate(trainer, "debug", lambda operation: _diagnose(trainer, step), mode="train")
+
+
+def _diagnose(trainer: TrainerBase, step: int) -> Diagnosis:
     with watched_step(trainer, step, anomalies=True) as (copy, seen):
         modules = dict(copy.model.named_modules())
     if seen.bad_weights:

@@ -12,8 +12,9 @@ from ..objects import outside_names
 from ..engine.control import refuse_while_on
 from ..errors import CheckpointError, ConfigError
 from ..source.user_code import is_user
+from ..base.operation import operate
 from ..base.trainer_base import TrainerBase
-from ..run.failed_runs import drop_failure
+from ..run.failed_runs import end_paused
 from ..state.restore import restore_kept
 from ..state.disk import nearest_saved
 from .scratch_trainer import called_again, recompute
@@ -111,25 +112,29 @@ class Rewound:
 
 def rewind(trainer: TrainerBase, at: str | None = None, epoch: int | None = None, step: int | None = None) -> Rewound:
     """Restore `trainer` to an earlier place, after ending a run that is paused, by hand or by an error."""
-    if not drop_failure(trainer) and trainer.control.state == "paused" and trainer.handle is not None:
-        trainer.control.stop()
-        trainer.handle.join()
+    end_paused(trainer)
     refuse_while_on(trainer.control, trainer.recorder.place)
-    found = _restore(trainer, step_of(trainer, at, epoch, step))
+    there = step_of(trainer, at, epoch, step)
+    state, n_recomputed = operate(trainer, "rewind", lambda operation: _find(trainer, there), mode="train", between_batches=False)
+    found = _restore(trainer, state, n_recomputed)
     if trainer.slider_view is not None:
         trainer.slider_view.refresh_slider()
     return found
 
 
-def _restore(trainer: TrainerBase, step: int) -> Rewound:
-    """Restore `trainer` to its state after `step` batches."""
+def _find(trainer: TrainerBase, step: int) -> tuple[KeptState, int]:
+    """The state after `step` batches, and how many of these were trained again to get there."""
     kept = nearest_state(trainer, step)
-    state = kept if kept.step == step else recompute(trainer, kept, step)
+    return (kept, 0) if kept.step == step else (recompute(trainer, kept, step), step - kept.step)
+
+
+def _restore(trainer: TrainerBase, state: KeptState, n_recomputed: int) -> Rewound:
+    """Restore `trainer` to `state`."""
     missing = restore_kept(trainer, state)
     notes = [*outside(trainer), *([f"{missing} is made after the run has begun"] if missing else [])]
-    if state is not kept:
+    if n_recomputed:
         trainer.states.memory.add(state)
-    called = called_again(trainer) if state is not kept else ()
-    found = Rewound(state.epoch, state.step, state.batch, step - kept.step, tuple(notes), tuple(called))
+    called = called_again(trainer) if n_recomputed else ()
+    found = Rewound(state.epoch, state.step, state.batch, n_recomputed, tuple(notes), tuple(called))
     trainer.recorder.mark(f"rewound to {found.place}")
     return found

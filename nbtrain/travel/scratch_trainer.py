@@ -33,6 +33,7 @@ from ..engine.callback import BoundaryCallback, as_list
 from ..engine.control import Boundary, Leave
 from ..errors import ConfigError, first_line
 from ..rng import keep_random
+from ..base.operation import advance
 from ..base.trainer_base import TrainerBase
 from ..run.execution import Execution
 from ..state.kept_objects import kept_objects
@@ -110,6 +111,7 @@ def scratch_trainer(trainer: TrainerBase) -> Iterator[TrainerBase]:
     with keep_random(), kept_objects(trainer):
         made = copy_trainer(trainer)
         made.drop_addons(_SILENT)
+        made.operations = trainer.operations  # it is in these
         made.run_dir, made.save_path, made.log_bar, made.seed, made.on_error = None, None, False, None, "raise"
         made.lightning.pop("logger", None)
         made.lightning["callbacks"] = [_Observer(c) if isinstance(c, _OBSERVERS) else c for c in as_list(made.lightning.get("callbacks"))]
@@ -139,12 +141,27 @@ def _borrowed_loaders(kept: KeptState) -> Iterator[tuple[Any, Any]]:
         yield stack.enter_context(borrowed(as_loader(loader))), valid
 
 
-def train_from(trainer: TrainerBase, kept: KeptState, watcher: Checkpoint) -> None:
-    """Train `trainer`, a scratch copy, from the state `kept` to the end of its run, or until `watcher` ends it."""
+class _Advances(L.Callback):
+    """Says how far a scratch copy is on its way from one step to another."""
+
+    def __init__(self, trainer: TrainerBase, first: int, last: int) -> None:
+        self.trainer, self.first, self.last = trainer, first, last
+
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        advance(self.trainer, self.last - self.first, self.trainer.train_state.counts.step - self.first)
+
+
+def train_from(trainer: TrainerBase, kept: KeptState, watcher: Checkpoint, step: int) -> None:
+    """Train `trainer`, a scratch copy, from the state `kept` towards `step`, until `watcher` ends it."""
+    trainer.mode = "train"
     restore_kept(trainer, kept)
     history, control = trainer.train_state.history, trainer.control
     arguments = trainer.lightning_args()
-    arguments |= {"callbacks": [*arguments["callbacks"], watcher], "enable_checkpointing": True, "logger": False}
+    arguments |= {
+        "callbacks": [*arguments["callbacks"], _Advances(trainer, kept.step, step), watcher],
+        "enable_checkpointing": True,
+        "logger": False,
+    }
     trainer.recorder.start(kept.goal, {"monitor": history.monitor, "monitor_mode": history.monitor_mode, "resumed": True})
     control.begin(lambda state: None)
     control.thread = threading.current_thread()
@@ -187,7 +204,7 @@ def recompute(trainer: TrainerBase, kept: KeptState, step: int) -> KeptState:
     """Train a copy of `trainer` from `kept` to `step`, and return its state. Raises ConfigError if no state can be taken there."""
     with scratch_trainer(trainer) as copy:
         arrival = _Arrival(copy, step)
-        train_from(copy, kept, arrival)
+        train_from(copy, kept, arrival, step)
     if arrival.state is None:
         is_validated = step in trainer.train_state.history.steps["valid"].steps
         why = "a batch of a validation" if is_validated else "in a window of accumulated gradients, or a validation follows it"

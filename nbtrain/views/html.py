@@ -31,6 +31,7 @@ from nbtrain.views.text import (
     summary_line,
     tip_lines,
     time_words,
+    trying_words,
     title_line,
     titles,
     visible,
@@ -151,7 +152,7 @@ def status_html(board: Board, live: LiveRecord | None = None) -> str:
     state = state_words(board.status)
     if live is not None:
         state = live.either(f"{state} at {live.time}", f"■ its kernel is gone · {board.status} at {live.time}")
-    place = " · ".join([*place_words(place_now(board)), time_words(board)])
+    place = trying_words(board) if board.trying else " · ".join([*place_words(place_now(board)), time_words(board)])
     # Cut off at the end what does not fit; a fixed width would make the record as wide as the text
     quiet = f"{_QUIET};width:0;flex-grow:1;text-align:right;overflow:hidden;text-overflow:ellipsis"
     return (

@@ -298,9 +298,12 @@ class NotebookView:
 
     def update(self, event: Event) -> None:
         with self._lock:
+            is_shown = self.board.trying != ""  # by a dry run
             self.board.update(event)
             self._seen_s, self._record.time_s = time.monotonic(), event.time_s
-            if event.kind == "start":
+            if event.kind == "start" and is_shown:
+                self._draw()
+            elif event.kind == "start":
                 self._open()
             elif event.kind == "end":
                 self._close()

@@ -323,10 +323,12 @@ class TerminalView:
         if (validation := self._validations.before(event)) is not None:
             star = " ★" if validation.data["row"] is self.board.best else ""
             self._line(validation_line(validation) + star)
+        is_shown = self.board.trying != ""  # by a dry run
         self.board.update(event)
         self._means.update(event)
         if event.kind == "start":
-            self._line(header_line(event.data, event.progress.run))
+            if not is_shown:
+                self._line(header_line(event.data, event.progress.run))
         elif event.kind == "steps" and event.time_s - self._last_s >= self.every_s:
             self._last_s = event.time_s
             self._write("\r" + self._coloured_state(running_line(self.board, self._means, self.width - 1)) + "\x1b[K")
@@ -381,8 +383,9 @@ class LogView:
         if (validation := self._validations.before(event)) is not None:
             star = " ★" if validation.data["row"] is self.board.best else ""
             self._line(validation_line(validation) + star, validation)
+        is_shown = self.board.trying != ""  # by a dry run
         self.board.update(event)
-        if text := self._text(event):
+        if not (event.kind == "start" and is_shown) and (text := self._text(event)):
             self._line(text, event)
 
     def _line(self, text: str, event: Event) -> None:

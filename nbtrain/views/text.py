@@ -38,6 +38,7 @@ __all__ = [
     "place_now",
     "time_words",
     "rate_words",
+    "trying_words",
     "progress_line",
     "mark_words",
     "mark_line",
@@ -213,6 +214,7 @@ class Board:
     curve: LossCurve = field(default_factory=LossCurve)
     status: str = "running"
     reason: str = ""
+    trying: str = ""  # the step that a dry run tries
     speed: Speed = field(default_factory=Speed)
     advice: Advice = field(default_factory=Advice)
     find_ghost: Callable[[], Ghost | None] = field(default=lambda: None)  # the run to compare with, read when drawn
@@ -226,7 +228,8 @@ class Board:
         return self.curve.last
 
     def update(self, event: Event) -> None:
-        """Update the data with `event`."""
+        """Update the data with `event`. One with "trying" in its data is a preview: what is tried before the run begins."""
+        self.trying = event.data.get("trying", "")
         self.advice.update(event)
         if event.kind == "start":
             self._begin(event)
@@ -398,8 +401,15 @@ def rate_words(board: Board) -> list[str]:
     return [f"{format_count(rate)} {unit}" for rate, unit in rates if rate is not None]
 
 
+def trying_words(board: Board) -> str:
+    """`trying train_step on one batch · 00:02`."""
+    return f"trying {board.trying} · {format_time(board.elapsed_s)}"
+
+
 def progress_line(board: Board) -> str:
     """`epoch 3/10 · 251/500 · 01:12 < 02:40 · 84 it/s · 2.7k samples/s · loss 0.0123`, after the state unless it is running."""
+    if board.trying:
+        return trying_words(board)
     parts = [state_words(board.status)] if board.status != "running" else []
     parts += [*place_words(place_now(board)), time_words(board)]
     if board.progress.phase == "test":

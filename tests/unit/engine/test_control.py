@@ -24,12 +24,12 @@ from samples import Regress, make_loader, make_trainer, make_valid, some
 from torch.utils.data import DataLoader, default_collate
 
 from nbtrain import Callback, ConfigError, OptionError, RunHandle, RunPaused, RunResult, RunStopped, StateManagerAddon, Trainer
+from nbtrain.base.interrupts import signals_stop, workers_ignore_interrupts
 from nbtrain.engine.control import Boundary, Control, RunState
 from nbtrain.events import Event
 from nbtrain.optim.schedulers import WarmUpScheduler
 from nbtrain.run import failed_runs
 from nbtrain.run import run as run_module
-from nbtrain.run.interrupts import signals_stop, workers_ignore_interrupts
 
 pytestmark = pytest.mark.usefixtures("ranked_locks")
 
@@ -428,11 +428,11 @@ def test_what_cannot_be_done_is_said(call: Any, kind: type[Exception], text: str
     assert str(error.value) == text
 
 
-def test_a_second_run_is_refused_while_one_is_on() -> None:
+def test_what_trains_or_records_is_refused_while_a_run_is_on() -> None:
     trainer = asking(2, lambda trainer: trainer.pause())
     with pytest.raises(RunPaused):
         start(trainer, 1, make_loader()).wait()
-    for again in (lambda: trainer.run(1, make_loader()), lambda: trainer.validate(make_valid()), lambda: trainer.run_batch(None)):
+    for again in (lambda: trainer.validate(make_valid()), lambda: trainer.run_batch(None)):
         with pytest.raises(ConfigError) as error:
             again()
         lines = ["A run of this trainer is paused.", "epoch 1, batch 3", "resume() continues a paused one; stop() ends it."]

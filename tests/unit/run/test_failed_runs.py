@@ -11,19 +11,21 @@ import torch
 from torch import nn
 
 from nbtrain import Trainer
-from nbtrain.run.failed_runs import drop_failure, drop_unreachable, keep_watch
+from nbtrain.run.failed_runs import drop_unreachable, end_paused, keep_watch
 
 
 class Fit(Trainer):
     def train_step(self, batch: Any) -> dict[str, Any]:
-        raise ZeroDivisionError
+        if self.counts.step:
+            raise ZeroDivisionError
+        return {"loss": self.model(batch).mean()}
 
 
 def failed_run() -> tuple[Fit, threading.Thread]:
     """A trainer whose run an error has paused, and the run's thread."""
     trainer = Fit(nn.Linear(2, 1), "cpu", optimizer=lambda p: torch.optim.SGD(p, lr=0.1), log_bar=False, on_error="pause")
     with pytest.raises(ZeroDivisionError):
-        trainer.run(1, [torch.ones(4, 2)])
+        trainer.run(1, [torch.ones(4, 2)] * 2)
     keep_watch(trainer)
     assert trainer.handle is not None
     return trainer, trainer.handle.thread
@@ -33,7 +35,7 @@ def test_failed_run_is_kept_while_a_running_function_holds_its_trainer() -> None
     trainer, thread = failed_run()
     drop_unreachable()
     assert thread.is_alive() and trainer.failure is not None
-    assert drop_failure(trainer) == "epoch 1, batch 1"
+    assert end_paused(trainer) == "epoch 1, batch 2"
     assert not thread.is_alive() and trainer.failure is None
 
 

@@ -135,7 +135,7 @@ def test_probe_reads_one_batch_and_calls_the_step_once() -> None:
             note(0)(index)
             return super().__getitem__(index)
 
-    DryRun(make_trainer(kind), 1, DataLoader(Read(*make_data().tensors), 16, shuffle=True)).try_validation()
+    DryRun(make_trainer(kind), 1, None, DataLoader(Read(*make_data().tensors), 16, shuffle=True)).try_steps()
     assert len(calls) == 1 and indices == list(range(16))
 
 
@@ -170,7 +170,7 @@ class Whole(Scored):
         return {"f1": 0.5}
 
 
-WHERE = "a batch of valid_loader before epoch 1"
+WHERE = "before epoch 1"
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "another name": (
         lambda: make_trainer(Scored, monitor="val_accuracy"),
@@ -253,10 +253,10 @@ def test_monitor_that_may_come_is_not_refused(make: Callable[[], Any]) -> None:
 
 def test_what_self_log_gives_is_not_refused_before_epoch_1() -> None:
     trainer = make_trainer(Logging, monitor="val_f1", monitor_mode="max")
-    DryRun(trainer, 1, make_valid()).try_validation()
+    DryRun(trainer, 1, None, make_valid()).try_steps()
     trainer = make_trainer(Scored, monitor="val_f1", monitor_mode="max")
     with pytest.raises(ConfigError):
-        DryRun(trainer, 1, make_valid()).try_validation()
+        DryRun(trainer, 1, None, make_valid()).try_steps()
 
 
 # -- what is left as it was
@@ -351,9 +351,9 @@ def _random() -> dict[str, Any]:
 def test_step_that_changes_all_it_can_reach_leaves_nothing() -> None:
     trainer = _greedy()
     before, numbers, objects = _picture(trainer), _random(), {name: id(value) for name, value in vars(trainer).items()}
-    DryRun(trainer, 1, make_valid()).try_validation()
-    assert trainer.probed is not None
-    trainer.probed = None
+    DryRun(trainer, 1, None, make_valid()).try_steps()
+    assert trainer.probed
+    trainer.probed = {}
     assert _picture(trainer) == before
     assert _same(list(_random().values()), list(numbers.values()))
     assert {name: id(value) for name, value in vars(trainer).items() if name != "probed"} == {
@@ -385,7 +385,7 @@ def test_run_is_bit_for_bit_the_one_without_a_probe() -> None:
         return trainer
 
     tried, untried = trained({}), trained({"num_sanity_val_steps": 0})
-    assert tried.probed is not None and untried.probed is None
+    assert tried.probed and not untried.probed
     assert same_weights(tried.model, untried.model)
     assert [row["val_loss"] for row in tried.history.epochs] == [row["val_loss"] for row in untried.history.epochs]
 
@@ -402,7 +402,7 @@ def test_step_is_tried_in_the_precision_of_the_run_and_the_model_keeps_its_own(p
             return {"loss": mse_loss(self.model(x), y)}
 
     trainer = make_trainer(Noting, precision=precision)
-    DryRun(trainer, 1, make_valid()).try_validation()
+    DryRun(trainer, 1, None, make_valid()).try_steps()
     assert dtypes == [torch.float64 if precision == "fp64" else torch.bfloat16]
     assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
 
@@ -410,7 +410,7 @@ def test_step_is_tried_in_the_precision_of_the_run_and_the_model_keeps_its_own(p
 def test_trainer_that_was_probed_can_be_pickled_and_copied() -> None:
     trainer = make_trainer()
     trainer.run(1, make_loader(), make_valid())
-    assert pickle.loads(pickle.dumps(trainer)).probed is None and copy(trainer).counts == trainer.counts
+    assert pickle.loads(pickle.dumps(trainer)).probed == {} and copy(trainer).counts == trainer.counts
 
 
 # -- loaders
@@ -518,7 +518,7 @@ def test_step_may_change_the_batch_of_a_list() -> None:
             return super().test_step(batch)
 
     batches = [(torch.ones(4, 8), torch.ones(4, 1))]
-    DryRun(make_trainer(Halving), 1, batches).try_validation()
+    DryRun(make_trainer(Halving), 1, None, batches).try_steps()
     assert torch.equal(batches[0][0], torch.ones(4, 8))
 
 
@@ -580,7 +580,7 @@ UNTRIED: dict[str, Callable[[type[Trainer]], Any]] = {
 @pytest.mark.parametrize("make", UNTRIED.values(), ids=UNTRIED)
 def test_step_is_not_tried(make: Callable[[type[Trainer]], Any]) -> None:
     kind, calls = _counting()
-    DryRun(make(kind), 1, make_valid()).try_validation()
+    DryRun(make(kind), 1, None, make_valid()).try_steps()
     assert calls == []
 
 
@@ -602,7 +602,7 @@ def test_model_that_is_compiled_is_not_compiled_for_one_batch() -> None:
         return graph.forward
 
     model.compile(backend=backend)
-    DryRun(make_trainer(model=model), 1, make_valid()).try_validation()
+    DryRun(make_trainer(model=model), 1, None, make_valid()).try_steps()
     assert compiled == []
 
 
@@ -614,5 +614,106 @@ def test_step_that_asks_for_something_in_the_run_is_left_to_it(request_: str, tm
             return super().test_step(batch)
 
     trainer = make_trainer(Asking.add_on(StateManagerAddon), save_path=tmp_path)
-    DryRun(trainer, 1, make_valid()).try_validation()
+    DryRun(trainer, 1, None, make_valid()).try_steps()
     assert list(tmp_path.iterdir()) == [] and request_ not in vars(trainer) and trainer.control.state == "idle"
+
+
+# -- the training step
+class _Driven(Regress):
+    """Its training step changes what a training may change: its model has batch norm, it counts, draws and keeps a metric."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.seen, self.losses, self.mean = 0, [], MeanMetric()
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        self.seen += 1
+        output = super().train_step(batch)
+        self.losses.append(float(output["loss"].detach()))
+        self.mean.update(output["loss"].detach())
+        noise = random.random() + float(np.random.rand()) + torch.rand(())
+        return {**output, "loss": output["loss"] * (1 + noise * 0.1)}
+
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        return Regress.train_step(self, batch)
+
+
+@pytest.mark.parametrize("own_generator", [False, True])
+@pytest.mark.parametrize("precision", [None, "bf16", "bf16-true"])
+def test_epoch_after_a_dry_run_is_bit_for_bit_the_one_without(precision: Any, own_generator: bool) -> None:
+    found = []
+    for lightning in ({}, {"num_sanity_val_steps": 0}):
+        model = nn.Sequential(*make_model(), nn.BatchNorm1d(1))
+        trainer = make_trainer(_Driven, model=model, precision=precision, lightning=lightning, seed=3)
+        trainer.run(2, make_loader(own_generator=own_generator), make_valid())
+        assert (set(trainer.probed) == {"train", "test"}) == (not lightning)
+        rows = [{name: row[name] for name in ("train_loss", "val_loss")} for row in trainer.history.epochs]
+        optimizer = trainer.optimizer.state_dict()["state"].values()
+        moments = [value for state in optimizer for value in state.values()]
+        found.append((list(trainer.model.state_dict().values()), moments, rows, trainer.losses, trainer.seen, random_state()))
+    (weights, moments, *rest), (other_weights, other_moments, *other_rest) = found
+    assert all(map(torch.equal, weights, other_weights)) and all(map(torch.equal, moments, other_moments))
+    assert _same(rest, other_rest)
+
+
+WRONG_TRAINING: dict[str, Callable[[Any, Any], Any]] = {
+    "without 'loss'": lambda self, batch: {"accuracy": 1.0},
+    "which has no gradient": lambda self, batch: {"loss": 1.0},
+    "a loss without a gradient": lambda self, batch: {"loss": self.model(batch[0]).mean().detach()},
+    "shapes cannot be multiplied": lambda self, batch: {"loss": self.model(batch[0].T).mean()},
+}
+
+
+@pytest.mark.parametrize("text", WRONG_TRAINING)
+def test_error_in_a_training_step_is_found_without_a_valid_loader(text: str, tmp_path: Path) -> None:
+    trainer = make_trainer(type("Wrong", (Regress,), {"train_step": WRONG_TRAINING[text]}), save_path=tmp_path / "runs", on_error="pause")
+    with pytest.raises((StepError, RuntimeError), match=text) as error:
+        trainer.run(1, make_loader())
+    said = "\n".join([str(error.value), *getattr(error.value, "__notes__", [])])
+    assert "Wrong.train_step, on a batch of loader before epoch 1" in said
+    assert (trainer.result, trainer.counts.step, trainer.train_state.run, trainer.control.state) == (None, 0, 0, "idle")
+    assert trainer.operations == [] and not (tmp_path / "runs").exists() and trainer.model[0].weight.grad is None
+
+
+def test_monitor_that_no_training_step_gives_is_refused_without_a_valid_loader() -> None:
+    with pytest.raises(ConfigError, match="monitor='train_maee' is not returned by any step"):
+        make_trainer(monitor="train_maee", monitor_mode="min").run(1, make_loader())
+
+
+def _hooked() -> Any:
+    trainer = make_trainer()
+    trainer.model[0].weight.register_post_accumulate_grad_hook(lambda weight: None)
+    return trainer
+
+
+def _updating() -> Any:
+    class Updating(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            output = super().train_step(batch)
+            if self.control.state == "idle":
+                self.optimizer.step()
+            return output
+
+    return make_trainer(Updating)
+
+
+LEFT = {
+    "a hook at a weight": _hooked,
+    "no batch of training": lambda: make_trainer(lightning={"limit_train_batches": 0}),
+    "mode test": lambda: make_trainer(mode="test"),
+    "turned off": lambda: make_trainer(lightning={"num_sanity_val_steps": 0}),
+}
+
+
+@pytest.mark.parametrize("make", LEFT.values(), ids=LEFT)
+def test_training_step_is_left_to_the_run(make: Callable[[], Any]) -> None:
+    said: list[str] = []
+    DryRun(make(), 1, make_loader(), None).try_steps(said.append)
+    assert said == []
+
+
+def test_training_step_that_updates_weights_is_left_to_the_run() -> None:
+    trainer = _updating()
+    before = deepcopy(trainer.model.state_dict())
+    DryRun(trainer, 1, make_loader(), None).try_steps()
+    assert all(map(torch.equal, before.values(), trainer.model.state_dict().values())) and "step" not in vars(trainer.optimizer)

@@ -19,6 +19,7 @@ from samples import Regress, make_data, make_model, make_trainer
 from torch import Tensor, nn
 
 from nbtrain import CompileAddon, EMAAddon, StateManagerAddon
+from nbtrain.base.operation import operate
 from nbtrain.engine.step_module import StepModule
 from nbtrain.run import execution, lightning_trainer
 from nbtrain.run.lightning_trainer import ENTRY_POINTS, EntryPoints, make_pl_trainer
@@ -204,7 +205,7 @@ def test_a_tensor_is_predicted_as_by_lightning(options: dict[str, Any], monkeypa
     trainer.model.layer.eval()
     x, changes = BATCHES[0][0], trainer.model.changes
     random_before = torch.get_rng_state()
-    assert predict_directly(trainer, x) is not None
+    assert operate(trainer, "predict", lambda operation: predict_directly(trainer, x)) is not None
     changes.clear()
     ours, ours_changed = trainer.predict(x), changes.copy()
     assert torch.equal(torch.get_rng_state(), random_before) and not ours.requires_grad

@@ -1,0 +1,216 @@
+"""Every operation of a trainer, ended in every way: what has changed afterwards. `docs/operations.md` has the table.
+
+python tests/operations.py     # docs/operations.md is written
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from samples import Broken, make_loader, make_model, make_trainer, make_valid
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from nbtrain import RunStopped, Trainer
+from nbtrain.run.dry_run import DryRun
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
+ENDS = ("done", "■", "■■", "error")
+
+
+class Fails:
+    """What the steps do at a certain call: nothing, ■, ■ twice, or an error. The steps reach it by no name that nbtrain searches."""
+
+    def __init__(self) -> None:
+        self.end, self.at, self.n = "done", 0, 0
+
+    def arm(self, end: str, at: int) -> None:
+        self.end, self.at, self.n = end, at, 0
+
+    def __call__(self) -> None:
+        self.n += 1
+        if self.n != self.at or self.end == "done":
+            return
+        if self.end == "error":
+            raise Broken
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            if self.end == "■■":  # the second while the first takes effect
+                os.kill(os.getpid(), signal.SIGINT)
+
+
+FAILS = Fails()
+_REACH = [FAILS.__call__].__getitem__
+
+
+class Busy(Trainer):
+    """Its steps change all that an operation has to put back: random numbers, modes, buffers, attributes."""
+
+    n_steps = 0
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        self.n_steps += 1
+        random.random(), np.random.rand(), torch.rand(1)
+        output = self.model(x)
+        _REACH(0)()
+        return {"loss": mse_loss(output, y), "output": output, "label": y}
+
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        return self.train_step(batch)
+
+
+def loader_of() -> Any:
+    return make_loader(shuffle=False, own_generator=True)  # it draws a seed for each pass
+
+
+def make() -> Any:
+    FAILS.arm("done", 0)
+    torch.manual_seed(0)
+    trainer = make_trainer(Busy, model=nn.Sequential(*make_model(), nn.BatchNorm1d(1)), keep_states=True)
+    trainer.run(1, loader_of(), make_valid())
+    return trainer
+
+
+BATCH = next(iter(make_valid()))
+
+
+def _dry_run(trainer: Any, loader: Any) -> None:
+    trainer.probed = {}
+    DryRun(trainer, 1, loader, make_valid()).try_steps()
+
+
+# Each operation: its call, the call of a step at which it ends early, what changes when it is done, and what also when it is not
+_READ = ("loader", "objects")  # a pass reads its loader, and your steps may count
+OPERATIONS: dict[str, tuple[Callable[[Any, Any], Any], int, tuple[str, ...], tuple[str, ...]]] = {
+    "evaluate": (lambda trainer, loader: trainer.evaluate(loader), 2, (*_READ, "counts", "history"), (*_READ, "counts")),
+    "validate": (lambda trainer, loader: trainer.validate(loader), 2, (*_READ, "counts", "history"), (*_READ, "counts")),
+    "predict": (lambda trainer, loader: trainer.predict(loader), 2, _READ, _READ),
+    "inference": (lambda trainer, loader: trainer.inference(loader), 2, _READ, _READ),
+    "lr_find": (lambda trainer, loader: trainer.lr_find(loader, n_batches=20), 7, (), ()),
+    "show_results": (lambda trainer, loader: trainer.show_results(loader, 40), 2, ("objects",), ("objects",)),
+    "show_worst": (lambda trainer, loader: trainer.show_worst(loader), 20, ("objects",), ("objects",)),
+    "check": (lambda trainer, loader: trainer.check(BATCH), 2, (), ()),
+    "summary": (lambda trainer, loader: trainer.summary(BATCH), 1, (), ()),
+    "replay": (lambda trainer, loader: trainer.replay(4), 2, (), ()),
+    "blame": (lambda trainer, loader: trainer.blame(4), 6, (), ()),
+    "rewind": (
+        lambda trainer, loader: trainer.rewind(step=3),
+        2,
+        ("weights", "optimizer", "random numbers", "objects", "counts", "history"),
+        (),
+    ),
+    "the dry run": (_dry_run, 1, (), ()),
+}
+
+
+def state_of(trainer: Any, loader: Any) -> dict[str, Any]:
+    """What must be as before, by name."""
+    counts = trainer.counts
+    return {
+        "weights": [value.clone() for value in trainer.model.state_dict().values()],
+        "gradients": [None if p.grad is None else p.grad.clone() for p in trainer.model.parameters()],
+        "optimizer": deepcopy(trainer.optimizer.state_dict()),
+        "mode": trainer.mode,
+        "modes of the layers": [part.training for part in trainer.model.modules()],
+        "random numbers": (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),
+        "loader": loader.generator.get_state(),
+        "hooks": [len(part._forward_hooks) for part in trainer.model.modules()],
+        "objects": trainer.n_steps,
+        "counts": (counts.epoch, counts.step, counts.update),
+        "history": (len(trainer.history.epochs), len(trainer.history.tests)),
+        "signals": signal.getsignal(signal.SIGINT),
+        "operations": (list(trainer.operations), trainer.control.state, trainer.module),
+    }
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)
+
+
+def changed(name: str, end: str) -> tuple[list[str], BaseException | None]:
+    """What has changed after the operation has ended so, and what it raised."""
+    call, at, _, _ = OPERATIONS[name]
+    trainer, loader, error = make(), loader_of(), None
+    before = state_of(trainer, loader)
+    FAILS.arm(end, at)
+    try:
+        call(trainer, loader)
+    except (RunStopped, Broken) as raised:
+        error = raised
+    finally:
+        FAILS.arm("done", 0)
+    after = state_of(trainer, loader)
+    return [part for part in before if not same(before[part], after[part])], error
+
+
+def _words(parts: Iterable[str]) -> str:
+    return ", ".join(parts) or "–"
+
+
+def page() -> str:
+    rows = []
+    for name in OPERATIONS:
+        found = {end: changed(name, end)[0] for end in ENDS}
+        rows.append(f"| {name} | " + " | ".join(_words(found[end]) for end in ENDS) + " |")
+    checked = ", ".join(state_of(make(), loader_of()))
+    return TEXT.format(rows="\n".join(rows), checked=checked)
+
+
+TEXT = """# Operations: what ■ does, and what is put back
+
+All that takes time is an operation. It has its own mode: `trainer.mode` is what you chose for `run`, and no operation leaves it
+changed. If it takes longer than a moment, it shows a line: what it is, how far it
+is, and after a second the time left.
+
+## What ■ does
+
+- **A training pauses.** ■ in `run` and `resume` finishes the batch, and the cell ends with one line. A second ■ before it has paused
+  ends the run.
+- **A paused run waits until `resume()` continues it, or `stop()` or the next `run()` ends it.** That holds for a run that ■ paused and
+  for one that an error paused. The record of the next run says which run was ended.
+  Once a run is paused, ■ has nothing to interrupt.
+- **Everything else ends.** ■ ends it with one line, without frames of libraries, and the trainer is as before. A second ■ meanwhile
+  changes nothing. During a run, such as for `evaluate` while it is paused, ■ ends the operation after its batch,
+  and the run stays as it is.
+
+In a script, Ctrl-C does the same, except that a training ends after its batch.
+
+## What is put back
+
+The table is made by `python tests/operations.py`, which ends each operation in four ways in the middle: done, by ■, by ■ twice, and by
+an error in a step. It lists what has changed afterwards. Compared are
+{checked}.
+
+| operation | done | ■ | ■ ■ | error |
+| --- | --- | --- | --- | --- |
+{rows}
+
+- *loader*: a pass draws the seed of its loader, as any pass does; `lr_find` and the looks at samples read a copy. *objects*: what your
+  steps count in their own attributes. The operations that call `train_step` put these back, too.
+- *counts*: the batches of an evaluation count as processed batches. *history*: `evaluate` and `validate` record their metrics when they
+  are done.
+- After `rewind` the trainer is at the earlier place; interrupted on the way there, it is where it was.
+
+What a step writes outside of Python, such as a file, stays. After a restart of the kernel nothing is left in memory;
+[resume](resume.md) continues from the newest checkpoint.
+"""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,22 @@
+"""However an operation ends, what it changed is put back, and ■ ends it with one line."""
+
+from __future__ import annotations
+
+import pytest
+from operations import ENDS, OPERATIONS, changed
+from samples import Broken
+
+from nbtrain import RunStopped
+
+EXPECTED = {"done": type(None), "■": RunStopped, "■■": RunStopped, "error": Broken}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_what_an_operation_changed_is_put_back(name: str, end: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, when_done, always = OPERATIONS[name]
+    found, error = changed(name, end)
+    assert type(error) is EXPECTED[end]
+    assert sorted(found) == sorted(when_done) if end == "done" else set(found) <= set(always)
+    if isinstance(error, RunStopped):
+        assert str(error).endswith("the trainer is as before") and "\n" not in str(error)
