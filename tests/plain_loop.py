@@ -83,7 +83,7 @@ def train(
             if batch is not None and (loss := loss_of(model, batch)) is not None:
                 sizes.append(size_of(batch))
                 unit = unit or sizes[0]
-                (loss * (sizes[-1] / unit) / accumulate).backward()
+                (loss / accumulate * (sizes[-1] / unit)).backward()
                 losses.append(loss.item())
                 if len(sizes) == accumulate:
                     update(model, optimizer, accumulate * unit / sum(sizes), clip, each_update)
