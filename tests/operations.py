@@ -159,7 +159,8 @@ def changed(name: str, end: str) -> tuple[list[str], BaseException | None]:
     return [part for part in before if not same(before[part], after[part])], error
 
 
-def _words(parts: Iterable[str]) -> str:
+def words(parts: Iterable[str]) -> str:
+    """What a cell of the page's table says of the parts that have changed."""
     return ", ".join(parts) or "–"
 
 
@@ -167,7 +168,7 @@ def page() -> str:
     rows = []
     for name in OPERATIONS:
         found = {end: changed(name, end)[0] for end in ENDS}
-        rows.append(f"| {name} | " + " | ".join(_words(found[end]) for end in ENDS) + " |")
+        rows.append(f"| {name} | " + " | ".join(words(found[end]) for end in ENDS) + " |")
     checked = ", ".join(state_of(make(), loader_of()))
     return TEXT.format(rows="\n".join(rows), checked=checked)
 
