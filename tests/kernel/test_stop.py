@@ -35,6 +35,26 @@ while trainer.counts.step < 30: time.sleep(0.01)
 """
 
 
+SLOW = """
+class Slow(Steps):
+    is_slow = True
+
+    def train_step(self, batch):
+        if self.is_slow:
+            print("in the step", flush=True)
+            time.sleep(30)
+        return super().train_step(batch)
+
+slow = make(Slow)
+"""
+OPERATIONS = {
+    "evaluate": "slow.evaluate(make_loader())",
+    "validate": "slow.validate(make_loader())",
+    "lr_find": "slow.lr_find(make_loader())",
+    "dry run": "slow.run(1, make_loader(), make_loader())",
+}
+
+
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Kernel]:
     kernel = Kernel()
@@ -146,3 +166,17 @@ def test_a_kernel_that_is_shut_down_is_not_called_sigterm(tmp_path: Path) -> Non
     kernel.client.stop_channels()
     kernel.manager.shutdown_kernel(now=False)
     assert end_of(tmp_path)["reason"].startswith("the interpreter ended at epoch ")
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_interrupt_ends_what_is_not_a_training_with_one_line_and_the_next_run_trains(kernel: Kernel, name: str) -> None:
+    kernel.run(SLOW)
+    request = kernel.client.execute(OPERATIONS[name])
+    while "in the step" not in kernel.client.get_iopub_msg(timeout=600)["content"].get("text", ""):
+        pass
+    kernel.manager.interrupt_kernel()
+    (reply,) = replies(kernel, [request])
+    assert reply["ename"] == "RunStopped" and re.fullmatch(rf"({name} )?stopped.* · the trainer is as before", reply["evalue"])
+    assert len(reply["traceback"]) == 1 and "\n" not in reply["traceback"][0]
+    kernel.run("slow.is_slow = False\nslow.run(2, make_loader())")
+    assert kernel.value("(slow.mode, slow.result.status, slow.counts.epoch, len(slow.history.epochs))") == ("train", "completed", 2, 2)
