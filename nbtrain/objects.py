@@ -221,9 +221,18 @@ def _cells(function: FunctionType) -> dict[str, CellType]:
     return dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
 
 
+def _by_default(function: FunctionType) -> dict[str, Any]:
+    code, values = function.__code__, function.__defaults__ or ()
+    named = dict(zip(code.co_varnames[code.co_argcount - len(values) : code.co_argcount], values)) | (function.__kwdefaults__ or {})
+    return {name: value for name, value in named.items() if not kind_of(value).is_plain}
+
+
 def used_by(function: FunctionType, *, all_names: bool = True) -> dict[str, Any]:
-    """A function's closure variables, and the module globals that it uses; with `all_names=False` only those that it assigns."""
-    found = {}
+    """A function's closure variables, and the module globals that it uses; with `all_names=False` only those that it assigns.
+
+    All names have the values that its parameters have by default, too: a list among them may be a counter.
+    """
+    found = _by_default(function) if all_names else {}
     for name, cell in _cells(function).items():
         try:
             found[name] = cell.cell_contents

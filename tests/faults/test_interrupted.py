@@ -21,7 +21,7 @@ from resume_cases import Case
 from nbtrain.state.parts import CHANGES
 
 ROOT = Path(__file__).parents[2]
-N_CASES = int(os.environ.get("NBTRAIN_FAULT_CASES", "60"))
+N_CASES = int(os.environ.get("NBTRAIN_FAULT_CASES", "20"))
 
 
 @pytest.mark.parametrize("seed", range(N_CASES))

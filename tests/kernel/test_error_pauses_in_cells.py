@@ -298,8 +298,8 @@ def test_messages_have_the_name_of_the_trainer_in_the_notebook(shown: Any) -> No
     assert re.search(r"run paused at epoch 1, batch \d+ · while paused, clf\.resume\(\) continues it$", shown("pause"))
 
 
-def test_run_again_drops_the_failed_one_and_says_so(outputs: dict[str, Any], value: Any) -> None:
-    note = "the run that failed at epoch 1, batch 3 is dropped"
+def test_run_again_ends_the_paused_one_and_says_so(outputs: dict[str, Any], value: Any) -> None:
+    note = "the run that was paused at epoch 1, batch 3 is ended; resume() would have continued it"
     assert f"note: {note}" in records(outputs["dropped"])
     assert value("after dropped") == ("completed", "", 0, True)
     assert value("events") == [(SUMMARY,), ("failed", ERROR.replace(":", " at epoch 1, batch 3:", 1)), (note,), ("completed", "")]

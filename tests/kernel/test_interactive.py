@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,7 +108,7 @@ def test_a_run_that_was_paused_again_and_again_equals_one_that_never_was(kernel:
     kernel.run("paused = make(log_bar=False)\npaused.presses = {3, 27, 45, 67, 85}")  # the second and the fourth in a validation
     name, text, shown = kernel.error(f"paused.run(3, make_loader({workers}), make_loader({workers}))")
     assert name == "RunPaused" and shown == [f"‖ {text}"]
-    assert text.startswith("run paused at epoch 1, batch ") and text.endswith(" · while paused, trainer.resume() continues it")
+    assert text.startswith("run paused at epoch 1, batch ") and text.endswith(" · while paused, paused.resume() continues it")
     places = [text] + [kernel.error("torch.rand(5); paused.model.eval(); paused.resume()")[1] for _ in range(4)]
     assert "epoch 1, validation batch" in places[1] and "epoch 2, validation batch" in places[3]
     kernel.run("result = paused.resume()")
@@ -195,7 +196,7 @@ def test_what_the_steps_print_lands_under_the_cell_that_began_the_run(kernel: Ke
 
 def test_a_failure_in_the_background_is_raised_by_wait_with_the_line_of_the_cell(kernel: Kernel) -> None:
     kernel.run("class Broken(Steps):\n    def train_step(self, batch):\n        return {'loss': spoilt}")
-    kernel.run("trainer = make(Broken, log_bar=False)\nhandle = trainer.run(1, make_loader(), background=True)")
+    kernel.run("trainer = make(Broken, log_bar=False, lightning={'num_sanity_val_steps': 0})\nhandle = trainer.run(1, make_loader(), background=True)")
     kernel.run("handle.join()")
     assert kernel.value("handle.status, trainer.result.status") == ("paused", "paused")
     name, text, shown = kernel.error("handle.wait()")
@@ -207,7 +208,7 @@ def test_an_error_holds_its_batch_until_free(kernel: Kernel) -> None:
         "batches = []\nclass Fails(Steps):\n    def train_step(self, batch):\n        batches.append(weakref.ref(batch[0]))\n"
         "        raise RuntimeError('spoilt')"
     )
-    kernel.run("import gc\ntrainer = make(Fails, log_bar=False)")
+    kernel.run("import gc\ntrainer = make(Fails, log_bar=False, lightning={'num_sanity_val_steps': 0})")
     assert kernel.error("trainer.run(1, make_loader())")[0] == "RuntimeError"
     kernel.run("gc.collect()")
     assert kernel.value("batches[0]() is not None") is True  # for %debug
@@ -249,7 +250,7 @@ def test_show_shows_a_live_run_once_more(kernel: Kernel) -> None:
     ids = [m["content"]["transient"]["display_id"] for m in began if m["msg_type"] == "display_data"]
     shown = [m for m in kernel.run("trainer.show()") if m["msg_type"] == "display_data"]
     assert [m["content"]["transient"]["display_id"] for m in shown] == ids and "epoch " in shown[1]["content"]["data"]["text/plain"]
-    kernel.run("trainer.stop()")
+    kernel.run("while trainer.counts.epoch < 1: time.sleep(0.01)\ntrainer.stop()")
     after = [m for m in kernel.run("trainer.show()") if m["msg_type"] == "display_data"]
     slider, record = (m["content"]["data"] for m in after)
     assert "application/vnd.jupyter.widget-view+json" in slider and "■ stopped" in record["text/plain"]
@@ -376,7 +377,8 @@ def test_a_killed_kernel_leaves_the_record_up_to_its_last_update() -> None:
         NotebookClient(notebook, timeout=600, store_widget_state=False).execute()
     record = notebook.cells[2].outputs[0]
     nbformat.validate(notebook)
-    assert record.data["text/html"].count('scope="row"') == 3 and "▶ running · epoch 4/9 · " in record.data["text/html"]
+    html = record.data["text/html"]
+    assert html.count('scope="row"') == 3 and re.search(r"▶ running at \d\d:\d\d:\d\d<.*> · epoch 4/9 · ", html)
 
 
 OLD = Path(os.environ.get("VIRTUAL_ENV") or Path(__import__("sys").prefix)) / "lowest"
