@@ -196,9 +196,8 @@ def test_what_the_steps_print_lands_under_the_cell_that_began_the_run(kernel: Ke
 
 def test_a_failure_in_the_background_is_raised_by_wait_with_the_line_of_the_cell(kernel: Kernel) -> None:
     kernel.run("class Broken(Steps):\n    def train_step(self, batch):\n        return {'loss': spoilt}")
-    kernel.run(
-        "trainer = make(Broken, log_bar=False, lightning={'num_sanity_val_steps': 0})\nhandle = trainer.run(1, make_loader(), background=True)"
-    )
+    kernel.run("trainer = make(Broken, log_bar=False, lightning={'num_sanity_val_steps': 0})")
+    kernel.run("handle = trainer.run(1, make_loader(), background=True)")
     kernel.run("handle.join()")
     assert kernel.value("handle.status, trainer.result.status") == ("paused", "paused")
     name, text, shown = kernel.error("handle.wait()")
