@@ -21,7 +21,7 @@ from resume_cases import Case
 from nbtrain.state.parts import CHANGES
 
 ROOT = Path(__file__).parents[2]
-N_CASES = int(os.environ.get("NBTRAIN_FAULT_CASES", "20"))
+N_CASES = int(os.environ.get("NBTRAIN_FAULT_CASES", "8"))
 
 
 @pytest.mark.parametrize("seed", range(N_CASES))
@@ -43,7 +43,7 @@ def test_a_run_interrupted_in_two_lives_ends_as_the_one_that_was_not(
     "case",
     [
         Case(schedule="a function", valid="in order"),
-        Case(schedule="a function", valid="in order", setting="Lightning's own loops"),
+        pytest.param(Case(schedule="a function", valid="in order", setting="Lightning's own loops"), marks=pytest.mark.long),
         Case(schedule="by epoch", valid="in order", who="LightningModule"),
         Case(valid="in order", who="LightningModule by hand"),
     ],

@@ -254,7 +254,9 @@ def test_error_that_no_pickle_holds_keeps_its_class_and_text(pool: Pool) -> None
 KILLED = "Rank 1 was killed by SIGKILL (out of memory?).\n  the last words\n"
 
 
-@pytest.mark.parametrize(("kind", "text"), [("kill", KILLED), ("exit", "Rank 1 ended with exit code 3.")])
+@pytest.mark.parametrize(
+    ("kind", "text"), [("kill", KILLED), pytest.param("exit", "Rank 1 ended with exit code 3.", marks=pytest.mark.long)]
+)
 def test_dead_rank_is_named_and_not_who_waited_for_it(pool: Pool, kind: str, text: str) -> None:
     with pytest.raises(WorkerError) as raised:
         launch(pool, Failing(kind))

@@ -171,7 +171,12 @@ def test_killed_runs_end_as_the_one_that_was_not(
 
 @pytest.mark.parametrize("event", ["SIGINT", "SIGTERM", "exception"])
 @pytest.mark.parametrize(
-    ("save_format", "setting"), [("ckpt", "plain"), pytest.param("safetensor", "plain", marks=pytest.mark.long), ("ckpt", "windows")]
+    ("save_format", "setting"),
+    [
+        ("ckpt", "plain"),
+        pytest.param("safetensor", "plain", marks=pytest.mark.long),
+        pytest.param("ckpt", "windows", marks=pytest.mark.long),
+    ],
 )
 def test_a_run_that_is_broken_off_goes_on_at_its_last_save(
     event: str, script: Path, references: dict[tuple[int, str], str], save_format: str, setting: str, tmp_path: Path

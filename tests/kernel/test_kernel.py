@@ -112,7 +112,13 @@ seconds = perf_counter() - start
 """
 
 
-@pytest.mark.parametrize("run", [RUN, RUN.replace("4, [torch.randn(8, 4)] * 500", "1500, [torch.randn(8, 4)]")], ids=["steps", "epochs"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(RUN, id="steps", marks=pytest.mark.long),
+        pytest.param(RUN.replace("4, [torch.randn(8, 4)] * 500", "1500, [torch.randn(8, 4)]"), id="epochs"),
+    ],
+)
 def test_a_run_at_1_ms_a_step_or_an_epoch_sends_six_messages_a_second_at_most(run: str) -> None:
     manager, client = start_new_kernel()
     sent: list[str] = []
