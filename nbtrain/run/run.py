@@ -197,7 +197,7 @@ class Run:
         try:
             self.sinks.open(validates=validates(self.loader, self.valid_loader))
             self.arguments = trainer.lightning_args()
-            self.arguments["callbacks"].append(FollowsSource(trainer))
+            self.arguments["callbacks"] = [*self.arguments["callbacks"], FollowsSource(trainer)]  # that list is the user's
             goal = state.counts.epoch + (self.n_epoch if trainer.mode == "train" else 0)
             if not trainer.continues_run:
                 state.first_epoch, state.phase = state.counts.epoch, state.phase + (trainer.mode == "train")
