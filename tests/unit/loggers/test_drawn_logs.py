@@ -29,7 +29,7 @@ from nbtrain.views import html, text
 from nbtrain.views.marimo import MarimoView
 from nbtrain.views.terminal import LogView, TerminalView
 
-N_CASES = int(os.environ.get("NBTRAIN_FAULT_CASES", "6"))
+N_CASES = int(os.environ.get("NBTRAIN_FAULT_CASES", "3"))
 ENDS = [3 * epoch - 1 for epoch in range(1, N_EPOCHS + 1)]  # the newest update at the end of each epoch
 Known = dict[int, str]  # the values of a series by step, in four digits
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
 from plain_loop import train
-from samples import Regress, make_model, make_trainer, same_weights
+from samples import Regress, make_model, make_trainer, same_weights, some
 from torch.nn.functional import mse_loss
 from torch.utils.data import (
     BatchSampler,
@@ -304,9 +304,9 @@ class Tasks(Regress):
         return super().train_step(getattr(batch, "batch", batch))
 
 
-@BOTH
+@pytest.mark.parametrize("lean", [True, pytest.param(False, marks=pytest.mark.long)], ids=["lean", "stock"])
 @pytest.mark.filterwarnings("ignore:Length of IterableDataset")
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", some(RESUMED, 2))
 def test_a_resume_reads_on_in_the_epoch_as_it_was(name: str, lean: bool, tmp_path: Any) -> None:
     def run(resume: Any = None) -> Any:
         case = RESUMED[name]()
