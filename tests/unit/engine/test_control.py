@@ -824,7 +824,7 @@ def _run_blocked(background: bool) -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signal masks")
-@pytest.mark.parametrize("background", [False, True], ids=["main thread", "own thread"])
+@pytest.mark.parametrize("background", [False, pytest.param(True, marks=pytest.mark.long)], ids=["main thread", "own thread"])
 def test_interrupts_do_not_reach_a_worker_that_is_being_started(background: bool) -> None:
     # a fresh process: clients of loggers in this one run hooks at a fork, too
     process = multiprocessing.get_context("forkserver").Process(target=_run_blocked, args=(background,))
