@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from ..engine.control import Control
 from ..errors import RunStopped
 from ..history.history import RunResult
+from ..tracebacks import ipython_shell
 from ..views.notebook import in_shell
 
 # %% auto #0
@@ -251,25 +252,19 @@ class _Reset:
             call()
 
 
-def _shell() -> Any:
-    from IPython import get_ipython
-
-    return get_ipython()
-
-
 def call_at_exit(call: Callable[[], None]) -> None:
     """Register `call` to be called when the process exits, while the user's names still exist."""
     atexit.register(call)
     if in_shell():
-        if not isinstance(_shell().reset, _Reset):
-            _shell().reset = _Reset(_shell().reset)
-            if _shell().has_trait("exit_now"):
-                _shell().observe(_shell().reset.leave, "exit_now")
-        _shell().reset.calls.append(call)
+        if not isinstance(ipython_shell().reset, _Reset):
+            ipython_shell().reset = _Reset(ipython_shell().reset)
+            if ipython_shell().has_trait("exit_now"):
+                ipython_shell().observe(ipython_shell().reset.leave, "exit_now")
+        ipython_shell().reset.calls.append(call)
 
 
 def cancel_at_exit(call: Callable[[], None]) -> None:
     """Unregister a function that was passed to `call_at_exit`."""
     atexit.unregister(call)
-    if in_shell() and isinstance(_shell().reset, _Reset) and call in _shell().reset.calls:
-        _shell().reset.calls.remove(call)
+    if in_shell() and isinstance(ipython_shell().reset, _Reset) and call in ipython_shell().reset.calls:
+        ipython_shell().reset.calls.remove(call)

@@ -16,8 +16,8 @@ from typing import Any
 from weakref import WeakSet, ref
 
 from ..source.user_code import is_user, module_of
-from ..tracebacks import clear_frames, variable_names
-from ..views.notebook import get_shell, in_shell, is_watched
+from ..tracebacks import clear_frames, ipython_shell, variable_names
+from ..views.notebook import in_shell, is_watched
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0
@@ -124,14 +124,14 @@ def drop_unreachable() -> None:
 # %% ../../nbs/run/failed_runs.ipynb #f711112d
 def keep_watch(trainer: TrainerBase) -> None:
     """Watch the paused run of `trainer`: end it once the trainer can't be reached, and report the error in the next cell that uses it."""
-    shell = get_shell()
+    shell = ipython_shell()
     if shell is not None and not _WAITING:
         shell.events.register("pre_run_cell", _before_cell)
     _WAITING.add(trainer)
 
 
 def _before_cell(info: Any = None) -> None:
-    shell = get_shell()
+    shell = ipython_shell()
     for reference in [ref(trainer) for trainer in _WAITING]:
         if (trainer := reference()) is None:
             continue

@@ -14,22 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..events import Event
+from ..tracebacks import ipython_shell
 from . import html, text
 from .epoch_slider import SLIDER, EpochSlider, Travel
 from .marimo import MarimoView, marimo_output
 from .terminal import View, stream_view
 
 # %% auto #0
-__all__ = ["get_shell", "Controls", "NotebookView", "in_shell", "in_kernel", "is_watched", "open_view"]
+__all__ = ["Controls", "NotebookView", "in_shell", "in_kernel", "is_watched", "open_view"]
 
 
 # %% ../../nbs/views/notebook.ipynb #4833ed9a
-def get_shell() -> Any:
-    """IPython's shell; None outside IPython."""
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None else None
-
-
 @dataclass(frozen=True)
 class Controls:
     """The actions of the buttons, by name: "pause", "continue", "stop", "save", "validate". No action may block.
@@ -341,7 +336,7 @@ class NotebookView:
     def show(self, *, once: bool = False) -> None:
         """Show the run again in the current cell; earlier outputs are still updated. `once`: not if this cell shows it already."""
         with self._lock:
-            if not (once and self._cell == get_shell().execution_count):
+            if not (once and self._cell == ipython_shell().execution_count):
                 self._display()
 
     def show_finished(self, events: Iterable[Event], note: str) -> None:
@@ -373,7 +368,7 @@ class NotebookView:
         self._clock.start()
 
     def _display(self, *, with_live: bool = True) -> None:
-        self._cell = get_shell().execution_count
+        self._cell = ipython_shell().execution_count
         if with_live and self._live is not None and (self._live.is_open or self._live.slider is not None):
             self._live.show()
         self._record.show()
@@ -391,19 +386,19 @@ class NotebookView:
 # %% ../../nbs/views/notebook.ipynb #2e1f7a23
 def in_shell() -> bool:
     """Whether this is an IPython session, in a notebook or in plain IPython."""
-    return get_shell() is not None
+    return ipython_shell() is not None
 
 
 def in_kernel() -> bool:
     """Whether this process is an IPython kernel; False in plain IPython and in scripts."""
-    return hasattr(get_shell(), "kernel")  # only a kernel's shell has one: what the frontend can do
+    return hasattr(ipython_shell(), "kernel")  # only a kernel's shell has one: what the frontend can do
 
 
 def is_watched() -> bool:
     """Whether this session is interactive; False for programs that execute a notebook, such as nbclient and papermill."""
     if not in_kernel():
         return in_shell()
-    return get_shell().kernel.get_parent("shell").get("content", {}).get("allow_stdin", True)
+    return ipython_shell().kernel.get_parent("shell").get("content", {}).get("allow_stdin", True)
 
 
 def open_view(controls: Controls | None = None) -> View:
