@@ -25,7 +25,15 @@ from .step_output import check_output, count_samples, leaves_out
 from ..errors import NbtrainError, StepError, add_note
 
 # %% auto #0
-__all__ = ["Restorable", "StepModule", "note_batch", "is_whole_epoch", "in_validation_of_run"]
+__all__ = ["note_batch", "Restorable", "StepModule", "is_whole_epoch", "in_validation_of_run"]
+
+
+# %% ../../nbs/engine/step_module.ipynb #4f7c21ab
+def note_batch(error: Exception, place: str, batch: Any) -> None:
+    """Note at an error of a step where it was raised, for which batch, and what helps, if that is known."""
+    add_note(error, f"{place}: the batch is {describe(batch)}")
+    if str(error).startswith("Expected more than 1 value per channel when training"):  # of BatchNorm
+        add_note(error, "BatchNorm can't train with a batch of one sample: give the loader drop_last=True, or another batch size.")
 
 
 # %% ../../nbs/engine/step_module.ipynb #0b2ea9a4
@@ -219,13 +227,6 @@ for _step in (StepModule.training_step, StepModule.validation_step, StepModule.p
 
 
 # %% ../../nbs/engine/step_module.ipynb #41dd34a2
-def note_batch(error: Exception, place: str, batch: Any) -> None:
-    """Note at an error of a step where it was raised, for which batch, and what helps, if that is known."""
-    add_note(error, f"{place}: the batch is {describe(batch)}")
-    if str(error).startswith("Expected more than 1 value per channel when training"):  # of BatchNorm
-        add_note(error, "BatchNorm can't train with a batch of one sample: give the loader drop_last=True, or another batch size.")
-
-
 def is_whole_epoch(module: L.LightningModule) -> bool:
     """Whether the epochs of this module are whole ones; those of a single batch are not."""
     return not isinstance(module, StepModule) or module.whole_epoch

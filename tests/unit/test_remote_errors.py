@@ -68,6 +68,9 @@ CASES: dict[str, Any] = {
 }
 
 
+IN_WORKERS = {"num_sanity_val_steps": 0}  # the dry run reads its batch in this process
+
+
 class Rows(Dataset[Any]):
     def __init__(self, name: str) -> None:
         self.name = name
@@ -88,7 +91,7 @@ def raised_here(name: str) -> BaseException:
 @pytest.mark.parametrize("name", some(CASES, 3))
 def test_error_of_a_worker_is_what_the_dataset_has_raised(name: str) -> None:
     own = raised_here(name)
-    trainer = make_trainer(Regress, log_bar=False)
+    trainer = make_trainer(Regress, log_bar=False, lightning=IN_WORKERS)
     with pytest.raises(type(own)) as raised:
         trainer.run(1, DataLoader(Rows(name), num_workers=1))
     assert str(raised.value) == str(own) and type(raised.value).__name__ == type(own).__name__
@@ -99,7 +102,7 @@ def test_error_of_a_worker_is_what_the_dataset_has_raised(name: str) -> None:
 
 
 def test_attributes_of_known_errors_are_kept() -> None:
-    trainer = make_trainer(Regress, log_bar=False)
+    trainer = make_trainer(Regress, log_bar=False, lightning=IN_WORKERS)
     with pytest.raises(FileNotFoundError) as file:
         trainer.run(1, DataLoader(Rows("file"), num_workers=1))
     assert (file.value.errno, file.value.filename) == (2, "/no/such/x.png")
@@ -116,7 +119,7 @@ def bad_collate(samples: list[Any]) -> Any:
     "use", some(["run", "evaluate", "validate", "lightning's loops", "inference", "predict", "lr_find", "show_results"], 3)
 )
 def test_every_way_to_read_a_loader_raises_the_workers_own_error(use: str) -> None:
-    trainer = make_trainer(Regress, log_bar=False)
+    trainer = make_trainer(Regress, log_bar=False, lightning=IN_WORKERS)
     loader = DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 8)), 4, num_workers=1, collate_fn=bad_collate)
     if use == "lightning's loops":
         trainer.lean_loops = False
