@@ -88,7 +88,7 @@ class KeptTraceback:
         self.text = ""
         self.hidden: list[str] = []  # the library of each hidden frame
         self.n_shown: int | None = None  # entries left in the error's traceback; None while it is whole
-        self.has_trainer = False
+        self.call = "nbtrain.tracebacks.print_last()"  # prints all of it
         self.is_of_library = False  # whether it was raised in a library
 
     def update(self, error: BaseException, caller: FrameType | None = None) -> None:
@@ -124,7 +124,7 @@ class TracebackKeeper:
 def keep_traceback(keeper: TracebackKeeper, error: BaseException, caller: FrameType | None = None) -> None:
     """Keep the whole traceback of `error` for `keeper.traceback()`; `caller` called the function that caught the error."""
     keeper.last_traceback = kept = kept_traceback(error)
-    kept.has_trainer = True
+    kept.call = f"{variable_name(keeper)}.traceback()"
     kept.update(error, caller)
 
 
@@ -163,12 +163,11 @@ def _chain(entries: Sequence[TracebackType]) -> TracebackType | None:
     return found
 
 
-def hidden_line(hidden: Sequence[str], *, has_trainer: bool) -> str:
-    """One line on the hidden frames: how many, from which libraries, and how to see them. `hidden`: the library of each."""
+def hidden_line(hidden: Sequence[str], call: str) -> str:
+    """One line on the hidden frames: how many, from which libraries, and the `call` that shows them. `hidden`: the library of each."""
     rest = [name for name in dict.fromkeys(hidden) if name not in ("nbtrain", "Lightning", "Python")]
     names = [name for name in ("nbtrain", "Lightning", *rest, "Python") if name in hidden]
     listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-    call = "trainer.traceback()" if has_trainer else "nbtrain.tracebacks.print_last()"
     return f"[{len(hidden)} frame{'s' * (len(hidden) != 1)} of {listed} hidden · {call} shows them]"
 
 
@@ -269,7 +268,7 @@ def render(error: BaseException, kept: KeptTraceback, shell: Any) -> list[str]:
     is_argument = not kept.n_shown and (isinstance(error, (ConfigError, AddOnError)) or len(kept.hidden) == 1)
     lines = _remote_lines(error, shell)
     if kept.hidden and not is_argument:
-        lines.append(hidden_line(kept.hidden, has_trainer=kept.has_trainer))
+        lines.append(hidden_line(kept.hidden, kept.call))
     most = _N_LINES_OF_ARGUMENT if is_argument and not _causes(error) else _N_LINES
     parts: list[str] = []
     for context in _CONTEXTS:

@@ -21,6 +21,7 @@ from ..engine.protocol import EventSink, TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError
 from ..events import Event
+from ..tracebacks import variable_name
 
 # %% auto #0
 __all__ = ["NonFinite", "first_nonfinite", "NonFiniteAddon"]
@@ -45,16 +46,17 @@ _EVERY = 50  # batches between two exchanges of several ranks
 
 
 class _Watch:
-    """Raises StepError when a recorded loss is not finite. `replays`: whether states are kept from which the step can be replayed."""
+    """Raises StepError when a recorded loss is not finite. `replays`: where states are kept from which
+    the step can be replayed, what a message calls the trainer."""
 
-    def __init__(self, *, replays: bool = False) -> None:
+    def __init__(self, replays: str = "") -> None:
         self.replays = replays
 
     def update(self, event: Event) -> None:
         """Raise StepError if a loss in `event` is not finite."""
         if found := first_nonfinite(event):
             step = found.rstrip(".").rpartition(" ")[2]
-            look = f"trainer.replay(step={step}).debug() names what is the first that is not finite. " if self.replays else ""
+            look = f"{self.replays}.replay(step={step}).debug() names what is the first that is not finite. " if self.replays else ""
             raise StepError(
                 found,
                 remedy=f"{look}Its update is applied, and nothing was saved since. Lower the learning rate, clip with gradient_clip=1.0, "
@@ -163,4 +165,6 @@ class NonFiniteAddon(AddOnBase):
         return [_Stop()] if self.nonfinite == "stop" else [_Skip(self)] if self.nonfinite == "skip" else []
 
     def sink(self, trainer: TrainerProtocol) -> EventSink | None:
-        return _Watch(replays=trainer.keeps_states) if self.nonfinite == "raise" else next(iter(active_callbacks(trainer, _Stop)), None)
+        if self.nonfinite == "raise":
+            return _Watch(variable_name(trainer) if trainer.keeps_states else "")
+        return next(iter(active_callbacks(trainer, _Stop)), None)

@@ -128,10 +128,10 @@ class Operation:
             uninterrupted(self._kept.close)
             self.end()
 
-    def stopped(self) -> RunStopped:
-        """What ends the cell after ■."""
-        place = f" after {self.at.place}" if self.at.place else ""
-        return RunStopped(f"{self.name} stopped{place} · the trainer is as before")
+    def stopped(self, place: str = "") -> RunStopped:
+        """What ends the cell after ■. `place`: where, such as " at test batch 2"; after which of its batches by default."""
+        place = place or (f" after {self.at.place}" if self.at.place else "")
+        return RunStopped(f"{self.name} stopped{place} · weights, modes and random numbers are as before")
 
     @contextmanager
     def watched(self, *, shows: bool) -> Iterator[None]:

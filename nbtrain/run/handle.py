@@ -136,10 +136,8 @@ class RunHandle:
         place: Callable[[], str],
         refresh: Callable[[], None] = lambda: None,
         name: Callable[[], str] = lambda: "trainer",
-        kept: str = "",
     ) -> None:
         self._control, self._place, self._refresh, self._name = control, place, refresh, name
-        self._kept = kept  # says where its state is, if it is stopped by hand
         self._thread, self.is_waited_for = RunThread(control), False
 
     @property
@@ -201,7 +199,7 @@ class RunHandle:
             raise failure.error.with_traceback(failure.raised_at)
         if self._control.state == "paused":
             raise RunPaused(f"run paused at {self._place()} · while paused, {self._name()}.resume() continues it")
-        return self._thread.finish(self._place(), self._kept or f"{self._name()}.result has what it reached")
+        return self._thread.finish(self._place(), f"{self._name()}.result has what it reached")
 
     @contextmanager
     def listening(self) -> Iterator[None]:

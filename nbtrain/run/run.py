@@ -51,13 +51,13 @@ __all__ = ["Run"]
 
 
 # %% ../../nbs/run/run.ipynb #41bd1d3f
-def _interrupted(trainer: TrainerBase, result: RunResult, kept: str) -> RunStopped:
+def _interrupted(trainer: TrainerBase, result: RunResult) -> RunStopped:
     """What `run` raises after Ctrl-C in a script: it names the checkpoint of the current epoch and update, if there is one."""
     folder, counts = trainer.run_dir / "checkpoints" if trainer.run_dir is not None else None, trainer.train_state.counts
     names = ordered_names(folder) if folder is not None and folder.is_dir() else []
     saved = [name for name in names if progress_of(name) == (counts.epoch, counts.update)]
     if folder is None or not saved:
-        return ended_by_hand(result, trainer.recorder.place, kept)
+        return ended_by_hand(result, trainer.recorder.place)
     path, here = folder / saved[-1], Path.cwd()
     return ended_by_hand(result, trainer.recorder.place, f"state saved in {path.relative_to(here) if path.is_relative_to(here) else path}")
 
@@ -83,7 +83,6 @@ class Run:
     ) -> None:
         self.trainer, self.n_epoch, self.loader, self.valid_loader = trainer, n_epoch, loader, valid_loader
         self.operation = Operation(trainer, name, mode or trainer.mode)
-        self.kept = "" if name == "run" else "the trainer is as before"
         self.outcome, self.sinks = RunOutcome(trainer), RunSinks(trainer, travel)
 
     def start(self, *, background: bool = False) -> RunResult | RunHandle:
@@ -96,7 +95,7 @@ class Run:
         self._get_ready(background)
         control.begin(partial(self.sinks.follow, self.outcome.follow), can_pause=self.operation.mode == "train")
         if background or needs_thread(trainer):
-            handle = RunHandle(control, lambda: trainer.recorder.place, self._refresh_view, lambda: variable_name(trainer), self.kept)
+            handle = RunHandle(control, lambda: trainer.recorder.place, self._refresh_view, lambda: variable_name(trainer))
             with nullcontext() if background else handle.listening():  # ■ pauses the run as soon as it is shown
                 trainer.handle = handle  # for the Stop button
                 self._open()
@@ -117,12 +116,15 @@ class Run:
             if control.signum == signal.SIGTERM:
                 sys.exit(128 + signal.SIGTERM)
         if control.signum == signal.SIGINT:
-            raise _interrupted(trainer, result, self.kept)
+            raise _interrupted(trainer, result)
         return result
 
     def evaluate(self) -> RunResult:
         """Execute the run, and wait for it."""
-        result = self.start()
+        try:
+            result = self.start()
+        except RunStopped:
+            raise self.operation.stopped(f" at {self.trainer.recorder.place}") from None
         assert isinstance(result, RunResult)
         return result
 

@@ -92,9 +92,9 @@ def test_library_of_a_file(file: str, library: str) -> None:
 
 
 def test_hidden_line_names_nbtrain_and_lightning_first_and_python_last() -> None:
-    line = hidden_line(["Python", "torch", "Lightning", "nbtrain", "torch"], has_trainer=True)
-    assert line == "[5 frames of nbtrain, Lightning, torch and Python hidden · trainer.traceback() shows them]"
-    assert hidden_line(["torch", "nbtrain"], has_trainer=True) == "[2 frames of nbtrain and torch hidden · trainer.traceback() shows them]"
+    line = hidden_line(["Python", "torch", "Lightning", "nbtrain", "torch"], "clf.traceback()")
+    assert line == "[5 frames of nbtrain, Lightning, torch and Python hidden · clf.traceback() shows them]"
+    assert hidden_line(["torch", "nbtrain"], "clf.traceback()") == "[2 frames of nbtrain and torch hidden · clf.traceback() shows them]"
 
 
 def test_outside_of_a_shell_the_traceback_stays_whole() -> None:

@@ -19,6 +19,6 @@ def test_what_an_operation_changed_is_put_back(name: str, end: str, capsys: pyte
     assert type(error) is EXPECTED[end]
     assert sorted(found) == sorted(when_done) if end == "done" else set(found) <= set(always)
     if isinstance(error, RunStopped):
-        assert str(error).endswith("the trainer is as before") and "\n" not in str(error)
+        assert str(error).endswith("are as before") and "\n" not in str(error)
     (row,) = (line.split("|")[2:-1] for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {name} |"))
     assert row[list(ENDS).index(end)].strip() == words(found), "run `python tests/operations.py`"
