@@ -63,6 +63,13 @@ def own_folder() -> str:
 
 _WRITTEN = ("<ipython-input", "<python-input", "<stdin>", "<string>")
 _TITLES = {"lightning": "Lightning", "pytorch_lightning": "Lightning", "lightning_fabric": "Lightning", "IPython": "IPython"}
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+@functools.cache
+def _is_target(folder: str) -> bool:
+    """Whether packages are installed in `folder`, as by `pip install --target`."""
+    return any(Path(folder).glob("*.dist-info"))
 
 
 @functools.cache
@@ -73,10 +80,12 @@ def library_of(file: str) -> str:
     file = str(Path(file).resolve())
     if file.startswith(own_folder()):
         return "nbtrain"
-    for name in ("site-packages", "dist-packages"):
-        if (at := file.rfind(f"{os.sep}{name}{os.sep}")) >= 0:
-            name = Path(file[at + len(name) + 2 :]).parts[0].removesuffix(".py")
-            return _TITLES.get(name, name)
+    ends = [file.rfind(folder) + len(folder) for folder in _PACKAGES if folder in file]
+    paths = [str(Path(path).resolve()) + os.sep for path in sys.path]
+    ends += [len(path) for path in paths if file.startswith(path) and _is_target(path)]
+    if ends:
+        name = Path(file[ends[0] :]).parts[0].removesuffix(".py")
+        return _TITLES.get(name, name)
     return "Python" if file.startswith(library_folders()) else ""
 
 

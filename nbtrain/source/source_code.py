@@ -49,29 +49,39 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(constant)
 
 
-def names_read(code: CodeType) -> Iterator[tuple[str, ...]]:
-    """The globals that `code` reads, each with the attributes that are read from it."""
+@functools.lru_cache(4096)
+def _read_by(code: CodeType) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...], frozenset[str]]:
+    """What `names_read` finds, the modules that `code` imports, and the names that it may read from them."""
+    chains, imported, names, chain = list[tuple[str, ...]](), list[str](), set[str](), tuple[str, ...]()
     instructions = list(dis.get_instructions(code))
     body = {i.argval for i in instructions if i.opname == "STORE_NAME"}  # the names of a class body are not globals
-    chain: tuple[str, ...] = ()
     for instruction in instructions:
-        if chain and instruction.opname in _ATTRIBUTE:
-            chain += (instruction.argval,)
-        elif instruction.opname not in ("EXTENDED_ARG", "PUSH_NULL"):
+        kind, name = instruction.opname, instruction.argval
+        if kind in (*_ATTRIBUTE, "IMPORT_FROM"):
+            names.add(name)
+        elif kind == "IMPORT_NAME":
+            imported.append(name)
+        if chain and kind in _ATTRIBUTE:
+            chain += (name,)
+        elif kind not in ("EXTENDED_ARG", "PUSH_NULL"):
             if chain and chain[0] not in body:
-                yield chain
-            chain = (instruction.argval,) if instruction.opname in _GLOBAL else ()
+                chains.append(chain)
+            chain = (name,) if kind in _GLOBAL else ()
+    return tuple(chains), tuple(imported), frozenset(names)
 
 
-def modules_imported(code: CodeType, package: str) -> Iterator[tuple[ModuleType, set[str]]]:
+def names_read(code: CodeType) -> tuple[tuple[str, ...], ...]:
+    """The globals that `code` reads, each with the attributes that are read from it."""
+    return _read_by(code)[0]
+
+
+def modules_imported(code: CodeType, package: str) -> Iterator[tuple[ModuleType, frozenset[str]]]:
     """The modules that `code` imports when it runs, and the names that it may read from them."""
-    instructions = list(dis.get_instructions(code))
-    names = {i.argval for i in instructions if i.opname in (*_ATTRIBUTE, "IMPORT_FROM")}
-    for instruction in instructions:
-        if instruction.opname == "IMPORT_NAME":
-            found = sys.modules.get(instruction.argval) or sys.modules.get(f"{package}.{instruction.argval}")
-            if found is not None:
-                yield found, names
+    _, imported, names = _read_by(code)
+    for name in imported:
+        found = sys.modules.get(name) or sys.modules.get(f"{package}.{name}")
+        if found is not None:
+            yield found, names
 
 
 # %% ../../nbs/source/source_code.ipynb #3bc4068a

@@ -13,6 +13,8 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from .axes import axis_of, is_drawn
 from .curve import FEW_EPOCHS, LossCurve, Mark, epoch_of, shown_values
 from .panels import MAX_PANELS, also_measured, panels, series_of
@@ -43,21 +45,23 @@ def blank(width: float, height: float) -> Figure:
 
 def png(figure: Figure) -> bytes:
     """The figure as the bytes of a PNG file, with twice as many dots as are displayed, for high-resolution screens."""
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the picture shows a box
-        figure.savefig(buffer, format="png", dpi=2 * _DPI, metadata={"Software": None})
-    return buffer.getvalue() if any(axes.images for axes in figure.axes) else _with_palette(buffer)
-
-
-def _with_palette(buffer: io.BytesIO) -> bytes:
-    """The picture reduced to 128 colours, which look the same for lines and labels: a third of the size."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
-    small = io.BytesIO()
-    with Image.open(buffer) as image:
-        image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "png", optimize=True)
-    return small.getvalue()
+    before = figure.canvas, figure.dpi
+    canvas, buffer = FigureCanvasAgg(figure), io.BytesIO()
+    try:
+        figure.dpi = 2 * _DPI
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the picture shows a box
+            canvas.draw()  # once, where `savefig` draws twice
+        image = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
+    finally:
+        figure.canvas, figure.dpi = before
+    if not any(axes.images for axes in figure.axes):  # lines and labels look the same in 128 colours, at a third of the size
+        image = image.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    image.save(buffer, "png")
+    return buffer.getvalue()
 
 
 def _shown(figure: Figure) -> tuple[bytes, dict[str, int]]:

@@ -91,6 +91,14 @@ def test_library_of_a_file(file: str, library: str) -> None:
     assert library_of(file) == library
 
 
+def test_what_is_installed_in_a_folder_of_the_path_is_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))  # `pip install --target`, as people do on Colab's drive
+    assert library_of(str(tmp_path / "lookup" / "tables.py")) == ""
+    (tmp_path / "seek-1.0.dist-info").mkdir()
+    tracebacks._is_target.cache_clear()
+    assert library_of(str(tmp_path / "seek" / "tables.py")) == "seek" and library_of(str(tmp_path / "single.py")) == "single"
+
+
 def test_hidden_line_names_nbtrain_and_lightning_first_and_python_last() -> None:
     line = hidden_line(["Python", "torch", "Lightning", "nbtrain", "torch"], "clf.traceback()")
     assert line == "[5 frames of nbtrain, Lightning, torch and Python hidden · clf.traceback() shows them]"
