@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 from collections.abc import Iterator
@@ -20,3 +21,6 @@ def chromium() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-background-networking"])
         yield browser
         browser.close()
+        # Workers of loaders that this process has forked since then hold the driver's pipe open, and it would not end
+        for child in multiprocessing.active_children():
+            child.kill()
