@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 # %% auto #0
-__all__ = ["Phase", "EventKind", "Status", "MonitorMode", "OWN_COLUMNS", "Progress", "Event", "Plan"]
+__all__ = ["Phase", "EventKind", "Status", "MonitorMode", "OWN_COLUMNS", "Progress", "is_rate", "Event", "Plan"]
 
 # %% ../nbs/events.ipynb #855a0950
 # The values that events use
@@ -76,6 +76,13 @@ def _number(value: Any) -> Any:
 
 # %% ../nbs/events.ipynb #99d87157
 OWN_COLUMNS = frozenset({"epoch", "step", "lr", "time_s"})  # of a row, beside its metrics
+
+
+def is_rate(name: str) -> bool:
+    """Whether a column has a learning rate: `lr`, or that of one of several optimizers, such as `lr/muon`."""
+    return name == "lr" or name.startswith("lr/")
+
+
 _TOO_LARGE = 2**63
 _PHASES, _STATUSES, _MODES = (frozenset(get_args(words)) for words in (Phase, Status, MonitorMode))
 _STATES = "running", "pausing", "paused", "stopping"

@@ -64,13 +64,22 @@ class Life(L.Callback):
     def __deepcopy__(self, memo: Any) -> Life:
         return self
 
-    def watch(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event != "return" or (moment := codes().get(frame.f_code)) is None:
-            return
+    def watch(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """What to call where a function returns that changes the state. A trace, because a profile hears of every call in C too."""
+        if frame.f_code not in codes():
+            return None
+        frame.f_trace_lines = False
+        return self.see
+
+    def see(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event != "return":
+            return self.see
+        moment = codes()[frame.f_code]
         self.counts[moment] += 1
         if self.end is not None and moment == self.end.at and self.counts[moment] == self.end.nth:
-            sys.setprofile(None)
+            sys.settrace(None)
             self.interrupt(self.end.how)
+        return None
 
     def interrupt(self, how: str) -> None:
         if how.startswith("SIG"):
@@ -100,7 +109,7 @@ def live(case: Case, folder: Path, seed: int, end: Interruption | None, report: 
         n_epoch -= case.rewinds
     options = {"resume": "auto" if n_epoch == 3 else None, "background": end is not None and end.how == "pause"}
     result, cause = None, "the end"
-    (threading if options["background"] else sys).setprofile(life.watch)
+    (threading if options["background"] else sys).settrace(life.watch)
     try:
         result = case.run(trainer, n_epoch, **options)
         if options["background"]:
@@ -109,7 +118,7 @@ def live(case: Case, folder: Path, seed: int, end: Interruption | None, report: 
     except (Boom, RunStopped, SystemExit) as error:
         cause = type(error).__name__
     finally:
-        sys.setprofile(None)
+        sys.settrace(None)
     if trainer.control.state == "paused":
         with suppress(ConfigError):  # within a validation, where nothing can be saved, and it says so
             trainer.save_state()

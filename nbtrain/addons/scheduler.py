@@ -22,13 +22,14 @@ from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..events import Plan
 from ..errors import ConfigError
+from ..optim.joint_optimizer import JointOptimizer, JointScheduler
 from nbtrain.optim.schedulers import (
     CountedScheduler, FunctionSchedule, Schedule, Scheduler, check_direction, check_length, class_of_factory, initial_lrs, is_factory,
-    resolve_schedule, scale_lr, set_group_lr, set_initial_lrs, set_lr,
+    resolve_schedule, scale_lr, scale_rates, set_group_lr, set_initial_lrs, set_lr,
 )  # fmt: skip
 
 # %% auto #0
-__all__ = ["scale_schedules", "set_next_lr", "SchedulerAddon"]
+__all__ = ["scale_schedules", "scale_part", "set_next_lr", "SchedulerAddon"]
 
 # %% ../../nbs/addons/scheduler.ipynb #46dd8dc7
 _OF_FACTORY = "A factory gets the length of each run: scheduler=lambda optimizer, plan: ..."
@@ -156,6 +157,11 @@ class _Step(PassCallback):
         self._schedule.factor = self.addon.factor
 
     @property
+    def schedule(self) -> Any:
+        """What drives the rates in this run; what it is made of before."""
+        return self._schedule.scheduler if self._schedule is not None else self.scheduler
+
+    @property
     def made_class(self) -> str | None:
         """The class of the schedule, once there is one."""
         made = self._schedule.scheduler if self._schedule is not None else None
@@ -232,6 +238,28 @@ def scale_schedules(trainer: TrainerProtocol, factor: float) -> None:
     """Multiply all later learning rates of the current run, after one was set by hand."""
     for callback in active_callbacks(trainer, _Step):
         callback.scale(factor)
+
+
+def scale_part(trainer: TrainerProtocol, part: str, factor: float) -> None:
+    """Multiply all later learning rates of one of several optimizers, after its rate was set by hand.
+
+    Raises ConfigError if one schedule drives the rates of all.
+    """
+    assert isinstance(trainer.optimizer, JointOptimizer)
+    optimizer = trainer.optimizer.optimizers[part]
+    addon = next((addon for addon in trainer.active_addons if isinstance(addon, SchedulerAddon) and addon.scheduler is not None), None)
+    made = next((callback.schedule for callback in active_callbacks(trainer, _Step)), addon.scheduler if addon is not None else None)
+    if isinstance(made, JointScheduler):
+        if (scheduler := made.schedulers.get(part)) is not None:
+            scale_rates(vars(scheduler), optimizer.param_groups, factor)
+    elif addon is not None and is_factory(made):
+        set_initial_lrs(optimizer, [rate * factor for rate in initial_lrs(optimizer)])
+        addon.is_base_set = True
+    elif addon is not None and not isinstance(made, ReduceLROnPlateau):
+        raise ConfigError(
+            "One schedule drives the rates of all optimizers.",
+            remedy="Give each its own, scheduler={name: ...}; or set the rate of all: set(lr=...).",
+        )
 
 
 def set_next_lr(trainer: TrainerProtocol, lr: float) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
@@ -31,10 +31,12 @@ from ..data.several_loaders import n_batches
 from ..errors import ConfigError, OptionError, first_line, nearest
 from ..best import known_mode
 from ..events import MonitorMode
+from ..optim.joint_optimizer import JointOptimizer, named_optimizers
 
 # %% auto #0
 __all__ = [
     "Optimizing",
+    "Optimizers",
     "of_lightning",
     "check_lightning_names",
     "check_lightning",
@@ -152,12 +154,17 @@ def _named_optimizer(given: Any) -> str:
     return f"Give a factory: lambda params: torch.optim.{max(kinds, key=len, default='AdamW')}(params, lr=1e-3)."
 
 
-Optimizing = Annotated[Optimizer | Callable[..., Optimizer], _named_optimizer]
+Optimizing = Annotated[Optimizer | Callable[..., Any], _named_optimizer]
+Optimizers = Annotated[Optimizer | Callable[..., Any] | Sequence[Optimizer] | Mapping[str, Optimizer], _named_optimizer]
 
 
 def make_optimizer(optimizer: Any, model: nn.Module, mode: str) -> Optimizer | None:
+    """The optimizer of a trainer: as given, made by a factory, or several joined. Raises ConfigError."""
     if isinstance(optimizer, Optimizer) or (optimizer is None and mode == "test"):
         return optimizer
+    if isinstance(optimizer, (list, tuple, Mapping)):
+        named = named_optimizers(optimizer)
+        return JointOptimizer(named) if len(named) > 1 else next(iter(named.values()))
     example = "Give an optimizer, or a factory: lambda params: torch.optim.Adam(params, lr=1e-3)."
     if optimizer is None:
         raise ConfigError("Mode 'train' needs an optimizer.", remedy=example)
@@ -165,9 +172,9 @@ def make_optimizer(optimizer: Any, model: nn.Module, mode: str) -> Optimizer | N
         made = optimizer(model.parameters())
     except (TypeError, ValueError) as error:
         raise ConfigError(f"The optimizer factory raised {type(error).__name__}: {first_line(error)}", remedy=example) from error
-    if not isinstance(made, Optimizer):
+    if not isinstance(made, (Optimizer, list, tuple, Mapping)):
         raise ConfigError(f"The optimizer factory returned {type(made).__name__}.", remedy=example)
-    return made
+    return make_optimizer(made, model, mode)
 
 
 # %% ../../nbs/base/arguments.ipynb #dd001b84

@@ -37,6 +37,7 @@ from ..engine.addon import AddOnBase, options
 from ..engine.addon import chosen_options
 from ..engine.protocol import Ran, TrainerProtocol
 from ..errors import ConfigError
+from ..optim.joint_optimizer import JointOptimizer
 from ..optim.schedulers import n_required
 
 # %% auto #0
@@ -87,6 +88,11 @@ def _optimizer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) ->
     clips = {"clip_gnorm": clip} if clip else {}
     made = {"type": given.get("type") or read.name(type(optimizer), ("optimizer", "type"))}
     if "args" in given or "type" in given:
+        return made | clips | given
+    if isinstance(optimizer, JointOptimizer):
+        what = f"optimizer: a file has one, and the trainer has {len(optimizer.optimizers)}: {', '.join(optimizer.optimizers)}."
+        remedy = 'Name a function that gets the parameters and returns the list: to_config(path, optimizer={"type": ...}).'
+        read.problems.add(what, remedy=remedy)
         return made | clips | given
     groups, names, known = optimizer.param_groups, {id(p): name for name, p in trainer.model.named_parameters()}, optimizer.defaults
     if is_grouped := [id(p) for group in groups for p in group["params"]] != list(names) or len(groups) > 1:

@@ -168,6 +168,7 @@ class Recorder:
         self.trainer, self.emit, self.every_s, self.clock, self.wall = trainer, emit, every_s, clock, wall
         self.n_epochs = self.first_epoch = 0  # the epochs at which the run ends and began
         self.lr: float | Tensor | None = None  # of the newest update
+        self.lrs: dict[str, float | Tensor | None] = {}  # those of several optimizers, by name
         self.timer, self.pass_place, self.due_s, self.wait = RunTimer(), PassPlace(), 0.0, DataWait()
         self._notes = HeldNotes(self.emit_now)
 
@@ -244,6 +245,10 @@ class Recorder:
     def rate(self) -> float | None:
         """The learning rate of the newest update; None before the first one."""
         return None if self.lr is None else float(self.lr)
+
+    def rates(self) -> dict[str, float]:
+        """The learning rates of several optimizers at the newest update, by name; empty for one optimizer."""
+        return {name: float(lr) for name, lr in self.lrs.items() if lr is not None}
 
     def flush(self) -> None:
         """Emit the steps since the last flush."""

@@ -25,10 +25,17 @@ __all__ = ["RecorderCallback"]
 
 
 # %% ../../nbs/engine/recorder_callback.ipynb #9db4f72d
+def _rate(optimizer: Optimizer) -> float | Tensor | None:
+    """The learning rate of the first group; None for optimizers of others that have none."""
+    lr = optimizer.param_groups[0].get("lr")
+    return lr.clone() if isinstance(lr, Tensor) else lr
+
+
 class RecorderCallback(PassCallback):
     """Notifies a recorder of what Lightning does. It comes before other callbacks, which may change what it reads."""
 
     _optimizer: Optimizer
+    _several: dict[str, Optimizer]  # in the optimizer, by name
     _updates: Any  # Lightning's count of them
 
     def __init__(self, recorder: Recorder) -> None:
@@ -45,6 +52,7 @@ class RecorderCallback(PassCallback):
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._optimizer = pl_trainer.optimizers[0]
+        self._several = getattr(self._optimizer, "optimizers", {})
         self.recorder.wait, loop = DataWait(self.recorder.clock), pl_trainer.fit_loop.epoch_loop
         by_hand, automatic = loop.manual_optimization.optim_step_progress, loop.automatic_optimization.optim_progress
         self._updates = automatic.optimizer.step.total if pl_module.automatic_optimization else by_hand.total
@@ -55,8 +63,9 @@ class RecorderCallback(PassCallback):
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         recorder = self.recorder
         recorder.trainer.train_state.counts.update = self._updates.completed  # what trainer.global_step finds in 2 µs
-        lr = self._optimizer.param_groups[0].get("lr")  # optimizers of others may have none
-        recorder.lr = lr.clone() if isinstance(lr, Tensor) else lr
+        recorder.lr = _rate(self._optimizer)
+        if self._several:
+            recorder.lrs = {name: _rate(optimizer) for name, optimizer in self._several.items()}
         self._count(pl_module)
 
     def on_validation_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -88,6 +97,7 @@ class RecorderCallback(PassCallback):
         recorder.flush()
         counts.epoch += pl_module.whole_epoch
         rate = {} if (lr := recorder.rate()) is None else {"lr": lr}
+        rate |= {f"lr/{name}": lr for name, lr in recorder.rates().items()}
         before = {"epoch": counts.epoch, "step": counts.step}
         pl_module.after_epoch(partial(self._leave, "epoch", pl_trainer, pl_module, before, rate))
 

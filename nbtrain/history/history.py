@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..annotations import checked
 from ..best import BestRestarts, GrowingBest, best_row, is_same_validation, ranked
 from ..compat.keys import result_of
-from ..events import OWN_COLUMNS, Event, MonitorMode, Progress, Status
+from ..events import OWN_COLUMNS, Event, MonitorMode, Progress, Status, is_rate
 from ..views import html, plots, text
 from ..views.curve import FEW_EPOCHS, Mark, measured_curve, without
 
@@ -107,7 +107,7 @@ class Row(dict[str, Any]):
     @property
     def metrics(self) -> dict[str, float]:
         """Only the measured values, without epoch, step, learning rate and time."""
-        return {name: value for name, value in self.items() if name not in OWN_COLUMNS}
+        return {name: value for name, value in self.items() if name not in OWN_COLUMNS and not is_rate(name)}
 
 
 # %% ../../nbs/history/history.ipynb #04808017

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..addons.scheduler import set_next_lr
+from ..addons.scheduler import scale_part, set_next_lr
 from ..engine.callback import notify
 from ..engine.control import Boundary
 from ..loops.lean_training import LeanEpochLoop
@@ -24,6 +25,7 @@ from ..engine.step_module import StepModule
 from ..compat.foreign_names import same_argument
 from ..errors import ConfigError, OptionError, first_line, nearest
 from ..history.history import RunResult
+from ..optim.joint_optimizer import JointOptimizer
 from ..optim.schedulers import scale_lr
 from ..base.trainer_base import TrainerBase
 from .redefined import use_newest
@@ -36,10 +38,17 @@ __all__ = ["check_options", "set_options", "validate_now", "handle_of", "resume"
 
 
 # %% ../../nbs/run/live_edits.ipynb #e815dabc
-def check_options(optimizer: Optimizer | None, options: dict[str, Any]) -> None:
+def check_options(optimizer: Optimizer | None, options: Mapping[str, Any]) -> None:
     """Raise OptionError for an unknown option, and ConfigError for a value of the wrong type or one that the optimizer refuses."""
     if optimizer is None:
         raise ConfigError("The trainer was made without an optimizer.", remedy="Give the trainer an optimizer.")
+    several: dict[str, Optimizer] = getattr(optimizer, "optimizers", {})
+    for name in [name for name, value in options.items() if isinstance(value, Mapping) and several]:
+        for part, value in options[name].items():
+            if part not in several:
+                raise OptionError(f"{name}={options[name]!r}: there is no optimizer {part!r}.", remedy=nearest(str(part), several))
+            check_options(several[part], {name: value})
+    options = {name: value for name, value in options.items() if not (isinstance(value, Mapping) and several)}
     known = [name for name in optimizer.param_groups[0] if name not in ("params", "initial_lr")]
     for name, value in options.items():
         if name not in known:
@@ -97,8 +106,14 @@ def _set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
     assert trainer.optimizer is not None
     changes, before_all = [], {}
     for name, value in options.items():
-        before = trainer.optimizer.param_groups[0][name]
-        before = before_all[name] = float(before) if isinstance(before, Tensor) else before
+        if isinstance(value, Mapping):  # of several optimizers
+            assert isinstance(trainer.optimizer, JointOptimizer)
+            before_all[name] = {part: _present(trainer.optimizer.optimizers[part], name) for part in value}
+            for part, new in value.items():
+                _set_part(trainer, trainer.optimizer, part, name, new)
+                changes.append(f"{name} of {part} {format_value(before_all[name][part])} → {format_value(new)}")
+            continue
+        before = before_all[name] = _present(trainer.optimizer, name)
         if name == "lr":
             _set_lr(trainer, before, value)
         else:
@@ -109,6 +124,24 @@ def _set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
     if trainer.module is not None:
         for name, value in options.items():
             notify(trainer.module.trainer, "on_setting_changed", name, before_all[name], value)
+
+
+def _present(optimizer: Optimizer, name: str) -> Any:
+    value = optimizer.param_groups[0][name]
+    return float(value) if isinstance(value, Tensor) else value
+
+
+def _set_part(trainer: TrainerProtocol, joint: JointOptimizer, part: str, name: str, value: Any) -> None:
+    """Set an option of one of several optimizers. A learning rate scales its own schedule."""
+    optimizer = joint.optimizers[part]
+    if name != "lr":
+        for group in optimizer.param_groups:
+            group[name] = tuple(value) if isinstance(group.get(name), tuple) else value
+        return
+    if (before := float(optimizer.param_groups[0]["lr"])) == 0:
+        raise ConfigError(f"The learning rate of {part} is 0 here, so its schedule can't be scaled.", remedy="Set it some batches later.")
+    scale_lr(optimizer, value / before)
+    scale_part(trainer, part, value / before)
 
 
 def _set_lr(trainer: TrainerProtocol, before: float, lr: float) -> None:

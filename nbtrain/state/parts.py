@@ -253,6 +253,10 @@ def _load_rate(at: Moment, value: float) -> None:
     at.trainer.recorder.lr = value
 
 
+def _load_rates(at: Moment, value: dict[str, float]) -> None:
+    at.trainer.recorder.lrs = {**value}
+
+
 def _of_optimizer(
     take: Callable[[Any], Any], load: Callable[[Any, Any], None]
 ) -> tuple[Callable[[Moment], Any], Callable[[Moment, Any], None]]:
@@ -353,6 +357,7 @@ PARTS: dict[str, Part] = {
     "history": Part(None, _load_history),  # a checkpoint gets its place when it is written; for memory, the trainer's is cut
     "metrics": Part(_metrics, _load_metrics),
     "lr": Part(lambda at: at.trainer.recorder.rate(), _load_rate, in_epoch=True),  # for an epoch that has no more batches
+    "lrs": Part(lambda at: at.trainer.recorder.rates(), _load_rates, in_epoch=True),
     "inner_optimizers": Part(*_of_optimizer(inner_states, load_inner_states)),
     "gradients": Part(*_of_optimizer(kept_gradients, load_gradients), "batch"),
     "random": Part(lambda at: at.random, of_rank=True),

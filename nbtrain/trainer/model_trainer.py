@@ -34,7 +34,7 @@ from ..history.history import RunResult
 from ..optim.param_groups import param_groups
 from ..optim.schedulers import Scheduler
 from ..base.addon_options import TrainerOptions
-from ..base.arguments import Optimizing
+from ..base.arguments import Optimizers
 from ..run.handle import RunHandle
 from .trainer import Trainer
 
@@ -149,8 +149,8 @@ _LEARNING_RATE, _WEIGHT_DECAY = 5e-5, 0.01
 
 
 def choose_optimizer(
-    model: nn.Module, mode: str, optimizer: Optimizing | None, learning_rate: float | None, weight_decay: float | None
-) -> Optimizing | None:
+    model: nn.Module, mode: str, optimizer: Optimizers | None, learning_rate: float | None, weight_decay: float | None
+) -> Optimizers | None:
     """Return the given optimizer, else a factory of AdamW; None in mode "test" without `learning_rate` and `weight_decay`."""
     given = {name: value for name, value in {"learning_rate": learning_rate, "weight_decay": weight_decay}.items() if value is not None}
     if optimizer is not None and given:
@@ -308,7 +308,7 @@ class ModelTrainer(DatasetTrainer):
         model: nn.Module,
         device: Device | list[Device] = "auto",
         mode: Mode = "train",
-        optimizer: Optimizing | None = None,
+        optimizer: Optimizers | None = None,
         scheduler: Scheduler | None = None,
         *,
         loss_fn: Callable[[Any, Any], Tensor] | None = None,

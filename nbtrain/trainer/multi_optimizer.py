@@ -5,7 +5,6 @@
 # %% ../../nbs/trainer/multi_optimizer.ipynb #cb0e6152
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import lightning as L
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from typing_extensions import Unpack
 
 from ..addons.accumulation import AccumulationAddon
@@ -25,62 +23,24 @@ from ..engine.protocol import Turn
 from ..engine.meter import N_SAMPLES
 from ..engine.step_output import NoUpdate, check_output, leaves_out, named
 from ..engine.train_state import Mode
-from ..errors import ConfigError, nearest
+from ..errors import ConfigError
 from ..loops.fast_step import step_around
-from ..optim.optimizer_state import load_optimizer
-from ..optim.schedulers import Scheduler, n_required
+from ..optim.joint_optimizer import JointOptimizer, join_schedulers, parameters_in
 from ..base.addon_options import TrainerOptions
 from ..base.arguments import Optimizing
 from ..tools.lr_finder import RangeTest
 from .trainer import Trainer
 
 # %% auto #0
-__all__ = ["JointOptimizer", "JointScheduler", "join_schedulers", "MultiOptimizerTrainer"]
+__all__ = ["AlternatingOptimizer", "MultiOptimizerTrainer"]
 
 
 # %% ../../nbs/trainer/multi_optimizer.ipynb #cc61758a
-class _States(ChainMap[Any, Any]):
-    """The states of several optimizers as one. They are defaultdicts, in which the look-up of a ChainMap would add entries."""
-
-    def __getitem__(self, key: Any) -> Any:
-        for state in self.maps:
-            if key in state:
-                return state[key]
-        raise KeyError(key)
-
-
-class JointOptimizer(Optimizer):
-    """Several optimizers as one. A step calls the closure for each of them in turn; `turn` is the name of the current one.
-
-    Its parameter groups and state are those of the optimizers. Raises ConfigError if two of them share a parameter.
-    """
+class AlternatingOptimizer(JointOptimizer):
+    """Several optimizers that take turns: a step calls the closure for each of them. `turn` is the name of the current one."""
 
     turn: str | None = None
     takes_turns = True  # a step computes gradients several times
-
-    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
-        self.optimizers = dict(optimizers)
-        self._check_shared()
-        super().__init__([group for optimizer in self.optimizers.values() for group in optimizer.param_groups], {})
-        self._gather()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.optimizers,)
-
-    def _check_shared(self) -> None:
-        owners: dict[int, str] = {}
-        for name, optimizer in self.optimizers.items():
-            other = next((owners[id(p)] for p in _parameters(optimizer) if id(p) in owners), None)
-            if other is not None:
-                raise ConfigError(
-                    f"The optimizers {other!r} and {name!r} drive the same parameters.",
-                    remedy="Give each optimizer the parameters of its part of the model.",
-                )
-            owners |= dict.fromkeys(map(id, _parameters(optimizer)), name)
-
-    def _gather(self) -> None:
-        self.param_groups = [group for optimizer in self.optimizers.values() for group in optimizer.param_groups]
-        self.state = _States(*(optimizer.state for optimizer in self.optimizers.values()))  # pyright: ignore[reportAttributeAccessIssue]
 
     def step(self, closure: Callable[[], Any]) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update with each optimizer in turn. Returns what the last call of the closure returned."""
@@ -102,7 +62,7 @@ class JointOptimizer(Optimizer):
     @contextmanager
     def _others_still(self, active: Optimizer) -> Iterator[None]:
         """A context in which the parameters of the other optimizers get no gradient."""
-        still = [p for other in self.optimizers.values() if other is not active for p in _parameters(other) if p.requires_grad]
+        still = [p for other in self.optimizers.values() if other is not active for p in parameters_in(other) if p.requires_grad]
         for parameter in still:
             parameter.requires_grad = False
         try:
@@ -110,60 +70,6 @@ class JointOptimizer(Optimizer):
         finally:
             for parameter in still:
                 parameter.requires_grad = True
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state of each optimizer. Raises ValueError if the names differ."""
-        if state_dict.keys() != self.optimizers.keys():
-            raise ValueError(f"they were {', '.join(state_dict)} and are {', '.join(self.optimizers)}")
-        for name, optimizer in self.optimizers.items():
-            load_optimizer(optimizer, state_dict[name])
-        self._gather()
-
-
-def _parameters(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
-
-
-# %% ../../nbs/trainer/multi_optimizer.ipynb #a7d87a62
-class JointScheduler(LRScheduler):
-    """Schedulers of the optimizers in a JointOptimizer, by name, which step together."""
-
-    def __init__(self, optimizer: JointOptimizer, schedulers: Mapping[str, LRScheduler]) -> None:
-        # the constructor of LRScheduler would count steps and set rates
-        self.optimizer, self.schedulers = optimizer, dict(schedulers)
-        for name, scheduler in self.schedulers.items():
-            if scheduler.optimizer is not optimizer.optimizers[name]:
-                raise ConfigError(f"The scheduler {name!r} drives another optimizer.", remedy=f"Make it from optimizers[{name!r}].")
-
-    def step(self, epoch: int | None = None) -> None:
-        for scheduler in self.schedulers.values():
-            scheduler.step()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: scheduler.state_dict() for name, scheduler in self.schedulers.items()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for name, scheduler in self.schedulers.items():
-            scheduler.load_state_dict(state_dict[name])
-
-
-def join_schedulers(optimizer: JointOptimizer, schedulers: Mapping[str, Any]) -> Scheduler:
-    """Join schedulers into one for a trainer. torch schedulers step per epoch, those made by factories `(optimizer, plan)` per update."""
-    for name in schedulers:
-        if name not in optimizer.optimizers:
-            raise ConfigError(f"There is no optimizer for the scheduler {name!r}.", remedy=nearest(name, optimizer.optimizers))
-    plain = [isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers.values()]
-    if all(plain):
-        return JointScheduler(optimizer, schedulers)
-    if all(callable(scheduler) and n_required(scheduler) == 2 for scheduler in schedulers.values()):
-        return lambda joint, plan: JointScheduler(joint, {name: make(joint.optimizers[name], plan) for name, make in schedulers.items()})
-    raise ConfigError(
-        f"schedulers={schedulers!r} can't step together.",
-        remedy="Give torch schedulers (but no ReduceLROnPlateau), or factories (optimizer, plan).",
-    )
 
 
 # %% ../../nbs/trainer/multi_optimizer.ipynb #9470b4ab
@@ -247,7 +153,9 @@ class MultiOptimizerTrainer(Trainer):
         given = {"optimizers": optimizers, "schedulers": schedulers}
         _check_class(type(self), mode, optimizers or {}, options)
         joint = (
-            JointOptimizer({name: _made(name, optimizer, model) for name, optimizer in (optimizers or {}).items()}) if optimizers else None
+            AlternatingOptimizer({name: _made(name, optimizer, model) for name, optimizer in (optimizers or {}).items()})
+            if optimizers
+            else None
         )
         others: dict[str, Any] = {**options}
         if joint is not None and schedulers:

@@ -25,7 +25,7 @@ from ..addons.hooks import Hooks, HooksAddon
 from ..addons.non_finite import NonFinite
 from ..annotations import Batch, Must, PositiveInt, checked
 from ..base.addon_options import AddonOptions
-from ..base.arguments import Optimizing
+from ..base.arguments import Optimizers
 from ..base.arguments import accumulates, check_lightning, check_model, check_run, check_save_path, make_optimizer, resolve_monitor
 from ..base.compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
 from ..base.operation import operate
@@ -47,7 +47,8 @@ from ..events import MonitorMode
 from ..history.history import History, RunResult, short_path
 from ..history.run_folder import find_run
 from ..loops.error_guard import Failure
-from ..optim.schedulers import Scheduler, check_stepping
+from ..optim.joint_optimizer import Schedulers, schedulers_by_name
+from ..optim.schedulers import check_stepping
 from ..rng import check_seed
 from ..state.best_weights import weights_before
 from ..run.data_module import is_data_source
@@ -113,8 +114,10 @@ class Trainer(TrainerBase):
         model: The model to train. It is moved to `device` immediately and stays there.
         device: "auto", "cpu", "cuda", "cuda:1", "mps" or a `torch.device`; with MultiGPUAddon also a list of them.
         mode: What `run` does: "train", or "test" to evaluate.
-        optimizer: An optimizer, or a factory `parameters -> optimizer`. Required in mode "train".
+        optimizer: An optimizer, or a factory `parameters -> optimizer`. Required in mode "train". Several on one loss: a list such as
+            `[Muon(matrices), AdamW(rest)]`, a dict by name, or a factory that returns one.
         scheduler: A torch scheduler (steps per epoch), a factory `(optimizer, plan)` or a function `step -> lr` (both step per update).
+            For several optimizers also a list or a dict of schedulers or factories.
         log_bar: Show a progress bar.
         scheduler_step_on_batch: Step a scheduler instance per batch instead of per epoch.
         gradient_clip: Clip gradients to this global norm; 0 disables clipping.
@@ -148,8 +151,8 @@ class Trainer(TrainerBase):
         model: nn.Module,
         device: Device | list[Device] = "auto",
         mode: Mode = "train",
-        optimizer: Optimizing | None = None,
-        scheduler: Scheduler | None = None,
+        optimizer: Optimizers | None = None,
+        scheduler: Schedulers | None = None,
         *,
         log_bar: bool = True,
         scheduler_step_on_batch: bool = False,
@@ -180,14 +183,14 @@ class Trainer(TrainerBase):
         check_save_path(save_path)
         check_seed(seed)
         check_model(model)
-        check_stepping(scheduler)
 
         launcher = next((addon for addon in type(self).addons if issubclass(addon, Launcher)), None)
         self.device = launcher.home(device) if launcher is not None else resolve_device(device)
         self.model = model.to(self.device)
         self.toggle(mode)
         self.optimizer = make_optimizer(optimizer, model, mode)
-        self.scheduler = scheduler
+        self.scheduler = given["scheduler"] = schedulers_by_name(self.optimizer, scheduler)
+        check_stepping(self.scheduler)
         self.log_bar, self.seed, self.save_path, self.on_error = log_bar, seed, save_path, on_error
         self.keep_source: bool | Literal["names"] = keep_source
         self.advice, self.compare_with = advice, find_run(compare_with).resolve() if compare_with is not None else None
@@ -335,7 +338,11 @@ class Trainer(TrainerBase):
 
     @boundary
     def set(self, **options: Any) -> None:
-        """Change options of the optimizer between two batches: `set(lr=1e-4)`. A new learning rate scales the schedule too."""
+        """Change options of the optimizer between two batches: `set(lr=1e-4)`. A new learning rate scales the schedule too.
+
+        Of several optimizers, `set(lr={"muon": 1e-2})` changes those that are named, and `set(lr=1e-4)` the first; the others keep their
+        ratio to it.
+        """
         check_options(self.optimizer, options)
         if not self.control.request_elsewhere("set", **options):
             set_options(self, options)

@@ -127,7 +127,8 @@ def _norm(values: Iterator[Tensor] | list[Tensor]) -> float:
 
 def _n_bad(value: Any) -> int:
     """The number of values that are not finite."""
-    return sum(int((~found.isfinite()).sum()) for found in tensors(value) if found.is_floating_point() or found.is_complex())
+    values = (found.coalesce().values() if found.is_sparse else found for found in tensors(value))
+    return sum(int((~found.isfinite()).sum()) for found in values if found.is_floating_point() or found.is_complex())
 
 
 @dataclass

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..events import is_rate
 from .axes import Axis, axis_of, count_ticks, is_drawn, short
 from .curve import FEW_EPOCHS, Mark, curve_svg, curve_words, epoch_of
 from .svg import Area, cross, dots, drawing, fitting, label, path, picture, pills, text_width, value_axis
@@ -36,7 +37,7 @@ def panels(rows: Sequence[Row], monitor: str = "val_loss") -> dict[str, list[str
     """Group the metrics by quantity, that of `monitor` first, then `loss`: `{"loss": ["train_loss", "val_loss"], "acc": ["train_acc"]}`."""
     groups: dict[str, list[str]] = {}
     for name in column_names(rows):
-        if name not in ("epoch", "lr", "time_s") and any(isinstance(row.get(name), (int, float)) for row in rows):
+        if name not in ("epoch", "time_s") and not is_rate(name) and any(isinstance(row.get(name), (int, float)) for row in rows):
             groups.setdefault(quantity_of(name), []).append(name)
     return dict(sorted(groups.items(), key=lambda item: (item[0] != quantity_of(monitor), item[0] != "loss")))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TextIO
 
 from ..events import Event
-from .text import Board, Row, adds_row, cells, column_names, format_value, header_line, mark_line, note_line
+from .text import Board, Row, adds_row, cells, format_value, header_line, mark_line, note_line, shown_columns
 from .text import place_words, progress_line, rate_words, state_words, summary_line, time_words, tip_lines, titles, visible
 
 # %% auto #0
@@ -226,7 +226,7 @@ class RowWriter:
 
     def lines(self, row: Row, width: int, monitor: str, *, is_best: bool = False, colour: bool = False) -> list[str]:
         """The row's line, in at most `width` cells if two columns fit, after the header if that is new."""
-        names = column_names([row])
+        names = shown_columns([row])
         shown = _shown_columns(names, width - _STAR, monitor)
         heads = titles(shown)
         head = "  ".join(right_aligned(text, _column_width(name)) for text, name in zip(heads, shown))
@@ -286,7 +286,7 @@ def validation_line(event: Event) -> str:
     """`epoch 3, batch 250/500: val_loss 0.1234 · val_acc 0.9`."""
     row, p = event.data["row"], event.progress
     place = f"epoch {row['epoch']}, batch {p.batch}" + (f"/{p.n_batches}" if p.n_batches is not None else "")
-    names = [name for name in column_names([row]) if name != "epoch"]
+    names = [name for name in shown_columns([row]) if name != "epoch"]
     return f"{place}: " + " · ".join(f"{title} {text}" for title, text in zip(titles(names), cells(row, names)))
 
 
@@ -402,7 +402,7 @@ class LogView:
         return "\n".join([*tip_lines(self.board), summary_line(self.board)]) if event.kind == "end" else _event_line(event)
 
     def _row_text(self, row: Row) -> str:
-        names = column_names([row])
+        names = shown_columns([row])
         star = " ★" if row is self.board.best else ""
         epochs = f"/{self.board.progress.n_epochs}" if "epoch" in row else ""
         texts = [f"{title} {text}" for title, text in zip(titles(names), cells(row, names))]

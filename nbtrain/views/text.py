@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..best import GrowingBest, is_same_validation
-from ..events import OWN_COLUMNS, Event, Progress
+from ..events import OWN_COLUMNS, Event, Progress, is_rate
 from .advice import Advice
 from .curve import Ghost, LossCurve, Mark, without
 
@@ -48,6 +48,7 @@ __all__ = [
     "epochs_words",
     "summary_line",
     "column_names",
+    "shown_columns",
     "titles",
     "cells",
     "visible_rows",
@@ -260,7 +261,7 @@ class Board:
             for rows in (self.rows, self.epochs, self.validations):
                 rows[:] = [row for row in rows if row.get("step", 0) <= p.step and row.get("epoch", 0) <= p.epoch]
             self.marks = [mark for mark in self.marks if mark[0].step <= p.step]
-            self.diffs = {i: diff for i, diff in self.diffs.items() if i < len(self.marks)}
+            self.diffs = {mark: diff for mark, diff in self.diffs.items() if mark in self.marks}
 
     def _add_mark(self, event: Event) -> None:
         withdrawn = event.data.get("withdraws", ())
@@ -473,14 +474,20 @@ def summary_line(board: Board) -> str:
 # %% ../../nbs/views/text.ipynb #43a8afcd
 def column_names(rows: Iterable[Row]) -> list[str]:
     """Columns in reading order: epoch, train_*, val_*, test_*, all others, lr, time_s."""
-    names = list(dict.fromkeys(name for row in rows for name in row if name not in OWN_COLUMNS))
+    names = list(dict.fromkeys(name for row in rows for name in row if name not in OWN_COLUMNS and not is_rate(name)))
 
     def group(name: str) -> int:
         return next((i for i, prefix in enumerate(PREFIXES) if name.startswith(prefix)), len(PREFIXES))
 
-    present = {name for row in rows for name in row}
-    ends = [name for name in ("lr", "time_s") if name in present]
+    present = list(dict.fromkeys(name for row in rows for name in row))
+    ends = [*filter(is_rate, present), *(["time_s"] if "time_s" in present else [])]
     return (["epoch"] if "epoch" in present else []) + sorted(names, key=group) + ends
+
+
+def shown_columns(rows: Iterable[Row]) -> list[str]:
+    """The columns to show: `lr` is left out if the rates of several optimizers have columns, of which the first one has that rate."""
+    names = column_names(rows)
+    return [name for name in names if name != "lr"] if any(is_rate(name) and name != "lr" for name in names) else names
 
 
 def titles(names: Iterable[str]) -> list[str]:
@@ -535,7 +542,7 @@ class Table:
         return gap_words(n, is_first=self.rows[0] == n, of_epochs=self.names[:1] == ["epoch"])
 
 
-_ALWAYS = ("epoch", "lr", "time_s")
+_ALWAYS = ("epoch", "time_s")
 
 
 def _fold(names: Sequence[str], widths: Mapping[str, int], max_width: int) -> list[str]:
@@ -544,7 +551,7 @@ def _fold(names: Sequence[str], widths: Mapping[str, int], max_width: int) -> li
     metrics = list(dict.fromkeys(name.split("_", 1)[-1] for name in names))  # train_acc and val_acc stay or go together
 
     def order(name: str) -> tuple[int, int]:
-        return 0 if name in _ALWAYS else 1 if name.endswith("loss") else 2, metrics.index(name.split("_", 1)[-1])
+        return 0 if name in _ALWAYS or is_rate(name) else 1 if name.endswith("loss") else 2, metrics.index(name.split("_", 1)[-1])
 
     for name in sorted(names, key=order):
         if sum(widths[other] for other in kept) + widths[name] <= max_width:
@@ -563,7 +570,7 @@ def make_table(
 ) -> Table:
     """Make the table of `rows`. `is_live`: at most twelve lines, the newest at the end. `max_width`: in characters; a title counts at
     most `title` characters, because longer ones are wrapped. `has_lr=False` leaves out the column for the learning rate."""
-    names = [name for name in column_names(rows) if has_lr or name != "lr"]
+    names = [name for name in shown_columns(rows) if has_lr or not is_rate(name)]
     shown = visible_rows(rows, best, **({"n_max": 12, "n_first": 0, "n_last": 9} if is_live else {}))
     seen = [row for row in shown if not isinstance(row, int)]
     formats = {name: number_format(row.get(name) for row in seen) for name in names}
@@ -600,7 +607,7 @@ _MAX_CHARACTERS = 120  # of a record's lines
 
 def fixed_lr(board: Board) -> float | None:
     """The learning rate, if it is the same in all rows of a run; otherwise None."""
-    rates = {row["lr"] for row in board.rows if "lr" in row}
+    rates = {value for row in board.rows for name, value in row.items() if is_rate(name)}
     return rates.pop() if len(rates) == 1 else None
 
 

@@ -29,9 +29,8 @@ def test_a_run_interrupted_in_two_lives_ends_as_the_one_that_was_not(
     seed: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     case, moments, chance = drawn(seed)
-    if (
-        N_CASES > 60 and chance.random() < 0.25
-    ):  # what a bit means depends on the times in the file, and `make test` is to be the same each time
+    # What a bit means depends on the times in the file, and `make test` is to be the same each time
+    if N_CASES > 60 and chance.random() < 0.25:
         case = replace(case, flips=chance.randrange(10**6))
     found, ends = interrupted(case, moments, chance, tmp_path)
     drawn_parts = {field.name: getattr(case, field.name) for field in fields(case)}

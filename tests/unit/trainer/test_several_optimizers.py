@@ -1,0 +1,191 @@
+"""Several optimizers on one loss train as in the loop that everybody would write, bit for bit, however the run is broken off or moved."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samples import Breaks, Broken, same_weights
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import LBFGS, AdamW, Muon, Optimizer, SparseAdam
+from torch.optim.lr_scheduler import StepLR
+
+from nbtrain import ConfigError, OptionError, StateManagerAddon, Trainer
+from nbtrain.optim.joint_optimizer import JointOptimizer
+
+N_EPOCHS, N_BATCHES = 3, 4
+_GENERATOR = torch.Generator().manual_seed(1)
+BATCHES: list[Any] = [(torch.randint(9, (6, 2), generator=_GENERATOR), torch.randn(6, 1, generator=_GENERATOR)) for _ in range(N_BATCHES)]
+
+
+class Words(nn.Module):
+    """Has matrices, vectors, and a table whose gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(9, 4, sparse=True)
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.table(x).flatten(1))
+
+
+class Fit(Trainer):
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        return {"loss": mse_loss(self.model(x), y)}
+
+    test_step = train_step
+
+
+def three(model: nn.Module) -> list[Optimizer]:
+    layers = list(model.layers.parameters())  # type: ignore[union-attr, operator]
+    matrices, vectors = ([p for p in layers if (p.ndim == 2) is is_matrix] for is_matrix in (True, False))
+    return [Muon(matrices, lr=0.02), AdamW(vectors, lr=0.01), SparseAdam(model.table.parameters(), lr=0.05)]  # type: ignore[union-attr, operator]
+
+
+def schedules(optimizers: list[Optimizer]) -> dict[str, StepLR]:
+    return {"muon": StepLR(optimizers[0], 1, 0.5), "sparseadam": StepLR(optimizers[2], 2, 0.9)}
+
+
+def plain_loop(clip: float = 0.0, accumulate: int = 1) -> nn.Module:
+    model = Words()
+    optimizers = three(model)
+    schedulers = schedules(optimizers).values()
+    for _ in range(N_EPOCHS):
+        for i, (x, y) in enumerate(BATCHES):
+            (mse_loss(model(x), y) / accumulate).backward()
+            if (i + 1) % accumulate == 0:
+                if clip:
+                    clip_grad_norm_(model.layers.parameters(), clip)  # type: ignore[union-attr, operator]
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        for scheduler in schedulers:
+            scheduler.step()
+    return model
+
+
+def make(kind: type[Trainer] = Fit, **options: Any) -> Any:
+    model = Words()
+    optimizers = three(model)
+    return kind(model, "cpu", optimizer=optimizers, scheduler=schedules(optimizers), log_bar=False, **options)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_they_train_as_in_a_plain_loop(accumulate: int, lean: bool) -> None:
+    trainer = make(lightning={"accumulate_grad_batches": accumulate})
+    trainer.lean_loops = lean
+    trainer.run(N_EPOCHS, BATCHES)
+    assert same_weights(trainer.model, plain_loop(accumulate=accumulate))
+    assert trainer.counts.update == N_EPOCHS * N_BATCHES // accumulate
+
+
+def dense(kind: type[Trainer] = Fit, **options: Any) -> Any:
+    """A trainer without the sparse table, whose gradients no clipping of torch's takes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+    matrices, vectors = ([p for p in model.parameters() if (p.ndim == 2) is is_matrix] for is_matrix in (True, False))
+    return kind(model, "cpu", log_bar=False, optimizer={"matrices": Muon(matrices), "rest": AdamW(vectors)}, **options)
+
+
+def test_gradients_are_clipped_over_all_of_them() -> None:
+    data = [(x.float(), y) for x, y in BATCHES]
+    trainer, plain = dense(gradient_clip=0.1), dense()
+    trainer.run(1, data)
+    for x, y in data:
+        plain.optimizer.zero_grad()
+        mse_loss(plain.model(x), y).backward()
+        clip_grad_norm_(plain.model.parameters(), 0.1)
+        for optimizer in plain.optimizer.optimizers.values():
+            optimizer.step()
+    assert same_weights(trainer.model, plain.model)
+
+
+@pytest.mark.parametrize("broken_at", [1, 6])
+def test_a_run_that_is_broken_off_is_resumed_exactly(broken_at: int, tmp_path: Path) -> None:
+    kind = Fit.add_on(StateManagerAddon)
+    with pytest.raises(Broken):
+        make(kind, save_path=tmp_path, every_n_steps=1, lightning={"callbacks": [Breaks(broken_at)]}).run(N_EPOCHS, BATCHES)
+    resumed = make(kind, save_path=tmp_path, every_n_steps=1)
+    resumed.run(N_EPOCHS, BATCHES, resume="auto")
+    whole = make()
+    whole.run(N_EPOCHS, BATCHES)
+    assert same_weights(resumed.model, plain_loop())
+    rates = [[row[name] for name in ("lr", "lr/muon", "lr/adamw", "lr/sparseadam")] for row in resumed.history.epochs]
+    assert rates == [[row[name] for name in ("lr", "lr/muon", "lr/adamw", "lr/sparseadam")] for row in whole.history.epochs]
+    assert [row["lr/muon"] for row in whole.history.epochs] == [0.02, 0.01, 0.005]
+
+
+def test_they_go_back_branch_and_repeat_a_step() -> None:
+    trainer = make(keep_states=True)
+    trainer.run(N_EPOCHS, BATCHES)
+    branch = trainer.branch(epoch=1)
+    branch.run(N_EPOCHS - 1, BATCHES)
+    trainer.rewind(epoch=1)
+    trainer.run(N_EPOCHS - 1, BATCHES)
+    copied = copy.deepcopy(trainer)
+    assert all(same_weights(one.model, plain_loop()) for one in (branch, trainer, copied))
+    assert trainer.replay(step=2 * N_BATCHES).loss == trainer.history.steps["train"]["train_loss"][2 * N_BATCHES - 1]
+
+
+def test_a_rate_is_set_for_one_of_them_and_scales_its_schedule() -> None:
+    trainer = make()
+    trainer.set(lr={"muon": 0.2})
+    trainer.run(2, BATCHES)
+    assert [row["lr/muon"] for row in trainer.history.epochs] == [0.2, 0.1]
+    assert [row["lr/adamw"] for row in trainer.history.epochs] == [0.01, 0.01]
+    assert trainer.history.marks[-1][1] == "lr of muon 0.02 → 0.2"
+    with pytest.raises(OptionError, match="there is no optimizer 'adam'"):
+        trainer.set(lr={"adam": 0.2})
+    with pytest.raises(ConfigError, match="lr=-1 must be a positive number"):
+        trainer.set(lr={"adamw": -1})
+
+
+def test_a_factory_makes_them_and_each_schedule_has_its_plan() -> None:
+    model = Words()
+    trainer = Fit(
+        model,
+        "cpu",
+        optimizer=lambda params: three(model),
+        scheduler={"muon": lambda optimizer, plan: StepLR(optimizer, plan.batches_per_epoch, 0.5)},
+        log_bar=False,
+    )
+    trainer.run(2, BATCHES)
+    assert [row["lr/muon"] for row in trainer.history.epochs] == [0.02, 0.01]
+    trainer = Fit(model, "cpu", optimizer=(parts := three(model)), scheduler=[None, StepLR(parts[1], 1, 0.5)], log_bar=False)
+    trainer.run(2, BATCHES)
+    assert [row["lr/adamw"] for row in trainer.history.epochs] == [0.01, 0.005]
+
+
+def test_parameters_in_none_of_them_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Words()
+    Fit(model, "cpu", optimizer=three(model)[1:]).run(1, BATCHES)
+    assert "None of the 2 optimizers has layers.0.weight, layers.2.weight, so they keep their values." in capsys.readouterr().out
+
+
+def test_what_cannot_share_a_loss_is_refused() -> None:
+    model = Words()
+    parts = three(model)
+    for given, message in [([parts[1], parts[1]], "'adamw' and 'adamw_2' drive the same parameters"), ([], "optimizer= is empty")]:
+        with pytest.raises(ConfigError, match=message):
+            Fit(model, "cpu", optimizer=given)
+    with pytest.raises(ConfigError, match="LBFGS computes the loss several times in a step"):
+        Fit(model, "cpu", optimizer=[parts[0], LBFGS(model.layers.parameters())])
+    with pytest.raises(ConfigError, match="There are 1 schedulers, and one optimizer"):
+        Fit(model, "cpu", optimizer=parts[0], scheduler=[StepLR(parts[0], 1)])
+    with pytest.raises(ConfigError, match="no optimizer for the scheduler 'adam'"):
+        Fit(model, "cpu", optimizer=parts, scheduler={"adam": StepLR(parts[1], 1)})
+
+
+def test_one_in_a_list_is_that_optimizer() -> None:
+    (optimizer,) = [AdamW(Words().parameters())]
+    trainer = Fit(Words(), "cpu", optimizer=[optimizer])
+    assert trainer.optimizer is optimizer and not isinstance(trainer.optimizer, JointOptimizer)
