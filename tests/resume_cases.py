@@ -19,6 +19,7 @@ from damage import damage, places
 from samples import Augmented, Breaks, Broken, make_data, make_loader, make_valid, without_times
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -38,6 +39,7 @@ from nbtrain import (
     Trainer,
 )
 from nbtrain.checkpoint.files import progress_of
+from nbtrain.optim.joint_optimizer import JointOptimizer
 
 
 # -- models: a vector of 8 in, a number out
@@ -299,7 +301,14 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Rprop": _of("Rprop"),
     "Adamax": _of("Adamax"),
     "states of other dtypes": Wide,
+    "several": lambda params: several(list(params)),
 }
+
+
+def several(params: list[nn.Parameter]) -> JointOptimizer:
+    """Two optimizers on one loss; of one parameter alone, one."""
+    parts: dict[str, Optimizer] = {"sgd": torch.optim.SGD(params[:1], lr=0.02, momentum=0.9)}
+    return JointOptimizer(parts | ({"adam": torch.optim.Adam(params[1:], lr=0.01)} if params[1:] else {}))
 
 
 # -- schedules: options of the trainer

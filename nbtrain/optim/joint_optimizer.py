@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections import ChainMap, Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -20,7 +20,16 @@ from .optimizer_state import load_optimizer
 from .schedulers import Scheduler, n_required, stepping_remedy
 
 # %% auto #0
-__all__ = ["Schedulers", "parameters_in", "JointOptimizer", "named_optimizers", "JointScheduler", "join_schedulers", "schedulers_by_name"]
+__all__ = [
+    "Schedulers",
+    "parameters_in",
+    "single",
+    "JointOptimizer",
+    "named_optimizers",
+    "JointScheduler",
+    "join_schedulers",
+    "schedulers_by_name",
+]
 
 
 # %% ../../nbs/optim/joint_optimizer.ipynb #joint005
@@ -33,10 +42,18 @@ class _States(ChainMap[Any, Any]):
                 return state[key]
         raise KeyError(key)
 
+    def __setitem__(self, key: Any, value: Any) -> None:  # as Lightning does, which moves each to the device
+        next((state for state in self.maps if key in state), self.maps[0])[key] = value
+
 
 def parameters_in(optimizer: Optimizer) -> Iterator[nn.Parameter]:
     """The parameters of all groups of an optimizer."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def single(optimizers: Iterable[Any]) -> list[Any]:
+    """The optimizers, each of several that are joined in one."""
+    return [part for one in optimizers for part in getattr(one, "optimizers", {"": one}).values()]
 
 
 class JointOptimizer(Optimizer):
@@ -46,11 +63,14 @@ class JointOptimizer(Optimizer):
     share a parameter.
     """
 
+    _is_made = False
+
     def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
         self.optimizers = dict(optimizers)
         self._check_shared()
         super().__init__([group for optimizer in self.optimizers.values() for group in optimizer.param_groups], {})
         self._gather()
+        self._is_made = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.optimizers,)
@@ -79,6 +99,15 @@ class JointOptimizer(Optimizer):
         for optimizer in self.optimizers.values():
             optimizer.step()  # pyright: ignore[reportCallIssue]
         return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse a new group, which belongs to one of the optimizers. Raises ConfigError."""
+        if self._is_made:
+            raise ConfigError(
+                f"A group of parameters can't be added to several optimizers: {', '.join(self.optimizers)}.",
+                remedy=f"Add it to one of them, before the run: trainer.optimizer.optimizers[{next(iter(self.optimizers))!r}].add_param_group.",
+            )
+        super().add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for optimizer in self.optimizers.values():

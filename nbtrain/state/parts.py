@@ -25,6 +25,7 @@ from ..errors import CheckpointError
 from ..loops.lean_epochs import LeanFitLoop
 from ..loops.lean_training import LeanEpochLoop
 from ..optim.optimizer_state import inner_states, kept_gradients, load_gradients, load_inner_states, load_optimizer
+from ..optim.joint_optimizer import single
 from ..optim.param_groups import group_names, set_group_names, switch_off, switched_off
 from .settings import frozen_names
 from .states import StatefulTrainer, of_rank
@@ -269,19 +270,14 @@ def _of_optimizer(
     return lambda at: take(at.trainer.optimizer) if at.trainer.optimizer is not None else None, put
 
 
-def _optimizers(trainer: StatefulTrainer) -> list[Any]:
-    """The optimizers, each of several that are joined in one."""
-    return [part for one in trainer.all_optimizers for part in getattr(one, "optimizers", {"": one}).values()]
-
-
 def _groups(at: Moment) -> list[Any] | None:
-    found = [group_names(at.trainer.model, optimizer) for optimizer in _optimizers(at.trainer)]
+    found = [group_names(at.trainer.model, optimizer) for optimizer in single(at.trainer.all_optimizers)]
     return found if None not in found else None
 
 
 def load_groups(at: Moment, value: list[Any] | None) -> None:
     """Give the optimizers the saved groups: a callback may have added some."""
-    for optimizer, names in zip(_optimizers(at.trainer), value or []):
+    for optimizer, names in zip(single(at.trainer.all_optimizers), value or []):
         set_group_names(at.trainer.model, optimizer, names)
 
 

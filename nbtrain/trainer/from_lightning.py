@@ -19,6 +19,7 @@ from ..engine.step_module import StepModule
 from ..engine.step_output import as_output
 from ..engine.wrapped_module import WrappedModule, overrides
 from ..errors import ConfigError, StepError
+from ..optim.joint_optimizer import single
 from ..optim.optimizer_state import load_optimizer
 from ..optim.param_groups import set_group_names
 from ..optim.schedulers import check_length, scale_rates
@@ -83,11 +84,12 @@ class Configured:
         self.schedulers = [config.scheduler for config in pl_trainer.lr_scheduler_configs]
         state, self._state = restored if restored is not None else self._state, None
         if state is not None:
-            groups = state.get("nbtrain", {}).get("groups") or [None] * len(self.optimizers)
-            for optimizer, saved, names in zip(self.optimizers, state["optimizer_states"], groups):
+            same = {id(part) for part in single([before])} if before is not None else set[int]()
+            for part, names in zip(single(self.optimizers), state.get("nbtrain", {}).get("groups") or ()):
+                if id(part) not in same:
+                    set_group_names(pl_trainer.lightning_module.model, part, names)  # pyright: ignore[reportArgumentType]
+            for optimizer, saved in zip(self.optimizers, state["optimizer_states"]):
                 if optimizer is not before:
-                    if names is not None:
-                        set_group_names(pl_trainer.lightning_module.model, optimizer, names)  # pyright: ignore[reportArgumentType]
                     load_optimizer(optimizer, saved)
             for scheduler, saved in zip(self.schedulers, state["lr_schedulers"]):
                 scheduler.load_state_dict(saved)

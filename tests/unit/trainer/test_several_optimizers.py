@@ -185,6 +185,12 @@ def test_what_cannot_share_a_loss_is_refused() -> None:
         Fit(model, "cpu", optimizer=parts, scheduler={"adam": StepLR(parts[1], 1)})
 
 
+def test_a_group_is_added_to_one_of_them() -> None:
+    trainer = dense()
+    with pytest.raises(ConfigError, match="can't be added to several optimizers: matrices, rest"):
+        trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+
 def test_one_in_a_list_is_that_optimizer() -> None:
     (optimizer,) = [AdamW(Words().parameters())]
     trainer = Fit(Words(), "cpu", optimizer=[optimizer])
