@@ -105,7 +105,7 @@ class JointOptimizer(Optimizer):
         if self._is_made:
             raise ConfigError(
                 f"A group of parameters can't be added to several optimizers: {', '.join(self.optimizers)}.",
-                remedy=f"Add it to one of them, before the run: trainer.optimizer.optimizers[{next(iter(self.optimizers))!r}].add_param_group.",
+                remedy=f"Add it to one of them: trainer.optimizer.optimizers[{next(iter(self.optimizers))!r}].add_param_group.",
             )
         super().add_param_group(param_group)
 
