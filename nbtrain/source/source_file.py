@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 import re
 import sys
@@ -94,12 +95,18 @@ def cells() -> list[str]:
     return sorted(filter(is_cell, list(linecache.cache)), key=execution_number)
 
 
+@functools.lru_cache(32)
+def _parsed(file: str, lines: tuple[str, ...]) -> SourceFile:
+    """A file or cell, which each run reads again, though seldom with another text."""
+    return SourceFile(file, list(lines))
+
+
 def read_source(file: str, namespace: dict[str, Any] | None = None) -> SourceFile | None:
     """Read a file or cell; None if its text can't be found. `namespace` is that of its module, whose loader may know the text."""
     linecache.checkcache(file)
     lines = linecache.getlines(file, namespace)
     try:
-        return SourceFile(file, lines) if lines and not is_generated(file) else None
+        return _parsed(file, tuple(lines)) if lines and not is_generated(file) else None
     except SyntaxError:  # the file is being edited
         return None
 
