@@ -204,6 +204,7 @@ def test_make_demo_trains_to_97_percent_and_does_not_install_again(tmp_path: Pat
     assert "★" in _run(BIN / "nbtrain", "show", tmp_path)
 
 
+@pytest.mark.long
 def test_demo_says_how_it_was_called_where_the_command_is_not_on_the_path(tmp_path: Path) -> None:
     python = BIN / "python"
     environment, folder = {**os.environ, "PATH": str(tmp_path)}, tmp_path / "my runs"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
@@ -155,7 +155,7 @@ def _named_optimizer(given: Any) -> str:
 
 
 Optimizing = Annotated[Optimizer | Callable[..., Any], _named_optimizer]
-Optimizers = Annotated[Optimizer | Callable[..., Any] | Sequence[Optimizer] | Mapping[str, Optimizer], _named_optimizer]
+Optimizers = Annotated[Optimizer | Callable[..., Any] | list[Optimizer] | dict[str, Optimizer], _named_optimizer]
 
 
 def make_optimizer(optimizer: Any, model: nn.Module, mode: str) -> Optimizer | None:

@@ -26,7 +26,7 @@ __all__ = ["RecorderCallback"]
 
 # %% ../../nbs/engine/recorder_callback.ipynb #9db4f72d
 def _rate(optimizer: Optimizer) -> float | Tensor | None:
-    """The learning rate of the first group; None for optimizers of others that have none."""
+    """The learning rate of the first group; None if an optimizer of another library has no rate."""
     lr = optimizer.param_groups[0].get("lr")
     return lr.clone() if isinstance(lr, Tensor) else lr
 

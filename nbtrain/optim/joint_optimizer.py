@@ -190,7 +190,7 @@ def join_schedulers(optimizer: JointOptimizer, schedulers: Mapping[str, Any]) ->
     )
 
 
-Schedulers = Annotated[LRScheduler | ReduceLROnPlateau | Callable[..., Any] | Sequence[Any] | Mapping[str, Any], stepping_remedy]
+Schedulers = Annotated[LRScheduler | ReduceLROnPlateau | Callable[..., Any] | list[Any] | dict[str, Any], stepping_remedy]
 
 
 def schedulers_by_name(optimizer: Optimizer | None, scheduler: Any) -> Any:

@@ -111,6 +111,7 @@ def test_buttons_are_heard_while_the_cell_waits(lab: Any, lab_root: Path) -> Non
     assert "after wards" not in lab.page.locator(".jp-Notebook").inner_text()
 
 
+@pytest.mark.long
 def test_stop_button_of_jupyter_pauses_and_ends_run_all(lab: Any, lab_root: Path) -> None:
     lab.open(write_notebook(lab_root, "interrupted", SLOW, "trainer.run(20, *loaders)", "print('after', 'wards')"))
     lab.command("notebook:run-all-cells")

@@ -146,6 +146,7 @@ def test_nothing_moves_in_a_run_a_pause_and_at_the_end(lab: Any, lab_root: Path)
     assert "curve" in end and lab.page.evaluate(_LARGEST_GAP, 1) < 20
 
 
+@pytest.mark.long
 def test_background_run_comes_back_live_after_a_reload(lab: Any, lab_root: Path) -> None:
     path = _run(lab, lab_root, "background_reload", "handle = trainer.run(14, loader, loader, background=True)")
     _wait(lab, r"epoch 2/14 · ")

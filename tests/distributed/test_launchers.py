@@ -63,6 +63,7 @@ STRATEGIES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_lightnings_strategies_run_under_torchrun(strategy: str, usual: dict[str, Any], tmp_path: Path) -> None:
     if strategy == "ModelParallelStrategy()":

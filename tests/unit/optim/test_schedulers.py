@@ -332,7 +332,7 @@ def test_scheduler_whose_step_needs_the_epoch_is_refused_when_the_trainer_is_mad
     model = torch.nn.Linear(8, 1)
     with pytest.raises(ConfigError) as error:
         make_trainer(model=model, optimizer=optimizer, scheduler=EpochScheduler(optimizer(model.parameters())))
-    what = "scheduler must be an LRScheduler, a ReduceLROnPlateau, a function or None, got an EpochScheduler."
+    what = "scheduler must be an LRScheduler, a ReduceLROnPlateau, a function, a list, a dict or None, got an EpochScheduler."
     assert str(error.value) == f"{what}\n  {_wrapping('EpochScheduler')}"
     with pytest.raises(ConfigError) as error:
         make_trainer(model=model, optimizer=made[0], scheduler=TorchEpochScheduler(made[0]))
