@@ -39,6 +39,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_distributions_are_fit_for_an_index_and_hold_the_notebooks(dist: Path) -> None:
     (wheel,), (source,) = dist.glob("nbtrain-*.whl"), dist.glob("nbtrain-*.tar.gz")
     assert _run(BIN / "python", "-m", "twine", "--no-color", "check", "--strict", wheel, source).count(": PASSED") == 2

@@ -245,6 +245,7 @@ def test_error_of_a_rank_is_raised_here_with_its_frames(pool: Pool) -> None:
     assert "worker.py" not in told and time.monotonic() - began < 200
 
 
+@pytest.mark.long
 def test_error_that_no_pickle_holds_keeps_its_class_and_text(pool: Pool) -> None:
     with pytest.raises(Odd, match="^it is\nnbtrain: raised in rank 1$") as raised:
         launch(pool, Failing("odd"))

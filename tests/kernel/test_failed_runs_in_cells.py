@@ -135,6 +135,7 @@ def test_cell_that_fails_again_and_again_leaves_nothing(kernel: Kernel, workers:
     assert kernel.value("resident_mb()") < mb + 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("held_mb", [pytest.param(0, marks=pytest.mark.long), 20])
 def test_memory_is_flat_after_ten_failures_of_a_run(kernel: Kernel, held_mb: int) -> None:
     kernel.run(BROKEN)

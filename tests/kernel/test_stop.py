@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import some
 from test_interactive import SETUP, Kernel
 
 LONG_STEP = """
@@ -148,6 +149,7 @@ def end_of(folder: Path) -> dict[str, Any]:
     return event["data"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("paused", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_exit_of_ipython_is_not_called_sigterm(paused: bool, tmp_path: Path) -> None:
     (tmp_path / "setup.py").write_text(SETUP + SAVED.format(folder=str(tmp_path / "runs")))
@@ -168,7 +170,7 @@ def test_a_kernel_that_is_shut_down_is_not_called_sigterm(tmp_path: Path) -> Non
     assert end_of(tmp_path)["reason"].startswith("the interpreter ended at epoch ")
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", some(OPERATIONS, 2))
 def test_interrupt_ends_what_is_not_a_training_with_one_line_and_the_next_run_trains(kernel: Kernel, name: str) -> None:
     kernel.run(SLOW)
     request = kernel.client.execute(OPERATIONS[name])

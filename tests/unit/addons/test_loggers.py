@@ -360,6 +360,7 @@ def ends(code: str) -> str:
 WAITS = "nbtrain: waiting for {}, which has not received all of a run: 120 s at most.\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stops", ["", pytest.param("mid-run", marks=pytest.mark.long)])
 def test_wandb_that_starts_after_the_run_gets_all_of_it_before_the_script_ends(stops: str, tmp_path: Path) -> None:
     code = f"""
@@ -567,10 +568,10 @@ def dead_port() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("make_service", "words"),
     [
-        (dead_port, "can't be reached"),
+        pytest.param(dead_port, "can't be reached", marks=pytest.mark.long),
         (silence, "does not answer"),
         (lambda: service(401), "its key is refused"),
-        (lambda: service(500), ""),
+        pytest.param(lambda: service(500), "", marks=pytest.mark.long),
     ],
 )
 def test_wandb_whose_service_is_away_goes_on_offline_in_the_first_run(

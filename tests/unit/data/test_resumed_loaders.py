@@ -88,7 +88,7 @@ def quick(names: Iterable[str], every: int) -> list[Any]:
     return [name if name in taken else pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
-@pytest.mark.parametrize("name", quick(LOADERS | TASKS, 10))
+@pytest.mark.parametrize("name", quick(LOADERS | TASKS, 20))
 def test_resumed_run_reads_the_samples_of_an_unbroken_one_or_says_so(name: str, tmp_path: Path) -> None:
     for at in (9,) if "workers" in name else (7, 9):  # the newest save is at the end of an epoch, or two batches into one
         check(tmp_path / str(at), (LOADERS | TASKS)[name], at=at, said=SAID.get(name, ""))
@@ -103,7 +103,7 @@ EXACT_BETWEEN_PASSES = ("lazy sampler with global random numbers", "stream with 
 VALID = [name for name in LOADERS if "two workers" not in name]
 
 
-@pytest.mark.parametrize("name", quick(VALID, 16))
+@pytest.mark.parametrize("name", quick(VALID, 24))
 def test_validation_loader_continues_after_a_resume_as_it_would_have(name: str, tmp_path: Path) -> None:
     def train() -> DataLoader[Any]:
         return DataLoader(make_dataset(), 4)

@@ -165,7 +165,7 @@ def saves(trainer: Any) -> list[Path]:
     return sorted(found, key=lambda path: int(path.stem.rpartition("=")[2]))
 
 
-@pytest.mark.parametrize("name", some(CASES, 9, first=1))
+@pytest.mark.parametrize("name", some(CASES, 15, first=1))
 def test_module_is_resumed_at_any_save_as_if_nothing_had_happened(name: str, tmp_path: Path) -> None:
     warnings.simplefilter("ignore")
     kind, schedule, setting = CASES[name]

@@ -156,7 +156,7 @@ def outcome(trainer: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", some(CASES, 2))
+@pytest.mark.parametrize("name", some(CASES, 4))
 def test_a_run_resumed_at_any_save_ends_as_if_nothing_had_happened(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     warnings.simplefilter("ignore")

@@ -205,6 +205,17 @@ def test_record_of_a_run_that_was_resumed_after_a_crash_has_each_epoch_once() ->
     assert text.record_text(board) == text.record_text(board_after(events))
 
 
+def test_record_that_goes_on_from_a_saved_state_keeps_the_diffs_of_its_changes_before() -> None:
+    events = run_events((0.5, 0.4, 0.3))
+    saved = next(event for event in events if event.kind == "epoch")
+    changes = [
+        Event("mark", at, 0.0, {"text": f"changed {diff}", "diff": diff})
+        for at, diff in ((saved.progress, "a"), (events[-1].progress, "b"))
+    ]
+    board = board_after([events[0], saved, *changes, Event("start", saved.progress, 0.0, {**events[0].data, "resumed": True})])
+    assert list(board.diffs.values()) == ["a"] and "changed a" in html.record_html(board)
+
+
 def test_record_of_a_run_of_500_epochs_is_a_small_message() -> None:
     board = board_after(run_events(tuple(1 / (i + 1) for i in range(500)))[:-1])
     assert len(html.record_html(board)) < 25_000 and html.record_html(board).count('scope="row"') == 9
