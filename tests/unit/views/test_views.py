@@ -207,12 +207,9 @@ def test_record_of_a_run_that_was_resumed_after_a_crash_has_each_epoch_once() ->
 
 def test_record_that_goes_on_from_a_saved_state_keeps_the_diffs_of_its_changes_before() -> None:
     events = run_events((0.5, 0.4, 0.3))
-    saved = next(event for event in events if event.kind == "epoch")
-    changes = [
-        Event("mark", at, 0.0, {"text": f"changed {diff}", "diff": diff})
-        for at, diff in ((saved.progress, "a"), (events[-1].progress, "b"))
-    ]
-    board = board_after([events[0], saved, *changes, Event("start", saved.progress, 0.0, {**events[0].data, "resumed": True})])
+    at = next(event for event in events if event.kind == "epoch").progress
+    changes = [Event("mark", replace(at, step=step), 0.0, {"text": f"changed {diff}", "diff": diff}) for step, diff in ((6, "a"), (9, "b"))]
+    board = board_after([events[0], *changes, Event("start", replace(at, step=6), 0.0, {**events[0].data, "resumed": True})])
     assert list(board.diffs.values()) == ["a"] and "changed a" in html.record_html(board)
 
 
