@@ -52,7 +52,7 @@ class Limits:
 
 
 _NEPTUNES = frozenset({"train", "val", "test", "best", "status", "hyperparams", "source", "sys", "monitoring"})
-_WANDBS = frozenset(["trainer/global_step", "_step", "_runtime", "_timestamp", "_wandb"])
+_WANDBS = frozenset({"trainer/global_step", *(f"_{name}" for name in ("step", "runtime", "timestamp", "wandb"))})
 _TRACKIOS = frozenset({"project", "run", "timestamp", "step", "time", "metrics"})
 
 # By the name of the tracker

@@ -165,7 +165,11 @@ CONSTRUCTOR = {
     ),
     "unknown mode": ({"mode": "tain"}, ConfigError, "mode must be 'train' or 'test', got 'tain'.\n  Did you mean 'train'?"),
     "no optimizer": ({"optimizer": None}, ConfigError, "Mode 'train' needs an optimizer."),
-    "no such optimizer": ({"optimizer": "adam"}, ConfigError, "optimizer must be an Optimizer, a function or None, got 'adam'."),
+    "no such optimizer": (
+        {"optimizer": "adam"},
+        ConfigError,
+        "optimizer must be an Optimizer, a function, a list, a dict or None, got 'adam'.",
+    ),
     "factory of nothing": ({"optimizer": lambda params: None}, ConfigError, "The optimizer factory returned NoneType."),
     "no device": ({"device": "gpu9"}, ConfigError, "device='gpu9' is invalid."),
     "missing device": ({"device": "cuda:99"}, ConfigError, "device='cuda:99' is not available: PyTorch sees"),
@@ -323,7 +327,7 @@ def test_own_step_of_an_object_is_one() -> None:
 
 
 SCHEDULES = {
-    "no schedule": (3, "scheduler must be an LRScheduler, a ReduceLROnPlateau, a function or None, got 3."),
+    "no schedule": (3, "scheduler must be an LRScheduler, a ReduceLROnPlateau, a function, a list, a dict or None, got 3."),
     "a class": (torch.optim.lr_scheduler.StepLR, "scheduler=<class 'torch.optim.lr_scheduler.StepLR'> is not a schedule."),
     "an optimizer": (lambda optimizer, plan: optimizer, "The scheduler factory returned Adam, which is an optimizer."),
     "nothing": (lambda optimizer, plan: None, "The scheduler factory returned NoneType, which has no step()."),
