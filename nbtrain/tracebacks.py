@@ -26,6 +26,9 @@ __all__ = [
     "library_folders",
     "own_folder",
     "library_of",
+    "ipython_shell",
+    "variable_names",
+    "variable_name",
     "KeptTraceback",
     "kept_traceback",
     "TracebackKeeper",
@@ -34,9 +37,6 @@ __all__ = [
     "user_entries",
     "hidden_line",
     "user_frames",
-    "ipython_shell",
-    "variable_names",
-    "variable_name",
     "render",
     "shorten",
     "boundary",
@@ -87,6 +87,25 @@ def library_of(file: str) -> str:
         name = Path(file[ends[0] :]).parts[0].removesuffix(".py")
         return _TITLES.get(name, name)
     return "Python" if file.startswith(library_folders()) else ""
+
+
+# %% ../nbs/tracebacks.ipynb #trbnames
+def ipython_shell() -> Any:
+    """IPython's shell; None outside IPython."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None
+
+
+def variable_names(item: object) -> list[str]:
+    """The names of `item` in the notebook, the oldest first; none outside IPython."""
+    shell = ipython_shell()
+    spaces = shell.user_ns if shell is not None else {}
+    return [name for name, value in tuple(spaces.items()) if value is item and not name.startswith("_")]
+
+
+def variable_name(trainer: object) -> str:
+    """What a message calls `trainer`, so that its lines can be copied: its name in the notebook, or `trainer` where it is unknown."""
+    return next(iter(variable_names(trainer)), "trainer")
 
 
 # %% ../nbs/tracebacks.ipynb #6a3dfee3
@@ -188,24 +207,6 @@ def user_frames(error: BaseException) -> str:
 
 
 # %% ../nbs/tracebacks.ipynb #adeac583
-def ipython_shell() -> Any:
-    """IPython's shell; None outside IPython."""
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None else None
-
-
-def variable_names(item: object) -> list[str]:
-    """The names of `item` in the notebook, the oldest first; none outside IPython."""
-    shell = ipython_shell()
-    spaces = shell.user_ns if shell is not None else {}
-    return [name for name, value in tuple(spaces.items()) if value is item and not name.startswith("_")]
-
-
-def variable_name(trainer: object) -> str:
-    """What a message calls `trainer`, so that its lines can be copied: its name in the notebook, or `trainer` where it is unknown."""
-    return next(iter(variable_names(trainer)), "trainer")
-
-
 def _causes(error: BaseException) -> list[tuple[BaseException, str]]:
     """The errors to show before `error`, nearest first, each with the sentence that connects it to the next one."""
     found, seen = [], {id(error)}
