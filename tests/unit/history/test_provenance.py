@@ -405,6 +405,7 @@ def test_failure_to_record_is_noted_and_the_run_goes_on(tmp_path: Path, monkeypa
     assert note.startswith("The source of this run was not kept: ConfigError: provenance.json is damaged")
 
 
+@pytest.mark.long  # its time is that of a quiet machine
 def test_recording_takes_less_than_50_ms_apart_from_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nbtrain.history.provenance.git_state", lambda folder: None)
     trainer, loader = make_trainer(), make_loader()
