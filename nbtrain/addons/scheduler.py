@@ -240,26 +240,33 @@ def scale_schedules(trainer: TrainerProtocol, factor: float) -> None:
         callback.scale(factor)
 
 
-def scale_part(trainer: TrainerProtocol, part: str, factor: float) -> None:
-    """Multiply all later learning rates of one of several optimizers, after its rate was set by hand.
+def _scheduling(trainer: TrainerProtocol) -> SchedulerAddon | None:
+    """The addon that has a schedule, if there is one."""
+    return next((addon for addon in trainer.active_addons if isinstance(addon, SchedulerAddon) and addon.scheduler is not None), None)
 
-    Raises ConfigError if one schedule drives the rates of all.
+
+def scale_part(trainer: TrainerProtocol, part: str, factor: float) -> None:
+    """Multiply the learning rate of one of several optimizers, and all later ones.
+
+    Raises ConfigError, and changes nothing, if one schedule drives the rates of all.
     """
     assert isinstance(trainer.optimizer, JointOptimizer)
     optimizer = trainer.optimizer.optimizers[part]
-    addon = next((addon for addon in trainer.active_addons if isinstance(addon, SchedulerAddon) and addon.scheduler is not None), None)
+    addon = _scheduling(trainer)
     made = next((callback.schedule for callback in active_callbacks(trainer, _Step)), addon.scheduler if addon is not None else None)
+    if addon is not None and is_factory(made):
+        set_initial_lrs(optimizer, [rate * factor for rate in initial_lrs(optimizer)])
+        addon.is_base_set = True
+        return
     if isinstance(made, JointScheduler):
         if (scheduler := made.schedulers.get(part)) is not None:
             scale_rates(vars(scheduler), optimizer.param_groups, factor)
-    elif addon is not None and is_factory(made):
-        set_initial_lrs(optimizer, [rate * factor for rate in initial_lrs(optimizer)])
-        addon.is_base_set = True
     elif addon is not None and not isinstance(made, ReduceLROnPlateau):
         raise ConfigError(
             "One schedule drives the rates of all optimizers.",
             remedy="Give each its own, scheduler={name: ...}; or set the rate of all: set(lr=...).",
         )
+    scale_lr(optimizer, factor)
 
 
 def set_next_lr(trainer: TrainerProtocol, lr: float) -> None:
@@ -269,7 +276,7 @@ def set_next_lr(trainer: TrainerProtocol, lr: float) -> None:
     """
     optimizer = trainer.optimizer
     assert optimizer is not None
-    addon = next((addon for addon in trainer.active_addons if isinstance(addon, SchedulerAddon) and addon.scheduler is not None), None)
+    addon = _scheduling(trainer)
     if addon is not None and is_factory(addon.scheduler):
         rates = initial_lrs(optimizer)
         set_initial_lrs(optimizer, [lr * (rate / rates[0]) if rates[0] else lr for rate in rates])

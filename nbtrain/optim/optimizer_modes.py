@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import lightning as L
 from torch.optim import Optimizer
 
+from .joint_optimizer import single
+
 # %% auto #0
 __all__ = ["with_modes", "OptimizerModes"]
 
@@ -22,8 +24,7 @@ class _HasModes(Protocol):
 
 def with_modes(optimizer: Any) -> list[_HasModes]:
     """The optimizer, or those in a joint one, as far as they have the methods `train` and `eval`, as those of `schedulefree` do."""
-    parts = getattr(optimizer, "optimizers", {"": optimizer})
-    return [part for part in parts.values() if all(callable(getattr(part, name, None)) for name in ("train", "eval"))]
+    return [part for part in single([optimizer]) if all(callable(getattr(part, name, None)) for name in ("train", "eval"))]
 
 
 class _HasOptimizer(Protocol):

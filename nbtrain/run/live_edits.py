@@ -140,7 +140,6 @@ def _set_part(trainer: TrainerProtocol, joint: JointOptimizer, part: str, name: 
         return
     if (before := float(optimizer.param_groups[0]["lr"])) == 0:
         raise ConfigError(f"The learning rate of {part} is 0 here, so its schedule can't be scaled.", remedy="Set it some batches later.")
-    scale_lr(optimizer, value / before)
     scale_part(trainer, part, value / before)
 
 

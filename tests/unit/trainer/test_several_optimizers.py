@@ -147,6 +147,10 @@ def test_a_rate_is_set_for_one_of_them_and_scales_its_schedule() -> None:
         trainer.set(lr={"adam": 0.2})
     with pytest.raises(ConfigError, match="lr=-1 must be a positive number"):
         trainer.set(lr={"adamw": -1})
+    shared = dense(scheduler=lambda step: 0.1)
+    with pytest.raises(ConfigError, match="One schedule drives the rates of all optimizers"):
+        shared.set(lr={"rest": 0.5})
+    assert shared.optimizer.optimizers["rest"].param_groups[0]["lr"] == 1e-3
 
 
 def test_a_factory_makes_them_and_each_schedule_has_its_plan() -> None:
