@@ -5,7 +5,7 @@
 # %% ../nbs/errors.ipynb #4e41cd24
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 # %% auto #0
@@ -21,6 +21,7 @@ __all__ = [
     "RunPaused",
     "RunStopped",
     "nearest",
+    "listed",
     "add_note",
     "first_line",
 ]
@@ -98,6 +99,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 # %% ../nbs/errors.ipynb #d9232cad
+def listed(names: Sequence[str]) -> str:
+    """The first three of `names`, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def add_note(error: BaseException, text: str) -> None:
     """Add `text` as a note to `error`, which Python prints below it; Python 3.10 keeps it in `__notes__` without printing it."""
     vars(error).setdefault("__notes__", []).append(text)  # like `BaseException.add_note`, but works for a frozen dataclass, too

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from .files import read_checkpoint
 from .weights import Weights, local_file
 from ..compat.weight_names import bare, bare_name
-from ..errors import CheckpointError
+from ..errors import CheckpointError, listed
 
 # %% auto #0
 __all__ = ["Checksum", "checksum", "base_name", "FrozenBase", "leave_out", "put_in", "with_frozen", "with_base"]
@@ -118,15 +118,11 @@ def _base_of(model: nn.Module, base: Mapping[str, Any], path: Path) -> Weights:
     wrong += [name for name, saved in known.items() if name in tensors and checksum(tensors[name], saved[0]) != tuple(saved)]
     if wrong:
         raise CheckpointError(
-            f"{path.name} was trained on the frozen weights of {base['name']}, but the model has different ones: {_listed(wrong)}.",
+            f"{path.name} was trained on the frozen weights of {base['name']}, but the model has different ones: {listed(wrong)}.",
             where=str(path),
             remedy=f"Create the model with the pretrained weights of {base['name']}, as when the run began.",
         )
     return {name: tensors[name] for name in known}
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def with_frozen(weights: Mapping[str, Tensor], model: nn.Module) -> Weights:

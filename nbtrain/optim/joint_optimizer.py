@@ -132,7 +132,7 @@ def named_optimizers(optimizers: Mapping[str, Optimizer] | Sequence[Optimizer]) 
     """
     named: dict[str, Optimizer] = {}
     kinds: Counter[str] = Counter()
-    items = optimizers.items() if isinstance(optimizers, Mapping) else [("", optimizer) for optimizer in optimizers]
+    items = list(optimizers.items()) if isinstance(optimizers, Mapping) else [("", optimizer) for optimizer in optimizers]
     for name, optimizer in items:
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(
@@ -140,7 +140,8 @@ def named_optimizers(optimizers: Mapping[str, Optimizer] | Sequence[Optimizer]) 
                 remedy="Give optimizers; or, for all of them, a factory: lambda params: [Muon(...), AdamW(...)].",
             )
         closure = inspect.signature(optimizer.step).parameters.get("closure")
-        if isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is inspect.Parameter.empty):
+        repeats = isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is inspect.Parameter.empty)
+        if repeats and len(items) > 1:
             what = f"{type(optimizer).__name__} computes the loss several times in a step, so it can't share one with other optimizers."
             raise ConfigError(what, remedy="Give it alone.")
         kind = type(optimizer).__name__.lower()

@@ -19,7 +19,7 @@ from ..base.trainer_base import TrainerBase
 from ..data.loader import innermost
 from ..data.several_loaders import n_batches
 from ..data.tensor_loader import TensorLoader
-from ..errors import ConfigError
+from ..errors import ConfigError, listed
 from ..optim.joint_optimizer import JointOptimizer, parameters_in
 from ..optim.schedulers import check_direction
 
@@ -101,8 +101,7 @@ def _untrained(run: Planned) -> Iterator[str]:
         known = set(map(id, parameters_in(optimizer)))
         names = [name for name, parameter in run.trainer.model.named_parameters() if parameter.requires_grad and id(parameter) not in known]
         if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            yield f"None of the {len(optimizer.optimizers)} optimizers has {', '.join(names[:3])}{more}, so they keep their values."
+            yield f"None of the {len(optimizer.optimizers)} optimizers has {listed(names)}, so they keep their values."
 
 
 CONTRADICTIONS: dict[str, Callable[[Planned], Iterator[str]]] = {

@@ -42,13 +42,9 @@ def check_options(optimizer: Optimizer | None, options: Mapping[str, Any]) -> No
     """Raise OptionError for an unknown option, and ConfigError for a value of the wrong type or one that the optimizer refuses."""
     if optimizer is None:
         raise ConfigError("The trainer was made without an optimizer.", remedy="Give the trainer an optimizer.")
-    several: dict[str, Optimizer] = getattr(optimizer, "optimizers", {})
-    for name in [name for name, value in options.items() if isinstance(value, Mapping) and several]:
-        for part, value in options[name].items():
-            if part not in several:
-                raise OptionError(f"{name}={options[name]!r}: there is no optimizer {part!r}.", remedy=nearest(str(part), several))
-            check_options(several[part], {name: value})
-    options = {name: value for name, value in options.items() if not (isinstance(value, Mapping) and several)}
+    if several := getattr(optimizer, "optimizers", None):
+        _check_each(several, options)
+        return
     known = [name for name in optimizer.param_groups[0] if name not in ("params", "initial_lr")]
     for name, value in options.items():
         if name not in known:
@@ -60,6 +56,17 @@ def check_options(optimizer: Optimizer | None, options: Mapping[str, Any]) -> No
             _check_like(name, value, group.get(name))
     for group in optimizer.param_groups:
         _try_options(type(optimizer), {name: value for name, value in group.items() if name in known}, options)
+
+
+def _check_each(several: Mapping[str, Optimizer], options: Mapping[str, Any]) -> None:
+    """Check the options of several optimizers: a value for those that are named in a dict, or one for all."""
+    for name, value in options.items():
+        if isinstance(value, Mapping) and not value:
+            raise OptionError(f"{name}={{}} names no optimizer.", remedy=f"Known are: {', '.join(several)}.")
+        for part, one in value.items() if isinstance(value, Mapping) else dict.fromkeys(several, value).items():
+            if part not in several:
+                raise OptionError(f"{name}={value!r}: there is no optimizer {part!r}.", remedy=nearest(str(part), several))
+            check_options(several[part], {name: one})
 
 
 def _is_number(value: Any) -> bool:
@@ -81,7 +88,7 @@ def _check_like(name: str, value: Any, present: Any) -> None:
         raise ConfigError(f"{name}={value!r} must be {words}.", remedy=f"It is {present!r} now.")
 
 
-def _try_options(kind: type[Optimizer], present: dict[str, Any], options: dict[str, Any]) -> None:
+def _try_options(kind: type[Optimizer], present: dict[str, Any], options: Mapping[str, Any]) -> None:
     """Let the constructor of the optimizer validate the new values, if it takes the options of a group by name."""
     make: Any = kind
     taken = inspect.signature(kind).parameters.keys()
@@ -97,6 +104,9 @@ def _try_options(kind: type[Optimizer], present: dict[str, Any], options: dict[s
         raise ConfigError(f"{kind.__name__} refuses {given}: {first_line(error)}", remedy="Nothing was changed.") from error
 
 
+_LATER = "Set it some batches later."
+
+
 def set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
     """Change the optimizer's options, such as `lr` or `weight_decay`, between two batches."""
     trainer.control.do(lambda at: _set_options(trainer, options))
@@ -109,16 +119,21 @@ def _set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
         if isinstance(value, Mapping):  # of several optimizers
             assert isinstance(trainer.optimizer, JointOptimizer)
             before_all[name] = {part: _present(trainer.optimizer.optimizers[part], name) for part in value}
+            if name == "lr" and (still := [part for part, rate in before_all[name].items() if rate == 0]):
+                raise ConfigError(f"The learning rate of {still[0]} is 0 here, so its schedule can't be scaled.", remedy=_LATER)
             for part, new in value.items():
-                _set_part(trainer, trainer.optimizer, part, name, new)
-                changes.append(f"{name} of {part} {format_value(before_all[name][part])} → {format_value(new)}")
+                before = before_all[name][part]
+                if name == "lr":
+                    scale_part(trainer, part, new / before)
+                else:
+                    _set_groups(trainer.optimizer.optimizers[part], name, new)
+                changes.append(f"{name} of {part} {format_value(before)} → {format_value(new)}")
             continue
         before = before_all[name] = _present(trainer.optimizer, name)
         if name == "lr":
             _set_lr(trainer, before, value)
         else:
-            for group in trainer.optimizer.param_groups:
-                group[name] = tuple(value) if isinstance(group.get(name), tuple) else value
+            _set_groups(trainer.optimizer, name, value)
         changes.append(f"{name} {format_value(before)} → {format_value(value)}")
     trainer.recorder.mark(", ".join(changes))
     if trainer.module is not None:
@@ -131,16 +146,9 @@ def _present(optimizer: Optimizer, name: str) -> Any:
     return float(value) if isinstance(value, Tensor) else value
 
 
-def _set_part(trainer: TrainerProtocol, joint: JointOptimizer, part: str, name: str, value: Any) -> None:
-    """Set an option of one of several optimizers. A learning rate scales its own schedule."""
-    optimizer = joint.optimizers[part]
-    if name != "lr":
-        for group in optimizer.param_groups:
-            group[name] = tuple(value) if isinstance(group.get(name), tuple) else value
-        return
-    if (before := float(optimizer.param_groups[0]["lr"])) == 0:
-        raise ConfigError(f"The learning rate of {part} is 0 here, so its schedule can't be scaled.", remedy="Set it some batches later.")
-    scale_part(trainer, part, value / before)
+def _set_groups(optimizer: Optimizer, name: str, value: Any) -> None:
+    for group in optimizer.param_groups:
+        group[name] = tuple(value) if isinstance(group.get(name), tuple) else value
 
 
 def _set_lr(trainer: TrainerProtocol, before: float, lr: float) -> None:
@@ -149,7 +157,7 @@ def _set_lr(trainer: TrainerProtocol, before: float, lr: float) -> None:
         set_next_lr(trainer, lr)
         return
     if before == 0:
-        raise ConfigError("The learning rate is 0 here, so its schedule can't be scaled.", remedy="Set it some batches later.")
+        raise ConfigError("The learning rate is 0 here, so its schedule can't be scaled.", remedy=_LATER)
     assert trainer.optimizer is not None
     scale_lr(trainer.optimizer, lr / before)
     trainer.scale_schedules(lr / before)

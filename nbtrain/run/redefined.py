@@ -19,7 +19,7 @@ from ..base.trainer_base import TrainerBase
 from ..base.written_steps import check_written_steps, uncalled_methods
 from ..data.loader import LoaderWrapper
 from ..engine.callback import Callback, as_list
-from ..errors import ConfigError, NbtrainError, first_line
+from ..errors import ConfigError, NbtrainError, first_line, listed
 from ..loops.lean_training import LeanEpochLoop
 from ..source.step_changes import StepCode, methods_of
 from ..source.user_code import is_user, newest
@@ -153,7 +153,7 @@ def _mark(trainer: TrainerBase, before: StepCode, after: StepCode) -> None:
         _, before, text = trainer.changed
         withdrawn.append(text)
     names = after.changes(before)
-    text = f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''} changed" if names else "the code is as before"
+    text = f"{listed(names)} changed" if names else "the code is as before"
     if failure is not None:
         text += f" after {type(failure.error).__name__}"
     number = history.restarts.number_at(trainer.recorder.progress)  # of the change that this one replaces

@@ -147,6 +147,14 @@ def test_a_rate_is_set_for_one_of_them_and_scales_its_schedule() -> None:
         trainer.set(lr={"adam": 0.2})
     with pytest.raises(ConfigError, match="lr=-1 must be a positive number"):
         trainer.set(lr={"adamw": -1})
+    with pytest.raises(OptionError, match="lr={} names no optimizer"):
+        trainer.set(lr={})
+    with pytest.raises(OptionError, match="AdamW has no option 'momentum'"):  # which Muon has
+        trainer.set(momentum=0.8)
+    trainer.optimizer.optimizers["adamw"].param_groups[0]["lr"] = 0.0
+    with pytest.raises(ConfigError, match="The learning rate of adamw is 0 here"):
+        trainer.set(lr={"muon": 0.5, "adamw": 0.5})
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.05  # what it was
     shared = dense(scheduler=lambda step: 0.1)
     with pytest.raises(ConfigError, match="One schedule drives the rates of all optimizers"):
         shared.set(lr={"rest": 0.5})
@@ -195,7 +203,8 @@ def test_a_group_is_added_to_one_of_them() -> None:
         trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
 
 
-def test_one_in_a_list_is_that_optimizer() -> None:
-    (optimizer,) = [AdamW(Words().parameters())]
+@pytest.mark.parametrize("kind", [AdamW, LBFGS])
+def test_one_in_a_list_is_that_optimizer(kind: type[Optimizer]) -> None:
+    optimizer = kind(Words().layers.parameters())
     trainer = Fit(Words(), "cpu", optimizer=[optimizer])
     assert trainer.optimizer is optimizer and not isinstance(trainer.optimizer, JointOptimizer)
