@@ -43,11 +43,15 @@ def update(model: nn.Module, optimizer: Optimizer, factor: float, clip: float, s
         schedule.step()
 
 
+def _cuda_states() -> list[Tensor]:
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, loss_of: Loss, loader: Iterable[Any], epoch: int, tell: Tell, restore: bool) -> list[float]:
     """The losses of a validation, which leaves the modes of the model as they were, and, with `restore`, the random numbers."""
     modes = [(part, part.training) for part in model.modules()]
-    torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    torch_state, cuda_states, python_state, numpy_state = torch.get_rng_state(), _cuda_states(), random.getstate(), np.random.get_state()
     model.eval()
     tell(loader, epoch)
     losses = [loss_of(model, batch) for batch in loader if batch is not None]
@@ -55,6 +59,7 @@ def evaluate(model: nn.Module, loss_of: Loss, loader: Iterable[Any], epoch: int,
         part.training = training
     if restore:
         torch.set_rng_state(torch_state)
+        torch.cuda.set_rng_state_all(cuda_states)
         random.setstate(python_state)
         np.random.set_state(numpy_state)
     return [loss.item() for loss in losses if loss is not None]

@@ -30,6 +30,7 @@ import lightning as L
 import numpy as np
 import torch
 from plain_loop import train
+from samples import DEVICE
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import (
@@ -251,7 +252,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 def make_model(kind: str) -> nn.Module:
     torch.manual_seed(0)
     middle = {"plain": nn.Identity(), "dropout": nn.Dropout(0.3), "batch norm": nn.BatchNorm1d(8)}[kind]
-    return nn.Sequential(nn.Linear(5, 8), middle, nn.Tanh(), nn.Linear(8, 1))
+    return nn.Sequential(nn.Linear(5, 8), middle, nn.Tanh(), nn.Linear(8, 1)).to(DEVICE)
 
 
 class Two(nn.ModuleDict):
@@ -331,12 +332,12 @@ class Work:
 
     def loss_of(self, model: Any, batch: Any) -> Tensor | None:
         phase = "train" if model.training else "valid"
-        x, y = batch
+        x, y = (item.to(DEVICE) for item in batch)
         self.seen.append((phase, len(x), float(x.double().sum())))
         if self.settings["skips"] in (phase, "both") and float(x.sum()) % 1 > 0.7:
             return None
         if phase == "valid" and self.settings["valid"] == "draws":
-            x = x + torch.rand(1) + random.random()
+            x = x + torch.rand(1, device=DEVICE) + random.random()
         if self.other is None:
             output = model(x)
         else:
@@ -350,7 +351,7 @@ class Work:
 
     def other_loss_of(self, model: Any, batch: Any) -> Tensor:
         """The loss of the second part, when the first has taken its step."""
-        x, y = batch
+        x, y = (item.to(DEVICE) for item in batch)
         loss = mse_loss(model["a"](x).detach() + model["b"](x), y)
         self.means["train"][-1] += loss.item()
         return loss
@@ -386,7 +387,7 @@ class Work:
             "weights": {name: value.tolist() for name, value in self.model.state_dict().items()},
             "optimizer": repr(state),
             "epochs": epochs,
-            "random": [torch.rand(2).tolist(), random.random(), float(np.random.rand())],
+            "random": [torch.rand(2).tolist(), torch.rand(2, device=DEVICE).tolist(), random.random(), float(np.random.rand())],
             "modes": [part.training for part in self.model.modules()],
         }
 
@@ -413,7 +414,7 @@ def _shrink_weights(work: Work) -> None:
 HOOKS: dict[str, Callable[[Work], Any]] = {
     "before the step": _scale_gradients,
     "after the step": _shrink_weights,
-    "forward": lambda work: work.layer.register_forward_hook(lambda module, args, output: output + 0.1 * torch.rand(1)),  # pyright: ignore
+    "forward": lambda work: work.layer.register_forward_hook(lambda module, args, output: output + 0.1 * torch.rand(1, device=DEVICE)),  # pyright: ignore
     "backward": lambda work: work.layer.register_full_backward_hook(lambda *args: None),  # pyright: ignore
     "tensor": lambda work: work.layer.weight.register_hook(lambda grad: 0.5 * grad),  # pyright: ignore
 }
@@ -432,7 +433,7 @@ CHANGES: dict[str, Callable[[Work], Any]] = {
     "seed": lambda work: torch.manual_seed(9),
     "hook of the optimizer": _scale_gradients,
     "hook of a module": HOOKS["forward"],
-    "another group": lambda work: work.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.1}),
+    "another group": lambda work: work.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1, device=DEVICE))], "lr": 0.1}),
 }
 
 SPOILS: dict[str, Callable[[Work], Any]] = {"loss that is not finite": lambda work: setattr(work, "scale", float("nan"))}
@@ -530,7 +531,7 @@ def by_nbtrain(settings: dict[str, Any], *, lean: bool) -> dict[str, Any]:
         lightning["accumulate_grad_batches"] = settings["accumulate"]
     if settings["most"] is not None:
         lightning["limit_train_batches"] = settings["most"]
-    options: dict[str, Any] = {"gradient_clip": settings["clip"], "log_bar": False, "device": "cpu", "lightning": lightning}
+    options: dict[str, Any] = {"gradient_clip": settings["clip"], "log_bar": False, "device": DEVICE, "lightning": lightning}
     if settings["schedule"] == "epoch":
         options["scheduler"] = torch.optim.lr_scheduler.StepLR(work.optimizer, 1, 0.7)
     if settings["schedule"] == "update":

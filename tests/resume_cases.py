@@ -16,7 +16,7 @@ import lightning as L
 import numpy as np
 import torch
 from damage import damage, places
-from samples import Augmented, Breaks, Broken, make_data, make_loader, make_valid, without_times
+from samples import DEVICE, Augmented, Breaks, Broken, make_data, make_loader, make_valid, without_times
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
@@ -141,7 +141,7 @@ class Noisy(Net):
         self.numpy_noise, self.old_noise = np.random.default_rng(3), np.random.RandomState(3)
 
     def forward(self, x: Tensor) -> Tensor:
-        noise = torch.randn(len(x), 16, generator=self.torch_noise) + self.python_noise.random()
+        noise = torch.randn(len(x), 16, generator=self.torch_noise).to(x.device) + self.python_noise.random()
         return self.head(self.hidden(x) + 0.1 * (noise + self.numpy_noise.normal() + self.old_noise.rand()))
 
 
@@ -647,14 +647,14 @@ class Case:
             next(model.parameters()).requires_grad_(False)
         if self.who == "Trainer":
             optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad])
-            return kind(model, "cpu", optimizer=optimizer, **SCHEDULES[self.schedule](optimizer), **options)
+            return kind(model, DEVICE, optimizer=optimizer, **SCHEDULES[self.schedule](optimizer), **options)
         if self.who == "MultiOptimizerTrainer":
             parts = nn.ModuleDict({"first": model, "second": Normed()})
             optimizers = {"first": make_optimizer(parts["first"].parameters()), "second": OPTIMIZERS["Adam"](parts["second"].parameters())}
             schedules = {"first": StepLR(optimizers["first"], 1, 0.5), "second": StepLR(optimizers["second"], 2, 0.9)}
-            return kind(parts, "cpu", optimizers=optimizers, schedulers=schedules if self.schedule != "none" else None, **options)
+            return kind(parts, DEVICE, optimizers=optimizers, schedulers=schedules if self.schedule != "none" else None, **options)
         module = (ByHand if "by hand" in self.who else Lit)(model, make_optimizer, CONFIGURED[self.schedule])
-        return kind.from_lightning(module, device="cpu", **options)
+        return kind.from_lightning(module, device=DEVICE, **options)
 
     def run(self, trainer: Any, n_epoch: int = 3, **options: Any) -> Any:
         return trainer.run(n_epoch, LOADERS[self.loader](), VALID_LOADERS[self.valid](), **options)
@@ -714,7 +714,7 @@ def outcome(trainer: Any) -> dict[str, Any]:
         "steps": repr({phase: {name: list(table[name]) for name in table.columns} for phase, table in history.steps.items()}),
         "counts": repr(trainer.counts),
         "metrics": repr((trainer.train_metrics, trainer.test_metrics)),
-        "random": repr((torch.rand(3).tolist(), random.random(), np.random.rand())),
+        "random": repr((torch.rand(3).tolist(), torch.rand(3, device=DEVICE).tolist(), random.random(), np.random.rand())),
     }
 
 

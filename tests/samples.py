@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Container, Iterable
 from typing import Any
@@ -16,6 +17,8 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from nbtrain import Trainer
+
+DEVICE = os.environ.get("NBTRAIN_TEST_DEVICE", "cpu")  # "cuda" in `make gpu`
 
 
 class Regress(Trainer):
@@ -54,7 +57,7 @@ def make_valid(n: int = 40) -> DataLoader[Any]:
 
 
 def make_trainer(kind: type[Trainer] = Regress, **options: Any) -> Any:
-    options = {"device": "cpu", "log_bar": False, "optimizer": lambda params: torch.optim.Adam(params, lr=1e-2)} | options
+    options = {"device": DEVICE, "log_bar": False, "optimizer": lambda params: torch.optim.Adam(params, lr=1e-2)} | options
     model = options.pop("model", None)
     return kind(make_model() if model is None else model, **options)  # a compiled model may have no truth value
 
@@ -63,14 +66,15 @@ def plain_loop(
     n_epoch: int, loader: Any, valid_loader: Any = None, clip: float = 0.0, schedule: Any = None
 ) -> tuple[nn.Module, list[float]]:
     """What everybody would write by hand. Returns the model and the mean training loss of each epoch."""
-    model = make_model()
+    model = make_model().to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     scheduler = schedule(optimizer) if schedule else None
     losses = []
     for _ in range(n_epoch):
         model.train()
         total, n = 0.0, 0
-        for x, y in loader:
+        for batch in loader:
+            x, y = (item.to(DEVICE) for item in batch)
             loss = mse_loss(model(x), y)
             optimizer.zero_grad()
             loss.backward()
@@ -85,14 +89,14 @@ def plain_loop(
             with isolate_rng(), torch.no_grad():
                 model.eval()
                 for x, y in valid_loader:
-                    mse_loss(model(x), y)
+                    mse_loss(model(x.to(DEVICE)), y.to(DEVICE))
     return model, losses
 
 
 def same_weights(a: nn.Module, b: nn.Module) -> bool:
-    """Equal bit for bit?"""
+    """Equal bit for bit, on whatever devices?"""
     left, right = a.state_dict(), b.state_dict()
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+    return left.keys() == right.keys() and all(torch.equal(left[name].cpu(), right[name].cpu()) for name in left)
 
 
 _TIMES = {

@@ -94,10 +94,10 @@ def mlflow_series(folder: Path) -> Series:
 
 def trackio_rows(folder: Path, columns: str) -> list[tuple[Any, ...]]:
     """What trackio has of the run in `folder`: `columns` of a table."""
-    from trackio.utils import TRACKIO_DIR  # read once a process
+    from trackio.utils import TRACKIO_DIR  # read once a process, which may have run other projects: a database each
 
-    (file,) = TRACKIO_DIR.glob("*.db")
-    return sqlite3.connect(file).execute(f"select {columns} where run_name = ?", (f"{folder.parent.name}-{folder.name}",)).fetchall()
+    query, name = f"select {columns} where run_name = ?", f"{folder.parent.name}-{folder.name}"
+    return [row for file in TRACKIO_DIR.glob("*.db") for row in sqlite3.connect(file).execute(query, (name,))]
 
 
 def trackio_series(folder: Path) -> Series:
