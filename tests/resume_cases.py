@@ -86,9 +86,9 @@ class Counting(Net):
             self.recent = [*self.recent, float(y.detach().mean())][-3:]
             self.by_size["n"] += len(x)
             self.sizes.add(len(x) % 7)
-            self.memory = 0.9 * self.memory + y.detach().mean()
+            self.memory = 0.9 * self.memory.to(y.device) + y.detach().mean()
             self.start = y.detach()[:1] if self.start is None else self.start
-        shift = 0.01 * self.n_calls + self.warm + sum(self.recent) + 0.001 * self.by_size["n"] + len(self.sizes) + self.memory
+        shift = 0.01 * self.n_calls + self.warm + sum(self.recent) + 0.001 * self.by_size["n"] + len(self.sizes) + self.memory.to(y.device)
         return y + 0.1 * shift + (self.start if self.start is not None else 0)
 
 
@@ -109,8 +109,8 @@ class Objects(Net):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             self.tally.n += 1
-            self.tally.seen[0] = self.tally.seen[0] * 0.5 + x.mean()
-        return super().forward(x) * (1 + 0.1 * self.tally.n) + self.tally.seen[0]
+            self.tally.seen[0] = self.tally.seen[0].to(x.device) * 0.5 + x.mean()
+        return super().forward(x) * (1 + 0.1 * self.tally.n) + self.tally.seen[0].to(x.device)
 
 
 class Extra(Net):

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
+from torchmetrics import Metric
 
 from .interrupts import exit_with_130, handles_signals
 from ..engine.control import Control, uninterrupted
@@ -23,7 +24,7 @@ from ..engine.pass_module import TrainingModes
 from ..engine.protocol import TrainerProtocol
 from ..engine.train_state import Mode, TrainState
 from ..errors import RunPaused, RunStopped
-from ..loops.step_snapshot import restore_attributes
+from ..loops.step_snapshot import modules_beside, restore_attributes
 from ..rng import keep_random, random_state, set_random_state
 from ..state.kept_objects import kept_objects
 from ..views.operation_line import OperationLine, Progressed
@@ -37,6 +38,7 @@ class Operated(Protocol):
     """What an operation reads of its trainer, and puts back."""
 
     model: nn.Module
+    device: torch.device
     control: Control
     train_state: TrainState
     module: Any
@@ -50,6 +52,12 @@ Result = TypeVar("Result")
 def _at_work(work: Callable[[Operation], Result], operation: Operation) -> Result:
     """Do the work of an operation: only here ■ raises an exception, see `_is_at_work`."""
     return work(operation)
+
+
+def _device_types(module: nn.Module) -> set[str]:
+    """Where the tensors of `module` are, those of a metric's state among them."""
+    metrics = [part for part in module.modules() if isinstance(part, Metric)]
+    return {item.device.type for item in chain(module.parameters(), module.buffers(), metrics)}
 
 
 def _is_at_work() -> bool:
@@ -77,8 +85,11 @@ class Operation:
         self._watcher: threading.Thread | None = None  # where a cell or a script waits for it
 
     def begin(self) -> None:
-        """It is on, in this thread."""
+        """It is on, in this thread. Modules in the trainer's attributes that are on the CPU follow the model to its device."""
         self.thread = threading.current_thread()
+        for module in modules_beside(self.trainer):
+            if _device_types(module) == {"cpu"}:
+                module.to(self.trainer.device)
         if self not in self.trainer.operations:
             self.trainer.operations.append(self)
 

@@ -34,6 +34,10 @@ class CudaCopies:
         self.device = device
         self.stream = stream or torch.cuda.Stream(device)
 
+    def __reduce__(self) -> tuple[type[CudaCopies], tuple[torch.device]]:
+        """A copy has a stream of its own."""
+        return CudaCopies, (self.device,)
+
     def start(self, batch: Any) -> Any:
         """Start to copy `batch`; returns it on the device, where the copy may not be finished."""
         self.stream.wait_stream(torch.cuda.current_stream(self.device))  # the loader itself may compute on the device

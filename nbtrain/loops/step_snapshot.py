@@ -19,7 +19,7 @@ from ..engine.protocol import TrainerProtocol
 from ..rng import host_states, set_host_states
 
 # %% auto #0
-__all__ = ["RandomSnapshot", "restore_attributes", "CallSnapshot", "StepSnapshot"]
+__all__ = ["RandomSnapshot", "restore_attributes", "CallSnapshot", "modules_beside", "StepSnapshot"]
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #0ba8799a
@@ -182,6 +182,12 @@ _SUMS = ("value", "cumulated_batch_size", "_forward_cache", "_update_count", "ha
 _IN_BATCH = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_start")
 
 
+def modules_beside(trainer: Any) -> list[nn.Module]:
+    """The modules in attributes that your class or steps have given to `trainer`: metrics, losses with weights, a teacher."""
+    own: frozenset[str] = vars(trainer).get("own_names", frozenset(vars(trainer)))
+    return [value for name, value in vars(trainer).items() if isinstance(value, nn.Module) and name not in own]
+
+
 class StepSnapshot:
     """What a step of `trainer` may change before its batch is done: random state, buffers, attributes, metrics, sums of `self.log`.
 
@@ -197,8 +203,7 @@ class StepSnapshot:
         self._sums: list[tuple[Any, dict[str, Any]]] = []
         own: frozenset[str] = vars(trainer).get("own_names", frozenset(vars(trainer)))
         self._attributes = [_Attributes(vars(trainer), own, self._tensors.keep)]
-        beside = [value for name, value in vars(trainer).items() if isinstance(value, nn.Module) and name not in own]
-        for root in (trainer.model, *beside):
+        for root in (trainer.model, *modules_beside(trainer)):
             self._attributes += self._of_modules(root)
         takes_part = [c for c in callbacks if any(getattr(type(c), name) is not getattr(L.Callback, name) for name in _IN_BATCH)]
         self._attributes += [_Attributes(vars(callback), frozenset(), self._tensors.keep) for callback in takes_part]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 from operations import ENDS, OPERATIONS, PAGE, changed, words
-from samples import Broken
+from samples import Broken, make_trainer
+from torch import nn
+from torchmetrics import MetricCollection
+from torchmetrics.regression import MeanSquaredError
 
 from nbtrain import RunStopped
+from nbtrain.base.operation import Operation
 
 EXPECTED = {"done": type(None), "■": RunStopped, "■■": RunStopped, "error": Broken}
 
@@ -22,3 +29,16 @@ def test_what_an_operation_changed_is_put_back(name: str, end: str, capsys: pyte
         assert str(error).endswith("are as before") and "\n" not in str(error)
     (row,) = (line.split("|")[2:-1] for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {name} |"))
     assert row[list(ENDS).index(end)].strip() == words(found), "run `python tests/operations.py`"
+
+
+def test_modules_in_attributes_of_the_trainer_are_on_the_device_of_the_model() -> None:
+    """A device that every machine has stands for a GPU; `make gpu` has one."""
+    trainer: Any = make_trainer(device="cpu")
+    trainer.errors = MetricCollection([MeanSquaredError()])
+    trainer.weighted = nn.CrossEntropyLoss(weight=torch.ones(3))
+    trainer.device = torch.device("meta")
+    Operation(trainer, "check", "test").begin()
+    assert trainer.errors["MeanSquaredError"].device.type == trainer.weighted.weight.device.type == "meta"
+    trainer.device = torch.device("cpu")
+    Operation(trainer, "check", "test").begin()
+    assert trainer.weighted.weight.device.type == "meta", "what you have put on another device stays there"

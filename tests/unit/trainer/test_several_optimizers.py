@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Breaks, Broken, same_weights
+from samples import DEVICE, Breaks, Broken, same_weights
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils import clip_grad_norm_
@@ -55,12 +55,12 @@ def schedules(optimizers: list[Optimizer]) -> dict[str, StepLR]:
 
 
 def plain_loop(clip: float = 0.0, accumulate: int = 1) -> nn.Module:
-    model = Words()
+    model = Words().to(DEVICE)
     optimizers = three(model)
     schedulers = schedules(optimizers).values()
     for _ in range(N_EPOCHS):
         for i, (x, y) in enumerate(BATCHES):
-            (mse_loss(model(x), y) / accumulate).backward()
+            (mse_loss(model(x.to(DEVICE)), y.to(DEVICE)) / accumulate).backward()
             if (i + 1) % accumulate == 0:
                 if clip:
                     clip_grad_norm_(model.layers.parameters(), clip)  # type: ignore[union-attr, operator]
@@ -75,7 +75,7 @@ def plain_loop(clip: float = 0.0, accumulate: int = 1) -> nn.Module:
 def make(kind: type[Trainer] = Fit, **options: Any) -> Any:
     model = Words()
     optimizers = three(model)
-    return kind(model, "cpu", optimizer=optimizers, scheduler=schedules(optimizers), log_bar=False, **options)
+    return kind(model, DEVICE, optimizer=optimizers, scheduler=schedules(optimizers), log_bar=False, **options)
 
 
 @pytest.mark.parametrize("lean", [True, False])
@@ -93,14 +93,14 @@ def dense(kind: type[Trainer] = Fit, **options: Any) -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
     matrices, vectors = ([p for p in model.parameters() if (p.ndim == 2) is is_matrix] for is_matrix in (True, False))
-    return kind(model, "cpu", log_bar=False, optimizer={"matrices": Muon(matrices), "rest": AdamW(vectors)}, **options)
+    return kind(model, DEVICE, log_bar=False, optimizer={"matrices": Muon(matrices), "rest": AdamW(vectors)}, **options)
 
 
 def test_gradients_are_clipped_over_all_of_them() -> None:
     data = [(x.float(), y) for x, y in BATCHES]
     trainer, plain = dense(gradient_clip=0.1), dense()
     trainer.run(1, data)
-    for x, y in data:
+    for x, y in ([item.to(DEVICE) for item in batch] for batch in data):
         plain.optimizer.zero_grad()
         mse_loss(plain.model(x), y).backward()
         clip_grad_norm_(plain.model.parameters(), 0.1)
