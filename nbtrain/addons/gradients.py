@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import lightning as L
@@ -23,7 +23,7 @@ from ..engine.addon import AddOnBase
 from ..engine.callback import Notifier, notifier
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
-from ..errors import ConfigError
+from ..errors import ConfigError, nearest
 
 # %% auto #0
 __all__ = ["total_norm", "GradientClipAddon", "GradientStatsAddon"]
@@ -60,7 +60,7 @@ def _clip_values(parameters: list[Tensor], bound: float) -> None:
 
 # %% ../../nbs/addons/gradients.ipynb #0081db2a
 class _Clip(L.Callback):
-    def __init__(self, bound: float, algorithm: Literal["norm", "value"]) -> None:
+    def __init__(self, bound: float | Mapping[str, float], algorithm: Literal["norm", "value"]) -> None:
         self.bound, self.algorithm = bound, algorithm
         self._before: Notifier | None = None
         self._after: Notifier | None = None
@@ -68,37 +68,63 @@ class _Clip(L.Callback):
         self._is_sorted = True
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if isinstance(self.bound, Mapping):
+            _check_names(self.bound, getattr(pl_trainer.optimizers[0], "optimizers", {}))
         self._before, self._after = notifier(pl_trainer, "on_before_clip"), notifier(pl_trainer, "on_after_clip")
         self._order = {parameter: i for i, parameter in enumerate(pl_module.parameters())}
         places = [self._order.get(p, len(self._order)) for group in pl_trainer.optimizers[0].param_groups for p in group["params"]]
         self._is_sorted = places == sorted(places)
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if len(optimizer.param_groups) > 1 or not self._is_sorted:  # as clip_grad_norm_(model.parameters()): its last digits depend on it
-            parameters.sort(key=lambda parameter: self._order.get(parameter, len(self._order)))
+        parts: list[tuple[Any, float]] = (
+            [(optimizer, self.bound)]
+            if not isinstance(self.bound, Mapping)
+            else [
+                (part, self.bound.get(name, 0.0))
+                for name, part in optimizer.optimizers.items()  # pyright: ignore[reportAttributeAccessIssue]
+            ]
+        )
+        found = [(self._with_gradients(part), bound) for part, bound in parts]
         if self._before is not None:
             self._before()
-        norm = self._clip(parameters)
+        norms = [self._clip(parameters, bound) for parameters, bound in found]
+        norm = norms[0] if len(norms) == 1 else get_total_norm(norms)
         if self._after is not None:
             self._after(norm)
         if isinstance(pl_module, StepModule):
             pl_module.record("grad_norm", norm)
 
-    def _clip(self, parameters: list[Tensor]) -> Tensor:
-        """Clip in place and return the norm before clipping."""
+    def _with_gradients(self, optimizer: Optimizer) -> list[Tensor]:
+        """The parameters that have a gradient, in the order of `clip_grad_norm_(model.parameters())`: the last digits depend on it."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if len(optimizer.param_groups) > 1 or not self._is_sorted:
+            parameters.sort(key=lambda parameter: self._order.get(parameter, len(self._order)))
+        return parameters
+
+    def _clip(self, parameters: list[Tensor], bound: float) -> Tensor:
+        """Clip in place and return the norm before clipping. A bound of 0 clips nothing."""
         if self.algorithm == "norm" and not any(isinstance(p, DTensor) for p in parameters):
             norm = total_norm(p.grad for p in parameters if p.grad is not None)
-            clip_grads_with_norm_(parameters, self.bound, norm)
+            if bound:
+                clip_grads_with_norm_(parameters, bound, norm)
             return norm
         norms = [total_norm(p.grad for p in alike if p.grad is not None) for alike in _by_mesh(parameters)]
         norm = get_total_norm([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms])  # with other ranks' shards
-        for alike in _by_mesh(parameters):
+        for alike in _by_mesh(parameters) if bound else ():
             if self.algorithm == "norm":
-                clip_grads_with_norm_(alike, self.bound, norm)
+                clip_grads_with_norm_(alike, bound, norm)
             else:
-                _clip_values(alike, self.bound)
+                _clip_values(alike, bound)
         return norm
+
+
+def _check_names(bounds: Mapping[str, float], optimizers: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a bound of an optimizer that is not there."""
+    for name in bounds:
+        if not optimizers:
+            raise ConfigError(f"gradient_clip={dict(bounds)!r} is for several optimizers, and there is one.", remedy="Give a number.")
+        if name not in optimizers:
+            raise ConfigError(f"gradient_clip: there is no optimizer {name!r}.", remedy=nearest(name, optimizers))
 
 
 def _by_mesh(parameters: list[Tensor]) -> list[list[Tensor]]:
@@ -114,22 +140,24 @@ class GradientClipAddon(AddOnBase):
     """Clip gradients before each update, and record their L2 norm before clipping as `train_grad_norm`.
 
     Args:
-        gradient_clip: The bound; 0 turns clipping off.
+        gradient_clip: The bound; 0 turns clipping off. Of several optimizers, over all of their gradients, or a bound for each by its name:
+            {"muon": 1.0}.
         gradient_clip_algorithm: "norm" bounds the L2 norm of all gradients together, "value" the absolute value of each element.
 
     Raises ConfigError for an invalid option.
     """
 
-    gradient_clip: float = 0.0
+    gradient_clip: float | dict[str, float] = 0.0
     gradient_clip_algorithm: Literal["norm", "value"] = "norm"
 
     after = (AccumulationAddon,)  # which scales the gradient of a window
 
     def __post_init__(self) -> None:
-        if not self.gradient_clip >= 0:
+        bounds = self.gradient_clip.values() if isinstance(self.gradient_clip, dict) else [self.gradient_clip]
+        if not all(bound >= 0 for bound in bounds):
             raise ConfigError(
                 f"gradient_clip={self.gradient_clip!r} must be 0 or a positive number.",
-                remedy="Give a positive number, or 0 for no clipping.",
+                remedy="Give a positive number, 0 for no clipping, or a dict of them by optimizer.",
             )
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:

@@ -120,7 +120,7 @@ class Trainer(TrainerBase):
             For several optimizers also a list or a dict of schedulers or factories.
         log_bar: Show a progress bar.
         scheduler_step_on_batch: Step a scheduler instance per batch instead of per epoch.
-        gradient_clip: Clip gradients to this global norm; 0 disables clipping.
+        gradient_clip: Clip gradients to this global norm, or those of each of several optimizers: {"muon": 1.0}. 0 disables clipping.
         compile: Compile the model with `torch.compile`: True, a mode such as "max-autotune", or a dict of its keyword arguments.
         precision: "fp32"; "bf16" or "fp16" (mixed precision); a precision of Lightning's such as "bf16-true"; "auto" for the best that the
             device supports; a list, of which the first supported entry is used; or a dict of dtypes for "param", "buffer" and "input".
@@ -156,7 +156,7 @@ class Trainer(TrainerBase):
         *,
         log_bar: bool = True,
         scheduler_step_on_batch: bool = False,
-        gradient_clip: float = 0.0,
+        gradient_clip: float | dict[str, float] = 0.0,
         compile: bool | str | dict[str, Any] | None = None,
         precision: Any = None,
         hooks: Hooks | Sequence[Hooks] | None = None,

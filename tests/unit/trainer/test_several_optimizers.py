@@ -109,6 +109,28 @@ def test_gradients_are_clipped_over_all_of_them() -> None:
     assert same_weights(trainer.model, plain.model)
 
 
+@pytest.mark.parametrize("lean", [True, False])
+def test_gradients_of_each_are_clipped_by_its_own_bound(lean: bool) -> None:
+    data = [(x.float(), y) for x, y in BATCHES]
+    trainer, plain = dense(gradient_clip={"rest": 0.1}), dense()
+    trainer.lean_loops = lean
+    trainer.run(1, data)
+    norms = list[float]()
+    for x, y in ([item.to(DEVICE) for item in batch] for batch in data):
+        plain.optimizer.zero_grad()
+        mse_loss(plain.model(x), y).backward()
+        norms.append(float(clip_grad_norm_(plain.model.parameters(), 1e9)))
+        clip_grad_norm_([p for p in plain.model.parameters() if p.ndim == 1], 0.1)
+        for optimizer in plain.optimizer.optimizers.values():
+            optimizer.step()
+    assert same_weights(trainer.model, plain.model)
+    assert list(trainer.history.steps["train"]["train_grad_norm"]) == pytest.approx(norms)
+    with pytest.raises(ConfigError, match=r"no optimizer 'rst'[^$]*rest"):
+        dense(gradient_clip={"rst": 0.1}).run(1, data)
+    with pytest.raises(ConfigError, match="for several optimizers, and there is one"):
+        Fit(nn.Linear(2, 1), DEVICE, optimizer=lambda p: AdamW(p), gradient_clip={"rest": 0.1}, log_bar=False).run(1, data)
+
+
 @pytest.mark.parametrize("broken_at", [1, 6])
 def test_a_run_that_is_broken_off_is_resumed_exactly(broken_at: int, tmp_path: Path) -> None:
     kind = Fit.add_on(StateManagerAddon)
