@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 from chromium import CHROMIUM, chromium
-from programs import script
+from programs import by_commit, script
 
 LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "RANK", "WORLD_SIZE")  # how processes find each other
 
@@ -41,6 +41,33 @@ class _Groups:
         cls.tried = {name: cls.tried.get(name, 0) + 1 for name in found}
         if any(n <= 3 for n in cls.tried.values()):  # the test itself holds one a little longer, and some are held for good
             gc.collect()
+
+
+# -- of many cases `make test` takes some
+EVERY, MANY = 3, 6
+DRAWN = ("test_random_jobs", "test_random_configurations", "test_time_travel_draws", "test_drawn_logs")  # as many as they name
+WHOLE = "NBTRAIN_WHOLE_SUITE"  # set where no path is given; the workers read it
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        os.environ[WHOLE] = str(int(config.args_source is not pytest.Config.ArgsSource.ARGS))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a unit test with six cases or more, `make test` runs each third one, and `make faults` the others; all where its path is given."""
+    if os.environ[WHOLE] == "0":
+        return
+    families: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if "unit" in item.path.parts and item.path.stem not in DRAWN and item.get_closest_marker("long") is None:
+            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    first = by_commit(EVERY)
+    for cases in families.values():
+        for i, item in enumerate(cases if len(cases) >= MANY else ()):
+            if i % EVERY != first:
+                item.add_marker(pytest.mark.long)
 
 
 def pytest_collection_finish() -> None:

@@ -1,8 +1,9 @@
-"""The programs in docs/ as modules."""
+"""The programs in docs/ as modules, and which of many cases a commit takes."""
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -14,3 +15,10 @@ def script(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def by_commit(n: int) -> int:
+    """A number below `n`, by the commit: what a change has broken is found by one of the next, and a commit has the same cases again."""
+    root = Path(__file__).parent.parent
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
+    return int(found or "0", 16) % n

@@ -14,7 +14,7 @@ from typing import Any
 import nbformat
 import pytest
 from PIL import Image
-from programs import script
+from programs import by_commit, script
 from samples import some
 
 import nbtrain
@@ -31,15 +31,7 @@ HOWTO = sorted(p for p in (ROOT / "nbs" / "howto").glob("*.ipynb") if p.stem != 
 CHAPTERS = [p for p in NOTEBOOKS if p not in INDEXES and not (p.parent == ROOT / "nbs" and p.stem.startswith("index"))]
 SHORT = [p for p in CHAPTERS if p.stem not in LONG and p not in HOWTO]
 EVERY = 8  # of these, and of the how-to pages, `make test` executes each eighth one
-
-
-def _first() -> int:
-    """From which notebook on: another one for each commit, so that an example that a change has broken is soon found."""
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-    return int(found or "0", 16) % EVERY
-
-
-FIRST = _first()
+FIRST = by_commit(EVERY)
 
 
 def _sources(folder: Path, pattern: str) -> list[Path]:

@@ -67,6 +67,7 @@ def _description(wheel: Path) -> str:
         return str(message_from_bytes(archive.read(name)).get_payload())
 
 
+@pytest.mark.long
 def test_description_of_the_wheel_has_no_address_that_leads_nowhere(dist: Path) -> None:
     (wheel,) = dist.glob("nbtrain-*.whl")
     text = _description(wheel)

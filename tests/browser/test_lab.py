@@ -92,6 +92,7 @@ trainer = Digits.add_on(StateManagerAddon)(
 READ = "import ipykernel; print('kernel', ipykernel.__version__.split('.')[0], trainer.control.state, trainer.result)"
 
 
+@pytest.mark.long
 def test_buttons_are_heard_while_the_cell_waits(lab: Any, lab_root: Path) -> None:
     lab.open(write_notebook(lab_root, "blocking", SLOW, "trainer.run(6, *loaders)", "print('after', 'wards')"))
     lab.command("notebook:run-all-cells")
@@ -146,6 +147,7 @@ trainer = Noisy(SmallCNN(), "cpu", optimizer=torch.optim.Adam)
 trainer.run(3, train_loader, valid_loader)"""
 
 
+@pytest.mark.long
 def test_error_pauses_the_run_and_a_repaired_class_continues_it(lab: Any, lab_root: Path) -> None:
     repaired = NOISY.replace("torch.randn(32, 1, 8, 8)", "torch.randn_like(x)") + "\n\ntrainer.resume(Noisy)"
     lab.open(write_notebook(lab_root, "failed", LOADERS, NOISY + BEGIN, "print('after', 'wards')", repaired))
@@ -197,6 +199,7 @@ def _check_stopped(lab: Any, lab_root: Path) -> None:
     assert _counts(lab) == ["[1]:", "[2]:", "[ ]:"]
 
 
+@pytest.mark.long
 def test_stop_button_of_jupyter_twice_is_shown_at_once_and_ends_run_all(lab: Any, lab_root: Path) -> None:
     (lab_root / "go").unlink(missing_ok=True)
     lab.open(write_notebook(lab_root, "twice", SLOW + LONG_STEP, "trainer.run(20, *loaders)", "print('after', 'wards')"))

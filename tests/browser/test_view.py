@@ -178,6 +178,7 @@ def test_run_whose_kernel_is_busy_says_after_a_reload_when_it_was_drawn_and_ends
     assert _visible(lab).count("run 1") == 1 and "will be here" not in _visible(lab)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_trusted", some([False, True], 2))
 def test_kernel_restarted_in_mid_run_is_said_in_the_page_and_in_the_saved_file(lab: Any, lab_root: Path, is_trusted: bool) -> None:
     path = _run(lab, lab_root, f"left_{is_trusted}", "handle = trainer.run(40, loader, loader, background=True)")
@@ -281,6 +282,7 @@ def _place(lab: Any, n_left: int) -> None:
         lab.page.keyboard.press("ArrowLeft")
 
 
+@pytest.mark.long
 def test_slider_of_a_finished_run_rewinds_says_so_and_gives_way_without_its_kernel(lab: Any, lab_root: Path) -> None:
     path = _run(lab, lab_root, "slider", "trainer.run(4, loader, loader)")
     _wait(lab, r"✓ completed · 4 epochs")

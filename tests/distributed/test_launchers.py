@@ -119,6 +119,7 @@ def test_strategy_is_that_of_the_addon_in_a_notebook_too() -> None:
     assert trainer[MultiGPUAddon].strategy == "fsdp2" and "strategy" not in trainer.lightning
 
 
+@pytest.mark.long
 def test_accelerate_launch_starts_ranks_that_train_together(usual: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", 2]

@@ -35,6 +35,7 @@ class Notes(list[str]):
             self.append(event.data["text"])
 
 
+@pytest.mark.long
 def test_what_a_module_of_a_cell_keeps_comes_back_from_the_ranks() -> None:
     kind = make_kind("by hand")  # a class in a function is pickled as one in a cell is
     whole, parts = kind(), kind()

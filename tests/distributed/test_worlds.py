@@ -128,6 +128,7 @@ def test_two_machines_do_what_one_process_does_with_twice_the_batch(tmp_path: Pa
     assert len(list((both / "runs").iterdir())) == 1  # one run folder, of both
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["auto", *(pytest.param(name, marks=pytest.mark.long) for name in ("fsdp2", "fsdp2 in parts", "tp"))])
 def test_split_model_of_two_tasks_is_whole_in_each_and_does_what_one_process_does(strategy: str, tmp_path: Path) -> None:
     (one := tmp_path / "one").mkdir()

@@ -40,6 +40,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("train", "valid"), [PAIRS[0], *(pytest.param(*pair, marks=pytest.mark.long) for pair in PAIRS[1:])])
 def test_killed_run_over_loaders_with_generators_ends_as_the_one_that_was_not(train: str, valid: str, tmp_path: Path) -> None:
     path = tmp_path / "fit.py"

@@ -93,6 +93,7 @@ def listen_in_a_new_group(rank: Rank) -> list[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's tables of sockets")
 @pytest.mark.parametrize("host", [None, "127.0.0.1", "localhost"])
 def test_processes_of_one_machine_listen_on_loopback_alone(pool: Pool, host: str | None, monkeypatch: pytest.MonkeyPatch) -> None:

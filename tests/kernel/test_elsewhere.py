@@ -47,6 +47,7 @@ def test_papermill_writes_the_record_and_its_parameters_reach_the_run(tmp_path: 
     check(nbformat.read(tmp_path / "out.ipynb", as_version=4))
 
 
+@pytest.mark.long
 def test_plain_ipython_shows_a_line_pauses_at_ctrl_c_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "setup.py").write_text(SETUP)
     options = ["-m", "IPython", "--no-banner", "--simple-prompt", "--colors=NoColor", "--HistoryManager.enabled=False"]

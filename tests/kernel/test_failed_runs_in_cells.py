@@ -153,6 +153,7 @@ def test_memory_is_flat_after_ten_failures_of_a_run(kernel: Kernel, held_mb: int
     kernel.run(BROKEN)
 
 
+@pytest.mark.long
 def test_kernel_that_is_shut_down_ends_a_failed_run_as_failed(tmp_path: Path) -> None:
     kernel = make_kernel()
     options = f"save_path={str(tmp_path / 'runs')!r}, lightning={{'logger': Logger({str(tmp_path)!r})}}"

@@ -162,6 +162,7 @@ def test_exit_of_ipython_is_not_called_sigterm(paused: bool, tmp_path: Path) -> 
     assert re.fullmatch(r"the interpreter ended at epoch \d+, batch \d+", end["reason"])
 
 
+@pytest.mark.long
 def test_a_kernel_that_is_shut_down_is_not_called_sigterm(tmp_path: Path) -> None:
     kernel = Kernel()
     kernel.run(SAVED.format(folder=str(tmp_path)))

@@ -199,6 +199,7 @@ _FIRST = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["", *_FIRST])
 def test_transformers_is_imported_when_torchmetrics_uses_it(first: str, tmp_path: Path) -> None:
     package, metadata = tmp_path / "transformers", tmp_path / "transformers-4.50.0.dist-info"

@@ -586,6 +586,7 @@ def test_cuda_is_called_in_the_order_that_pytorch_prescribes(monkeypatch: pytest
 
 
 # -- the benchmark
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it measures, for minutes")
 def test_benchmark_of_a_gpu_says_that_there_is_none() -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "gpu.py"

@@ -316,6 +316,7 @@ def test_a_run_that_is_stopped_after_a_pause_is_closed_and_has_not_failed(tmp_pa
     assert metric_values("neptune", trainer.run_dir) == metric_values("wandb", trainer.run_dir) != set()
 
 
+@pytest.mark.long
 def test_a_process_that_ends_while_a_run_is_on_closes_it(tmp_path: Path) -> None:
     code = f"""
 import sys, threading
@@ -517,6 +518,7 @@ def test_a_package_that_is_missing_is_named_with_the_line_that_installs_it(monke
         make_trainer(Regress.add_on(WandBLoggerAddon))
 
 
+@pytest.mark.long
 def test_the_clients_are_imported_only_when_a_run_begins() -> None:
     code = "import sys; from nbtrain import Trainer, WandBLoggerAddon, NeptuneLoggerAddon, LoggersAddon; "
     code += "print(sorted({'wandb', 'neptune', 'tensorboard', 'mlflow', 'trackio'} & sys.modules.keys()))"

@@ -332,6 +332,7 @@ def test_a_signal_before_the_ranks_meet_stops_all_and_one_after_they_parted_ends
 ENDS = {"exit()": 0, "": 0, "sys.exit(3)": 3, "1 / 0": 1}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", [end if end == "exit()" else pytest.param(end, marks=pytest.mark.long) for end in ENDS])
 def test_a_process_that_ends_with_a_run_in_the_background_ends_cleanly_and_saves_it(end: str, tmp_path: Path) -> None:
     script = f"""

@@ -67,6 +67,7 @@ WRITTEN |= {"checkpoints/history.jsonl", "checkpoints/superseded", "checkpoints/
 REFUSED = {".lock", "events.jsonl", "training_log.csv", "tensorboard", "tensorboard/hparams.yaml"}  # appended to, or another library's
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_there", [True, pytest.param(False, marks=pytest.mark.long)], ids=["to a file", "to nowhere"])
 def test_no_link_in_a_run_folder_is_followed_by_what_a_run_writes(whole: Path, tmp_path: Path, is_there: bool) -> None:
     assert {*names_in(whole)} - {"git.diff"} == WRITTEN | REFUSED | {"checkpoints", "source"}

@@ -71,6 +71,7 @@ def test_ctrl_c_finishes_an_open_window(tmp_path: Path) -> None:
     assert done.returncode == 130 and done.stderr.startswith("■ stopped at epoch 2, batch 4 · state saved in ")
 
 
+@pytest.mark.long
 def test_a_script_that_catches_ctrl_c_goes_on_with_the_result(tmp_path: Path) -> None:
     done = shell(tmp_path, run=CATCHES)
     assert (done.returncode, done.stdout) == (0, "RunStopped interrupted epoch 2, batch 4\nafter\nevaluated\n"), done.stderr

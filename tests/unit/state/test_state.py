@@ -98,6 +98,7 @@ def workers() -> Iterator[None]:
     _pool().close()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("workers")
 def test_new_piece_is_sent_to_workers_and_comes_back() -> None:
     trainer = make_trainer(Thirsty.add_on(MultiGPUAddon), device=["cpu", "cpu"])

@@ -240,6 +240,7 @@ class Data(L.LightningDataModule):
     train_dataloader, val_dataloader = MakesLoaders.train_dataloader, MakesLoaders.val_dataloader
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("of_data", [False, True])
 def test_a_batch_size_finder_finds_the_same_size(of_data: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def made() -> tuple[Any, BatchSizeFinder]:

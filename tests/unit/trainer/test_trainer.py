@@ -509,7 +509,7 @@ def test_batch_size_finder_finds_and_the_run_uses_it(tmp_path: Path, monkeypatch
     assert len(trainer.history) == 2 and trainer.counts.step == 2 * (9 + 3)
 
 
-@pytest.mark.parametrize("mode", ["power", "binsearch"])
+@pytest.mark.parametrize("mode", some(["power", "binsearch"], 2))
 @pytest.mark.parametrize("validates", some([False, True], 2))
 @pytest.mark.parametrize("lean", some([True, False], 2))
 def test_batch_size_finder_stops_where_the_memory_is_full(
@@ -580,6 +580,7 @@ def test_a_loss_is_better_where_it_is_lower_under_all_names(name: str) -> None:
     assert known_mode(name) == "min" and known_mode(name.replace("loss", "accuracy")) == "max"
 
 
+@pytest.mark.long
 def test_addons_are_imported_when_they_are_used() -> None:
     code = "import sys, nbtrain.addons; assert 'torch' not in sys.modules; from nbtrain.addons import StateManagerAddon as one"
     code += "; from nbtrain import StateManagerAddon as other; assert one is other and 'StateManagerAddon' in dir(nbtrain.addons)"
