@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test test-fast coverage faults compare soak ecosystem bench bench-peers examples lab docs pictures readme names notebooks format check dist clean
+.PHONY: demo test test-fast coverage faults compare gpu soak ecosystem bench bench-peers examples lab docs pictures readme names notebooks format check dist clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
@@ -43,6 +43,15 @@ soak: .venv/installed-dev
 compare: .venv/installed-dev
 	PYTHONPATH=tests $(BIN)/python tests/random_configurations.py 1000
 	PYTHONPATH=tests $(BIN)/python tests/random_jobs.py 1000 --page
+
+# On a machine with a CUDA device: jobs beside a plain PyTorch loop, time travel, copies and interrupted runs on it, and what a step costs there
+gpu: export NBTRAIN_TEST_DEVICE=cuda
+gpu: .venv/installed-dev
+	PYTHONPATH=tests $(BIN)/python tests/random_jobs.py 200
+	NBTRAIN_FAULT_CASES=100 $(BIN)/python -m pytest -m "" tests/unit/travel tests/unit/checkpoint/test_device_copy.py \
+		tests/unit/trainer/test_several_optimizers.py tests/unit/trainer/test_copies.py tests/faults/test_interrupted.py $(TEST_ARGS)
+	$(BIN)/python tests/benchmarks/gpu_calls.py
+	$(BIN)/python tests/benchmarks/gpu.py
 
 # One short job with each of the libraries that people train with, each in an environment of its own; docs/ecosystem.md is written
 ecosystem: .venv-ecosystem/installed
