@@ -34,7 +34,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine": ("compat", "events", "rng", "source", "history", "data"),
     "loops": ("rng", "source", "data", "optim", "engine"),
     "loggers": ("events", "views", "history", "data", "engine"),
-    "distributed": ("events", "rng", "source", "data", "engine"),
+    "distributed": ("events", "rng", "source", "data", "optim", "engine"),
     "checkpoint": ("compat", "history", "distributed"),
     "state": ("compat", "events", "rng", "source", "objects", "history", "data", "optim", "engine", "loops", "distributed", "checkpoint"),
     "addons": (

@@ -278,7 +278,7 @@ class TrainerOptions(AddonOptions, total=False):
 
     log_bar: bool
     scheduler_step_on_batch: bool
-    gradient_clip: float
+    gradient_clip: float | dict[str, float]
     compile: bool | str | dict[str, Any] | None
     precision: Any
     hooks: Hooks | Sequence[Hooks] | None

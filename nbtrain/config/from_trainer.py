@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 import yaml
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import (
     DataLoader,
@@ -37,7 +38,7 @@ from ..engine.addon import AddOnBase, options
 from ..engine.addon import chosen_options
 from ..engine.protocol import Ran, TrainerProtocol
 from ..errors import ConfigError
-from ..optim.joint_optimizer import JointOptimizer
+from ..optim.joint_optimizer import JointOptimizer, JointScheduler, named_optimizers, parameters_in
 from ..optim.schedulers import n_required
 
 # %% auto #0
@@ -85,14 +86,11 @@ def _optimizer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) ->
     optimizer = trainer.optimizer
     assert optimizer is not None  # `configuration` raises for a trainer without one
     clip = trainer.given.get("gradient_clip")
+    if isinstance(optimizer, JointOptimizer) and not given:
+        return _several(read, trainer, optimizer, clip)
     clips = {"clip_gnorm": clip} if clip else {}
     made = {"type": given.get("type") or read.name(type(optimizer), ("optimizer", "type"))}
     if "args" in given or "type" in given:
-        return made | clips | given
-    if isinstance(optimizer, JointOptimizer):
-        what = f"optimizer: a file has one, and the trainer has {len(optimizer.optimizers)}: {', '.join(optimizer.optimizers)}."
-        remedy = 'Name a function that gets the parameters and returns the list: to_config(path, optimizer={"type": ...}).'
-        read.problems.add(what, remedy=remedy)
         return made | clips | given
     groups, names, known = optimizer.param_groups, {id(p): name for name, p in trainer.model.named_parameters()}, optimizer.defaults
     if is_grouped := [id(p) for group in groups for p in group["params"]] != list(names) or len(groups) > 1:
@@ -108,15 +106,41 @@ def _optimizer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) ->
         for name in [name for name in known if name in groups[0] and not same_value(groups[0][name], known[name])]:
             what = f"optimizer.args.{name} is {groups[0][name]!r}, and it was made with {known[name]!r}."
             read.problems.add(what, remedy=say_it(("optimizer", "args")))
+    return made | {"args": _own_args(read, optimizer, ("optimizer", "args"))} | clips | given
+
+
+def _own_args(read: Reader, optimizer: Optimizer, at: At) -> Any:
+    """The arguments of an optimizer that are not those by default."""
+    known = optimizer.defaults
     taken = [p for p in parameters_of(type(optimizer)) if p.name in known]
-    found = {p.name: known[p.name] for p in taken if not same_value(known[p.name], p.default)}
-    return made | {"args": read.plain(found, ("optimizer", "args"))} | clips | given
+    return read.plain({p.name: known[p.name] for p in taken if not same_value(known[p.name], p.default)}, at)
+
+
+def _several(read: Reader, trainer: RecordedTrainer, optimizer: JointOptimizer, clip: Any) -> Any:
+    """Several optimizers, each with the names of its parameters."""
+    names, each = {id(p): name for name, p in trainer.model.named_parameters()}, list[Any]()
+    usual = named_optimizers(list(optimizer.optimizers.values()))
+    for i, ((name, part), by_class) in enumerate(zip(optimizer.optimizers.items(), usual)):
+        params = [names.get(id(p)) for p in parameters_in(part)]
+        if len(part.param_groups) > 1 or None in params:
+            what = f"optimizer.{i}: {name} has {'several groups' if None not in params else 'parameters that are not in the model'}."
+            remedy = 'Name a function that gets the parameters and returns the list: to_config(path, optimizer={"type": ...}).'
+            read.problems.add(what, remedy=remedy)
+        made = {"type": read.name(type(part), ("optimizer", i, "type")), "args": _own_args(read, part, ("optimizer", i, "args"))}
+        made |= {"name": name} if name != by_class else {}
+        made |= {"clip_gnorm": clip[name]} if isinstance(clip, dict) and clip.get(name) else {}
+        each.append(made | {"params": params})
+    return {"each": each} | ({"clip_gnorm": clip} if clip and not isinstance(clip, dict) else {})
 
 
 def _lr_scheduler(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
     scheduler, at = trainer.given.get("scheduler"), ("lr_scheduler",)
     if scheduler is None or "type" in given:
         return dict(given)
+    if isinstance(scheduler, JointScheduler):
+        what = f"lr_scheduler: a file has one for all optimizers, and the trainer has one for {', '.join(scheduler.schedulers)}."
+        read.problems.add(what, remedy='Name a function that gets the optimizer: to_config(path, lr_scheduler={"type": ...}).')
+        return None
     if isinstance(scheduler, (LRScheduler, ReduceLROnPlateau)):
         by_batch = trainer.given["scheduler_step_on_batch"]
         if by_batch and trainer.lightning.get("accumulate_grad_batches", 1) > 1:

@@ -23,6 +23,7 @@ __all__ = [
     "described",
     "ComputeConfig",
     "ModelConfig",
+    "OneOptimizerConfig",
     "OptimizerConfig",
     "LRSchedulerConfig",
     "DatasetConfig",
@@ -69,12 +70,25 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class OneOptimizerConfig:
+    """One of several optimizers on one loss, and the parameters that it drives."""
+
+    type: Name | None = described("the optimizer's class; its first argument is its parameters")
+    args: dict[str, Any] = described("its other arguments", {})
+    name: str | None = described("what it is called (default: its class, as in muon)")
+    params: list[str] = described("names of its parameters, with * for anything, such as layers.*.weight; default: all that are left", [])
+    dims: int | None = described("only the parameters with so many dimensions: 2, the matrices, for Muon", least=0)
+    clip_gnorm: float | None = described("clip its gradients to this norm")
+
+
+@dataclass(frozen=True)
 class OptimizerConfig:
     """The optimizer, gradient clipping and reductions."""
 
     type: Name | None = described("the optimizer's class; its first argument is the model's parameters")
     args: dict[str, Any] = described("its other arguments", {})
     groups: list[dict[str, Any]] = described("groups of parameters: their names as `params`, and what differs in each, such as lr", [])
+    each: list[OneOptimizerConfig] = described("several optimizers on one loss; a list in the place of `optimizer` is short for it", [])
     clip_gnorm: float | None = described("clip gradients to this norm; 0: no clipping", 0.0)
     loss_reduction: Literal["mean", "sum", "per-token-mean"] = described("how the losses of the micro batches are reduced", "mean")
     grad_reduction: Literal["mean", "sum", "per-token-mean"] = described("how the gradients of the micro batches are reduced", "mean")
@@ -272,6 +286,8 @@ class _SectionReader:
         origin, options = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
             return self._one_of(options, value, at)
+        if hint is OptimizerConfig and isinstance(value, list):
+            return OptimizerConfig(each=self.value(list[OneOptimizerConfig], value, at))
         if is_dataclass(hint):
             return self.section(hint, value, at)  # pyright: ignore[reportArgumentType]
         if origin is list:

@@ -35,7 +35,7 @@ class CudaCopies:
         self.stream = stream or torch.cuda.Stream(device)
 
     def __reduce__(self) -> tuple[type[CudaCopies], tuple[torch.device]]:
-        """A copy has a stream of its own."""
+        """A copy has another stream."""
         return CudaCopies, (self.device,)
 
     def start(self, batch: Any) -> Any:

@@ -34,6 +34,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.optim import Optimizer
 
 from ..errors import ConfigError, nearest
+from ..optim.joint_optimizer import JointOptimizer, single
 
 # %% auto #0
 __all__ = [
@@ -125,13 +126,16 @@ def rebind(optimizer: Optimizer, before: Mapping[str, Tensor], after: Mapping[st
     All ranks must have the same states. There is no communication.
     """
     replacement = {id(p): after[name] for name, p in before.items()}
-    states: dict[Tensor, Any] = defaultdict(dict)
-    for p, state in optimizer.state.items():
-        new = replacement.get(id(p), p)
-        states[new] = {name: _shard_like(new, value, p.shape) for name, value in state.items()}
-    optimizer.state = states  # pyright: ignore[reportAttributeAccessIssue]
-    for group in optimizer.param_groups:
-        group["params"] = [replacement.get(id(p), p) for p in group["params"]]
+    for part in single([optimizer]):
+        states: dict[Tensor, Any] = defaultdict(dict)
+        for p, state in part.state.items():
+            new: Any = replacement.get(id(p), p)
+            states[new] = {name: _shard_like(new, value, p.shape) for name, value in state.items()}
+        part.state = states
+        for group in part.param_groups:
+            group["params"] = [replacement.get(id(p), p) for p in group["params"]]
+    if isinstance(optimizer, JointOptimizer):
+        optimizer.gather()
 
 
 def _shard_like(parameter: Tensor, value: Any, shape: torch.Size) -> Any:

@@ -5,9 +5,10 @@
 # %% ../../nbs/jobs/build.ipynb #ad7b52f5
 from __future__ import annotations
 
+import fnmatch
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,15 @@ from ..compat.config_fields import AUTOMATIC
 from ..config.compute_plan import device_batches, limits, n_epochs, plan_compute
 from ..config.document import At, Document, Problems
 from ..config.instantiate import Maker
-from ..config.schema import DatasetSamplerConfig, PartConfig, Settings
+from ..config.schema import DatasetSamplerConfig, OneOptimizerConfig, PartConfig, Settings
 from ..distributed.devices import resolve_devices
 from ..distributed.memory_estimate import DevicePlan, device_memory, plan_devices
 from ..distributed.world import find_world
 from ..engine.addon import AddOnBase
 from ..errors import CheckpointError, ConfigError, first_line, nearest
 from ..history.history import RunResult
-from .validate import LOGGERS, STAGES, check_part, device_type, hook_part, n_available, notes
+from .validate import LOGGERS, STAGES, check_optimizer, check_part, device_type, hook_part, n_available, notes
+from ..optim.joint_optimizer import JointOptimizer, named_optimizers
 from ..rng import check_seed, seed_all
 from ..trainer.model_trainer import ModelTrainer
 from ..trainer.trainer import Trainer
@@ -109,8 +111,49 @@ def _parameters(model: nn.Module, groups: list[dict[str, Any]]) -> Any:
     return [{**group, "params": [known[name] for name in group.get("params", [])]} for group in groups] or model.parameters()
 
 
+def _driven(model: nn.Module, parts: Sequence[OneOptimizerConfig]) -> list[list[nn.Parameter]]:
+    """The parameters of each of several optimizers. Raises ConfigError for a name that is not there, or an optimizer without any."""
+    known = dict(model.named_parameters())
+    for i, pattern in ((i, pattern) for i, part in enumerate(parts) for pattern in part.params):
+        if not fnmatch.filter(known, pattern):
+            what = f"optimizer.{i}.params: {type(model).__name__} has no parameter {pattern!r}."
+            raise ConfigError(what, remedy=nearest(pattern, known))
+    chosen = [_chosen(part, known) if part.params or part.dims is not None else None for part in parts]
+    left = known.keys() - {name for names in chosen if names is not None for name in names}
+    found = [[known[name] for name in known if name in (left if names is None else names)] for names in chosen]
+    if [] in found:
+        raise ConfigError(f"optimizer.{found.index([])} drives no parameter.", remedy="Give other params, or leave it out.")
+    return found
+
+
+def _chosen(part: OneOptimizerConfig, known: Mapping[str, nn.Parameter]) -> set[str]:
+    """The names of the parameters that an optimizer names."""
+    names = {name for pattern in part.params or ("*",) for name in fnmatch.filter(known, pattern)}
+    return {name for name in names if part.dims in (None, known[name].ndim)}
+
+
+def _each(model: nn.Module, parts: Sequence[OneOptimizerConfig], maker: Maker) -> JointOptimizer:
+    """The optimizers of a list."""
+    made = []
+    for i, (part, parameters) in enumerate(zip(parts, _driven(model, parts))):
+        at = ("optimizer", i)
+        made.append(maker.call(maker.load(part.type, (*at, "type")), part.args, (*at, "args"), parameters))
+    names = [part.name or name for part, name in zip(parts, named_optimizers(made))]
+    return JointOptimizer(dict(zip(names, made)))
+
+
+def _clip(settings: Settings, optimizer: Any) -> float | dict[str, float]:
+    section = settings.optimizer
+    each: dict[str, float] = {
+        name: part.clip_gnorm for name, part in zip(getattr(optimizer, "optimizers", ()), section.each) if part.clip_gnorm
+    }
+    return each or section.clip_gnorm or 0.0
+
+
 def _model_and_optimizer(settings: Settings, maker: Maker) -> tuple[Any, Any]:
     model = maker.call(maker.load(settings.model.type, ("model", "type")), settings.model.args, ("model", "args"))
+    if settings.optimizer.each:
+        return model, _each(model, settings.optimizer.each, maker)
     optimizer = maker.load(settings.optimizer.type, ("optimizer", "type"))
     return model, maker.call(
         optimizer,
@@ -256,7 +299,7 @@ def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callb
         model=model,
         optimizer=optimizer,
         scheduler=_scheduler(settings, maker, optimizer),
-        gradient_clip=settings.optimizer.clip_gnorm or 0.0,
+        gradient_clip=_clip(settings, optimizer),
         seed=settings.seed,
         log_bar=settings.enable_progress_bar,
         lightning=lengths | lightning,
@@ -297,7 +340,7 @@ def estimate_devices(settings: Settings, document: Document, memory_gb: float | 
     """
     problems = Problems()
     check_part(settings.model, ("model",), document, problems)
-    check_part(settings.optimizer, ("optimizer",), document, problems, n_first=1)
+    check_optimizer(settings.optimizer, document, problems)
     problems.raise_any()
     n = settings.compute_config.runtime_ngpus
     size = device_memory(resolve_devices("auto")[0], n) if memory_gb is None else int(memory_gb * 1e9)

@@ -134,7 +134,8 @@ class TrainerArgs(NnScalerFields, Settings):
         n, micro, copies = accumulation(self, compute.n_copies, Problems()), self.micro_batch_size, compute.n_copies
         size = f"{micro} × {copies} × {n} accumulated = {micro * copies * n} samples an update"
         length = [f"{self.max_epochs} epochs" if self.max_epochs else "", f"{self.max_train_steps} updates" if self.max_train_steps else ""]
-        parts = [f"{_word(self.trainer.type) or 'ModelTrainer'}, {_word(self.model.type)}, {_word(self.optimizer.type)}"]
+        optimizer = ", ".join(_word(part.type) for part in self.optimizer.each or [self.optimizer])
+        parts = [f"{_word(self.trainer.type) or 'ModelTrainer'}, {_word(self.model.type)}, {optimizer}"]
         return "\n".join([*parts, str(compute), size, "at most " + " or ".join(filter(None, length)), *notes(self)])
 
     @checked

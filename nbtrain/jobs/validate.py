@@ -18,7 +18,7 @@ from ..compat.config_fields import AUTOMATIC, ignored_fields, unsupported
 from ..config.compute_plan import ComputePlan, device_batches, plan_compute
 from ..config.document import At, Document, Problems, dotted
 from ..config.instantiate import check_call, check_name, check_value, load_checked
-from ..config.schema import PartConfig, Settings
+from ..config.schema import OptimizerConfig, PartConfig, Settings
 from ..distributed.devices import resolve_devices
 from ..distributed.world import find_world
 from ..errors import ConfigError
@@ -26,7 +26,7 @@ from ..base.arguments import check_lightning_names
 from ..trainer.trainer import Trainer
 
 # %% auto #0
-__all__ = ["LOGGERS", "STAGES", "check_part", "hook_part", "device_type", "n_available", "check_settings", "notes"]
+__all__ = ["LOGGERS", "STAGES", "check_part", "check_optimizer", "hook_part", "device_type", "n_available", "check_settings", "notes"]
 
 # %% ../../nbs/jobs/validate.ipynb #f2b16286
 LOGGERS = "lightning.pytorch.loggers"
@@ -46,6 +46,27 @@ def check_part(
         check_call(target, part.args, (*at, "args"), document, problems, n_first, automatic)
 
 
+def check_optimizer(section: OptimizerConfig, document: Document, problems: Problems) -> None:
+    """Add problems with the optimizer, or with each of several."""
+    if not section.each:
+        check_part(section, ("optimizer",), document, problems, n_first=1)
+        return
+    for name in ("type", "args", "groups"):
+        if getattr(section, name):
+            problems.add(f"optimizer.{name} is given beside optimizer.each.", document.place(("optimizer", name)), "Leave one of them out.")
+    if section.clip_gnorm and any(part.clip_gnorm for part in section.each):
+        what = "optimizer.clip_gnorm is given for all optimizers and for one."
+        problems.add(what, document.place(("optimizer", "clip_gnorm")), "Leave one of them out.")
+    names = [part.name for part in section.each if part.name is not None]
+    for name in {name for name in names if names.count(name) > 1}:
+        problems.add(f"Two optimizers are called {name!r}.", document.place(("optimizer",)), "Give them different names.")
+    for i, part in enumerate(section.each):
+        check_part(part, ("optimizer", i), document, problems, n_first=1)
+    if sum(not part.params and part.dims is None for part in section.each) > 1:
+        what = "Two optimizers name no parameters: only one can drive what is left."
+        problems.add(what, document.place(("optimizer",)), "Give params: names with * for anything.")
+
+
 _FIELDS = {"seed": "seed", "gradient_clip": "optimizer.clip_gnorm", "log_bar": "enable_progress_bar", "lightning": "lightning"}
 _FIELDS |= {"model": "model", "optimizer": "optimizer", "scheduler": "lr_scheduler"}
 
@@ -63,7 +84,7 @@ def _check_trainer(settings: Settings, document: Document, problems: Problems) -
 
 def _check_parts(settings: Settings, document: Document, problems: Problems) -> None:
     check_part(settings.model, ("model",), document, problems)
-    check_part(settings.optimizer, ("optimizer",), document, problems, n_first=1)
+    check_optimizer(settings.optimizer, document, problems)
     if settings.lr_scheduler is not None:
         check_part(settings.lr_scheduler, ("lr_scheduler",), document, problems, n_first=1, automatic=("plan",))
     if settings.trainer.type is not None:

@@ -69,7 +69,7 @@ class JointOptimizer(Optimizer):
         self.optimizers = dict(optimizers)
         self._check_shared()
         super().__init__([group for optimizer in self.optimizers.values() for group in optimizer.param_groups], {})
-        self._gather()
+        self.gather()
         self._is_made = True
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -86,7 +86,8 @@ class JointOptimizer(Optimizer):
                 )
             owners |= dict.fromkeys(map(id, parameters_in(optimizer)), name)
 
-    def _gather(self) -> None:
+    def gather(self) -> None:
+        """Find the groups and states again, where those of the optimizers were replaced."""
         self.param_groups = [group for optimizer in self.optimizers.values() for group in optimizer.param_groups]
         self.state = _States(*(optimizer.state for optimizer in self.optimizers.values()))  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -122,7 +123,7 @@ class JointOptimizer(Optimizer):
             raise ValueError(f"they were {', '.join(state_dict)} and are {', '.join(self.optimizers)}")
         for name, optimizer in self.optimizers.items():
             load_optimizer(optimizer, state_dict[name])
-        self._gather()
+        self.gather()
 
 
 def named_optimizers(optimizers: Mapping[str, Optimizer] | Sequence[Optimizer]) -> dict[str, Optimizer]:

@@ -16,12 +16,14 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.metadata import entry_points
+from traceback import walk_tb
 from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities import registry
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..base.trainer_base import TrainerBase
 from ..engine.control import uninterrupted
@@ -197,6 +199,17 @@ def _interruptible() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
+def _end_workers(error: BaseException) -> None:
+    """End the workers of the loader in which an error was raised: as garbage in a cycle each would hold up the process for 5 s.
+
+    Persistent workers are the loader's, and stay.
+    """
+    for frame, _ in walk_tb(error.__traceback__):
+        iterator = frame.f_locals.get("self")
+        if isinstance(iterator, _MultiProcessingDataLoaderIter) and not iterator._persistent_workers:
+            iterator._shutdown_workers()
+
+
 @contextmanager
 def driving(trainer: TrainerBase, module: StepModule, *, trains: bool = True) -> Iterator[StepModule]:
     """A context around each use of Lightning, which restores what Lightning changes, even after an error.
@@ -215,6 +228,9 @@ def driving(trainer: TrainerBase, module: StepModule, *, trains: bool = True) ->
     try:
         with quiet(), _interruptible(), nullcontext() if trains else keep_random():
             yield module
+    except BaseException as error:
+        _end_workers(error)
+        raise
     finally:
         uninterrupted(put_back)
 

@@ -23,7 +23,7 @@ from ..engine.protocol import Turn
 from ..engine.meter import N_SAMPLES
 from ..engine.step_output import NoUpdate, check_output, leaves_out, named
 from ..engine.train_state import Mode
-from ..errors import ConfigError
+from ..errors import ConfigError, nearest
 from ..loops.fast_step import step_around
 from ..optim.joint_optimizer import JointOptimizer, join_schedulers, parameters_in
 from ..base.addon_options import TrainerOptions
@@ -106,6 +106,17 @@ def _check_class(kind: type[Trainer], mode: str, optimizers: Mapping[str, Any], 
         raise ConfigError(what, remedy=f"Give optimizers={{{unused[0]!r}: ..., ...}}, or rename the method.")
 
 
+def _check_every(every: Mapping[str, int], optimizers: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an optimizer that is not there, or for intervals at which none would begin."""
+    for name, n in every.items():
+        if name not in optimizers:
+            raise ConfigError(f"every: there is no optimizer {name!r}.", remedy=nearest(name, optimizers))
+        if n < 1:
+            raise ConfigError(f"every={{{name!r}: {n}}} must be a positive integer.", remedy="Give 1 for an update in each batch.")
+    if optimizers and min(every.get(name, 1) for name in optimizers) > 1:
+        raise ConfigError("every: no optimizer steps in each batch.", remedy="Give 1 for one of them.")
+
+
 def _made(name: str, optimizer: Any, model: nn.Module) -> Optimizer:
     if isinstance(optimizer, Optimizer):
         return optimizer
@@ -135,6 +146,8 @@ class MultiOptimizerTrainer(Trainer):
         model: The model with all parts, such as `nn.ModuleDict({"generator": ..., "discriminator": ...})`.
         optimizers: A dict of optimizers, or of factories `parameters -> optimizer` for the part of the model that has the same name.
         schedulers: A dict with the same names: torch schedulers (step per epoch) or factories `(optimizer, plan)` (step per update).
+        every: How often an optimizer has its turn: `{"generator": 5}` updates the generator in each fifth batch that updates anything,
+            counted over all epochs and after the others, as `if n % 5 == 0` does; by default in each. Its step is not called between.
 
     The other arguments are those of Trainer. Accumulation, loss-scaled fp16, several processes and `lr_find` raise ConfigError.
     """
@@ -148,10 +161,12 @@ class MultiOptimizerTrainer(Trainer):
         *,
         optimizers: Mapping[str, Optimizing] | None = None,
         schedulers: Mapping[str, Any] | None = None,
+        every: Mapping[str, int] | None = None,
         **options: Unpack[TrainerOptions],
     ) -> None:
-        given = {"optimizers": optimizers, "schedulers": schedulers}
+        given = {"optimizers": optimizers, "schedulers": schedulers, "every": every}
         _check_class(type(self), mode, optimizers or {}, options)
+        _check_every(every or {}, optimizers or {})
         joint = (
             AlternatingOptimizer({name: _made(name, optimizer, model) for name, optimizer in (optimizers or {}).items()})
             if optimizers
@@ -162,13 +177,15 @@ class MultiOptimizerTrainer(Trainer):
             others["scheduler"] = join_schedulers(joint, schedulers)
         super().__init__(model, device, mode, joint, **others)
         self.given |= given | {"optimizer": None}
-        self.joint = joint
+        self.joint, self.every = joint, dict(every or {})
+        self.own_names |= {"joint", "every"}
 
     def train_step(self, batch: Any) -> dict[str, Any] | None:
         """Call the step of the current optimizer; outside of an update, as in `check`, call all steps and sum their losses."""
         assert self.joint is not None
         if self.joint.turn is not None:
-            return self._step(self.joint.turn, batch)
+            is_due = (self.train_state.counts.update + 1) % self.every.get(self.joint.turn, 1) == 0
+            return self._step(self.joint.turn, batch) if is_due else None
         outputs = {name: output for name in self.joint.optimizers if (output := self._step(name, batch)) is not None}
         if not outputs:
             return None

@@ -72,6 +72,33 @@ def test_split_model_does_what_one_process_does_and_goes_on(name: str) -> None:
     assert two.evaluate(make_data(13))["loss"] == pytest.approx(one.evaluate(make_data(13))["loss"], rel=1e-4)
 
 
+KINDS: dict[str, Any] = {  # of the matrices
+    "ddp": lambda params: torch.optim.Muon(params, lr=0.02),
+    "fsdp2": lambda params: torch.optim.SGD(params, lr=0.02, momentum=0.9),  # torch's Muon can't update a sharded matrix
+}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.long)])
+def test_several_optimizers_do_on_two_ranks_what_they_do_in_one_process(strategy: str, tmp_path: Path) -> None:
+    """Each with its bound of the gradients and a schedule, broken off between two epochs and taken up again."""
+
+    def several(params: Any) -> dict[str, Any]:
+        params = list(params)
+        matrices, vectors = ([p for p in params if (p.ndim == 2) is is_matrix] for is_matrix in (True, False))
+        return {"matrices": KINDS[strategy](matrices), "rest": torch.optim.AdamW(vectors, lr=0.01)}
+
+    options: dict[str, Any] = {"optimizer": several, "gradient_clip": {"rest": 0.1}}
+    options["scheduler"] = [lambda optimizer, plan: torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)] * 2
+    one, two = make(device="cpu", **options), make((MultiGPUAddon, StateManagerAddon), strategy=strategy, save_path=tmp_path, **options)
+    one.run(2, loader(one))
+    two.run(1, loader(two))
+    again = make((MultiGPUAddon, StateManagerAddon), strategy=strategy, save_path=tmp_path, **options)
+    again.run(2, loader(again), resume="auto")
+    assert max(float((p - q).detach().abs().max()) for p, q in zip(one.model.parameters(), again.model.parameters())) < 1e-5
+    rates = [[row[f"lr/{name}"] for name in ("matrices", "rest")] for row in again.history.epochs]
+    assert rates == [[row[f"lr/{name}"] for name in ("matrices", "rest")] for row in one.history.epochs]
+
+
 def by_hand(model: nn.Module, mesh: Any) -> nn.Module:
     """As a user would write it: tensor parallel for two layers."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module

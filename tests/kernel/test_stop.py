@@ -43,7 +43,7 @@ class Slow(Steps):
     def train_step(self, batch):
         if self.is_slow:
             print("in the step", flush=True)
-            time.sleep(30)
+            time.sleep(4)
         return super().train_step(batch)
 
 slow = make(Slow)

@@ -150,6 +150,68 @@ def test_the_run_of_the_written_file_is_the_run_of_a_drawn_trainer(seed: int, pa
     assert rows[0] == rows[1]
 
 
+def muon_and_adamw(params: Any) -> Any:
+    params = list(params)
+    matrices, vectors = ([p for p in params if (p.ndim == 2) is is_matrix] for is_matrix in (True, False))
+    return {"muon": torch.optim.Muon(matrices, lr=0.02), "rest": torch.optim.AdamW(vectors, lr=0.01)}
+
+
+SEVERAL = """optimizer:
+  - type: torch.optim.Muon
+    args: {lr: 0.02}
+    dims: 2
+  - type: torch.optim.AdamW
+    args: {lr: 0.01}
+    name: rest
+    clip_gnorm: 0.1
+"""
+
+
+def test_several_optimizers_are_written_as_a_list_and_train_the_same(parts: Any) -> None:
+    trainer = make(parts, optimizer=muon_and_adamw, gradient_clip={"rest": 0.1})
+    trainer.run(2, *loaders(parts))
+    assert same_weights(fit(trainer), trainer.model)
+    found = yaml.safe_load(Path("run.yaml").read_text())
+    written = found.pop("optimizer")
+    assert written["each"][1]["params"] == ["layers.0.bias", "layers.3.bias"]
+    Path("run.yaml").write_text(SEVERAL + yaml.safe_dump(found))  # as one would write it by hand
+    args = TrainerArgs.from_yaml("run.yaml")
+    assert "parts.Net, torch.optim.Muon, torch.optim.AdamW" in args.plan()
+    job = args.build()
+    job.run()
+    assert same_weights(job.trainer.model, trainer.model) and list(job.trainer.optimizer.optimizers) == ["muon", "rest"]
+    trainer = make(parts, optimizer=muon_and_adamw, gradient_clip=0.2)
+    trainer.run(1, *loaders(parts))
+    assert same_weights(fit(trainer), trainer.model)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    {
+        ("dims: 2", "params: [layers.9.weight]"): r"optimizer.0.params: Net has no parameter 'layers.9.weight'.\n.*layers.3.weight",
+        ("dims: 2", "dims: 3"): "optimizer.0 drives no parameter",
+        ("dims: 2", "name: all"): "Two optimizers name no parameters: only one can drive what is left.\n  run.yaml:1",
+        ("name: rest", "params: [layers.*]"): "The optimizers 'muon' and 'adamw' drive the same parameters",
+        ("args: {lr: 0.02}", "args: {rl: 0.02}"): r"Muon takes no argument 'rl'.\n  run.yaml:3\n",
+        ("type: torch.optim.Muon", "kind: x"): r"There is no field optimizer.0.kind.\n  run.yaml:2\n",
+    }.items(),
+)
+def test_what_is_wrong_in_a_list_of_optimizers_is_said_with_its_place(written: tuple[str, str], said: str, parts: Any) -> None:
+    text = make_text(parts)
+    Path("run.yaml").write_text(SEVERAL.replace(*written) + text)
+    with pytest.raises(ConfigError, match=said):
+        TrainerArgs.from_yaml("run.yaml").build()
+
+
+def make_text(parts: Any) -> str:
+    """A file without its optimizer."""
+    trainer = make(parts)
+    trainer.run(1, *loaders(parts))
+    found = yaml.safe_load(trainer.to_config())
+    del found["optimizer"]
+    return yaml.safe_dump(found)
+
+
 def test_groups_of_parameters_are_written_by_their_names(parts: Any) -> None:
     def grouped(params: Any) -> Any:
         first, *rest = params

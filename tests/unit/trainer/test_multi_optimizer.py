@@ -54,13 +54,15 @@ def make(kind: Any = GAN, **options: Any) -> Any:
     return kind(networks(), **({"device": "cpu", "log_bar": False, "optimizers": optimizers()} | options))
 
 
-def plain_loop(n_epoch: int, *, clip: float = 0.0, gamma: float = 1.0) -> tuple[nn.ModuleDict, list[tuple[float, float]]]:
+def plain_loop(
+    n_epoch: int, *, clip: float = 0.0, gamma: float = 1.0, n_critic: int = 1
+) -> tuple[nn.ModuleDict, list[tuple[float, float]]]:
     """The loop as tutorials have it."""
     model = networks()
     g, d = model["generator"], model["discriminator"]
     made = optimizers()
     opt_d, opt_g = made["discriminator"](d.parameters()), made["generator"](g.parameters())
-    losses = []
+    losses, n = [], 0
     torch.manual_seed(7)
     for _ in range(n_epoch):
         for x, _ in BATCHES:
@@ -71,6 +73,9 @@ def plain_loop(n_epoch: int, *, clip: float = 0.0, gamma: float = 1.0) -> tuple[
             if clip:
                 clip_grad_norm_(d.parameters(), clip)
             opt_d.step()
+            n += 1
+            if n % n_critic:
+                continue
             logits = d(g(torch.randn(len(x), 3)))
             loss_g = bce(logits, torch.ones_like(logits))
             opt_g.zero_grad()
@@ -99,6 +104,26 @@ def test_training_is_that_of_a_plain_loop_bit_for_bit(lean: bool, clip: float) -
     assert steps["train_loss"] == pytest.approx([d + g for d, g in losses])
     assert trainer.counts.update == 15 and "train_acc_discriminator" in trainer.history.last
     assert all((f"train_grad_norm_{name}" in trainer.history.last) == bool(clip) for name in optimizers())
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_one_of_them_steps_in_each_nth_batch(lean: bool, tmp_path: Path) -> None:
+    expected, losses = plain_loop(3, n_critic=2)
+    kind: Any = GAN.add_on(StateManagerAddon)
+    trainer = make(every={"generator": 2})
+    trainer.lean_loops = lean
+    torch.manual_seed(7)
+    trainer.run(3, BATCHES)
+    assert same_weights(expected, trainer.model) and trainer.counts.update == 15 and trainer.counts.left_out == 0
+    assert len(losses) == 7 and torch.isfinite(torch.tensor(trainer.history.steps["train"]["train_loss_generator"])).sum() == 7
+    options: dict[str, Any] = {"every": {"generator": 2}, "save_path": tmp_path, "every_n_steps": 1}
+    with pytest.raises(Broken):  # between two of its turns
+        broken = make(kind, lightning={"callbacks": [Breaks(7)]}, **options)
+        torch.manual_seed(7)
+        broken.run(3, BATCHES)
+    again = make(kind, **options)
+    again.run(3, BATCHES, resume="auto")
+    assert same_weights(expected, again.model)
 
 
 def test_it_trains_alike_under_a_lightning_trainer_of_ones_own() -> None:
@@ -215,6 +240,9 @@ def test_what_several_optimizers_can_not_do_is_refused_by_name() -> None:
         ({"optimizer": SGD}, "GAN takes its optimizers by name"),
         ({"schedulers": {"generatr": StepLR}}, "There is no optimizer for the scheduler 'generatr'"),
         ({"schedulers": {"generator": ReduceLROnPlateau(SGD(shared.parameters()))}}, "can't step together"),
+        ({"every": {"generatr": 5}}, r"there is no optimizer 'generatr'.\n.*generator"),
+        ({"every": {"generator": 0}}, "must be a positive integer"),
+        ({"every": {"generator": 5, "discriminator": 2}}, "no optimizer steps in each batch"),
         ({"kind": GAN.add_on(AccumulationAddon)}, "can't train with AccumulationAddon"),
     ]:
         with pytest.raises(ConfigError, match=text):
