@@ -34,13 +34,14 @@ __all__ = [
 
 # %% ../../nbs/optim/param_groups.ipynb #3e75a5b2
 def fits(name: str, pattern: str) -> bool:
-    """Whether `pattern` matches the parameter `name` or a module above it. `*` matches anything, dots included."""
+    """Whether `pattern` matches the parameter `name` or a module above it, compiled or not. `*` matches anything, dots included."""
+    name = bare_name(name)
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def check_patterns(model: nn.Module, patterns: Iterable[str]) -> None:
     """Raise ConfigError for a pattern that matches none of the model's parameters."""
-    names = [name for name, _ in model.named_parameters()]
+    names = [bare_name(name) for name, _ in model.named_parameters()]
     for pattern in patterns:
         if not any(fits(name, pattern) for name in names):
             parts = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}

@@ -36,6 +36,13 @@ def test_frozen_part_stands_still_in_its_epochs_and_moves_in_the_others() -> Non
     assert all(p.requires_grad for p in trainer.model.parameters())
 
 
+def test_names_are_those_of_the_model_that_torch_has_compiled() -> None:
+    net = make_net()
+    trainer = make_trainer(Freezing, model=torch.compile(net, backend="eager"), freeze=["0", "1"])
+    assert {name.removeprefix("_orig_mod.") for name in changed_in(trainer, 1)} == {"3.weight", "3.bias"}
+    assert len(param_groups(trainer.model, 1e-3, lr_factors={"3": 0.1})) == 4
+
+
 def test_what_a_user_has_frozen_stays_frozen() -> None:
     trainer = make_trainer(Freezing, model=make_net(), freeze={"3.bias": 1})
     trainer.model[0].weight.requires_grad = False
