@@ -14,12 +14,13 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies.ddp import _DDPForwardRedirection
 from torch.nn.parallel import DistributedDataParallel
 
-from .fast_step import is_defined_in, is_profiling, unknown_torch
+from .fast_step import is_defined_in, is_profiling
 
 # %% auto #0
-__all__ = ["DDPStep", "ddp_functions", "find_ddp_step"]
+__all__ = ["KNOWN_TORCH", "DDPStep", "ddp_functions", "find_ddp_step"]
 
 # %% ../../nbs/loops/ddp_step.ipynb #12f1dc12
+KNOWN_TORCH = ("2.13.",)  # of which the inner steps of DDP's forward are known
 _CONTEXTS = {"training_step": "train_step_context", "validation_step": "val_step_context"}  # of Lightning's precision plugins
 
 
@@ -80,7 +81,8 @@ def find_ddp_step(strategy: Any, name: str) -> Callable[..., Any]:
     """
     own_step, own_forward, redirection, redirected, *functions = ddp_functions(strategy, name)
     model: Any = strategy.model
-    is_known = not unknown_torch() and type(model) is DistributedDataParallel and type(redirection) is _DDPForwardRedirection
+    is_known = torch.__version__.startswith(KNOWN_TORCH) and type(redirection) is _DDPForwardRedirection
+    is_known = is_known and type(model) is DistributedDataParallel
     is_own = own_step is not None or own_forward is not None or not is_defined_in(L, redirected)
     if not is_known or is_own or not all(is_defined_in(torch, function) for function in functions):
         return getattr(strategy, name)

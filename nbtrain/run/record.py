@@ -105,7 +105,8 @@ def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:
             f"nbtrain's lean loops are not tested with Lightning {version}; Lightning's own loops run instead, about 1 ms a batch slower."
         )
     if version := unknown_torch():
-        trainer.recorder.note(f"nbtrain is not tested with torch {version}; steps use torch's public API instead, about 50 µs slower.")
+        what = f"nbtrain's fast functions don't do what torch {version} does"
+        trainer.recorder.note(f"{what}; steps use its public API instead, about 50 µs slower.")
     if keeps_epoch(loader):
         trainer.recorder.note(
             "The workers are persistent and keep their copies of the dataset, so its set_epoch has no effect after the first epoch. "

@@ -561,7 +561,7 @@ def test_a_torch_without_tests_is_noted_in_the_first_run_only(monkeypatch: pytes
     trainer.sinks.append(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
     trainer.run(1, make_loader())
     trainer.run(1, make_loader())
-    assert notes == ["nbtrain is not tested with torch 9.9; steps use torch's public API instead, about 50 µs slower."]
+    assert notes == ["nbtrain's fast functions don't do what torch 9.9 does; steps use its public API instead, about 50 µs slower."]
 
 
 def test_process_that_trains_alone_among_several_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
