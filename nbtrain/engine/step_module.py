@@ -34,6 +34,8 @@ def note_batch(error: Exception, place: str, batch: Any) -> None:
     add_note(error, f"{place}: the batch is {describe(batch)}")
     if str(error).startswith("Expected more than 1 value per channel when training"):  # of BatchNorm
         add_note(error, "BatchNorm can't train with a batch of one sample: give the loader drop_last=True, or another batch size.")
+    if ".test_step" in place and str(error).startswith("element 0 of tensors does not require grad"):
+        add_note(error, "An evaluation computes no gradients: write @torch.enable_grad() above test_step.")
 
 
 # %% ../../nbs/engine/step_module.ipynb #0b2ea9a4

@@ -221,3 +221,34 @@ def test_validation_leaves_the_random_numbers_as_a_loop_that_restores_them_does(
     trainer.run(2, make_loader(), make_valid())
     plain, _ = plain_loop(2, make_loader(), make_valid())
     assert same_weights(trainer.model, plain)
+
+
+class Slope(Regress):
+    """Evaluates how steep the model is, as a physics-informed net does."""
+
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        x = batch[0].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(self.model(x).sum(), x)
+        return {"loss": slope.square().mean()}
+
+
+class WithGradients(Slope):
+    test_step = torch.enable_grad()(Slope.test_step)
+
+
+@BOTH
+def test_an_evaluation_that_needs_gradients_says_how_and_has_those_of_a_plain_loop(lean: bool) -> None:
+    for call in (lambda trainer: trainer.run(1, make_loader(), make_valid()), lambda trainer: trainer.evaluate(make_valid())):
+        with pytest.raises(RuntimeError, match="element 0") as caught:
+            call(make(lean=lean, kind=Slope))
+        assert "An evaluation computes no gradients: write @torch.enable_grad() above test_step." in caught.value.__notes__
+    trainer = make(lean=lean, kind=WithGradients)
+    trainer.run(1, make_loader(), make_valid())
+    recorded, expected, n = trainer.evaluate(make_valid())["loss"], 0.0, 0
+    trainer.model.eval()
+    for x, _ in make_valid():
+        x.requires_grad_()
+        (slope,) = torch.autograd.grad(trainer.model(x).sum(), x)
+        expected, n = expected + slope.square().mean().item() * len(x), n + len(x)
+    assert trainer.history.last["val_loss"] == recorded == pytest.approx(expected / n, rel=1e-6)
+    assert all(p.grad is None for p in trainer.model.parameters())
