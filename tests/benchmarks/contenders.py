@@ -33,6 +33,7 @@ class Work:
     accumulate: int = 1
     schedule: Callable[[int], float] | None = None
     fused: bool = False
+    several: bool = False  # Muon for the matrices, AdamW for the rest
     # Made anew for each run, by the plain loop
     on_batch: Callable[[], Callable[[Tensor], Any]] | None = None  # takes the loss after each batch
     on_epoch: Callable[[], Callable[[nn.Module, Any, float], bool]] | None = None  # takes model, optimizer, mean loss; True to stop
@@ -43,10 +44,19 @@ class Work:
     keep_states: bool = False
 
 
+def optimizers(params: Any, work: Work) -> list[torch.optim.Optimizer]:
+    """The optimizer of a job, or two."""
+    if not work.several:
+        return [torch.optim.Adam(params, lr=LR, fused=work.fused)]
+    params = list(params)
+    matrices, vectors = ([p for p in params if (p.ndim == 2) is is_matrix] for is_matrix in (True, False))
+    return [torch.optim.Muon(matrices, lr=LR), torch.optim.AdamW(vectors, lr=LR)]
+
+
 def plain(job: Job, work: Work = Work()) -> Trained:
     """What everybody writes by hand."""
     model = job.model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=LR, fused=work.fused)
+    optimizer, *others = optimizers(model.parameters(), work)
     loader, valid_loader = job.loader(), job.ordered_loader(job.n_valid) if work.valid else None
     on_batch, on_epoch = work.on_batch and work.on_batch(), work.on_epoch and work.on_epoch()
     n_update, n_batches = 0, len(loader)
@@ -63,8 +73,9 @@ def plain(job: Job, work: Work = Work()) -> Trained:
                     nn.utils.clip_grad_norm_(model.parameters(), work.clip)
                 if work.schedule:
                     optimizer.param_groups[0]["lr"] = work.schedule(n_update)
-                optimizer.step()
-                optimizer.zero_grad()
+                for one in (optimizer, *others):
+                    one.step()
+                    one.zero_grad()
                 n_update += 1
             loss_sum += loss.detach() * len(y)
             n_right += (logits.argmax(1) == y).sum()
@@ -157,7 +168,7 @@ def make_ours(job: Job, work: Work = Work(), **options: Any) -> Any:
     own = {"scheduler": work.schedule, "gradient_clip": work.clip, "on_error": work.on_error, "save_path": job.folder / "runs"}
     own["keep_states"] = work.keep_states
     lightning = {"callbacks": work.callbacks(), "accumulate_grad_batches": work.accumulate}
-    return kind(job.model(), "cpu", optimizer=partial(torch.optim.Adam, lr=LR, fused=work.fused), lightning=lightning, **own | options)
+    return kind(job.model(), "cpu", optimizer=partial(optimizers, work=work), lightning=lightning, **own | options)
 
 
 def ours(job: Job, work: Work = Work()) -> Trained:

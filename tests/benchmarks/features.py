@@ -112,6 +112,7 @@ WORKS = {
     "clipping by norm": Work(clip=1.0),
     "accumulation of 4": Work(accumulate=4),
     "a schedule by updates": Work(schedule=decay),
+    "Muon and AdamW on one loss": Work(several=True),
     "early stopping": Work(on_epoch=Patience, callbacks=early_stopping),
     "a user's callback each batch": Work(on_batch=Count, callbacks=counting_callback),
     "a state saved each epoch": Work(on_epoch=Saver, addons=state_manager),
