@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,8 @@ from torch.autograd import graph
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.overrides import has_torch_function_unary
+
+from ..optim.joint_optimizer import JointOptimizer, single
 
 # %% auto #0
 __all__ = [
@@ -68,11 +71,11 @@ def _does_the_same() -> bool:
 def _trained(kind: Callable[..., Optimizer], *, fast: bool) -> list[Any]:
     """What three steps of a toy with a schedule leave, and the hooks that they have called: of its tensor, and of its optimizer."""
     weight, called = nn.Parameter(torch.tensor([0.3, -0.2, 0.7], device="cpu")), list[Any]()
-    optimizer = kind([weight], lr=0.1)
+    optimizer: Any = kind([weight], lr=0.1)
     schedule = ExponentialLR(optimizer, 0.5)
     weight.register_hook(lambda gradient: called.append(gradient.tolist()))
     weight.register_post_accumulate_grad_hook(lambda p: called.append("accumulated"))
-    step, zero_grad = (find_step(optimizer), find_zero_grad(optimizer)) if fast else (optimizer.step, optimizer.zero_grad)
+    step, zero_grad = (find_step(optimizer), find_zero_grad(optimizer)) if fast else (None, optimizer.zero_grad)
 
     def closure() -> None:
         zero_grad()
@@ -82,11 +85,11 @@ def _trained(kind: Callable[..., Optimizer], *, fast: bool) -> list[Any]:
 
     for register in (lambda look: None, optimizer.register_step_post_hook, optimizer.register_step_pre_hook):
         register(lambda *args: called.append("hook"))
-        if fast:
+        if step is not None:
             step(closure)
         else:
             closure()
-            step()
+            optimizer.step()
         schedule.step()
     return [weight.tolist(), repr(optimizer.state_dict()), [call for call in called if call != "hook"], called.count("hook")]
 
@@ -211,6 +214,8 @@ def find_step(optimizer: Optimizer, *, gradients_first: bool = False) -> Callabl
     An optimizer that `steps_alone` steps after the closure, without the profiler label if no profiler runs. If a hook before the step is
     registered later, or the step is replaced, the closure is passed to the optimizer from then on.
     """
+    if type(optimizer) is JointOptimizer and all(steps_alone(part) for part in optimizer.optimizers.values()):
+        return _find_joint_step(optimizer, gradients_first=gradients_first)
     own, labelled = vars(optimizer).get("step"), type(optimizer).step
     if not (steps_alone(optimizer) and is_defined_in(torch, labelled) and hasattr(labelled, "hooked")):
         return partial(step_around, optimizer, gradients_first=gradients_first)
@@ -232,14 +237,37 @@ def find_step(optimizer: Optimizer, *, gradients_first: bool = False) -> Callabl
     return step
 
 
+def _find_joint_step(optimizer: JointOptimizer, *, gradients_first: bool) -> Callable[[Closure], Any]:
+    """The steps of all that it joins, after the closure."""
+    steps = [find_step(part) for part in optimizer.optimizers.values()]
+    before_all, after_all = _hooks_of_all()
+
+    def computed() -> None:
+        """The gradients are there."""
+
+    def step(closure: Closure) -> None:
+        is_hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks or before_all or after_all
+        if is_hooked or "step" in vars(optimizer) or is_profiling():
+            step_around(optimizer, closure, gradients_first=gradients_first)
+            return
+        closure()
+        for one in steps:
+            one(computed)
+
+    return step
+
+
 def replaceable(optimizer: Optimizer) -> tuple[Any, ...]:
     """The functions that decide what `find_backward`, `find_step` and `find_zero_grad` find: where one was replaced, look again."""
-    own = vars(optimizer)
-    return own.get("step"), own.get("zero_grad"), type(optimizer).step, type(optimizer).zero_grad, Tensor.backward, torch.autograd.backward
+    of_each = [(vars(one).get(name), getattr(type(one), name)) for one in single([optimizer]) for name in ("step", "zero_grad")]
+    return *chain.from_iterable(of_each), vars(optimizer).get("step"), Tensor.backward, torch.autograd.backward
 
 
 def find_zero_grad(optimizer: Optimizer) -> Callable[[], Any]:
     """The function that sets an optimizer's gradients to None: its `zero_grad`, without the profiler label if no profiler runs."""
+    if type(optimizer) is JointOptimizer and "zero_grad" not in vars(optimizer):
+        parts = [find_zero_grad(part) for part in optimizer.optimizers.values()]
+        return lambda: [zero_grad() for zero_grad in parts]
     is_own = getattr(optimizer.zero_grad, "__func__", None) is Optimizer.zero_grad and is_defined_in(torch, Optimizer.zero_grad)
     if unknown_torch() or not is_own:
         return optimizer.zero_grad

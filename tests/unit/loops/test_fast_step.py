@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from nbtrain import Trainer
 from nbtrain.loops import fast_step
 from nbtrain.loops.fast_step import backward, find_backward, find_step, find_zero_grad, steps_alone, unknown_torch
+from nbtrain.optim.joint_optimizer import JointOptimizer
 
 
 @pytest.fixture
@@ -328,6 +329,41 @@ def test_an_own_zero_grad_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.optim.Optimizer, "zero_grad", lambda self: calls.append("all"))
     find_zero_grad(make_adam())()
     assert calls == ["class", "instance", "all"]
+
+
+CHANGED: dict[str, Callable[[JointOptimizer, list[str]], Any]] = {
+    "nothing": lambda joint, called: None,
+    "a hook before one": lambda joint, called: joint.optimizers["adam"].register_step_pre_hook(lambda *args: called.append("before")),
+    "a hook after one": lambda joint, called: joint.optimizers["sgd"].register_step_post_hook(lambda *args: called.append("after")),
+    "a hook after all": lambda joint, called: joint.register_step_post_hook(lambda *args: called.append("after")),
+    "no step of one": lambda joint, called: setattr(joint.optimizers["adam"], "step", lambda closure=None: called.append("no step")),
+    "no gradients of one are cleared": lambda joint, called: setattr(joint.optimizers["sgd"], "zero_grad", lambda *args: None),
+}
+
+
+def four_steps(what: str, *, is_late: bool, short: bool) -> Any:
+    called = list[str]()
+    first, second = (nn.Parameter(torch.tensor([0.3, -0.2])) for _ in range(2))
+    joint = JointOptimizer({"adam": torch.optim.Adam([first], lr=0.1), "sgd": torch.optim.SGD([second], lr=0.1, momentum=0.9)})
+    if not is_late:
+        CHANGED[what](joint, called)
+    step, zero_grad = (find_step(joint), find_zero_grad(joint)) if short else (joint.step, joint.zero_grad)
+
+    def closure() -> None:
+        zero_grad()
+        (first * second).sum().backward()
+
+    for i in range(4):
+        if is_late and i == 2:
+            CHANGED[what](joint, called)
+        step(closure)
+    return first.tolist(), second.tolist(), called, repr(joint.state_dict())
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "meanwhile"])
+@pytest.mark.parametrize("what", CHANGED)
+def test_steps_of_several_optimizers_are_those_of_torch(what: str, is_late: bool) -> None:
+    assert four_steps(what, is_late=is_late, short=True) == four_steps(what, is_late=is_late, short=False)
 
 
 # -- in a run
