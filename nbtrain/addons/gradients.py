@@ -23,7 +23,8 @@ from ..engine.addon import AddOnBase
 from ..engine.callback import Notifier, notifier
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
-from ..errors import ConfigError, nearest
+from ..errors import ConfigError
+from ..optim.joint_optimizer import check_by_name
 
 # %% auto #0
 __all__ = ["total_norm", "GradientClipAddon", "GradientStatsAddon"]
@@ -68,8 +69,7 @@ class _Clip(L.Callback):
         self._is_sorted = True
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if isinstance(self.bound, Mapping):
-            _check_names(self.bound, getattr(pl_trainer.optimizers[0], "optimizers", {}))
+        check_by_name("gradient_clip", self.bound, pl_trainer.optimizers[0])
         self._before, self._after = notifier(pl_trainer, "on_before_clip"), notifier(pl_trainer, "on_after_clip")
         self._order = {parameter: i for i, parameter in enumerate(pl_module.parameters())}
         places = [self._order.get(p, len(self._order)) for group in pl_trainer.optimizers[0].param_groups for p in group["params"]]
@@ -116,15 +116,6 @@ class _Clip(L.Callback):
             else:
                 _clip_values(alike, bound)
         return norm
-
-
-def _check_names(bounds: Mapping[str, float], optimizers: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a bound of an optimizer that is not there."""
-    for name in bounds:
-        if not optimizers:
-            raise ConfigError(f"gradient_clip={dict(bounds)!r} is for several optimizers, and there is one.", remedy="Give a number.")
-        if name not in optimizers:
-            raise ConfigError(f"gradient_clip: there is no optimizer {name!r}.", remedy=nearest(name, optimizers))
 
 
 def _by_mesh(parameters: list[Tensor]) -> list[list[Tensor]]:

@@ -26,6 +26,7 @@ __all__ = [
     "single",
     "JointOptimizer",
     "named_optimizers",
+    "check_by_name",
     "JointScheduler",
     "join_schedulers",
     "schedulers_by_name",
@@ -151,6 +152,18 @@ def named_optimizers(optimizers: Mapping[str, Optimizer] | Sequence[Optimizer]) 
     if not named:
         raise ConfigError("optimizer= is empty.", remedy="Give an optimizer, or several: [Muon(...), AdamW(...)].")
     return named
+
+
+def check_by_name(option: str, given: Any, optimizer: Optimizer | None) -> None:
+    """Raise ConfigError for an `option` that is given by optimizer, and names one that is not there. Without optimizer, do nothing."""
+    if not isinstance(given, Mapping) or optimizer is None:
+        return
+    known = getattr(optimizer, "optimizers", {})
+    if not known:
+        raise ConfigError(f"{option}={dict(given)!r} is for several optimizers, and there is one.", remedy="Give a number.")
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{option}: there is no optimizer {name!r}.", remedy=nearest(name, known))
 
 
 # %% ../../nbs/optim/joint_optimizer.ipynb #joint009

@@ -23,9 +23,9 @@ from ..engine.protocol import Turn
 from ..engine.meter import N_SAMPLES
 from ..engine.step_output import NoUpdate, check_output, leaves_out, named
 from ..engine.train_state import Mode
-from ..errors import ConfigError, nearest
+from ..errors import ConfigError
 from ..loops.fast_step import step_around
-from ..optim.joint_optimizer import JointOptimizer, join_schedulers, parameters_in
+from ..optim.joint_optimizer import JointOptimizer, check_by_name, join_schedulers, parameters_in
 from ..base.addon_options import TrainerOptions
 from ..base.arguments import Optimizing
 from ..tools.lr_finder import RangeTest
@@ -107,10 +107,8 @@ def _check_class(kind: type[Trainer], mode: str, optimizers: Mapping[str, Any], 
 
 
 def _check_every(every: Mapping[str, int], optimizers: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an optimizer that is not there, or for intervals at which none would begin."""
+    """Raise ConfigError for intervals at which no optimizer would begin."""
     for name, n in every.items():
-        if name not in optimizers:
-            raise ConfigError(f"every: there is no optimizer {name!r}.", remedy=nearest(name, optimizers))
         if n < 1:
             raise ConfigError(f"every={{{name!r}: {n}}} must be a positive integer.", remedy="Give 1 for an update in each batch.")
     if optimizers and min(every.get(name, 1) for name in optimizers) > 1:
@@ -172,6 +170,7 @@ class MultiOptimizerTrainer(Trainer):
             if optimizers
             else None
         )
+        check_by_name("every", every, joint)
         others: dict[str, Any] = {**options}
         if joint is not None and schedulers:
             others["scheduler"] = join_schedulers(joint, schedulers)

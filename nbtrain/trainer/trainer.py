@@ -47,7 +47,7 @@ from ..events import MonitorMode
 from ..history.history import History, RunResult, short_path
 from ..history.run_folder import find_run
 from ..loops.error_guard import Failure
-from ..optim.joint_optimizer import Schedulers, schedulers_by_name
+from ..optim.joint_optimizer import Schedulers, check_by_name, schedulers_by_name
 from ..optim.schedulers import check_stepping
 from ..rng import check_seed
 from ..state.best_weights import weights_before
@@ -191,6 +191,7 @@ class Trainer(TrainerBase):
         self.optimizer = make_optimizer(optimizer, model, mode)
         self.scheduler = given["scheduler"] = schedulers_by_name(self.optimizer, scheduler)
         check_stepping(self.scheduler)
+        check_by_name("gradient_clip", gradient_clip, self.optimizer)
         self.log_bar, self.seed, self.save_path, self.on_error = log_bar, seed, save_path, on_error
         self.keep_source: bool | Literal["names"] = keep_source
         self.advice, self.compare_with = advice, find_run(compare_with).resolve() if compare_with is not None else None

@@ -126,9 +126,9 @@ def test_gradients_of_each_are_clipped_by_its_own_bound(lean: bool) -> None:
     assert same_weights(trainer.model, plain.model)
     assert list(trainer.history.steps["train"]["train_grad_norm"]) == pytest.approx(norms)
     with pytest.raises(ConfigError, match=r"no optimizer 'rst'[^$]*rest"):
-        dense(gradient_clip={"rst": 0.1}).run(1, data)
+        dense(gradient_clip={"rst": 0.1})
     with pytest.raises(ConfigError, match="for several optimizers, and there is one"):
-        Fit(nn.Linear(2, 1), DEVICE, optimizer=lambda p: AdamW(p), gradient_clip={"rest": 0.1}, log_bar=False).run(1, data)
+        Fit(nn.Linear(2, 1), DEVICE, optimizer=lambda p: AdamW(p), gradient_clip={"rest": 0.1}, log_bar=False)
 
 
 @pytest.mark.parametrize("broken_at", [1, 6])
