@@ -20,6 +20,7 @@ ORDER = (
     "loggers.wandb",
     "loggers.local",
     "distributed.worker",  # a pipe
+    "loops.fast_step",  # a toy is trained, once
     "deferred_imports",  # an import may happen anywhere
 )
 _HELD = threading.local()
