@@ -44,7 +44,7 @@ class _Groups:
 
 
 # -- of many cases `make test` takes some
-EVERY, MANY = 3, 6
+EVERY, MANY = 4, 5
 DRAWN = ("test_random_jobs", "test_random_configurations", "test_time_travel_draws", "test_drawn_logs")  # as many as they name
 WHOLE = "NBTRAIN_WHOLE_SUITE"  # set where no path is given; the workers read it
 
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a unit test with six cases or more, `make test` runs each third one, and `make faults` the others; all where its path is given."""
+    """Of a unit test with five cases or more, `make test` runs each fourth one, `make faults` the others; all where its path is given."""
     if os.environ[WHOLE] == "0":
         return
     families: dict[str, list[pytest.Item]] = {}

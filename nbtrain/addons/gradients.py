@@ -69,7 +69,7 @@ class _Clip(L.Callback):
         self._is_sorted = True
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        check_by_name("gradient_clip", self.bound, pl_trainer.optimizers[0])
+        check_by_name(pl_trainer.optimizers[0], gradient_clip=self.bound)
         self._before, self._after = notifier(pl_trainer, "on_before_clip"), notifier(pl_trainer, "on_after_clip")
         self._order = {parameter: i for i, parameter in enumerate(pl_module.parameters())}
         places = [self._order.get(p, len(self._order)) for group in pl_trainer.optimizers[0].param_groups for p in group["params"]]

@@ -154,16 +154,16 @@ def named_optimizers(optimizers: Mapping[str, Optimizer] | Sequence[Optimizer]) 
     return named
 
 
-def check_by_name(option: str, given: Any, optimizer: Optimizer | None) -> None:
-    """Raise ConfigError for an `option` that is given by optimizer, and names one that is not there. Without optimizer, do nothing."""
-    if not isinstance(given, Mapping) or optimizer is None:
-        return
-    known = getattr(optimizer, "optimizers", {})
-    if not known:
-        raise ConfigError(f"{option}={dict(given)!r} is for several optimizers, and there is one.", remedy="Give a number.")
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"{option}: there is no optimizer {name!r}.", remedy=nearest(name, known))
+def check_by_name(optimizer: Optimizer | None, **options: Any) -> Optimizer | None:
+    """Raise ConfigError for an option that is given by optimizer, and names one that is not there. Returns the optimizer."""
+    known: Mapping[str, Any] = getattr(optimizer, "optimizers", {})
+    for option, given in options.items() if optimizer is not None else ():
+        for name in given if isinstance(given, Mapping) else ():
+            if not known:
+                raise ConfigError(f"{option}={dict(given)!r} is for several optimizers, and there is one.", remedy="Give a number.")
+            if name not in known:
+                raise ConfigError(f"{option}: there is no optimizer {name!r}.", remedy=nearest(name, known))
+    return optimizer
 
 
 # %% ../../nbs/optim/joint_optimizer.ipynb #joint009

@@ -170,7 +170,7 @@ class MultiOptimizerTrainer(Trainer):
             if optimizers
             else None
         )
-        check_by_name("every", every, joint)
+        check_by_name(joint, every=every)
         others: dict[str, Any] = {**options}
         if joint is not None and schedulers:
             others["scheduler"] = join_schedulers(joint, schedulers)

@@ -188,10 +188,9 @@ class Trainer(TrainerBase):
         self.device = launcher.home(device) if launcher is not None else resolve_device(device)
         self.model = model.to(self.device)
         self.toggle(mode)
-        self.optimizer = make_optimizer(optimizer, model, mode)
+        self.optimizer = check_by_name(make_optimizer(optimizer, model, mode), gradient_clip=gradient_clip)
         self.scheduler = given["scheduler"] = schedulers_by_name(self.optimizer, scheduler)
         check_stepping(self.scheduler)
-        check_by_name("gradient_clip", gradient_clip, self.optimizer)
         self.log_bar, self.seed, self.save_path, self.on_error = log_bar, seed, save_path, on_error
         self.keep_source: bool | Literal["names"] = keep_source
         self.advice, self.compare_with = advice, find_run(compare_with).resolve() if compare_with is not None else None

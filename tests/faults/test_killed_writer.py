@@ -37,6 +37,7 @@ def run_for_ever(answers: Connection, folder: Path) -> None:
     make_trainer(Saving, save_path=folder, lightning={"callbacks": [Waits(answers)]}).run(2, loader, resume="auto")
 
 
+@pytest.mark.long
 def test_a_run_of_another_process_keeps_its_folder_until_it_is_killed(tmp_path: Path) -> None:
     ours, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=run_for_ever, args=(theirs, tmp_path))

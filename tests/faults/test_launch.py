@@ -107,6 +107,7 @@ def test_processes_of_one_machine_listen_on_loopback_alone(pool: Pool, host: str
     assert set(opened) <= LOOPBACK if host else ours[0] == before
 
 
+@pytest.mark.long
 def test_meeting_file_is_private_and_goes_with_the_launch(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with Launch(add_up, 2, pool=pool) as running:

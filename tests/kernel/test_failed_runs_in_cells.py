@@ -121,7 +121,9 @@ def test_run_ends_when_its_name_has_another_trainer(kernel: Kernel) -> None:
     assert kernel.value("n_runs(), kept()[-1]") == (0, 1)
 
 
-@pytest.mark.parametrize(("workers", "n", "warm"), [pytest.param(0, 50, 10, marks=pytest.mark.long), (0, 12, 4), (2, 5, 2)])
+@pytest.mark.parametrize(
+    ("workers", "n", "warm"), [*(pytest.param(0, n, warm, marks=pytest.mark.long) for n, warm in ((50, 10), (12, 4))), (2, 5, 2)]
+)
 def test_cell_that_fails_again_and_again_leaves_nothing(kernel: Kernel, workers: int, n: int, warm: int) -> None:
     def execute(n: int) -> None:
         for _ in range(n):

@@ -112,6 +112,7 @@ seconds = perf_counter() - start
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "run",
     [

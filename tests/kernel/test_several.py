@@ -149,6 +149,7 @@ print(sorted(path.name for path in trainer.run_dir.iterdir()), len(list((trainer
 """
 
 
+@pytest.mark.long
 def test_the_basic_usage_saves_logs_and_counts(tmp_path: Path, execute: Any) -> None:
     given = """
 import os, torch

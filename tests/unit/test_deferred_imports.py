@@ -101,6 +101,7 @@ def test_first_step_has_imported_only_what_it_uses(tmp_path: Any) -> None:
     assert "lightning.pytorch" in loaded and NOT_IN_A_FIRST_STEP.isdisjoint(loaded)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 13))])
 def test_deferred_module_is_the_real_one_in_every_order(seed: int) -> None:
     order = random.Random(seed).sample(list(ORDERED.values()), len(ORDERED))

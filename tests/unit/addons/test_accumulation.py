@@ -185,6 +185,7 @@ def test_window_grows_with_the_updates(lean: bool, schedule: dict[int, int]) -> 
     assert trainer.counts.update == len(windows) and seen == starts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lean", [pytest.param(False, marks=pytest.mark.long), True])
 def test_run_resumed_after_the_window_has_grown_is_an_unbroken_one(lean: bool, tmp_path: Path) -> None:
     def run(folder: Path, n_updates: int | None = None) -> Any:

@@ -167,6 +167,7 @@ def test_default_that_a_class_has_changed_gives_way_to_an_instance() -> None:
         make_trainer(kind, gradient_clip=2.0)
 
 
+@pytest.mark.long
 def test_devices_of_an_instance_are_the_trainers() -> None:
     model = make_model()
     trainer = Regress.add_on(MultiGPUAddon(device=["cpu", "cpu"]))(model, optimizer=torch.optim.Adam(model.parameters()), log_bar=False)

@@ -242,6 +242,7 @@ def trackio_parameters(folder: Path) -> dict[str, Any]:
 PARAMETERS = {"tensorboard": tensorboard_parameters, "mlflow": mlflow_parameters, "trackio": trackio_parameters}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_tracker_by_name_has_the_hyper_parameters_and_goes_on_where_they_have_changed(name: str, tmp_path: Path) -> None:

@@ -319,6 +319,7 @@ def test_ctrl_c_ends_the_runs_of_a_sweep_and_the_others_do_not_begin(folder: Pat
     assert [path.name for path in (folder / "out").iterdir()] == ["seed=1"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("signum", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.long), (signal.SIGTERM, 143)])
 def test_a_run_that_a_signal_ends_is_saved_and_goes_on_exactly(folder: Path, signum: int, code: int) -> None:
     done = quits(folder, "fit", signum)

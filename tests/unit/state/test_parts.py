@@ -93,6 +93,7 @@ def workers() -> Iterator[None]:
     _pool().close()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("workers")
 def test_part_is_sent_to_workers_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer(Ticking.add_on(MultiGPUAddon), device=["cpu", "cpu"])
