@@ -24,7 +24,7 @@ from ..engine.callback import Notifier, notifier
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
-from ..optim.joint_optimizer import check_by_name
+from ..optim.joint_optimizer import JointOptimizer, check_by_name
 
 # %% auto #0
 __all__ = ["total_norm", "GradientClipAddon", "GradientStatsAddon"]
@@ -76,14 +76,11 @@ class _Clip(L.Callback):
         self._is_sorted = places == sorted(places)
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        parts: list[tuple[Any, float]] = (
-            [(optimizer, self.bound)]
-            if not isinstance(self.bound, Mapping)
-            else [
-                (part, self.bound.get(name, 0.0))
-                for name, part in optimizer.optimizers.items()  # pyright: ignore[reportAttributeAccessIssue]
-            ]
-        )
+        if isinstance(self.bound, Mapping):
+            assert isinstance(optimizer, JointOptimizer)
+            parts = [(part, self.bound.get(name, 0.0)) for name, part in optimizer.optimizers.items()]
+        else:
+            parts = [(optimizer, self.bound)]
         found = [(self._with_gradients(part), bound) for part, bound in parts]
         if self._before is not None:
             self._before()

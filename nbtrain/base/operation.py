@@ -87,7 +87,7 @@ class Operation:
     def begin(self) -> None:
         """It is on, in this thread. Modules in the trainer's attributes that are on the CPU follow the model to its device."""
         self.thread = threading.current_thread()
-        for module in modules_beside(self.trainer):
+        for module in modules_beside(self.trainer) if self.trainer.device.type != "cpu" else ():
             if _device_types(module) == {"cpu"}:
                 module.to(self.trainer.device)
         if self not in self.trainer.operations:

@@ -170,7 +170,7 @@ BROKEN: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "other bits": lambda patches: patches.setattr(fast_step, "backward", lambda loss: (loss * 1.001).backward()),
     "a name that is missing": lambda patches: patches.delattr(graph, "_engine_run_backward"),
     "a step that steps twice": lambda patches: patches.setattr(torch.optim.Adam.step, "__wrapped__", twice),
-    "a hook that is not called": lambda patches: patches.setattr(fast_step, "is_profiling", lambda: 1 / 0),
+    "a function that raises": lambda patches: patches.setattr(fast_step, "is_profiling", lambda: 1 / 0),
 }
 
 
