@@ -418,8 +418,12 @@ def draw(seed: int) -> dict[str, Any]:
     if "averaged weights" in callbacks and module["net"] == "batch norm":
         module["net"] = "dropout"  # Lightning makes an update in the pass for batch norm, with the gradients of the epoch before
     trainer = _draw_trainer(rng)
-    if {"stop", "early stopping"} & set(callbacks):  # a window that is open at the stop is finished, which Lightning's loop does not do
+    changes = _draw_changes(random.Random(f"changes {seed}"))
+    if {"stop", "early stopping", "stops"} & {*callbacks, *changes}:
+        # A window that is open at the stop is finished, and a whole epoch is validated where any is: not so with Lightning's loop
         trainer.pop("accumulate_grad_batches", None)
+        if trainer.get("check_val_every_n_epoch", 1) is not None:
+            trainer.pop("val_check_interval", None)
         callbacks = [name for name in callbacks if name != "accumulation that changes"]
     loader = rng.choice([*LOADERS, "shuffled", "shuffled"])
     if loader == "without length" and trainer.get("limit_train_batches") == 7:  # its epoch ends before, and is validated then
@@ -433,7 +437,7 @@ def draw(seed: int) -> dict[str, Any]:
         "logger": rng.random() < 0.6,
         "trainer": trainer,
         "more_epochs": rng.choice([0, 0, 1, 2]),
-        "changes": _draw_changes(random.Random(f"changes {seed}")),
+        "changes": changes,
     }
 
 

@@ -130,20 +130,23 @@ def _why_no_training(pl_trainer: L.Trainer) -> str:
 class Hook:
     """One of Lightning's hooks and its listeners: callbacks in their order, then the module."""
 
-    __slots__ = ("module", "name", "names", "of_callbacks", "of_module", "pl_trainer", "refresh", "used")
+    __slots__ = ("callbacks", "module", "name", "names", "of_callbacks", "of_module", "pl_trainer", "refresh", "used")
 
     def __init__(self, name: str, pl_trainer: L.Trainer, module: L.LightningModule, refresh: Callable[[], Any] = bool) -> None:
         """`refresh` is called after each listener, which may add others."""
         self.name, self.pl_trainer, self.module, self.refresh = name, pl_trainer, module, refresh
         self.names = self.module.__dict__  # setting _current_fx_name through nn.Module.__setattr__ costs 1 µs, several times a batch
+        self.callbacks: list[L.Callback] | None = None  # the trainer's, whose methods `of_callbacks` are
         self.of_callbacks: list[Callable[..., Any]] = []
         self.look_up()
 
     def look_up(self) -> None:
-        """Find the listeners. A call that goes through them meanwhile reaches those that are added."""
+        """Find the listeners. A call that goes through them meanwhile reaches those that are added, but not those of another list."""
         name = self.name
         plain, plain_of_module = getattr(L.Callback, name), getattr(L.LightningModule, name)
-        callbacks: Iterable[L.Callback] = self.pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        callbacks: list[L.Callback] = self.pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        if callbacks is not self.callbacks:
+            self.callbacks, self.of_callbacks = callbacks, []
         # A hook may be set on the instance, as LambdaCallback does
         mine = [item for item in callbacks if getattr(type(item), name, None) is not plain or name in vars(item)]
         bound = [getattr(callback, name) for callback in mine]

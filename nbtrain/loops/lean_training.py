@@ -552,12 +552,14 @@ class _TrainingPass(LeanPass):
             self.names["_current_fx_name"] = None
         loop.val_loop.run()
         pl_trainer.training, connector._first_loop_iter = True, first_loop_iter
+        assert self.assignments is not None
+        if self.assignments.changed():  # a plateau's schedule was set in it, perhaps
+            loop.update_lr_schedulers("step", update_plateau_schedulers=True)
         loop._batches_that_stepped += loop.has_stepped
         loop.validate_next = False
         if self.signals.received_sigterm and not self.is_last():
             loop.notify_boundary()
             raise SIGTERMException
         loop.end_batch()
-        assert self.assignments is not None
         self.has_changed = self.assignments.changed()
         return self.is_over()
