@@ -163,7 +163,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
             return False
         if is_sanity_check(self.trainer) or self._should_reload_val_dl:
             return False
-        trains_leanly = getattr(self.trainer.fit_loop.epoch_loop, "stood_aside", None) == ""  # found before this very epoch
+        trains_leanly = getattr(self.trainer.fit_loop.epoch_loop, "trains_leanly", False)  # found before this very epoch
         return not self._objection(knows_trainer=trains_leanly)
 
     def pass_over(self, fetcher: _DataFetcher) -> _EvaluationPass:

@@ -227,6 +227,11 @@ class LeanEpochLoop(_TrainingEpochLoop):
         return self._pass
 
     @property
+    def trains_leanly(self) -> bool:
+        """Is this pass lean, and was nothing set since it began?"""
+        return self.stood_aside == "" and self._pass is not None and not self._pass.has_changed
+
+    @property
     def made_no_update(self) -> bool:
         """Was a window closed without an update, because its batches were left out?"""
         return not self._should_accumulate() and not (self.automatic_optimization.has_stepped if self.stood_aside else self.has_stepped)

@@ -32,9 +32,16 @@ def test_what_is_set_in_mid_epoch_counts_from_the_next_batch_on(kind: str, when:
     assert difference(USUAL | {"changes": changes, "logger": True, "trainer": trainer, "module": module})[0] == ""
 
 
-@pytest.mark.parametrize("changes", [{"plateau": -2}, {"other callbacks": 2, "module.on_before_zero_grad": 2}])
-def test_what_is_set_without_a_logger_counts_from_the_next_batch_on(changes: dict[str, int]) -> None:
-    assert difference(USUAL | {"changes": changes})[0] == ""
+@pytest.mark.parametrize(
+    ("changes", "trainer"),
+    [
+        ({"plateau": -2}, {}),
+        ({"other callbacks": 2, "module.on_before_zero_grad": 2}, {}),
+        ({"strategy.validation_step": 3}, {"val_check_interval": 0.25}),
+    ],
+)
+def test_what_is_set_without_a_logger_counts_at_once(changes: dict[str, int], trainer: dict[str, Any]) -> None:
+    assert difference(USUAL | {"changes": changes, "trainer": {"max_epochs": 2} | trainer})[0] == ""
 
 
 class Adds(L.Callback):
