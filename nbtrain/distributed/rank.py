@@ -13,12 +13,14 @@ from typing import Any
 import lightning as L
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from ..data.order_check import same_random
+from ..data.several_loaders import is_several
 from .parallelism import Parallelism, SplitStrategy, gather
-from .rank_loader import RankLoader, RankMeter, sampled_share
+from .rank_loader import RankLoader, RankMeter, check_lengths, sampled_share
 from .world import StopTogether, World
 from ..engine.callback import callbacks_of
 from ..engine.protocol import TrainerProtocol
@@ -76,7 +78,10 @@ class RankCallback(L.Callback):
         if self.trainer.configures_optimizers:
             shuffle = training and not self.trainer.lightning.get("overfit_batches")
             note = partial(self.trainer.recorder.note, once=True)
-            return sampled_share(loader, self._reader, self.n_readers, shuffle=shuffle, note=note)
+            share = sampled_share(loader, self._reader, self.n_readers, shuffle=shuffle, note=note)
+            if training:
+                check_lengths(gather(None if is_several(share) else sized_len(share), self.group))
+            return share
         self.loaders[training] = RankLoader(loader, self._reader, self.n_readers, self.group)
         return self.loaders[training]
 

@@ -11,21 +11,22 @@ from itertools import islice
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch.trainer.connectors.data_connector import _get_distributed_sampler
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.data import _update_dataloader
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 
+from lightning.fabric.utilities.data import sized_len
 from ..data.batch import batch_size
 from ..data.loader import LoaderWrapper, with_batch_sampler
 from ..data.several_loaders import is_several, parts_of
 from .parallelism import gather
 from ..engine.meter import EpochLog, Meter, Scalar
+from ..errors import ConfigError
 from ..rng import derive_seed, random_state, seed_process, set_random_state
 
 # %% auto #0
-__all__ = ["deal", "DealtSampler", "RankLoader", "SampledLoader", "sampled_share", "RankMeter"]
+__all__ = ["deal", "check_lengths", "DealtSampler", "RankLoader", "SampledLoader", "sampled_share", "RankMeter"]
 
 
 # %% ../../nbs/distributed/rank_loader.ipynb #db20ca5b
@@ -40,6 +41,17 @@ def deal(items: Iterable[Any], sizes: Any, number: int, n_ranks: int) -> Iterato
 
 
 # %% ../../nbs/distributed/rank_loader.ipynb #f1c63dbc
+def check_lengths(lengths: list[int | None]) -> None:
+    """Raises ConfigError if the ranks have loaders of different `lengths` (None: unknown): one would wait for an update of another's."""
+    if None in lengths or len({*lengths}) < 2:
+        return
+    found = ", ".join(f"{n} batches in process {rank}" for rank, n in enumerate(lengths))
+    raise ConfigError(
+        f"The loaders of the processes have different lengths: {found}. At each update a process waits for the others.\n"
+        "  Give each process the same loader, of which it reads its share, or loaders with the same number of batches."
+    )
+
+
 class DealtSampler(Sampler[list[int]]):
     """A batch sampler for one rank. Appends the share of each batch to `shares`."""
 
@@ -103,10 +115,11 @@ class RankLoader(LoaderWrapper):
 
     def _synchronize(self) -> int:
         """Set the random state of rank 0 in all ranks. Returns a seed derived from it."""
-        state = [random_state(devices=False)]
-        dist.broadcast_object_list(state, src=0, group=self.group)
-        set_random_state(state[0])
-        return int.from_bytes(blake2b(state[0]["torch"].numpy().tobytes(), digest_size=7).digest(), "big")
+        found = gather((random_state(devices=False), sized_len(self.loader)), self.group)
+        check_lengths([n for _, n in found])
+        state = found[0][0]
+        set_random_state(state)
+        return int.from_bytes(blake2b(state["torch"].numpy().tobytes(), digest_size=7).digest(), "big")
 
     def _diverge(self, seed: int) -> None:
         """Continue with a random state that is different in each rank."""

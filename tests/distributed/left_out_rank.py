@@ -1,9 +1,10 @@
-"""One rank of two, which leave batches out, alone or together; rank 0 compares with a plain loop over rounds of two batches. A program."""
+"""One rank of two, which leave batches out, alone or together, and compare with a plain loop over rounds of two batches. A program."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import os
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from samples import make_trainer
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from nbtrain import MultiGPUAddon, Trainer
+from nbtrain import ConfigError, MultiGPUAddon, Trainer
 from nbtrain.data.loader import BatchList
 
 
@@ -80,7 +81,20 @@ def main() -> None:
             kept = [b for b in made if b is not None and not b[0].isnan().any()]
             mean = sum(mse_loss(expected(x), y).item() * len(x) for x, y in kept) / sum(len(x) for x, _ in kept)
         assert math.isclose(trainer.history.epochs[-1]["val_loss"], mean, rel_tol=1e-4), case
+    refuses_lengths()
     print("done")
+
+
+def refuses_lengths() -> None:
+    rank, made = int(os.environ["RANK"]), batches((), "loader")
+    trainer: Any = make_trainer(Picky.add_on(MultiGPUAddon), model=make_net())
+    for loaders in ((made[: 4 + rank], None), (made[:4], made[: 4 + rank])):
+        try:
+            trainer.run(1, *(BatchList(part) for part in loaders if part is not None))
+        except ConfigError as error:
+            assert "4 batches in process 0, 5 batches in process 1" in str(error), error
+        else:
+            raise AssertionError(loaders)
 
 
 if __name__ == "__main__":
