@@ -33,6 +33,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from .worker import RankFailure, Rank, WorkerTask, dumps, loads
 from ..errors import WorkerError, add_note
+from ..resources import n_cores
 from ..source.redaction import environment_variables
 from ..source.source_code import reach
 from ..source.source_file import cells
@@ -226,8 +227,7 @@ def _environment(n: int) -> dict[str, str]:
     """
     hidden = ("JPY_PARENT_PID", "MPLBACKEND")
     environment = {name: value for name, value in environment_variables().items() if name not in hidden}
-    n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, n_cores // n)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, n_cores() // n)))
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     return environment | ({"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {})
 

@@ -5,7 +5,6 @@
 # %% ../../nbs/jobs/validate.ipynb #d4605753
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from ..config.schema import OptimizerConfig, PartConfig, Settings
 from ..distributed.devices import resolve_devices
 from ..distributed.world import find_world
 from ..errors import ConfigError
+from ..resources import n_cores
 from ..base.arguments import check_lightning_names
 from ..trainer.trainer import Trainer
 
@@ -127,7 +127,7 @@ def device_type(settings: Settings) -> str:
 
 def n_available(device_type: str) -> int:
     """The number of devices of a type; on the CPU, the number of cores."""
-    return torch.cuda.device_count() if device_type == "cuda" else os.cpu_count() or 1
+    return torch.cuda.device_count() if device_type == "cuda" else n_cores()
 
 
 def _check_compute(settings: Settings, document: Document, problems: Problems) -> ComputePlan:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +22,7 @@ from ..loops.lean_pass import unknown_version
 from ..history.provenance import record
 from .data_module import validates
 from ..base.trainer_base import TrainerBase
+from ..resources import n_cores
 from ..tracebacks import variable_name
 
 # %% auto #0
@@ -55,18 +55,13 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
     }
 
 
-def _n_cores() -> int | None:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-
-
 def _facts(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, Any]:
     """Facts that a view needs to give advice: the loader's workers (None if it is not a DataLoader), cores, and `torch.compile`."""
     loader = innermost(loader)
     n_workers = loader.num_workers if isinstance(loader, DataLoader) else None
     compiled = any(isinstance(addon, CompileAddon) and addon.compile is not False for addon in trainer.active_addons)
     compiled = compiled or type(trainer.model).__name__ == "OptimizedModule"  # what torch.compile returns
-    return {"num_workers": n_workers, "n_cores": _n_cores(), "compiled": compiled}
+    return {"num_workers": n_workers, "n_cores": n_cores(), "compiled": compiled}
 
 
 def _n_evaluated(loader: Any, limit: Any) -> int | None:

@@ -5,7 +5,6 @@
 # %% ../../nbs/state/kept_states.ipynb #a634f4dc
 from __future__ import annotations
 
-import os
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +14,10 @@ from torch import Tensor
 from .attribute_state import Place
 from ..checkpoint.snapshot import Snapshot, restore_views
 from ..checkpoint.weights import Weights
+from ..resources import free_memory
 
 # %% auto #0
-__all__ = ["KeptState", "size_of", "free_memory", "KeptStates"]
+__all__ = ["KeptState", "size_of", "KeptStates"]
 
 
 # %% ../../nbs/state/kept_states.ipynb #79301fc9
@@ -98,17 +98,6 @@ _MOST = 1000  # states, because each is examined when one is added
 _N_LAST = 3  # epochs whose ends are needed
 
 
-def free_memory() -> int:
-    """The free memory of this machine in bytes; 4 GB if the system does not report it."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            found = {line.partition(":")[0]: line.split()[1] for line in file}
-        return int(found["MemAvailable"]) * 1024
-    except (OSError, KeyError, IndexError, ValueError):
-        pages, size = os.sysconf_names.get("SC_PHYS_PAGES"), os.sysconf_names.get("SC_PAGE_SIZE")
-        return os.sysconf(pages) * os.sysconf(size) // 4 if pages is not None and size is not None else 4 * 10**9
-
-
 class KeptStates:
     """The states of a trainer's runs in memory, by step.
 
@@ -146,12 +135,23 @@ class KeptStates:
                 break
             self._drop(at)
 
-    def _dispensable(self, best_step: int | None) -> int | None:
-        """The index of the least useful state; None if all are needed. Beyond `most`, even the first state is not needed."""
+    def make_room(self, n_bytes: int) -> bool:
+        """Drop states until there are `n_bytes` of free memory, but for the newest. Returns whether there are."""
+        free = free_memory()
+        while free < n_bytes and (at := self._dispensable(None, is_short=True)) is not None:
+            free += self._bytes_of(at)
+            self._drop(at)
+        return free >= n_bytes
+
+    def _dispensable(self, best_step: int | None, *, is_short: bool = False) -> int | None:
+        """The index of the least useful state; None if all are needed. Beyond `most`, even the first state is not needed.
+
+        `is_short`: the memory of the machine is.
+        """
         states, newest = self.states, len(self.states) - 1
         ends = [i for i, state in enumerate(states) if state.batch is None]
         needed = {0, newest, *ends[-_N_LAST:], *(i for i, state in enumerate(states) if state.step == best_step)}
-        levels = [needed] if self.n_bytes <= self.most else [needed, {0, newest}, {newest}]
+        levels = [needed, {0, newest}, {newest}] if is_short or self.n_bytes > self.most else [needed]
         free = next((found for kept in levels if (found := [i for i in range(len(states)) if i not in kept])), None)
         return min(free, key=self._usefulness) if free else None
 

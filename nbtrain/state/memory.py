@@ -17,6 +17,7 @@ from ..engine.control import Boundary
 from ..engine.protocol import TrainerProtocol
 from ..errors import first_line
 from ..events import Event
+from ..resources import free_memory
 from .attribute_state import trainer_places
 from .capture import Capture, n_finished
 from .kept_states import KeptState, size_of
@@ -139,6 +140,14 @@ class Memory:
         if n_bytes > memory.most:  # it would be dropped at once
             free = f"half of the free memory is {memory.most / 1e9:.1f} GB"
             self._note(f"No states are kept in memory: one takes {n_bytes / 1e9:.1f} GB, and {free}.")
+            return
+        n_before = len(memory)
+        has_room = memory.make_room(2 * n_bytes)  # a copy, and as much again for what comes next
+        if len(memory) < n_before or not has_room:
+            n = n_before - len(memory)
+            lost = "A state was not kept in memory" if not has_room else f"{n} {'state' if n == 1 else 'states'} in memory were given up"
+            self._note(f"{lost}: {free_memory() / 1e9:.1f} GB of memory are free, and a state takes {n_bytes / 1e9:.1f} GB.")
+        if not has_room:
             return
         try:
             state = keep(capture, is_start=is_start)

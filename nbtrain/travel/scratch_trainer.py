@@ -188,7 +188,10 @@ class _Arrival(Checkpoint, BoundaryCallback):
     def _look(self, at: Boundary | None) -> None:
         if at is not None and self.trainer.train_state.counts.step >= self.step:
             self._take(at.pl_trainer, n_finished(at.pl_trainer))
-            self.trainer.control.stop()
+
+    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        if self.trainer.train_state.counts.step >= self.step:  # only now is it known that the epoch has not ended there
+            raise Leave
 
     def on_epoch_over(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.trainer.train_state.counts.step >= self.step:
@@ -196,7 +199,7 @@ class _Arrival(Checkpoint, BoundaryCallback):
             raise Leave
 
     def _take(self, pl_trainer: L.Trainer, finished: int | None) -> None:
-        if self.state is None and self.trainer.train_state.counts.step == self.step:
+        if self.trainer.train_state.counts.step == self.step:
             self.state = keep(Capture(self.trainer, pl_trainer, finished))
 
 

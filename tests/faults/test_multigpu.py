@@ -364,7 +364,7 @@ def test_no_warning_and_no_variable_is_left(capfd: pytest.CaptureFixture[str]) -
 def test_two_devices_from_a_configuration_are_one_with_twice_the_batch(
     compute: dict[str, Any], policy: str, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("nbtrain.jobs.validate.n_cores", lambda: 2)
     common = {"max_epochs": 2, "seed": 0, "enable_progress_bar": False, "global_batch_size": 8, "checkpoint": {"no_save": True}}
     parts = {
         "model": {"type": "nbtrain.examples.mlp.MLP", "args": {"dim": 8, "nlayers": 2}},
@@ -387,7 +387,7 @@ def test_two_devices_from_a_configuration_are_one_with_twice_the_batch(
 
 
 def test_devices_that_share_a_copy_of_the_model_share_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("nbtrain.jobs.validate.n_cores", lambda: 2)
     common = {
         "model": {"type": "nbtrain.examples.mlp.MLP", "args": {"dim": 8, "nlayers": 2}},
         "optimizer": {"type": "torch.optim.Adam", "args": {"lr": 0.01}},
@@ -407,7 +407,7 @@ def test_devices_that_share_a_copy_of_the_model_share_its_batch(monkeypatch: pyt
 
 
 def test_notebook_is_run_on_two_devices_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("nbtrain.jobs.validate.n_cores", lambda: 2)
     monkeypatch.chdir(tmp_path)
     cells = [
         "import torch\nfrom torch import nn\nfrom nbtrain import Trainer\nfrom torch.nn.functional import mse_loss",

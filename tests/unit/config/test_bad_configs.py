@@ -32,7 +32,7 @@ CASES = yaml.safe_load((Path(__file__).parent / "bad_configs.yaml").read_text())
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("nbtrain.jobs.validate.n_cores", lambda: 1)
     (tmp_path / "base.yaml").write_text(GOOD)
     (tmp_path / "needs_other.py").write_text("import nothing_of_this_name\n")
     (tmp_path / "breaks.py").write_text("1 / 0\n")

@@ -645,6 +645,6 @@ def test_slips_in_hook_are_named_together(folder: Path) -> None:
     ],
 )
 def test_what_can_not_be_spread_over_the_devices_is_told(given: list[str], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("nbtrain.jobs.validate.n_cores", lambda: 4)
     with pytest.raises(ConfigError, match=re.escape(text)):
         TrainerArgs.from_cli([*FAST, "--trainer.args.device=cpu", "--compute_config.runtime_ngpus=4", *given]).build()

@@ -252,3 +252,23 @@ def test_weights_of_the_best_epoch_of_another_course_are_not_taken_for_those_of_
     trainer.run(1, loader)
     trainer.rewind(epoch=1)
     assert all(torch.equal(value, expected[name]) for name, value in trainer.best_weights.items())
+
+
+def test_states_are_given_up_before_the_memory_is_short(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+    trainer = keeping()
+    trainer.run(3, make_loader())
+    states, texts, free = trainer.states.memory, list[str](), 0
+    monkeypatch.setattr("nbtrain.state.kept_states.free_memory", lambda: free)
+    assert not states.make_room(10**9) and [state.epoch for state in states.states] == [3]
+    monkeypatch.setattr(trainer.recorder, "note", lambda text, **options: texts.append(text))
+    trainer.run(1, make_loader())
+    assert [state.epoch for state in states.states] == [3]
+    assert len(texts) == 1 and texts[0].startswith("A state was not kept in memory: ")
+
+
+def test_no_more_states_are_given_up_than_are_needed(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+    trainer = keeping()
+    trainer.run(3, make_loader())
+    states = trainer.states.memory
+    monkeypatch.setattr("nbtrain.state.kept_states.free_memory", lambda: 0)
+    assert states.make_room(1) and len(states) == 3 and states.states[-1].epoch == 3

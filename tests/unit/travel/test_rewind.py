@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from samples import Augmented, Regress, make_loader, make_model, make_trainer, m
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from nbtrain import (
     AccumulationAddon,
@@ -365,6 +367,28 @@ def test_steps_that_are_no_training_steps_are_named() -> None:
         assert str(error.value) == f"{what}\n  Give a step of history.steps['train']."
     with pytest.raises(ConfigError, match=r"Step 6 is not between two training batches: it is a batch of a validation\."):
         trainer.rewind(step=6)
+
+
+class Unsized:
+    """Batches whose number is not known before they were read."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from make_loader(shuffle=False)
+
+
+@pytest.mark.parametrize(
+    "make", [make_loader, Unsized, lambda: list(make_loader()), lambda: StatefulDataLoader(Augmented(), 16, shuffle=True)]
+)
+@pytest.mark.parametrize("valid", [None, make_valid()])
+def test_an_epoch_whose_state_is_not_kept_is_rewound_to_its_end(make: Callable[[], Any], valid: Any) -> None:
+    trainer = keeping(model=make_model())
+    trainer.run(3, make(), valid)
+    first = deepcopy(trainer.model)
+    trainer.states.memory.states[1:] = []
+    found = trainer.rewind(epoch=1)
+    assert (found.epoch, found.batch) == (1, None) and found.n_recomputed > 0
+    trainer.run(2, make(), valid)
+    assert trainer.counts.epoch == 3 and same_weights(trainer.model, first)
 
 
 def test_memory_of_ten_thousand_epochs_is_bounded_by_the_budget() -> None:
