@@ -351,7 +351,8 @@ MEMBERS = (
     _row("lightning:log_dir,default_root_dir tlama:log_file fastai:path", "Read `trainer.run_dir`, the run folder."),
     _row("lightning:is_global_zero hf:is_world_process_zero,is_local_process_zero", "Read `trainer.is_main_process`."),
     _row("lightning:world_size", "Read `trainer.world.size`."),
-    _row("lightning:optimizers fastai:opt", "Read `trainer.optimizer`."),
+    _row("lightning:optimizers fastai:opt", "Read `trainer.optimizer`, or `trainer.optimizers` by name."),
+    _row("manual_backward", "Call `self.backward(loss)`, with `automatic_optimization = False` in the class."),
     _row("lightning:lr_schedulers,lr_scheduler_configs hf:lr_scheduler", "Read `trainer.scheduler`."),
     _row("fastai:dls zae:loader,valid_loader", "Pass the loaders to `trainer.run(n_epoch, loader, valid_loader)`."),
     _row(

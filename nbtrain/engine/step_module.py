@@ -41,13 +41,13 @@ def note_batch(error: Exception, place: str, batch: Any) -> None:
         add_note(error, "An evaluation computes no gradients: write @torch.enable_grad() above test_step.")
 
 
-# %% ../../nbs/engine/step_module.ipynb #0b2ea9a4
 class Restorable(Protocol):
     """What was trained before a run: the `TrainedParts` of a model."""
 
     def restore(self) -> list[str]: ...  # the names of parameters that were frozen meanwhile
 
 
+# %% ../../nbs/engine/step_module.ipynb #0b2ea9a4
 class StepModule(PassModule):
     """The LightningModule around the steps of a trainer, `owner`. `with_addons=False` leaves out its addons.
 
