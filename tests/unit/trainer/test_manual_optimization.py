@@ -15,7 +15,7 @@ from samples import Breaks, Broken, make_loader, same_weights, without_times
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import SGD, Adam, AdamW
+from torch.optim import LBFGS, SGD, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 
 from nbtrain import AccumulationAddon, ConfigError, LimitsAddon, MultiOptimizerTrainer, StateManagerAddon, StepError, Trainer
@@ -381,6 +381,43 @@ def test_each_optimizer_has_its_bound() -> None:
 
     run(make(Looks, gradient_clip={"critic": 0.1}, lightning={"num_sanity_val_steps": 0}), 1)
     assert all(norm == pytest.approx(0.1, abs=1e-4) for norm in clipped["critic"][:4])
+
+
+def test_an_optimizer_with_a_closure_steps_beside_another_one() -> None:
+    x, y = BATCHES[0]
+
+    def made(model: Any) -> dict[str, Any]:
+        return {"adam": Adam(model[0].parameters(), lr=1e-2), "lbfgs": LBFGS(model[3].parameters())}
+
+    class Closures(Trainer):
+        automatic_optimization = False
+
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            def closure() -> torch.Tensor:
+                self.model.zero_grad()
+                loss = mse_loss(self.model(batch[0]), batch[1])
+                self.backward(loss)
+                return loss
+
+            return {"loss": self.optimizers["adam" if self.counts.epoch < 2 else "lbfgs"].step(closure)}
+
+    models = [make_whole().model.eval() for _ in range(2)]
+    models[1][2] = nn.Identity()
+    models[0][2] = nn.Identity()
+    Closures(models[0], "cpu", optimizer=made(models[0]), gradient_clip=0.5, log_bar=False).run(4, [(x, y)])
+    optimizers = made(models[1])
+    for epoch in range(4):
+        optimizer = optimizers["adam" if epoch < 2 else "lbfgs"]
+
+        def closure(optimizer: Any = optimizer) -> torch.Tensor:
+            models[1].zero_grad()
+            loss = mse_loss(models[1](x), y)
+            loss.backward()
+            clip_grad_norm_(optimizer.param_groups[0]["params"], 0.5)
+            return loss
+
+        optimizer.step(closure)
+    assert same_weights(*models)
 
 
 def test_it_trains_alike_under_a_lightning_trainer_of_ones_own() -> None:
