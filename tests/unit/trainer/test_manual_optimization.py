@@ -243,6 +243,9 @@ def test_a_run_can_go_back(lean: bool) -> None:
     trainer.rewind(step=8)
     trainer.run(2, BATCHES)
     assert same_weights(trainer.model, plain_whole(3 * N)) and without_times(trainer.history.epochs) == rows
+    branch = trainer.branch(epoch=1)
+    branch.run(2, BATCHES)
+    assert same_weights(branch.model, trainer.model) and branch.schedule.last_epoch == trainer.schedule.last_epoch
     seen = trainer.replay(9)
     assert seen.loss == pytest.approx(trainer.loss_history_train[8]) and seen.layers
     with pytest.raises(ConfigError, match="Whole optimizes by hand, so its loss of one sample can't be computed"):
