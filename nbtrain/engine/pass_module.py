@@ -172,7 +172,7 @@ class PassModule(L.LightningModule):
         self.watch: StepWatch | None = None  # of the steps that `train_step` makes by hand
         self.has_stepped = True  # whether one was made for the newest batch
         self._n_by_hand = 0  # the batches of this pass with such a step
-        self._measured: dict[str, Scalar] = {}  # by addons, at the steps for this batch
+        self._measured: dict[str, Scalar] | None = None  # by addons in a step that optimizes by hand: the batch has no row yet
         self._train_open = self._sanity_check = False
         self._borrowed: list[Callable[[], Any]] = []  # restore what a validation changes: the RNG state and the owner's mode
 
@@ -219,7 +219,10 @@ class PassModule(L.LightningModule):
         scalars = {name: value for end in ends for name, value in named(output, end).items()}
         scalars.pop("loss", None)
         self.add_output("train", {name: value for name, value in output.items() if name not in scalars}, batch)
-        self._amend_output(scalars | {name: value for name, value in self._measured.items() if name not in scalars})
+        self._amend_output(scalars)
+        measured, vars(self)["_measured"] = self._measured or {}, None
+        for name, value in measured.items():
+            self.record(name, value)
 
     def _amend_output(self, output: Mapping[str, Any]) -> None:
         for name, value in output.items():
@@ -230,7 +233,7 @@ class PassModule(L.LightningModule):
     def record(self, name: str, value: Scalar) -> None:
         """Add a scalar to the training batch that is being processed: `train_<name>` in the history, if the name is free."""
         turn = self.owner.turn
-        if self.watch is not None:  # the batch has no row yet
+        if self._measured is not None:
             self._measured[name] = value
             return
         if not self.is_free(name):

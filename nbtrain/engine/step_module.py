@@ -186,7 +186,7 @@ class StepModule(PassModule):
             progress.increment_ready()
             progress.increment_completed()
         if output is None:
-            own["leaves_out"] = True
+            own |= {"leaves_out": True, "_measured": None}
             return None
         self.add_by_hand(output, batch)
         return dict(output) | ({"loss": torch.as_tensor(output["loss"]).detach()} if "loss" in output else {})

@@ -18,7 +18,16 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import LBFGS, SGD, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 
-from nbtrain import AccumulationAddon, ConfigError, LimitsAddon, MultiOptimizerTrainer, StateManagerAddon, StepError, Trainer
+from nbtrain import (
+    AccumulationAddon,
+    ConfigError,
+    GradientStatsAddon,
+    LimitsAddon,
+    MultiOptimizerTrainer,
+    StateManagerAddon,
+    StepError,
+    Trainer,
+)
 from nbtrain.data.loader import BatchList
 
 BATCHES: list[Any] = list(make_loader(shuffle=False))
@@ -369,6 +378,20 @@ def test_hooks_see_each_step_and_its_gradients() -> None:
     options: dict[str, Any] = {"hooks": {"after_optimizer_step": lambda *given: seen.append("after")}}
     run(make(lightning={"callbacks": [Hooks()]}, **options), 1)
     assert seen == ["before Adam", "after"] * 6
+
+
+def test_addons_measure_at_a_step_and_after_the_batch() -> None:
+    class Measures(L.Callback):
+        def on_train_batch_end(self, pl_trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            pl_module.record("size", float(len(batch[0])))
+
+    kind: Any = Whole.add_on(GradientStatsAddon)
+    trainer = make_whole(kind, gradient_clip=1.0, stats_every_n_steps=1, lightning={"callbacks": [Measures()]})
+    run(trainer, 2)
+    steps = trainer.history.steps["train"]
+    assert [norm != norm for norm in steps["train_grad_norm"]] == [n % 2 == 0 for n in range(2 * N)]  # none where nothing steps
+    assert steps["train_size"] == [float(len(x)) for x, _ in BATCHES] * 2
+    assert "train_grad_norm.0" in trainer.history.last
 
 
 def test_each_optimizer_has_its_bound() -> None:
