@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
 from samples import Breaks, Broken, make_loader, same_weights, without_times
 from torch import nn
@@ -23,6 +24,7 @@ from nbtrain import (
     ConfigError,
     GradientStatsAddon,
     LimitsAddon,
+    LoggersAddon,
     MultiOptimizerTrainer,
     StateManagerAddon,
     StepError,
@@ -392,6 +394,18 @@ def test_addons_measure_at_a_step_and_after_the_batch() -> None:
     assert [norm != norm for norm in steps["train_grad_norm"]] == [n % 2 == 0 for n in range(2 * N)]  # none where nothing steps
     assert steps["train_size"] == [float(len(x)) for x, _ in BATCHES] * 2
     assert "train_grad_norm.0" in trainer.history.last
+
+
+def test_loggers_get_a_point_at_each_update(tmp_path: Path) -> None:
+    class Points(CSVLogger):
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            if "train_loss_step" in metrics:
+                seen.append(step)
+
+    seen: list[Any] = []
+    kind: Any = Whole.add_on(LoggersAddon)
+    run(make_whole(kind, loggers=[Points(tmp_path)], save_path=tmp_path, lightning={"log_every_n_steps": 1}), 2)
+    assert seen == [0, 1, 1, 2, 3, 4]  # five updates in ten batches; the first epoch ends between two
 
 
 def test_each_optimizer_has_its_bound() -> None:
