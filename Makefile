@@ -121,7 +121,7 @@ readme: .venv/installed-dev
 	$(BIN)/python docs/make_readme.py
 
 # docs/names.md: every public name with its one line; docs/architecture.md: the modules with what they rest on; docs/hooks.md: the table of hooks;
-# docs/private_parts.md: the private names of other packages, with their tests; docs/reference/: what is public, by topic;
+# docs/private_parts.md: the private names of other packages, with their tests; docs/reference/: what is public, by topic; docs/recipes.md;
 # nbs/base/addon_options.ipynb: the types of the addons' options
 names: .venv/installed-dev
 	$(BIN)/python docs/make_names.py
@@ -130,6 +130,7 @@ names: .venv/installed-dev
 	$(BIN)/python docs/make_coming_from.py
 	$(BIN)/python docs/make_private_parts.py
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_recipes.py
 	$(BIN)/python docs/make_addon_types.py
 	$(BIN)/nbdev-export
 	$(BIN)/ruff format --quiet nbtrain

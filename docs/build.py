@@ -28,7 +28,7 @@ NOTEBOOKS, DOCS, PACKAGE = ROOT / "nbs", ROOT / "docs", ROOT / "nbtrain"
 DOORS = {  # what the sidebar lists, in this order; pages of docs/ that no door names are in the last one
     "Get started": ("docs/get_started.md", "docs/coming_from.md", "docs/elsewhere.md", "docs/faq.md"),
     "Tutorials": ("nbs/tutorials/index.ipynb", "nbs/examples/index.ipynb"),
-    "How-to": ("nbs/howto/index.ipynb", "docs/resume.md"),
+    "How-to": ("nbs/howto/index.ipynb", "docs/recipes.md", "docs/resume.md"),
     "Reference": (
         "docs/reference/trainer.md",
         "docs/reference/runs.md",

@@ -740,7 +740,9 @@ DECISIONS = [
     Decision(
         "A loader without a length is read one batch ahead",
         "So its last batch is known, as with Lightning. Where its data and your step both draw random numbers in the main process, they "
-        "draw in another order than in most loops. The plain loop that is equal reads one batch ahead, too.",
+        "draw in another order than in most loops. The plain loop that is equal reads one batch ahead, too. "
+        "A loader that makes its batches with the model, as in reinforcement learning, needs a `__len__`: "
+        "then it is read after each update.",
         {"loader": "stream", "data": "noisy", "net": "dropout"},
         lambda work: {},
     ),

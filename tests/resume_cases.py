@@ -440,6 +440,23 @@ class Measured(Steps):
         return found
 
 
+class SteppingByHand(Steps):
+    """Steps its optimizer in each second batch, on the gradients of both."""
+
+    automatic_optimization = False
+    n_waiting = 0
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        found = super().train_step(batch)
+        self.backward(found["loss"])
+        self.n_waiting += 1
+        if self.n_waiting == 2:
+            self.optimizer.step()  # pyright: ignore[reportOptionalMemberAccess]
+            self.optimizer.zero_grad()  # pyright: ignore[reportOptionalMemberAccess]
+            self.n_waiting = 0
+        return found
+
+
 class InTurn(MultiOptimizerTrainer):
     """Two parts, each with its optimizer: the second predicts what the first one leaves."""
 
@@ -592,7 +609,7 @@ FOR_ALL = (
     "Lightning's own loops",
     "states in memory",
 )
-WHO = ("Trainer", "MultiOptimizerTrainer", "LightningModule", "LightningModule by hand")
+WHO = ("Trainer", "Trainer by hand", "MultiOptimizerTrainer", "LightningModule", "LightningModule by hand")
 
 
 @dataclass(frozen=True)
@@ -640,12 +657,12 @@ class Case:
 
     def made(self, model: nn.Module, addons: list[Any], options: dict[str, Any]) -> Any:
         """A trainer of this kind, with its optimizers and schedules."""
-        kind: Any = {"MultiOptimizerTrainer": InTurn}.get(self.who, STEPS[self.steps])
+        kind: Any = {"MultiOptimizerTrainer": InTurn, "Trainer by hand": SteppingByHand}.get(self.who, STEPS[self.steps])
         kind = kind.add_on(*addons) if addons else kind
         make_optimizer = OPTIMIZERS[self.optimizer]
         if self.setting in _FROZEN:
             next(model.parameters()).requires_grad_(False)
-        if self.who == "Trainer":
+        if self.who in ("Trainer", "Trainer by hand"):
             optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad])
             return kind(model, DEVICE, optimizer=optimizer, **SCHEDULES[self.schedule](optimizer), **options)
         if self.who == "MultiOptimizerTrainer":
@@ -667,7 +684,7 @@ def draw(chance: random.Random) -> Case:
         return chance.choice([name for name in kinds if name not in SLOW or chance.random() < 0.1])
 
     who = one(WHO)
-    schedules = SCHEDULES if who == "Trainer" else ("none", "by epoch") if who != "LightningModule" else CONFIGURED
+    schedules = SCHEDULES if who in ("Trainer", "Trainer by hand") else CONFIGURED if who == "LightningModule" else ("none", "by epoch")
     case = Case(
         model=one(MODELS),
         optimizer=one(OPTIMIZERS),

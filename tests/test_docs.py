@@ -129,6 +129,10 @@ def test_no_page_and_no_docstring_has_a_word_of_the_glossary() -> None:
     assert not [(str(path.relative_to(ROOT)), *found) for path in glossary.pages() for found in glossary.in_file(path)]
 
 
+def test_the_page_of_recipes_is_that_of_their_tests() -> None:
+    assert (DOCS / "recipes.md").read_text(encoding="utf-8") == script("make_recipes").page(), "run `make names`"
+
+
 def test_table_of_hooks_is_that_of_the_code() -> None:
     assert (DOCS / "hooks.md").read_text(encoding="utf-8") == script("make_hooks").page(), "run `make names`"
 

@@ -32,7 +32,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "history": ("compat", "events", "best", "views", "source"),
     "data": ("rng", "objects"),
     "optim": ("compat", "events", "rng", "views"),
-    "engine": ("compat", "events", "rng", "source", "history", "data"),
+    "engine": ("compat", "events", "rng", "source", "history", "data", "optim"),
     "loops": ("rng", "source", "data", "optim", "engine"),
     "loggers": ("events", "views", "history", "data", "engine"),
     "distributed": ("events", "rng", "resources", "source", "data", "optim", "engine"),

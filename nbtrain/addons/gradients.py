@@ -77,8 +77,9 @@ class _Clip(L.Callback):
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         if isinstance(self.bound, Mapping):
-            assert isinstance(optimizer, JointOptimizer)
-            parts = [(part, self.bound.get(name, 0.0)) for name, part in optimizer.optimizers.items()]
+            joint = pl_trainer.optimizers[0]
+            assert isinstance(joint, JointOptimizer)
+            parts = [(part, self.bound.get(name, 0.0)) for name, part in joint.optimizers.items() if optimizer in (joint, part)]
         else:
             parts = [(optimizer, self.bound)]
         found = [(self._with_gradients(part), bound) for part, bound in parts]

@@ -275,7 +275,10 @@ class _Ends(L.Callback):
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._left = [*self._bound("on_train_end", pl_trainer), *self._left]
         if (notify := notifier(pl_trainer, "on_after_optimizer_step")) is not None:
-            self._handle = pl_trainer.optimizers[0].register_step_post_hook(lambda optimizer, args, options: notify(optimizer))
+            if (watch := getattr(pl_module, "watch", None)) is not None:  # each step that is made by hand
+                watch.after.append(notify)
+            else:
+                self._handle = pl_trainer.optimizers[0].register_step_post_hook(lambda optimizer, args, options: notify(optimizer))
 
     def on_train_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._call_until(self._n_last)

@@ -20,7 +20,7 @@ from .gradients import GradientClipAddon, total_norm
 from .scheduler import SchedulerAddon
 from ..data.batch import batch_size
 from ..engine.addon import AddOnBase, Phase
-from ..engine.callback import PassCallback, active_callbacks
+from ..engine.callback import PassCallback, active_callbacks, updates_of
 from ..engine.logged import current_results
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
@@ -87,7 +87,7 @@ class _Monitor(PassCallback):
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._every: int = pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
         loop = pl_trainer.fit_loop.epoch_loop
-        self._progress, self._updates = loop.batch_progress, loop.automatic_optimization.optim_progress.optimizer.step.total
+        self._progress, self._updates = loop.batch_progress, updates_of(pl_trainer)
         self._update = self._updates.completed
         self._device = pl_trainer.strategy.root_device
         if self.addon.throughput and self._device.type == "cuda":

@@ -20,6 +20,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 from torch.optim import Optimizer
 
+from ..addons.accumulation import AccumulationAddon
+from ..addons.performance import CudaGraphAddon
+from ..distributed.launcher import Launcher
+from ..engine.addon import AddOnBase
 from ..addons.limits import Duration
 from ..data.batch import describe
 from ..data.several_loaders import named_loaders
@@ -46,6 +50,7 @@ __all__ = [
     "check_model",
     "resolve_monitor",
     "make_optimizer",
+    "check_by_hand",
     "check_run",
     "check_optimizer",
     "check_trained",
@@ -158,12 +163,12 @@ Optimizing = Annotated[Optimizer | Callable[..., Any], _named_optimizer]
 Optimizers = Annotated[Optimizer | Callable[..., Any] | list[Optimizer] | dict[str, Optimizer], _named_optimizer]
 
 
-def make_optimizer(optimizer: Any, model: nn.Module, mode: str) -> Optimizer | None:
+def make_optimizer(optimizer: Any, model: nn.Module, mode: str, *, by_hand: bool = False) -> Optimizer | None:
     """The optimizer of a trainer: as given, made by a factory, or several joined. Raises ConfigError."""
     if isinstance(optimizer, Optimizer) or (optimizer is None and mode == "test"):
         return optimizer
     if isinstance(optimizer, (list, tuple, Mapping)):
-        named = named_optimizers(optimizer)
+        named = named_optimizers(optimizer, by_hand=by_hand)
         return JointOptimizer(named) if len(named) > 1 else next(iter(named.values()))
     example = "Give an optimizer, or a factory: lambda params: torch.optim.Adam(params, lr=1e-3)."
     if optimizer is None:
@@ -174,7 +179,23 @@ def make_optimizer(optimizer: Any, model: nn.Module, mode: str) -> Optimizer | N
         raise ConfigError(f"The optimizer factory raised {type(error).__name__}: {first_line(error)}", remedy=example) from error
     if not isinstance(made, (Optimizer, list, tuple, Mapping)):
         raise ConfigError(f"The optimizer factory returned {type(made).__name__}.", remedy=example)
-    return make_optimizer(made, model, mode)
+    return make_optimizer(made, model, mode, by_hand=by_hand)
+
+
+def check_by_hand(title: str, addons: Iterable[AddOnBase], options: Mapping[str, Any], lightning: Mapping[str, Any]) -> None:
+    """Raise ConfigError for what can't be used with steps that are made by hand."""
+    own = f"{title} has automatic_optimization = False"
+    refused: dict[str, tuple[bool, str]] = {
+        "accumulated gradients": (accumulates(lightning), "Accumulate in train_step: call self.optimizer.step() in each n-th batch."),
+        'nonfinite="skip"': (options["nonfinite"] == "skip", "Look at the gradients in train_step, and step only where they are finite."),
+        'on_error="pause"': (options["on_error"] == "pause", "Leave it out: a step that has failed may have changed the weights."),
+    }
+    for addon in addons:
+        is_refused = isinstance(addon, (AccumulationAddon, CudaGraphAddon, Launcher))
+        refused[type(addon).__name__] = is_refused, "Leave it out; or return the loss, without automatic_optimization = False."
+    for what, (is_refused, remedy) in refused.items():
+        if is_refused:
+            raise ConfigError(f"{own}, which does not work with {what}.", remedy=remedy)
 
 
 # %% ../../nbs/base/arguments.ipynb #dd001b84

@@ -17,7 +17,7 @@ import lightning as L
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
@@ -33,6 +33,7 @@ from ..distributed.launcher import launcher_of, world_of
 from ..distributed.world import World
 from ..engine.callback import as_list
 from ..engine.control import Control
+from ..optim.joint_optimizer import named_parts
 from ..optim.optimizer_modes import OptimizerModes, with_modes
 from ..engine.precision import precision_args
 from ..engine.protocol import EventSink, Ran, Turn
@@ -105,6 +106,7 @@ class TrainerBase(Composable, TracebackKeeper):
     lean_loops = True  # False: all epochs run on Lightning's own loops
     control = Control()  # without a run, until the constructor has finished
     own_thread = True  # False: a run in a notebook uses the main thread, and can't be paused
+    automatic_optimization = True  # False in your class: `train_step` calls `self.backward(loss)` and steps the optimizers
     configures_optimizers = False  # True: a LightningModule makes the optimizers when a run begins
 
     # -- what you write
@@ -112,6 +114,9 @@ class TrainerBase(Composable, TracebackKeeper):
         """Compute the loss of a batch, which is already on the device. Override it; return a dict with at least "loss".
 
         None leaves the batch out: it has no part in the update and in the means, and alone it makes no update.
+
+        With `automatic_optimization = False` in the class, it makes its updates: with `self.backward(loss)`, `self.optimizer.step()` and
+        `self.optimizer.zero_grad()`. What it returns is recorded; a loss is not needed, and None records nothing.
         """
         raise StepError(f"{self.title} has no train_step.", remedy="Write train_step(self, batch), which returns a dict with 'loss'.")
 
@@ -137,6 +142,20 @@ class TrainerBase(Composable, TracebackKeeper):
                 remedy=f'Give it to the trainer: MetricsAddon with metrics={{"{name}": {kind}()}}; or log its value for a batch.',
             )
         self.module.log(name, value, **options)
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Compute the gradients of `loss` in a `train_step` that optimizes by hand: `loss.backward()`, in the precision of the run."""
+        if self.automatic_optimization:
+            what = f"{self.title}.train_step calls backward, which nbtrain does after it."
+            raise StepError(what, remedy="Return the loss; or write automatic_optimization = False in the class, and step by hand.")
+        if self.module is None:
+            raise StepError("backward was called outside of a run.", remedy="Call it in train_step; run_batch(batch) runs one batch.")
+        self.module.backward_by_hand(loss, **options)
+
+    @property
+    def optimizers(self) -> dict[str, Any]:
+        """The optimizers by name: those given as a list by their classes, such as "adamw"; a single one too."""
+        return {name or type(one).__name__.lower(): one for name, one in named_parts(self.optimizer).items()}
 
     if not TYPE_CHECKING:  # with it, a type checker would know every name
 
@@ -207,6 +226,9 @@ class TrainerBase(Composable, TracebackKeeper):
     @checked
     def step_alone(self, batch: Any, pl_trainer: L.Trainer) -> Any:
         """Compute the loss of a batch after the run of `pl_trainer`."""
+        if not self.automatic_optimization:
+            what = f"{self.title} optimizes by hand, so its loss of one sample can't be computed."
+            raise ConfigError(what, remedy="Use replay(step=...) instead.")
         return self.train_step(batch)
 
     @property

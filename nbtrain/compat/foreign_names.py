@@ -351,7 +351,8 @@ MEMBERS = (
     _row("lightning:log_dir,default_root_dir tlama:log_file fastai:path", "Read `trainer.run_dir`, the run folder."),
     _row("lightning:is_global_zero hf:is_world_process_zero,is_local_process_zero", "Read `trainer.is_main_process`."),
     _row("lightning:world_size", "Read `trainer.world.size`."),
-    _row("lightning:optimizers fastai:opt", "Read `trainer.optimizer`."),
+    _row("fastai:opt", "Read `trainer.optimizer`, or `trainer.optimizers` by name."),
+    _row("manual_backward", "Call `self.backward(loss)`, with `automatic_optimization = False` in the class."),
     _row("lightning:lr_schedulers,lr_scheduler_configs hf:lr_scheduler", "Read `trainer.scheduler`."),
     _row("fastai:dls zae:loader,valid_loader", "Pass the loaders to `trainer.run(n_epoch, loader, valid_loader)`."),
     _row(
@@ -369,7 +370,7 @@ MEMBERS = (
         "keras:get_weights,set_weights parameters named_parameters state_dict load_state_dict children modules",
         "Call it on the model: `trainer.model.parameters()`, `trainer.model.state_dict()`.",
     ),
-    _row("zero_grad backward", "Leave it out: `run` sets the gradients to zero, and computes them from the loss of `train_step`."),
+    _row("zero_grad", "Leave it out: `run` sets the gradients to zero, and computes them from the loss of `train_step`."),
     _row("keras:stop_training lightning:should_stop fastai:stop_train", "Call `trainer.stop()`, also in a step or a callback."),
     _row("fastai:show_batch", "Call `trainer.show_results(loader)`."),
     _row("fastai:plot_top_losses", "Call `trainer.show_worst(loader)`."),

@@ -31,6 +31,7 @@ __all__ = [
     "notes",
     "callbacks_of",
     "as_list",
+    "updates_of",
     "active_callbacks",
     "listeners",
     "notifier",
@@ -151,6 +152,13 @@ class _HasModule(Protocol):
 def as_list(given: Any) -> list[Any]:
     """A list of the items in `given`, which may be a list, a single item or None, as in Lightning's arguments."""
     return given if isinstance(given, list) else [] if given is None else [given]
+
+
+def updates_of(pl_trainer: L.Trainer) -> Any:
+    """Lightning's counter of the updates, of which `trainer.global_step` is the number: another one if they are made by hand."""
+    loop = pl_trainer.fit_loop.epoch_loop
+    by_hand, automatic = loop.manual_optimization.optim_step_progress, loop.automatic_optimization.optim_progress.optimizer.step
+    return automatic.total if pl_trainer.lightning_module.automatic_optimization else by_hand.total
 
 
 def active_callbacks(trainer: _HasModule, kind: type[CallbackType]) -> list[CallbackType]:

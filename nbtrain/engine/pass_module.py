@@ -28,6 +28,7 @@ from .protocol import TrainerProtocol, Turn
 from .step_output import LeftOut, count_samples, doubt_of_count, named, split_count
 from .train_state import Mode
 from ..errors import StepError
+from ..optim.step_watch import StepWatch
 from ..rng import random_state, set_random_state
 
 # %% auto #0
@@ -168,6 +169,10 @@ class PassModule(L.LightningModule):
         self._recorded: tuple[int, str] | None = None  # the newest batch and the turn whose output was counted
         self._counted: set[Mode] = set()  # the modes in which a batch was counted
         self._losses: list[Tensor] = []  # of the newest batch, if it has several steps
+        self.watch: StepWatch | None = None  # of the steps that `train_step` makes by hand
+        self.has_stepped = True  # whether one was made for the newest batch
+        self._n_by_hand = 0  # the batches of this pass with such a step
+        self._measured: dict[str, Scalar] | None = None  # by addons in a step that optimizes by hand: the batch has no row yet
         self._train_open = self._sanity_check = False
         self._borrowed: list[Callable[[], Any]] = []  # restore what a validation changes: the RNG state and the owner's mode
 
@@ -208,6 +213,17 @@ class PassModule(L.LightningModule):
         if turn.is_last:
             vars(self)["leaves_out"] = not self._losses
 
+    def add_by_hand(self, output: Mapping[str, Any], batch: Any) -> None:
+        """Add the output of a step that optimizes by hand. Only "loss" must be there always or never: other scalars may come and go."""
+        ends = ["", f"_{batch.name}"] if type(batch) is Task else [""]
+        scalars = {name: value for end in ends for name, value in named(output, end).items()}
+        scalars.pop("loss", None)
+        self.add_output("train", {name: value for name, value in output.items() if name not in scalars}, batch)
+        self._amend_output(scalars)
+        measured, vars(self)["_measured"] = self._measured or {}, None
+        for name, value in measured.items():
+            self.record(name, value)
+
     def _amend_output(self, output: Mapping[str, Any]) -> None:
         for name, value in output.items():
             self.owner.train_state.meters["train"].amend(name, value)
@@ -217,6 +233,9 @@ class PassModule(L.LightningModule):
     def record(self, name: str, value: Scalar) -> None:
         """Add a scalar to the training batch that is being processed: `train_<name>` in the history, if the name is free."""
         turn = self.owner.turn
+        if self._measured is not None:
+            self._measured[name] = value
+            return
         if not self.is_free(name):
             return
         self.owner.train_state.meters["train"].amend(name if turn is None else f"{name}_{turn.name}", value)
@@ -288,7 +307,7 @@ class PassModule(L.LightningModule):
         self._begin("train")
         batches = self.trainer.fit_loop.epoch_loop.batch_progress.total
         own = vars(self)  # through nn.Module it costs 2 µs each
-        own.update(_train_open=True, epoch_metrics={}, _batches=batches, _recorded=None)
+        own.update(_train_open=True, epoch_metrics={}, _batches=batches, _recorded=None, _n_by_hand=0)
         if not getattr(self.trainer.fit_loop, "tells_epoch", False):  # Lightning's own, which notifies some samplers
             set_epoch(self.trainer.train_dataloader, self.trainer.current_epoch)
 
@@ -306,13 +325,15 @@ class PassModule(L.LightningModule):
         """End the pass, unless its last batch has done so; an epoch that was stopped early has no last batch."""
         if self._train_open:
             vars(self)["_train_open"] = False
+            self._note_no_step()
             self._end("train", "train")
 
     on_train_epoch_end = end_train_pass
 
     # -- a validation or a test
     def on_validation_model_zero_grad(self) -> None:
-        for part in _parts(self):  # what self.zero_grad() does takes three times as long to find the parameters
+        # By hand, gradients may be for a later step. What self.zero_grad() does takes three times as long to find the parameters
+        for part in _parts(self) if self.watch is None else ():
             for parameter in part._parameters.values():
                 if parameter is not None:
                     parameter.grad = None
@@ -380,7 +401,7 @@ class PassModule(L.LightningModule):
         meter.close()
         if meter.n_left_out:
             self._note_left_out(phase, meter)
-        if meter.n_batches == 0:
+        if meter.n_batches == 0 and not (phase == "train" and self.watch is not None and self._batches.ready):
             self._check_empty(phase)
             return {}
         own = self.own_metrics() if self.guard is None else self.guard.call("metric_on_epoch_end", self.own_metrics) or {}
@@ -405,6 +426,12 @@ class PassModule(L.LightningModule):
                 f"{n} of {n + meter.n_batches} batches of the {what} pass of epoch {epoch} were left out: the loader or the step gave None"
             )
             self.owner.recorder.note(f"{text} for them.")
+
+    def _note_no_step(self) -> None:
+        """Note a whole pass without a step, which is most often a forgotten line."""
+        if self.watch is not None and not self._n_by_hand and self._batches.ready:
+            text = "train_step has not stepped an optimizer in a whole epoch: with automatic_optimization = False it calls "
+            self.owner.recorder.note(f"{text}self.backward(loss) and self.optimizer.step().", once=True)
 
     def _check_empty(self, phase: Phase) -> None:
         """Note a training pass without a batch: an epoch of no batches is an epoch. Raises StepError if data are missing."""

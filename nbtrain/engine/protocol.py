@@ -63,6 +63,7 @@ class TrainerProtocol(Protocol):
     seed: int | None
     keep_source: bool | Literal["names"]  # whether to record the source of a run
     sinks: list[EventSink]  # what gets each event
+    automatic_optimization: bool  # False: `train_step` steps the optimizers by hand
     configures_optimizers: bool  # whether its model is a LightningModule, which makes the optimizers when a run begins
     count_samples: Callable[[Any], int] | None  # the number of samples in a batch, if the batch does not state it
 

@@ -12,7 +12,7 @@ import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .callback import PassCallback
+from .callback import PassCallback, updates_of
 from .logged import current_results
 from .pass_module import is_sanity_check
 from .recorder import DataWait, PassPlace, Recorder
@@ -53,9 +53,8 @@ class RecorderCallback(PassCallback):
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._optimizer = pl_trainer.optimizers[0]
         self._several = getattr(self._optimizer, "optimizers", {})
-        self.recorder.wait, loop = DataWait(self.recorder.clock), pl_trainer.fit_loop.epoch_loop
-        by_hand, automatic = loop.manual_optimization.optim_step_progress, loop.automatic_optimization.optim_progress
-        self._updates = automatic.optimizer.step.total if pl_module.automatic_optimization else by_hand.total
+        self.recorder.wait = DataWait(self.recorder.clock)
+        self._updates = updates_of(pl_trainer)
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._enter("train", pl_trainer.num_training_batches)

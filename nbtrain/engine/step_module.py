@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer import call
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..compat.weight_names import bare, by_own_names
@@ -21,6 +23,7 @@ from .addon import AddOnBase, TrainStep
 from .logged import KnownMetrics, current_results, lend_log, take_log_back
 from .pass_module import PassModule, StepsProtocol, is_sanity_check
 from .protocol import EventSink
+from ..optim.step_watch import StepWatch
 from .step_output import check_output, count_samples, leaves_out
 from ..errors import NbtrainError, StepError, add_note
 
@@ -38,13 +41,13 @@ def note_batch(error: Exception, place: str, batch: Any) -> None:
         add_note(error, "An evaluation computes no gradients: write @torch.enable_grad() above test_step.")
 
 
-# %% ../../nbs/engine/step_module.ipynb #0b2ea9a4
 class Restorable(Protocol):
     """What was trained before a run: the `TrainedParts` of a model."""
 
     def restore(self) -> list[str]: ...  # the names of parameters that were frozen meanwhile
 
 
+# %% ../../nbs/engine/step_module.ipynb #0b2ea9a4
 class StepModule(PassModule):
     """The LightningModule around the steps of a trainer, `owner`. `with_addons=False` leaves out its addons.
 
@@ -52,6 +55,8 @@ class StepModule(PassModule):
     """
 
     continued: Restorable | None = None  # what was trained before this run
+    _n_backward = 0  # calls of `backward_by_hand` for this batch
+    _unscaled: torch.amp.GradScaler | None = None  # that has unscaled gradients since the newest loss
 
     def __init__(self, trainer: StepsProtocol, *, whole_epoch: bool = True, with_addons: bool = True) -> None:
         super().__init__(trainer, trainer.active_addons if with_addons else [], whole_epoch=whole_epoch)
@@ -63,6 +68,8 @@ class StepModule(PassModule):
         self._wrapped_step: TrainStep | None = None  # where an addon wraps the step
         self._sinks: list[EventSink] = []
         self._known_metrics = KnownMetrics()
+        if not trainer.automatic_optimization:
+            self.automatic_optimization = False
 
     # -- set up
     def setup(self, stage: str) -> None:
@@ -73,6 +80,8 @@ class StepModule(PassModule):
         lend_log(self, self.model)
         if stage == "fit":
             self._wrap()
+            if not self.owner.automatic_optimization and self.owner.optimizer is not None:
+                self.watch = StepWatch(self.owner.optimizer, self._before_step)
         if stage != "predict":
             self._sinks = [sink for addon in self._addons if (sink := addon.sink(self.owner)) is not None]
             self.owner.sinks.extend(self._sinks)
@@ -94,6 +103,9 @@ class StepModule(PassModule):
         """Release what the addons contributed, and restore the state before a validation if an error ended it."""
         self.owner.sinks[:] = [sink for sink in self.owner.sinks if not any(sink is own for own in self._sinks)]
         self._sinks, self._wrapped_step = [], None
+        if self.watch is not None:
+            self.watch.close()
+            self.watch = None
         take_log_back(self.model)
         super().close()
 
@@ -127,6 +139,10 @@ class StepModule(PassModule):
         """None for a batch that is left out: the loader or the step gave None, or it was skipped after an error."""
         if self.leaves_out:
             vars(self)["leaves_out"] = False
+        if self.watch is not None:
+            vars(self)["has_stepped"] = False
+            if batch is not None:
+                return self._train_by_hand(self.watch, batch, batch_idx)
         if self.guard is None or batch is None:
             output = self._train(batch, batch_idx) if batch is not None else None
         else:
@@ -156,6 +172,56 @@ class StepModule(PassModule):
             self.forget_newest()
             raise
         return output
+
+    def _train_by_hand(self, watch: StepWatch, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
+        """Run a step that makes its updates. None: it has nothing to record. A batch with any step counts as one update."""
+        own = vars(self)
+        watch.reset()
+        own |= {"_measured": {}, "_n_backward": 0}
+        output = self._wrapped_step(batch) if self._wrapped_step is not None else self._run("train_step", batch, batch_idx)
+        self._rescale()
+        own |= {"has_stepped": watch.n_steps > 0, "_n_by_hand": self._n_by_hand + (watch.n_steps > 0)}
+        if watch.n_steps:
+            progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+            progress.increment_ready()
+            progress.increment_completed()
+        if output is None:
+            own |= {"leaves_out": True, "_measured": None}
+            return None
+        self.add_by_hand(output, batch)
+        return dict(output) | ({"loss": torch.as_tensor(output["loss"]).detach()} if "loss" in output else {})
+
+    def backward_by_hand(self, loss: Tensor, **options: Any) -> None:
+        """Compute gradients, in the precision of the run."""
+        vars(self)["_n_backward"] += 1
+        self._rescale()
+        self.manual_backward(loss, **options)
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        """Unscale the gradients for a step by hand, and let the callbacks change them: `gradient_clip` is one."""
+        if (scaler := getattr(self.trainer.precision_plugin, "scaler", None)) is not None:
+            self._unscale(scaler, optimizer)
+        call._call_callback_hooks(self.trainer, "on_before_optimizer_step", optimizer)
+        call._call_lightning_module_hook(self.trainer, "on_before_optimizer_step", optimizer)
+
+    def _unscale(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
+        """Divide the gradients by the scale of the loss. Where one is not finite, there is no update, and the next scale is smaller."""
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if not gradients:
+            return
+        if not self._n_backward:
+            what = "The gradients of this batch were computed without the scale that fp16 needs."
+            raise StepError(what, where=self.owner.recorder.place, remedy="Call self.backward(loss) in place of loss.backward().")
+        scaler.unscale_(optimizer)
+        if not all(bool(gradient.isfinite().all()) for gradient in gradients):
+            optimizer.zero_grad()
+        vars(self)["_unscaled"] = scaler
+
+    def _rescale(self) -> None:
+        """Adapt the scale after a step. Other optimizers may have stepped on the same loss, so it waits for the next one."""
+        if self._unscaled is not None:
+            self._unscaled.update()
+            vars(self)["_unscaled"] = None
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Mapping[str, Any] | None:
         """None for a batch that is left out: see `training_step`."""
@@ -210,10 +276,11 @@ class StepModule(PassModule):
         except Exception as error:
             note_batch(error, self._place(name, batch_idx), batch)
             raise
-        if output is None and leaves_out(output, getattr(owner, name)):
+        by_hand = self.watch is not None and name == "train_step"
+        if output is None and (by_hand or leaves_out(output, getattr(owner, name))):
             return None
         try:
-            return check_output(output, name, partial(self._place, name, batch_idx), self._device)
+            return check_output(output, name, partial(self._place, name, batch_idx), self._device, needs_loss=not by_hand)
         except StepError as error:
             error.output = output
             raise

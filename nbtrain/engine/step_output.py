@@ -33,8 +33,10 @@ def as_output(returned: Any) -> dict[str, Any]:
     return dict(returned) if isinstance(returned, Mapping) else {} if returned is None else {"loss": returned}
 
 
-def check_output(output: Any, step: str, where: Callable[[], str], device: torch.device | None = None) -> Mapping[str, Any]:
-    """Return the step's dict if it is valid. Raises StepError if not. `train_step` must return a loss.
+def check_output(
+    output: Any, step: str, where: Callable[[], str], device: torch.device | None = None, *, needs_loss: bool = True
+) -> Mapping[str, Any]:
+    """Return the step's dict if it is valid. Raises StepError if not. `train_step` must return a loss, if it `needs_loss`.
 
     `where` returns the text of the place; it is called only for an error, because this function runs in each batch.
     """
@@ -42,7 +44,7 @@ def check_output(output: Any, step: str, where: Callable[[], str], device: torch
     if type(output) is not dict and not isinstance(output, Mapping):
         remedy = 'Return {"loss": loss}.' if isinstance(output, Tensor) else example
         raise StepError(f"{step} returned {'None' if output is None else type(output).__name__}, not a dict.", where=where(), remedy=remedy)
-    if step.startswith("train_step"):  # a trainer with several optimizers has train_step_<name>
+    if step.startswith("train_step") and needs_loss:  # a trainer with several optimizers has train_step_<name>
         if "loss" not in output:
             names = "{" + ", ".join(map(repr, output)) + "}"
             raise StepError(f"{step} returned {names}, without 'loss'.", where=where(), remedy=example)

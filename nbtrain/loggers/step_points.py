@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from ..data.batch import batch_size
+from ..engine.callback import updates_of
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..events import Event
@@ -148,7 +149,7 @@ class StepPoints(L.Callback):
             return
         self._begin()
         self._every: int = pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
-        self._updates: Any = pl_trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+        self._updates: Any = updates_of(pl_trainer)
         self._pl_trainer = pl_trainer
         self._update = self._updates.completed
 

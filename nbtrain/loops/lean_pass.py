@@ -114,7 +114,7 @@ def _own_methods(item: Any) -> list[str]:
 
 def _why_no_training(pl_trainer: L.Trainer) -> str:
     module = pl_trainer.lightning_module
-    if not module.automatic_optimization:
+    if not (module.automatic_optimization or is_own(module)):
         return "manual optimization"
     if len(pl_trainer.optimizers) != 1:
         return f"{len(pl_trainer.optimizers)} optimizers"

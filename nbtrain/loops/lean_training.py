@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..engine.callback import BoundaryCallback, callbacks_of
+from ..engine.callback import BoundaryCallback, callbacks_of, updates_of
 from ..engine.control import Boundary, Control, LeaveAfterError
 from ..engine.logged import Results, publish
 from .fast_step import gradients_first, has_hooks_before, replaceable
@@ -234,6 +234,10 @@ class LeanEpochLoop(_TrainingEpochLoop):
     @property
     def made_no_update(self) -> bool:
         """Was a window closed without an update, because its batches were left out?"""
+        module = self.trainer.lightning_module
+        if is_own(module) and not module.automatic_optimization:
+            assert isinstance(module, StepModule)
+            return not module.has_stepped
         return not self._should_accumulate() and not (self.automatic_optimization.has_stepped if self.stood_aside else self.has_stepped)
 
     @property
@@ -321,7 +325,10 @@ class LeanEpochLoop(_TrainingEpochLoop):
             call._call_callback_hooks(self.trainer, "on_train_batch_start", None, self.batch_idx)
         if several or is_own(module):
             kwargs = self._build_kwargs(OrderedDict(), None, self.batch_idx)
-            self.automatic_optimization.run(self.trainer.optimizers[0], self.batch_idx, kwargs)
+            if module.automatic_optimization:
+                self.automatic_optimization.run(self.trainer.optimizers[0], self.batch_idx, kwargs)
+            else:
+                self.manual_optimization.run(kwargs)
         else:
             module.leave_out("train", None)
 
@@ -392,7 +399,7 @@ class _TrainingPass(LeanPass):
         self.loop, self.fetcher = loop, fetcher
         progress = loop.automatic_optimization.optim_progress.optimizer
         self.update = LeanUpdate(self, self.pl_trainer.optimizers[0], progress, loop.whole_step)
-        self.updates: Any = progress.step.total
+        self.updates: Any = updates_of(self.pl_trainer)
 
     def _begin(self, before: _TrainingPass | None) -> None:
         self.look_up()

@@ -91,6 +91,7 @@ class LeanUpdate:
         self.whole_step = None if lean.is_wrapped else whole_step
         self.compute: Callable[[], None] = self._compute if lean.guard is None else self._compute_again
         self.is_own, self.round = is_own(lean.module), getattr(lean.module, "round", None)
+        self.by_hand = not lean.module.automatic_optimization  # the step makes its updates
         self.index, self.n_accumulated = 0, 1  # of the batch in its epoch; batches of a window
         self.n_added = 0  # batches whose gradients are there since the last update
         self.n_calls = 0  # of `compute` for this batch
@@ -106,6 +107,9 @@ class LeanUpdate:
         Returns whether there was an update. A batch that is left out has no part in the window, and alone it makes no update.
         """
         self.batch, self.index, self.n_accumulated = batch, index, n_accumulated
+        if self.by_hand:
+            self._call_step()
+            return self.names["has_stepped"]
         if is_open:
             with _block_parallel_sync_behavior(self.lean.pl_trainer.strategy) if self.lean.is_wrapped else nullcontext():
                 self.compute()
@@ -168,13 +172,7 @@ class LeanUpdate:
         """Step, loss and gradients of the batch."""
         self.n_calls += 1
         self.is_left_out = False
-        self.names["_current_fx_name"] = "training_step"
-        if self.context is None:
-            self.output = self.step(self.batch, self.index) if self.takes_index else self.step(self.batch)
-        else:
-            with self.context.train_step_context():
-                self.output = self.step(self.batch, self.index) if self.takes_index else self.step(self.batch)
-        self.lean.refresh_hooks()
+        self._call_step()
         self.loss = loss = self.find_loss()
         if self.round is not None:
             self.round.open(left_out=self.is_left_out)
@@ -193,6 +191,15 @@ class LeanUpdate:
         if after is not None:
             after.fire()
         self.detached = loss.detach()
+
+    def _call_step(self) -> None:
+        self.names["_current_fx_name"] = "training_step"
+        if self.context is None:
+            self.output = self.step(self.batch, self.index) if self.takes_index else self.step(self.batch)
+        else:
+            with self.context.train_step_context():
+                self.output = self.step(self.batch, self.index) if self.takes_index else self.step(self.batch)
+        self.lean.refresh_hooks()
 
     def _compute_again(self) -> None:
         """Compute the gradients. An error outside of the step pauses the run, and the batch is computed again after a fix."""
@@ -230,6 +237,8 @@ class LeanUpdate:
 
     def output_for_hooks(self) -> dict[str, Any] | None:
         """What `on_train_batch_end` gets."""
+        if self.by_hand:
+            return dict(self.output or {})
         if self.loss is None or type(self.output) is LeftOut:
             return None if self.batch is None else {}
         loss = self.loss.detach() if self.detached is None else self.detached  # a whole step has no graph

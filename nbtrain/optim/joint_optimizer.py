@@ -23,6 +23,7 @@ from .schedulers import Scheduler, n_required, stepping_remedy
 __all__ = [
     "Schedulers",
     "parameters_in",
+    "named_parts",
     "single",
     "JointOptimizer",
     "named_optimizers",
@@ -52,9 +53,14 @@ def parameters_in(optimizer: Optimizer) -> Iterator[nn.Parameter]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
+def named_parts(optimizer: Optimizer | None) -> Mapping[str, Any]:
+    """The optimizers that are joined in one, by name; one alone has no name."""
+    return {} if optimizer is None else getattr(optimizer, "optimizers", {"": optimizer})
+
+
 def single(optimizers: Iterable[Any]) -> list[Any]:
     """The optimizers, each of several that are joined in one."""
-    return [part for one in optimizers for part in getattr(one, "optimizers", {"": one}).values()]
+    return [part for one in optimizers for part in named_parts(one).values()]
 
 
 class JointOptimizer(Optimizer):
@@ -127,10 +133,11 @@ class JointOptimizer(Optimizer):
         self.gather()
 
 
-def named_optimizers(optimizers: Mapping[str, Optimizer] | Sequence[Optimizer]) -> dict[str, Optimizer]:
+def named_optimizers(optimizers: Mapping[str, Optimizer] | Sequence[Optimizer], *, by_hand: bool = False) -> dict[str, Optimizer]:
     """The optimizers by name; those of a list by the names of their classes: `muon`, `adamw`, `adamw_2`.
 
-    Raises ConfigError for anything else than optimizers, and for one that computes the loss several times in a step, as LBFGS.
+    Raises ConfigError for anything else than optimizers, and, unless each steps `by_hand`, for one that computes the loss several times in
+    a step, as LBFGS.
     """
     named: dict[str, Optimizer] = {}
     kinds: Counter[str] = Counter()
@@ -143,7 +150,7 @@ def named_optimizers(optimizers: Mapping[str, Optimizer] | Sequence[Optimizer]) 
             )
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         repeats = isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is inspect.Parameter.empty)
-        if repeats and len(items) > 1:
+        if repeats and len(items) > 1 and not by_hand:
             what = f"{type(optimizer).__name__} computes the loss several times in a step, so it can't share one with other optimizers."
             raise ConfigError(what, remedy="Give it alone.")
         kind = type(optimizer).__name__.lower()

@@ -75,9 +75,9 @@ def load_inner_states(optimizer: Optimizer, states: Mapping[str, Any]) -> None:
             part.param_groups = groups if groups is optimizer.param_groups else part.param_groups
 
 
-def kept_gradients(optimizer: Optimizer) -> list[Tensor | None] | None:
-    """The gradients of the newest update, if there is an optimizer inside `optimizer`; else None."""
-    return [p.grad for group in optimizer.param_groups for p in group["params"]] if _inner(optimizer) else None
+def kept_gradients(optimizer: Optimizer, *, by_hand: bool = False) -> list[Tensor | None] | None:
+    """The gradients that the next update may use: if there is an optimizer inside `optimizer`, or steps are made by hand; else None."""
+    return [p.grad for group in optimizer.param_groups for p in group["params"]] if by_hand or _inner(optimizer) else None
 
 
 def load_gradients(optimizer: Optimizer, gradients: Iterable[Tensor | None]) -> None:

@@ -18,6 +18,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins.precision import Precision
+from torch import Tensor
 
 from ..addons.hooks import HooksAddon
 from ..addons.limits import LimitsAddon
@@ -35,6 +36,7 @@ from ..engine.step_output import check_output, leaves_out
 from ..engine.train_state import Mode
 from .data_module import is_data_source
 from ..errors import ConfigError, NbtrainError, add_note
+from ..optim.joint_optimizer import single
 from ..loops.step_snapshot import restore_attributes
 from ..base.operation import Operation, unchanged
 from ..base.trainer_base import TrainerBase
@@ -65,9 +67,17 @@ class _Module(StepModule):
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
         self.names |= set(dictionary)
 
+    def backward_by_hand(self, loss: Tensor, **options: Any) -> None:
+        loss.backward(**options)
+
     @property
     def trainer(self) -> L.Trainer:
         raise _NeedsRun
+
+
+def _alone(trainer: TrainerBase) -> list[Any]:
+    """The optimizers, and each of several that are joined."""
+    return list({id(one): one for one in (*trainer.all_optimizers, *single(trainer.all_optimizers))}.values())
 
 
 @dataclass
@@ -127,7 +137,7 @@ class _Trial:
     def as_in_run(self) -> Iterator[None]:
         """A context in which the steps are called as in a run. What the context itself changes is restored."""
         trainer, model = self.trainer, self.trainer.model
-        optimizers = [(vars(optimizer), dict(vars(optimizer))) for optimizer in trainer.all_optimizers]
+        optimizers = [(vars(optimizer), dict(vars(optimizer))) for optimizer in _alone(trainer)]
         data = [(tensor, tensor.data) for tensor in chain(model.parameters(), model.buffers())]
         with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
             try:
@@ -162,10 +172,12 @@ class _Trial:
             with self.plugin.train_step_context():
                 batch = self.plugin.convert_input(to_device(batch, trainer.device))
                 output = trainer.train_step(batch) if batch is not None else None
-            if batch is None or leaves_out(output, trainer.train_step):
+            if batch is None or leaves_out(output, trainer.train_step) or (output is None and not trainer.automatic_optimization):
                 return _Names(None, None, self.module.names)
-            output = check_output(output, "train_step", place.format, trainer.device)
-            output["loss"].backward()
+            automatic = trainer.automatic_optimization
+            output = check_output(output, "train_step", place.format, trainer.device, needs_loss=automatic)
+            if automatic:
+                output["loss"].backward()
         return _Names(None, _scalars(output, batch), self.module.names)
 
     def try_test_step(self, batch: Any, loader_name: str | None) -> _Names:

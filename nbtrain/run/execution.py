@@ -175,7 +175,7 @@ class Execution:
         trainer, stage = self.trainer, "test" if self.trainer.mode == "test" else "fit"
         call._call_callback_hooks(pl_trainer, "teardown", stage=stage)  # for Lightning the exception is an error, so it does not call them
         call._call_lightning_module_hook(pl_trainer, "teardown", stage=stage)
-        if trainer.optimizer is not None:
+        if trainer.optimizer is not None and trainer.automatic_optimization:
             trainer.optimizer.zero_grad()
         signum = trainer.control.signum
         place = cause_of_end(signum) + trainer.recorder.place + (f", after {error}" if error else "")

@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from ..engine.callback import BoundaryCallback, PassCallback
+from ..engine.callback import BoundaryCallback, PassCallback, updates_of
 from ..engine.control import LeaveAfterError
 from ..engine.step_module import in_validation_of_run, is_whole_epoch
 from ..history.history import Row
@@ -39,7 +39,10 @@ def _is_at_batch(trainer: StatefulTrainer, pl_trainer: L.Trainer) -> bool:
     loop, counts = pl_trainer.fit_loop.epoch_loop, trainer.train_state.counts
     if pl_trainer.world_size > 1 or pl_trainer.sanity_checking or not is_whole_epoch(pl_trainer.lightning_module):
         return False
-    finished, updates = loop.batch_progress.current.completed, loop.automatic_optimization.optim_progress.optimizer.step.total.completed
+    batches, updates = loop.batch_progress.current, updates_of(pl_trainer).completed
+    finished = batches.completed
+    if batches.ready > finished and not pl_trainer.lightning_module.automatic_optimization:
+        return False  # a step by hand may have changed the weights before it failed
     is_closed = finished > 0 and is_window_closed(pl_trainer, finished)
     return is_closed and updates == counts.update and pl_trainer.current_epoch == counts.epoch
 

@@ -270,6 +270,11 @@ def _of_optimizer(
     return lambda at: take(at.trainer.optimizer) if at.trainer.optimizer is not None else None, put
 
 
+def _gradients(at: Moment) -> list[Any] | None:
+    optimizer = at.trainer.optimizer
+    return kept_gradients(optimizer, by_hand=not at.trainer.automatic_optimization) if optimizer is not None else None
+
+
 def _groups(at: Moment) -> list[Any] | None:
     found = [group_names(at.trainer.model, optimizer) for optimizer in single(at.trainer.all_optimizers)]
     return found if None not in found else None
@@ -355,7 +360,7 @@ PARTS: dict[str, Part] = {
     "lr": Part(lambda at: at.trainer.recorder.rate(), _load_rate, in_epoch=True),  # for an epoch that has no more batches
     "lrs": Part(lambda at: at.trainer.recorder.rates(), _load_rates, in_epoch=True),
     "inner_optimizers": Part(*_of_optimizer(inner_states, load_inner_states)),
-    "gradients": Part(*_of_optimizer(kept_gradients, load_gradients), "batch"),
+    "gradients": Part(_gradients, _of_optimizer(kept_gradients, load_gradients)[1], "batch"),
     "random": Part(lambda at: at.random, of_rank=True),
     "attributes": Part(_attributes, load_attributes, of_rank=True),
     "loader": Part(_loader, of_rank=True),

@@ -90,6 +90,9 @@ class _Refusals(L.Callback):
 # %% ../../nbs/trainer/multi_optimizer.ipynb #multicheck1
 def _check_class(kind: type[Trainer], mode: str, optimizers: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Raise ConfigError for addons that don't work with several optimizers, and for a missing step."""
+    if not kind.automatic_optimization:
+        what = f"{kind.__name__} is a MultiOptimizerTrainer, which steps its optimizers in turn."
+        raise ConfigError(what, remedy="Subclass Trainer, with optimizer={...} by name, to step by hand.")
     for addon in (AccumulationAddon, CudaGraphAddon, MultiGPUAddon):
         if any(issubclass(own, addon) for own in kind.addons):
             raise ConfigError(f"Several optimizers can't train with {addon.__name__}.", remedy="Leave it out.")

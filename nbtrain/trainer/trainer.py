@@ -26,7 +26,16 @@ from ..addons.non_finite import NonFinite
 from ..annotations import Batch, Must, PositiveInt, checked
 from ..base.addon_options import AddonOptions
 from ..base.arguments import Optimizers
-from ..base.arguments import accumulates, check_lightning, check_model, check_run, check_save_path, make_optimizer, resolve_monitor
+from nbtrain.base.arguments import (
+    accumulates,
+    check_by_hand,
+    check_lightning,
+    check_model,
+    check_run,
+    check_save_path,
+    make_optimizer,
+    resolve_monitor,
+)
 from ..base.compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
 from ..base.operation import operate
 from ..base.trainer_base import TrainerBase
@@ -188,7 +197,9 @@ class Trainer(TrainerBase):
         self.device = launcher.home(device) if launcher is not None else resolve_device(device)
         self.model = model.to(self.device)
         self.toggle(mode)
-        self.optimizer = check_by_name(make_optimizer(optimizer, model, mode), gradient_clip=gradient_clip)
+        self.optimizer = check_by_name(
+            make_optimizer(optimizer, model, mode, by_hand=not self.automatic_optimization), gradient_clip=gradient_clip
+        )
         self.scheduler = given["scheduler"] = schedulers_by_name(self.optimizer, scheduler)
         check_stepping(self.scheduler)
         self.log_bar, self.seed, self.save_path, self.on_error = log_bar, seed, save_path, on_error
@@ -203,6 +214,8 @@ class Trainer(TrainerBase):
         addon_given = {**addon_options, **take_strategy(type(self), self.lightning, addon_options)}
         self._addons = make_addons(type(self), addon_given, shared, accumulates=accumulates(self.lightning))
         self[HooksAddon].gather(self)  # for its errors
+        if not self.automatic_optimization:
+            check_by_hand(self.title, self._addons.values(), {"nonfinite": nonfinite, "on_error": on_error}, self.lightning)
         self._begin_state()
         self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user
 
@@ -453,7 +466,12 @@ class Trainer(TrainerBase):
     @with_newest
     def check(self, batch: Batch) -> None:
         """Try `train_step` (with a backward pass) and `test_step` on one batch, and print their inputs and outputs. Changes nothing."""
+        self._need_automatic("check", "run_batch(batch) calls it; a run tries it on one batch first.")
         print(check_steps(self, batch))
+
+    def _need_automatic(self, command: str, remedy: str) -> None:
+        if not self.automatic_optimization:
+            raise ConfigError(f"{command}: {self.title}.train_step makes its updates by hand.", remedy=remedy)
 
     @checked
     @with_newest
@@ -471,6 +489,7 @@ class Trainer(TrainerBase):
         the other groups keep their ratio to it. What the steps append to a list meanwhile is removed, also from a list that they reach
         by a closure or a global name. Raises ConfigError for invalid arguments.
         """
+        self._need_automatic("lr_find", "Try rates in short runs, with set(lr=...).")
         arguments = device_args(self.device) | update_args(self.precision, self.lightning)
         clips = [addon for addon in self.active_addons if isinstance(addon, GradientClipAddon)]
         arguments["callbacks"] = [callback for addon in clips for callback in addon.callbacks(self)]

@@ -45,6 +45,7 @@ def test_a_run_interrupted_in_two_lives_ends_as_the_one_that_was_not(
         pytest.param(Case(schedule="a function", valid="in order", setting="Lightning's own loops"), marks=pytest.mark.long),
         Case(schedule="by epoch", valid="in order", who="LightningModule"),
         Case(valid="in order", who="LightningModule by hand"),
+        Case(schedule="a function", valid="in order", who="Trainer by hand"),
     ],
 )
 def test_every_change_of_a_state_is_watched(case: Case, tmp_path: Path) -> None:
