@@ -35,7 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "loops": ("rng", "source", "data", "optim", "engine"),
     "loggers": ("events", "views", "history", "data", "engine"),
     "distributed": ("events", "rng", "source", "data", "optim", "engine"),
-    "checkpoint": ("compat", "history", "distributed"),
+    "checkpoint": ("compat", "events", "history", "distributed"),
     "state": ("compat", "events", "rng", "source", "objects", "history", "data", "optim", "engine", "loops", "distributed", "checkpoint"),
     "addons": (
         "compat",

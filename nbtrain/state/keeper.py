@@ -41,7 +41,7 @@ def _is_at_batch(trainer: StatefulTrainer, pl_trainer: L.Trainer) -> bool:
         return False
     finished, updates = loop.batch_progress.current.completed, loop.automatic_optimization.optim_progress.optimizer.step.total.completed
     is_closed = finished > 0 and is_window_closed(pl_trainer, finished)
-    return is_closed and updates == counts.update and pl_trainer.current_epoch == counts.epoch
+    return is_closed and updates == counts.step and pl_trainer.current_epoch == counts.epoch
 
 
 class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):

@@ -213,7 +213,7 @@ def test_a_single_batch_is_trained() -> None:
     before = copy.deepcopy(trainer.model.state_dict())
     output = trainer.run_batch(next(iter(make_loader())))
     assert "loss" in output and not torch.equal(before["net.0.weight"], trainer.model.state_dict()["net.0.weight"])
-    assert not trainer.history.epochs and trainer.counts.step == 1
+    assert not trainer.history.epochs and trainer.counts.processed == 1
 
 
 def test_a_learning_rate_finder_finds_the_same_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_a_batch_size_finder_finds_the_same_size(of_data: bool, tmp_path: Path, 
     (data, finder), module = made(), Whole() if of_data else MakesLoaders()
     trainer = by_nbtrain(module, 1, data or module, callbacks=[finder])
     assert finder.optimal_batch_size == 4 == (data or module).batch_size and same(plain, module)
-    assert trainer.counts.update == 6 and len(trainer.history) == 1 and not any(tmp_path.glob(".scale*"))
+    assert trainer.counts.step == 6 and len(trainer.history) == 1 and not any(tmp_path.glob(".scale*"))
 
 
 def test_callbacks_see_the_attributes_of_the_module() -> None:
