@@ -81,7 +81,7 @@ def test_an_epoch_has_the_losses_and_what_was_logged() -> None:
     trainer = make_lit(Whole())
     result = trainer.run(2, make_loader(), make_valid())
     assert [list(row) for row in trainer.history.epochs] == [
-        ["epoch", "step", "train_loss", "train_mae", "val_loss", "scale", "at_end", "lr", "time_s"]
+        ["epoch", "step", "processed", "train_loss", "train_mae", "val_loss", "scale", "at_end", "lr", "time_s"]
     ] * 2
     assert [row["at_end"] for row in trainer.history.epochs] == [0.0, 1.0]
     assert result.status == "completed" and trainer.title == "Whole"
