@@ -50,7 +50,7 @@ def known_mode(monitor: str) -> MonitorMode | None:
 
 # %% ../nbs/best.ipynb #7e19c401
 class BestRestarts:
-    """The places where the best metric restarted, as pairs: the last step that does not count, and the first epoch that does."""
+    """The places where the best metric restarted, as pairs: the last batch that does not count, and the first epoch that does."""
 
     def __init__(self) -> None:
         self.places: list[tuple[int, int]] = []
@@ -71,9 +71,9 @@ class BestRestarts:
         """The event data for a mark at `at`: whether the best restarts there."""
         return {"ranking": "restarts"} if _place(at) in self.places else {}
 
-    def drop_after(self, step: int) -> None:
-        """Drop the places after `step`, which a resumed run may not repeat."""
-        self.places = [place for place in self.places if place[0] <= step]
+    def drop_after(self, processed: int) -> None:
+        """Drop the places after so many processed batches, which a resumed run may not repeat."""
+        self.places = [place for place in self.places if place[0] <= processed]
 
     def counts(self, row: Mapping[str, Any], *, is_epoch: bool) -> bool:
         """Whether the row of an epoch or of a validation counts."""
@@ -83,14 +83,14 @@ class BestRestarts:
         """After how many of the places all of the row was measured."""
         if is_epoch:
             return sum(row.get("epoch", 0) >= epoch for _, epoch in self.places)
-        return sum(row.get("step", 0) > step for step, _ in self.places)
+        return sum(row.get("processed", 0) > processed for processed, _ in self.places)
 
 
 def _place(at: Progress) -> tuple[int, int]:
-    """The last step that does not count, and the first epoch that does."""
+    """The last of all processed batches that does not count, and the first epoch that does."""
     rest = (at.n_batches or 0) - at.batch if at.phase == "valid" else 0  # this validation began before the change
     is_between = at.phase == "idle" or (at.phase == "train" and at.batch == 0)
-    return at.step + max(0, rest), at.epoch + (1 if is_between else 2)
+    return at.processed + max(0, rest), at.epoch + (1 if is_between else 2)
 
 
 # %% ../nbs/best.ipynb #best0005
@@ -140,7 +140,7 @@ def best_row(rows: Iterable[Any], monitor: str, mode: MonitorMode) -> Any:
 
 def is_same_validation(row: Metrics, validations: Sequence[Metrics]) -> bool:
     """Whether the newest validation came after the last batch of the epoch of `row`."""
-    return bool(validations) and "epoch" in row and "step" in row and validations[-1].get("step") == row["step"]
+    return bool(validations) and "epoch" in row and "processed" in row and validations[-1].get("processed") == row["processed"]
 
 
 class GrowingBest:
@@ -162,7 +162,7 @@ class GrowingBest:
         """The best row of a run: a validation, if `monitor` is one of their metrics, else an epoch. `earlier`: the best of earlier runs."""
         has_validations = self.compares_validations(validations, monitor, mode)
         _, best = self._search(validations if has_validations else epochs, monitor, mode, is_epoch=not has_validations)
-        if earlier is None or (best is not None and best.get("step") == earlier.get("step")):
+        if earlier is None or (best is not None and best.get("processed") == earlier.get("processed")):
             return best
         rows = [earlier] if self.restarts.counts(earlier, is_epoch=not has_validations) else []
         return best_row([*rows, *([best] if best is not None else [])], monitor, mode)

@@ -7,12 +7,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 # %% auto #0
-__all__ = ["Phase", "EventKind", "Status", "MonitorMode", "OWN_COLUMNS", "Progress", "is_rate", "Event", "Plan"]
+__all__ = [
+    "Phase",
+    "EventKind",
+    "Status",
+    "MonitorMode",
+    "OWN_COLUMNS",
+    "Progress",
+    "in_updates",
+    "read_progress",
+    "is_rate",
+    "Event",
+    "steps_of",
+    "Plan",
+]
 
 # %% ../nbs/events.ipynb #855a0950
 # The values that events use
@@ -25,7 +38,10 @@ MonitorMode = Literal["min", "max"]
 # %% ../nbs/events.ipynb #6a5ff60b
 @dataclass(frozen=True)
 class Progress:
-    """The position of a run. All counts are of finished units; `epoch`, `step` and `update` count over all runs of a trainer."""
+    """The position of a run. All counts are of finished units; `epoch`, `step` and `processed` count over all runs of a trainer.
+
+    A step is an optimizer update. `processed` also counts the batches of validations: it puts into order what has the same step.
+    """
 
     run: int = 1  # which run of the trainer, from 1
     phase: Phase = "idle"
@@ -33,8 +49,8 @@ class Progress:
     n_epochs: int = 0  # the value of `epoch` at which this run ends
     batch: int = 0  # in this pass over a loader
     n_batches: int | None = None  # in this pass; None: the loader has no length
-    step: int = 0  # processed batches, validation included
-    update: int = 0  # optimizer updates
+    step: int = 0  # optimizer updates
+    processed: int = 0  # batches, validation included
     elapsed_s: float = 0.0  # since this run began, without pauses
 
     @property
@@ -45,6 +61,20 @@ class Progress:
         if self.phase == "test":
             return f"test, after batch {n}" if is_over else f"test batch {n}"
         return f"epoch {self.epoch + 1}, {'after ' if is_over else ''}{'validation ' if self.phase == 'valid' else ''}batch {n}"
+
+
+# %% ../nbs/events.ipynb #onestep1
+def in_updates(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The `fields` of counts or of a progress. In those of an older nbtrain `step` counted batches, and `update` the updates."""
+    if "update" not in fields:
+        return fields
+    rest = {name: value for name, value in fields.items() if name != "update"}
+    return rest | {"step": fields["update"], "processed": fields["step"]}
+
+
+def read_progress(fields: Mapping[str, Any]) -> Progress:
+    """The progress with these `fields`, as this or an older nbtrain has stored it."""
+    return Progress(**in_updates(fields))
 
 
 # %% ../nbs/events.ipynb #efc92c2a
@@ -75,7 +105,7 @@ def _number(value: Any) -> Any:
 
 
 # %% ../nbs/events.ipynb #99d87157
-OWN_COLUMNS = frozenset({"epoch", "step", "lr", "time_s"})  # of a row, beside its metrics
+OWN_COLUMNS = frozenset({"epoch", "step", "processed", "lr", "time_s"})  # of a row, beside its metrics
 
 
 def is_rate(name: str) -> bool:
@@ -97,7 +127,8 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_row(row: Any) -> bool:
-    return isinstance(row, dict) and all(map(_is_number, row.values())) and _is_count(row.get("epoch", 0)) and _is_count(row.get("step", 0))
+    counts = ("epoch", "step", "processed")
+    return isinstance(row, dict) and all(map(_is_number, row.values())) and all(_is_count(row.get(name, 0)) for name in counts)
 
 
 def _is_epoch(data: Mapping[str, Any]) -> bool:
@@ -106,7 +137,7 @@ def _is_epoch(data: Mapping[str, Any]) -> bool:
 
 def _is_header(data: Mapping[str, Any]) -> bool:
     rest = {name: value for name, value in data.items() if name != "best"}
-    numbers = [data.get(name) for name in ("n_params", "n_train_batches", "n_valid_batches")]
+    numbers = [data.get(name) for name in ("n_params", "n_train_batches", "n_valid_batches", "accumulate", "max_steps")]
     is_plain = all(isinstance(value, (str, type(None))) or _is_number(value) for value in rest.values())
     has_counts = all(number is None or _is_count(number) for number in numbers)
     has_best = data.get("best") is None or _is_row(data["best"])
@@ -116,8 +147,10 @@ def _is_header(data: Mapping[str, Any]) -> bool:
 def _is_block(data: Mapping[str, Any]) -> bool:
     n, lr = data["n"], data.get("lr")
     is_measured = _is_count(n) and _is_number(data["samples"]) and _is_number(data.get("data_s", 0.0)) and (lr is None or _is_number(lr))
-    columns = data["values"].values()
-    return is_measured and all(isinstance(values, list) and len(values) == n and all(map(_is_number, values)) for values in columns)
+    columns, steps = data["values"].values(), data.get("steps")
+    is_placed = steps is None or (isinstance(steps, list) and len(steps) == n and all(map(_is_count, steps)))
+    has_columns = all(isinstance(values, list) and len(values) == n and all(map(_is_number, values)) for values in columns)
+    return is_measured and is_placed and has_columns
 
 
 def _is_mark(data: Mapping[str, Any]) -> bool:
@@ -142,7 +175,7 @@ _DATA: dict[str, Callable[[Mapping[str, Any]], bool]] = {
 def _is_placed(kind: str, p: Progress, time_s: Any) -> bool:
     """Whether an event has a valid time and a valid progress for its kind."""
     times = _is_number(p.elapsed_s) and _is_number(time_s) and math.isfinite(p.elapsed_s) and math.isfinite(time_s)
-    given = (p.run, p.epoch, p.n_epochs, p.batch, p.step, p.update)
+    given = (p.run, p.epoch, p.n_epochs, p.batch, p.step, p.processed)
     counts = {*map(type, given)} == {int} and min(given) >= 0 and max(given) < _TOO_LARGE
     return (
         times
@@ -178,18 +211,47 @@ class Event:
             fields, end = _DECODER.raw_decode(line)  # loads() looks for white space around it, which takes as long as a short line
             if line[end:].strip():
                 raise ValueError("more than one value")
-            fields["progress"] = Progress(**fields["progress"])
-            data = fields["data"]
+            data, is_older = fields["data"], "update" in fields["progress"]
+            fields["progress"] = read_progress(fields["progress"])
             for name in ("values", "row", "best"):
                 if data.get(name) is not None:
                     data[name] = _decode(data[name])
             event = cls(**fields)
+            if is_older:
+                _convert_rows(event)
             is_whole = _is_placed(event.kind, event.progress, event.time_s) and _DATA[event.kind](data)
         except (TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"not an event: {line[:80]!r}") from error
         if not is_whole:
             raise ValueError(f"not an event: {line[:80]!r}")
         return event
+
+
+# %% ../nbs/events.ipynb #onestep2
+def _convert_rows(event: Event) -> None:
+    """Convert the rows of an event of an older nbtrain, whose steps counted batches."""
+    row, best = event.data.get("row"), event.data.get("best")
+    if row is not None and "step" in row:
+        row["step"], row["processed"] = event.progress.step, row["step"]
+    if best is not None and "step" in best:  # of an earlier run: its step is unknown
+        best["processed"] = best.pop("step")
+
+
+def steps_of(event: Event, before: int | None = None) -> Sequence[int]:
+    """The step of each row of a `steps` event: the update that a training batch belongs to; of other batches, the newest update.
+
+    `before` is the step of the row before, if it is known. An older nbtrain has not stored the steps of batches whose gradients were
+    accumulated: these are spread evenly.
+    """
+    n, p = event.data["n"], event.progress
+    if p.phase != "train":
+        return [p.step] * n
+    if (stored := event.data.get("steps")) is not None:
+        return stored
+    if before is None or before <= p.step - n + 1:
+        return range(p.step - n + 1, p.step + 1)
+    first = min(before, p.step)  # only of an older nbtrain
+    return [first + -(-(p.step - first) * (i + 1) // n) for i in range(n)]
 
 
 # %% ../nbs/events.ipynb #76752b24

@@ -126,7 +126,7 @@ def state_of(trainer: Any, loader: Any) -> dict[str, Any]:
         "loader": loader.generator.get_state(),
         "hooks": [len(part._forward_hooks) for part in trainer.model.modules()],
         "objects": trainer.n_steps,
-        "counts": (counts.epoch, counts.step, counts.update),
+        "counts": (counts.epoch, counts.processed, counts.step),
         "history": (len(trainer.history.epochs), len(trainer.history.tests)),
         "signals": signal.getsignal(signal.SIGINT),
         "operations": (list(trainer.operations), trainer.control.state, trainer.module),

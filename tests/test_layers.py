@@ -36,7 +36,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "loops": ("rng", "source", "data", "optim", "engine"),
     "loggers": ("events", "views", "history", "data", "engine"),
     "distributed": ("events", "rng", "resources", "source", "data", "optim", "engine"),
-    "checkpoint": ("compat", "history", "distributed"),
+    "checkpoint": ("compat", "events", "history", "distributed"),
     "state": (
         "compat",
         "events",

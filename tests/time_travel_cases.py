@@ -78,7 +78,7 @@ class Journey:
             try:
                 return move(**place)
             except ConfigError as error:
-                assert "is not between two training batches" in str(error), error
+                assert "is within a batch, which makes the updates" in str(error), error
 
     def finish(self, trainer: Any) -> dict[str, Any]:
         """Train to the end, and say all that must be equal."""

@@ -114,7 +114,7 @@ def csv_rows(folder: Path) -> list[dict[str, str]]:
 def csv_series(folder: Path) -> Series:
     columns = {"train_loss": "train/loss_step", "grad_norm": "train/grad_norm_step", "val_loss": "val/loss"}
     rows = csv_rows(folder)
-    return _by_name((name, int(row["step"]) - 1, float(row[column])) for row in rows for column, name in columns.items() if row[column])
+    return _by_name((name, int(row["step"]), float(row[column])) for row in rows for column, name in columns.items() if row[column])
 
 
 SERIES: dict[str, Callable[[Path], Series]] = {

@@ -79,11 +79,11 @@ class _Averaging(L.Callback):
         self._lent = False
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._update = self.trainer.train_state.counts.update
+        self._update = self.trainer.train_state.counts.step
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self.trainer.train_state.counts.update != self._update:
-            self._update = self.trainer.train_state.counts.update
+        if self.trainer.train_state.counts.step != self._update:
+            self._update = self.trainer.train_state.counts.step
             self.addon.average.add(self.trainer.model)
 
     def _lend(self, *args: Any, **kwargs: Any) -> None:

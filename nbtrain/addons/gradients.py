@@ -177,7 +177,7 @@ class _Stats(L.Callback):
         self._is_due = False
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        self._is_due = self.trainer.train_state.counts.update % self.addon.stats_every_n_steps == 0
+        self._is_due = self.trainer.train_state.counts.step % self.addon.stats_every_n_steps == 0
         if self._is_due and not self._handles:
             self._blocks = _blocks(self.trainer.model, self.addon.stats_depth)
             self._handles = [part.register_forward_hook(self._look(name)) for name, part in self._blocks.items()]

@@ -111,7 +111,7 @@ class _UpdateBatches:
 
     def begin(self, batch_idx: int) -> None:
         """Begin a batch."""
-        update = self.trainer.train_state.counts.update
+        update = self.trainer.train_state.counts.step
         self.begins = update != self._began or batch_idx == 0
         if self.begins:
             self._began, self._ended = update, update
@@ -129,11 +129,11 @@ class _UpdateBatches:
             self.batches.append(batch)
             if len(self.outputs) < len(self.batches):  # a step that runs as a CUDA graph is a whole window, and does not call `keep`
                 self.keep(outputs)
-        self.ends = self.trainer.train_state.counts.update != self._ended
+        self.ends = self.trainer.train_state.counts.step != self._ended
 
     def clear(self) -> None:
         self.batches, self.outputs = [], []
-        self._ended = self.trainer.train_state.counts.update
+        self._ended = self.trainer.train_state.counts.step
 
     def means(self) -> dict[str, Any]:
         """The mean of each scalar over the batches, as `train_<name>`; a tensor stays on its device."""

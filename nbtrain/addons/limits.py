@@ -30,7 +30,7 @@ class _ValidateFirst(L.Callback):
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if (
-            self.trainer.train_state.counts.update
+            self.trainer.train_state.counts.step
             or not isinstance(pl_module, StepModule)
             or not pl_module.whole_epoch
             or not pl_trainer.enable_validation

@@ -20,7 +20,7 @@ from ..engine.callback import Stopper, active_callbacks
 from ..engine.protocol import EventSink, TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError
-from ..events import Event
+from ..events import Event, steps_of
 from ..tracebacks import variable_name
 
 # %% auto #0
@@ -36,10 +36,8 @@ def first_nonfinite(event: Event) -> str:
     index = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
     if index is None:
         return ""
-    progress, back = event.progress, len(losses) - 1 - index
-    return (
-        f"The training loss is {losses[index]} at epoch {progress.epoch + 1}, batch {progress.batch - back}, step {progress.step - back}."
-    )
+    progress, batch, step = event.progress, event.progress.batch - (len(losses) - 1 - index), steps_of(event)[index]
+    return f"The training loss is {losses[index]} at epoch {progress.epoch + 1}, batch {batch}, step {step}."
 
 
 _EVERY = 50  # batches between two exchanges of several ranks

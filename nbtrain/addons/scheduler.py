@@ -210,7 +210,7 @@ class _Step(PassCallback):
         if self._is_replaced:
             return
         if self._schedule.interval == "batch":
-            before, self._update = self._update, self.trainer.train_state.counts.update
+            before, self._update = self._update, self.trainer.train_state.counts.step
             several = pl_trainer.world_size > 1 and pl_trainer.accumulate_grad_batches > 1
             if not getattr(pl_module, "leaves_out", False) or self._update != before or several:
                 self._schedule.step()
@@ -283,7 +283,7 @@ def set_next_lr(trainer: TrainerProtocol, lr: float) -> None:
         addon.is_base_set = True
         return
     function = addon.scheduler if addon is not None and callable(addon.scheduler) else None
-    before = function(trainer.train_state.counts.update) if function is not None else float(optimizer.param_groups[0]["lr"])
+    before = function(trainer.train_state.counts.step) if function is not None else float(optimizer.param_groups[0]["lr"])
     if before == 0:
         raise ConfigError(
             "The learning rate is 0 here, so its schedule can't be scaled.",

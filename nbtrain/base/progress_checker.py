@@ -24,7 +24,7 @@ class ProgressChecker:
 
     def get_step(self) -> int:
         """The current step, from 1."""
-        return self._counts.step + 1
+        return self._counts.processed + 1
 
     def get_epoch(self) -> int:
         """The current epoch, from 1."""
@@ -32,7 +32,7 @@ class ProgressChecker:
 
     def update_step(self) -> None:
         """Count a processed batch."""
-        self._counts.step += 1
+        self._counts.processed += 1
 
     def update_epoch(self) -> None:
         """Count a finished epoch."""
@@ -40,7 +40,7 @@ class ProgressChecker:
 
     def init_state(self) -> None:
         """Reset to step 1 of epoch 1."""
-        self._counts.step = self._counts.epoch = 0
+        self._counts.processed = self._counts.epoch = 0
 
     def __repr__(self) -> str:
         return f"ProgressChecker(step={self.get_step()}, epoch={self.get_epoch()})"

@@ -336,7 +336,7 @@ class TrainerBase(Composable, TracebackKeeper):
     def begin_branch(self, parent: str, changes: Mapping[str, str]) -> None:
         """This trainer is a copy of the run `parent` at its current place, with `changes`: it gets its own run folder."""
         counts = self.train_state.counts
-        self.run_dir, self.fork = None, Fork(parent, counts.epoch, counts.step, changes)
+        self.run_dir, self.fork = None, Fork(parent, counts.epoch, counts.step, counts.processed, changes)
         self.parent = f"{parent}, epoch {counts.epoch}, step {counts.step}"
 
     def optimizer_states(self) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from .atomic import is_leftover, sync, written
 from .snapshot import Encoder, Snapshot, State, decode, plain, restore_views, snapshot
 from .tensor_parts import join_parts, part_file, write_tensors
 from ..errors import CheckpointError
+from ..events import in_updates
 from ..history.journal import flush_journal
 
 # %% auto #0
@@ -302,7 +303,7 @@ def verify_weights(file: Path) -> None:
 
 
 def read_counts(path: Path) -> Mapping[str, Any] | None:
-    """Read the counts of epochs, batches and updates from an nbtrain checkpoint, without its tensors; None for another checkpoint.
+    """Read the counts of epochs, updates and batches from an nbtrain checkpoint, without its tensors; None for another checkpoint.
 
     Raises CheckpointError if it can't be read.
     """
@@ -313,7 +314,7 @@ def read_counts(path: Path) -> Mapping[str, Any] | None:
             with zipfile.ZipFile(path) as archive:
                 _check_records(path, archive.infolist())
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return state["nbtrain"]["counts"] if "nbtrain" in state else None
+        return in_updates(state["nbtrain"]["counts"]) if "nbtrain" in state else None
 
 
 def _begins(file: Path, start: bytes) -> bool:

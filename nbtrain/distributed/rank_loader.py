@@ -195,6 +195,10 @@ class RankMeter(Meter):
         if not self.skips:
             super().leave_out()
 
+    def place(self, step: int) -> None:
+        if not self.skips:
+            super().place(step)
+
     def close(self) -> None:
         self.flush()
         own = self.n_batches, self.n_left_out, self._sums, self._weights, dict(self._log)

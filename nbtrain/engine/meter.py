@@ -149,7 +149,7 @@ class EpochLog(dict[str, list[Any]]):
 
 # %% ../../nbs/engine/meter.ipynb #8656b621
 # Of a meter, in addition to its keys and its log
-_SAVED = ("keep_tensors", "n_batches", "n_left_out", "kept_bytes", "_sums", "_weights", "_flushed")
+_SAVED = ("keep_tensors", "n_batches", "n_left_out", "kept_bytes", "steps", "_sums", "_weights", "_flushed")
 
 
 def _joined(blocks: Sequence[tuple[dict[str, list[float]], list[float]]]) -> tuple[dict[str, list[float]], list[float]]:
@@ -177,6 +177,7 @@ class Meter:
         self.keep_tensors, self.n_batches = keep_tensors, 0
         self.n_left_out = 0  # batches beside these
         self.kept_bytes = 0  # of tensors in the log
+        self.steps: list[int] = []  # of the training batches since the last `take_steps`, each the update that it belongs to
         self._n_kept = 0  # tensors of the batches before the newest one that are not in the log yet
         self._keys: frozenset[str] | None = None
         self._pending, self._tensors = PendingRows(), list[tuple[str, Any]]()
@@ -295,6 +296,15 @@ class Meter:
         self.flush()
         blocks, self._flushed = self._flushed, []
         return blocks[0] if len(blocks) == 1 else _joined(blocks)
+
+    def place(self, step: int) -> None:
+        """The newest batch belongs to the update `step`."""
+        self.steps.append(step)
+
+    def take_steps(self, n: int) -> list[int]:
+        """The steps of the `n` newest batches, those since the last call. Of rows that an older nbtrain has saved they are not known."""
+        steps, self.steps = self.steps[-n:], []
+        return [max(0, steps[0] - back) for back in range(n - len(steps), 0, -1)] + steps if steps else []
 
     def state_dict(self) -> dict[str, Any]:
         """Everything collected in this pass: scalars as packed floats, and tensors if they are kept."""

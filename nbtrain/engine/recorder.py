@@ -116,12 +116,17 @@ _HINT_BYTES = 2**30
 _MODE: dict[Phase, Mode] = {"train": "train", "valid": "test", "test": "test"}
 
 
-def _steps(phase: Phase, meters: Mapping[Mode, Meter]) -> dict[str, Any]:
-    """The data of a `steps` event; empty if there was no batch."""
-    values, samples = meters[_MODE[phase]].take()
-    prefix = "val" if phase == "valid" else phase
+def _steps(phase: Phase, meters: Mapping[Mode, Meter], step: int) -> dict[str, Any]:
+    """The data of a `steps` event after the update `step`; empty if there was no batch."""
+    meter = meters[_MODE[phase]]
+    values, samples = meter.take()
+    n, prefix = len(samples), "val" if phase == "valid" else phase
+    if not n:
+        return {}
     named = {f"{prefix}_{name}": column for name, column in values.items()}
-    return {"values": named, "n": len(samples), "samples": sum(samples)} if samples else {}
+    steps = meter.take_steps(n) if phase == "train" else []
+    is_plain = steps in ([], list(range(step - n + 1, step + 1)))  # an update for each batch
+    return {"values": named, "n": n, "samples": sum(samples)} | ({} if is_plain else {"steps": steps})
 
 
 def _memory_hint(meters: Mapping[Mode, Meter]) -> str:
@@ -208,7 +213,8 @@ class Recorder:
 
     def emit_validation(self, metrics: Mapping[str, float]) -> None:
         """Emit the metrics of a validation that belongs to no epoch."""
-        self.emit_now("test", {"row": {"step": self.trainer.train_state.counts.step, **metrics}})
+        counts = self.trainer.train_state.counts
+        self.emit_now("test", {"row": {"step": counts.step, "processed": counts.processed, **metrics}})
 
     @property
     def place(self) -> str:
@@ -222,7 +228,7 @@ class Recorder:
         elapsed_s = (self.clock() if timer.paused_s is None else timer.paused_s) - timer.start_s
         n_batches = at.n_batches if at.batch <= (at.n_batches or 0) else None  # the forecast was too low
         here = state.run, at.phase, state.counts.epoch, self.n_epochs, at.batch, n_batches
-        return Progress(*here, state.counts.step, state.counts.update, elapsed_s)
+        return Progress(*here, state.counts.step, state.counts.processed, elapsed_s)
 
     def emit_now(self, kind: EventKind, data: Mapping[str, Any]) -> None:
         """Emit an event with the current progress."""
@@ -230,7 +236,7 @@ class Recorder:
 
     def follow(self, progress: Progress) -> None:
         """Take over the `progress` of a run in another process."""
-        vars(self.trainer.train_state.counts).update(epoch=progress.epoch, step=progress.step, update=progress.update)
+        vars(self.trainer.train_state.counts).update(epoch=progress.epoch, step=progress.step, processed=progress.processed)
         self.pass_place.batch = progress.batch
 
     def resume_epoch(self, batch: int) -> None:
@@ -256,7 +262,7 @@ class Recorder:
         phase, meters = self.pass_place.phase, self.trainer.train_state.meters
         if phase == "idle":
             return
-        if steps := _steps(phase, meters):
+        if steps := _steps(phase, meters, self.trainer.train_state.counts.step):
             self.emit_now("steps", steps | {"lr": self.rate()} | self.wait.take(phase))
         for hint in filter(None, (_memory_hint(meters), _length_hint(self.pass_place))):
             self.note(hint, once=True)

@@ -17,6 +17,7 @@ from .logged import current_results
 from .pass_module import is_sanity_check
 from .recorder import DataWait, PassPlace, Recorder
 from .step_module import StepModule, in_validation_of_run
+from .train_state import Counts
 from ..events import OWN_COLUMNS, EventKind, Phase
 from ..history.event_group import deliver
 
@@ -46,7 +47,7 @@ class RecorderCallback(PassCallback):
         if getattr(pl_module, "leaves_out", False):
             recorder.flush()  # a block of steps has no gap
         recorder.pass_place.batch += 1
-        recorder.trainer.train_state.counts.step += 1
+        recorder.trainer.train_state.counts.processed += 1
         if recorder.clock() >= recorder.due_s:
             recorder.flush()
 
@@ -60,8 +61,11 @@ class RecorderCallback(PassCallback):
         self._enter("train", pl_trainer.num_training_batches)
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        recorder = self.recorder
-        recorder.trainer.train_state.counts.update = self._updates.completed  # what trainer.global_step finds in 2 µs
+        recorder, step = self.recorder, self._updates.completed  # what trainer.global_step finds in 2 µs
+        state = recorder.trainer.train_state
+        if not getattr(pl_module, "leaves_out", False):
+            state.meters["train"].place(step if step > state.counts.step else step + 1)  # a batch of an open window belongs to the next
+        state.counts.step = step
         recorder.lr = _rate(self._optimizer)
         if self._several:
             recorder.lrs = {name: _rate(optimizer) for name, optimizer in self._several.items()}
@@ -85,19 +89,19 @@ class RecorderCallback(PassCallback):
         recorder.pass_place = recorder.pass_place.interrupted or PassPlace()
         if isinstance(pl_module, StepModule) and in_validation_of_run(pl_trainer, pl_module):
             counts = recorder.trainer.train_state.counts
-            before = {"epoch": counts.epoch + (recorder.pass_place.phase == "train"), "step": counts.step}  # 0: before the training
+            before = {"epoch": counts.epoch + (recorder.pass_place.phase == "train"), **_now(counts)}  # 0: before the training
             recorder.emit_now("valid", {"row": before | _validation_metrics(pl_trainer, pl_module)})
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepModule)
         pl_module.end_train_pass()  # closes a pass that was stopped early; does nothing after a whole one
-        self.recorder.trainer.train_state.counts.update = self._updates.completed
+        self.recorder.trainer.train_state.counts.step = self._updates.completed
         recorder, counts = self.recorder, self.recorder.trainer.train_state.counts
         recorder.flush()
         counts.epoch += pl_module.whole_epoch
         rate = {} if (lr := recorder.rate()) is None else {"lr": lr}
         rate |= {f"lr/{name}": lr for name, lr in recorder.rates().items()}
-        before = {"epoch": counts.epoch, "step": counts.step}
+        before = {"epoch": counts.epoch, **_now(counts)}
         pl_module.after_epoch(partial(self._leave, "epoch", pl_trainer, pl_module, before, rate))
 
     def on_save_checkpoint(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -112,7 +116,7 @@ class RecorderCallback(PassCallback):
     def on_test_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepModule)
         self.recorder.flush()
-        self._leave("test", pl_trainer, pl_module, {"step": self.recorder.trainer.train_state.counts.step}, {})
+        self._leave("test", pl_trainer, pl_module, _now(self.recorder.trainer.train_state.counts), {})
 
     def _enter(self, phase: Phase, n_batches: float) -> None:
         """Begin a pass that is timed separately."""
@@ -134,6 +138,11 @@ class RecorderCallback(PassCallback):
 
 
 # %% ../../nbs/engine/recorder_callback.ipynb #metrics1
+def _now(counts: Counts) -> dict[str, int]:
+    """What a row says of its time: the step, and how many batches were processed, which no two validations share."""
+    return {"step": counts.step, "processed": counts.processed}
+
+
 def _validation_metrics(pl_trainer: L.Trainer, module: StepModule) -> dict[str, float]:
     """The metrics of the validation that has just ended."""
     return {name: value for name, value in _metrics(pl_trainer, module).items() if name.startswith("val_")}

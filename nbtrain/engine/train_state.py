@@ -25,14 +25,14 @@ Mode = Literal["train", "test"]
 
 @dataclass
 class Counts:
-    """Finished units over all runs of a trainer: epochs, batches (validation included), optimizer updates.
+    """Finished units over all runs of a trainer: epochs, steps (optimizer updates), and processed batches (validation included).
 
     `left_out`: the batches of finished passes that a step or a loader left out, by returning None.
     """
 
     epoch: int = 0
     step: int = 0
-    update: int = 0
+    processed: int = 0
     left_out: int = 0
 
 

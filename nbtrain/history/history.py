@@ -11,7 +11,7 @@ import io
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..annotations import checked
 from ..best import BestRestarts, GrowingBest, best_row, is_same_validation, ranked
 from ..compat.keys import result_of
-from ..events import OWN_COLUMNS, Event, MonitorMode, Progress, Status, is_rate
+from ..events import OWN_COLUMNS, Event, MonitorMode, Status, is_rate, read_progress, steps_of
 from ..views import html, plots, text
 from ..views.curve import FEW_EPOCHS, Mark, measured_curve, without
 
@@ -34,11 +34,14 @@ __all__ = ["StepTable", "Row", "csv_text", "data_frame", "validation_alone", "Hi
 
 # %% ../../nbs/history/history.ipynb #df4b47df
 class StepTable:
-    """Metric values by step, in packed columns, thinned evenly beyond `max_rows`. Steps count processed batches, from 1."""
+    """Metric values by batch, in packed columns, thinned evenly beyond `max_rows`.
+
+    `steps` has the update, from 1, that a training batch belongs to; for other batches, the newest update. `processed` numbers all batches.
+    """
 
     def __init__(self, max_rows: int = 100_000) -> None:
         self.max_rows = max_rows
-        self.steps = array("q")
+        self.steps, self.processed = array("q"), array("q")
         self.columns: dict[str, array[float]] = {}
         self._stride, self._seen = 1, 0
         self.n_saved = 0  # rows at the beginning that the journal has
@@ -46,10 +49,11 @@ class StepTable:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def add(self, first_step: int, n: int, values: dict[str, list[float]]) -> None:
-        """Append `n` rows that begin at `first_step`, after dropping existing rows from there on. Missing metrics are NaN."""
-        if self.steps and self.steps[-1] >= first_step:  # a resumed run repeats what was not flushed when it was saved
-            self.drop_after(first_step - 1)
+    def add(self, first: int, steps: Sequence[int], values: Mapping[str, list[float]]) -> None:
+        """Append a row for each of `steps`, numbered from `first`, after dropping existing rows from there on. Missing metrics are NaN."""
+        n = len(steps)
+        if self.processed and self.processed[-1] >= first:  # a resumed run repeats what was not flushed when it was saved
+            self.drop_after(first - 1)
         keep = range(-self._seen % self._stride, n, self._stride)
         for name in values:
             if name not in self.columns:
@@ -57,26 +61,27 @@ class StepTable:
         for name, column in self.columns.items():
             new = values.get(name)
             column.extend([math.nan] * len(keep) if new is None else new[keep.start : n : keep.step])
-        self.steps.extend(range(first_step + keep.start, first_step + n, keep.step))
+        self.steps.extend(steps[keep.start : n : keep.step])
+        self.processed.extend(range(first + keep.start, first + n, keep.step))
         self._seen += n
         while len(self) > self.max_rows:
             self._stride, self.n_saved = self._stride * 2, 0
-            self.steps = self.steps[::2]
+            self.steps, self.processed = self.steps[::2], self.processed[::2]
             self.columns = {name: column[::2] for name, column in self.columns.items()}
 
-    def drop_after(self, step: int) -> None:
-        """Drop the rows after `step`, which a resumed run repeats."""
-        n = bisect_right(self.steps, step)
-        for column in (self.steps, *self.columns.values()):
+    def drop_after(self, processed: int) -> None:
+        """Drop the rows after so many processed batches, which a resumed run repeats."""
+        n = bisect_right(self.processed, processed)
+        for column in (self.steps, self.processed, *self.columns.values()):
             del column[n:]
         self.n_saved = min(self.n_saved, n)
-        seen = (n - 1) * self._stride + 1 + step - self.steps[-1] if n else 0  # the next thinning depends on it
+        seen = (n - 1) * self._stride + 1 + processed - self.processed[-1] if n else 0  # the next thinning depends on it
         self._seen = min(self._seen, seen, n * self._stride)
 
     def state_dict(self) -> dict[str, Any]:
         """The state, with columns as bytes: a checkpoint copies lists value by value, at 0.5 µs each."""
         columns = {name: column.tobytes() for name, column in self.columns.items()}
-        return {"steps": self.steps.tobytes(), "columns": columns, **self.thinning}
+        return {"steps": self.steps.tobytes(), "processed": self.processed.tobytes(), "columns": columns, **self.thinning}
 
     @property
     def thinning(self) -> dict[str, int]:
@@ -85,7 +90,7 @@ class StepTable:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
-        self.steps = array("q", state["steps"])  # array() decodes bytes
+        self.steps, self.processed = array("q", state["steps"]), array("q", state["processed"])  # array() decodes bytes
         self.columns = {name: array("d", column) for name, column in state["columns"].items()}
         self._stride, self._seen, self.n_saved = state["stride"], state["seen"], 0
 
@@ -116,7 +121,7 @@ def csv_text(rows: list[Row]) -> bytes:
     names = text.column_names(rows)
     names[1:1] = ["step"] if any("step" in row for row in rows) else []
     written = io.StringIO()
-    writer = csv.DictWriter(written, names, restval="")
+    writer = csv.DictWriter(written, names, restval="", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
     return written.getvalue().encode(errors="backslashreplace")  # half a surrogate pair in a name
@@ -128,7 +133,7 @@ def data_frame(rows: list[Row]) -> DataFrame:
         raise ImportError("history.df needs pandas: pip install pandas. Without it, history.epochs is a list of dicts.")
     import pandas
 
-    return pandas.DataFrame(rows)
+    return pandas.DataFrame([{name: value for name, value in row.items() if name != "processed"} for row in rows])
 
 
 # %% ../../nbs/history/history.ipynb #b920ffcf
@@ -138,7 +143,7 @@ def _is_validated(row: Mapping[str, Any]) -> bool:
 
 def validation_alone(row: Row) -> Row:
     """The part of an epoch's `row` that belongs to its validation."""
-    alone = Row({name: value for name, value in row.items() if name in ("epoch", "step") or name.startswith("val_")})
+    alone = Row({name: value for name, value in row.items() if name in ("epoch", "step", "processed") or name.startswith("val_")})
     alone.path = row.path
     return alone
 
@@ -149,8 +154,10 @@ class History:
 
     `epochs`: a row for each finished training epoch, with the metrics of its last validation; `validations`: a row for each validation,
     also inside an epoch and before the first epoch (epoch 0); `tests`: a row for each pass in mode "test"; `steps["train"]`,
-    `steps["valid"]`, `steps["test"]`: metric values by step, which counts processed batches, validation included; `marks`: what was
-    changed by hand during a run, and where.
+    `steps["valid"]`, `steps["test"]`: metric values by batch, with the step of each; `marks`: what was changed by hand during a run, and
+    where.
+    A step is an optimizer update. The batches of a window of accumulated gradients have the step of its update, and a validation stands
+    at the newest one. `processed` in a row counts batches, validation included, and puts rows of one step into order.
     `monitor` and `monitor_mode` define `best`: the best validation if `monitor` is a validation metric, else the best epoch.
     """
 
@@ -177,10 +184,9 @@ class History:
         if event.kind == "start":
             self.monitor, self.monitor_mode = event.data["monitor"], event.data["monitor_mode"]
             if event.data.get("resumed"):
-                self.drop_after(event.progress.step, event.progress.epoch)
+                self.drop_after(event.progress.processed, event.progress.epoch)
         elif event.kind == "steps":
-            n = event.data["n"]
-            self.steps[event.progress.phase].add(event.progress.step - n + 1, n, event.data["values"])
+            self._add_steps(event)
         elif event.kind == "valid":
             self._add_validation(Row(event.data["row"]))
         elif event.kind == "epoch":
@@ -189,6 +195,11 @@ class History:
             self.tests.append(Row(event.data["row"]))
         elif event.kind == "mark":
             self._add_mark(event)
+
+    def _add_steps(self, event: Event) -> None:
+        table, first = self.steps[event.progress.phase], event.progress.processed - event.data["n"] + 1
+        last = bisect_left(table.processed, first) - 1
+        table.add(first, steps_of(event, table.steps[last] if last >= 0 else None), event.data["values"])
 
     def _add_mark(self, event: Event) -> None:
         self._keep("marks", without(self.marks, event.data.get("withdraws", ())))
@@ -215,17 +226,17 @@ class History:
             self._best.replace(old, row)
         return row
 
-    def drop_after(self, step: int, epoch: int) -> None:
-        """Drop everything measured after `step`, and the rows after `epoch`, including that of an epoch that was cut at `step`."""
-        dropped = {id(row) for row in self.epochs if row.get("step", 0) > step or row["epoch"] > epoch}
-        validations = [row for row in self.validations if row.get("step", 0) <= step]
+    def drop_after(self, processed: int, epoch: int) -> None:
+        """Drop everything measured after so many processed batches, and the rows after `epoch`, including that of an epoch cut there."""
+        dropped = {id(row) for row in self.epochs if row.get("processed", 0) > processed or row["epoch"] > epoch}
+        validations = [row for row in self.validations if row.get("processed", 0) <= processed]
         self._keep("validations", [validation_alone(row) if id(row) in dropped else row for row in validations])
         self._keep("epochs", [row for row in self.epochs if id(row) not in dropped])
-        self._keep("tests", [row for row in self.tests if row.get("step", 0) <= step])
-        self._keep("marks", [mark for mark in self.marks if mark[0].step <= step])
-        self.restarts.drop_after(step)
+        self._keep("tests", [row for row in self.tests if row.get("processed", 0) <= processed])
+        self._keep("marks", [mark for mark in self.marks if mark[0].processed <= processed])
+        self.restarts.drop_after(processed)
         for table in self.steps.values():
-            table.drop_after(step)
+            table.drop_after(processed)
 
     def _keep(self, name: str, rows: list[Any]) -> None:
         """Replace a table by `rows`, of which those at the beginning are the same."""
@@ -244,11 +255,11 @@ class History:
         """Restore a history from the state that `state_dict` returned."""
         self.monitor, self.monitor_mode = state["monitor"], state["mode"]
         self.epochs, self.tests = [Row(row) for row in state["epochs"]], [Row(row) for row in state["tests"]]
-        same = {row["step"]: row for row in [*self.tests, *self.epochs] if "epoch" in row}
+        same = {row["processed"]: row for row in [*self.tests, *self.epochs] if "epoch" in row}
         validations = state.get("validations", [row for row in state["epochs"] if _is_validated(row)])  # a state of an older version
-        self.validations = [same.get(row["step"]) or Row(row) for row in validations]
-        self.marks = [(Progress(**progress), text) for progress, text in state["marks"]]
-        self.restarts.places = [(step, epoch) for step, epoch in state.get("restarts", ())]  # not in a state of an older version
+        self.validations = [same.get(row["processed"]) or Row(row) for row in validations]
+        self.marks = [(read_progress(progress), text) for progress, text in state["marks"]]
+        self.restarts.places = [(processed, epoch) for processed, epoch in state.get("restarts", ())]  # not in an older version's state
         for phase, table in state["steps"].items():
             self.steps[phase].load_state_dict(table)
         self.set_journal(state.get("saved"))
@@ -292,12 +303,12 @@ class History:
         rows = self.validations if has_validations else self.epochs
         earlier = [row for row in rows if restarts.n_before(row, is_epoch=not has_validations) == number - 1]
         place = restarts.places[number - 1] if 0 < number <= len(restarts.places) else (-1, -1)
-        return best_row([row for row in earlier if row.get("step", 0) <= place[0]], self.monitor, self.monitor_mode)
+        return best_row([row for row in earlier if row.get("processed", 0) <= place[0]], self.monitor, self.monitor_mode)
 
     def short_state(self) -> dict[str, Any]:
         """As `state_dict`, but only with the last and the best rows, which a resumed run needs."""
         rows = {name: list(map(dict, self._best_and_last(getattr(self, name)))) for name in ("epochs", "validations", "tests")}
-        steps = {phase: {"steps": b"", "columns": {}, **table.thinning} for phase, table in self.steps.items()}
+        steps = {phase: {"steps": b"", "processed": b"", "columns": {}, **table.thinning} for phase, table in self.steps.items()}
         more = {"marks": [], "restarts": list(map(list, self.restarts.places)), "steps": steps}
         return {"monitor": self.monitor, "mode": self.monitor_mode, **rows, **more}
 
@@ -305,7 +316,7 @@ class History:
         best, last = self.best, rows[-1:]
         if best is None or not rows or best is rows[-1]:
             return last
-        at = bisect_left(rows, best.get("step", 0), key=lambda row: row.get("step", 0))
+        at = bisect_left(rows, best.get("processed", 0), key=lambda row: row.get("processed", 0))
         return [best, *last] if at < len(rows) and rows[at] is best else last
 
     @checked
@@ -331,13 +342,13 @@ class History:
     @property
     def under_way(self) -> Row | None:
         """The epoch that is not finished: the means over its training batches and its newest validation so far; None without a batch."""
-        epoch, end = (self.epochs[-1]["epoch"], self.epochs[-1].get("step", math.inf)) if self.epochs else (0, 0)
+        epoch, end = (self.epochs[-1]["epoch"], self.epochs[-1].get("processed", math.inf)) if self.epochs else (0, 0)
         table = self.steps["train"]
-        begin = bisect_right(table.steps, end)
+        begin = bisect_right(table.processed, end)
         if begin == len(table):
             return None
         means = {name: fmean(column[begin:]) for name, column in table.columns.items()}
-        validations = [row for row in self.validations[-1:] if row.get("step", 0) > end]
+        validations = [row for row in self.validations[-1:] if row.get("processed", 0) > end]
         return Row({"epoch": f"{epoch + 1} so far", "step": table.steps[-1], **means, **(validations[0].metrics if validations else {})})
 
     def plot(self) -> Figure:

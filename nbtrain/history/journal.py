@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from .history import History, StepTable
+from .older_records import history_in_updates, is_older
 from .run_files import append_to, inside, recorded_file
 
 # %% auto #0
@@ -65,14 +66,14 @@ def _new(history: History) -> dict[str, Any]:
     known = {id(row) for name in ("epochs", "tests") for row in new[name]}
     rows = {
         "epochs": new["epochs"],
-        "validations": [{"step": row["step"]} if id(row) in known else row for row in new["validations"]],
+        "validations": [{"processed": row["processed"]} if id(row) in known else row for row in new["validations"]],
         "tests": new["tests"],
         "marks": [[vars(progress), text] for progress, text in new["marks"]],
     }
     found: dict[str, Any] = {"rows": {name: [n, rows[name]] for name, n in history.n_saved.items()}, "steps": {}}
     for phase, table in history.steps.items():
         columns = {name: _packed(column, table.n_saved) for name, column in table.columns.items()}
-        found["steps"][phase] = [table.n_saved, _packed(table.steps, table.n_saved), columns]
+        found["steps"][phase] = [table.n_saved, *(_packed(column, table.n_saved) for column in (table.steps, table.processed)), columns]
     return found
 
 
@@ -156,8 +157,9 @@ def _read(content: bytes, place: list[int], state: dict[str, Any]) -> dict[str, 
             table[start:] = rows
         for phase, table in steps.items():
             _extend(table, *record["steps"][phase])
-    whole = state | tables | {"steps": {phase: table.state_dict() | _thinning(state, phase) for phase, table in steps.items()}}
-    History().load_state_dict(whole)  # raises an error for rows of another form
+    whole = state | tables | {"steps": {phase: _content(table) | _thinning(state, phase) for phase, table in steps.items()}}
+    counted = history_in_updates(whole, {"step": 0, "processed": 0}) if is_older(whole) else whole
+    History().load_state_dict(counted)  # raises an error for rows of another form
     return whole
 
 
@@ -170,11 +172,20 @@ def _thinning(state: Mapping[str, Any], phase: str) -> dict[str, Any]:
     return {name: state["steps"][phase][name] for name in ("stride", "seen")}
 
 
-def _extend(table: StepTable, start: int, steps: str, columns: Mapping[str, str]) -> None:
-    """Replace the rows of a table from `start` on."""
+def _content(table: StepTable) -> dict[str, Any]:
+    """The content of a table; without the numbers of the batches if an older nbtrain has written it."""
+    if len(table.processed) not in (0, len(table)):
+        raise ValueError(f"{len(table)} steps have {len(table.processed)} numbers")
+    return {name: value for name, value in table.state_dict().items() if name != "processed" or len(table.processed) == len(table)}
+
+
+def _extend(table: StepTable, start: int, steps: str, *more: Any) -> None:
+    """Replace the rows of a table from `start` on. `more`: the numbers of the batches, which an older nbtrain has as steps; the columns."""
     _check(start, len(table))
-    del table.steps[start:]
-    table.steps.frombytes(b64decode(steps))
+    *numbers, columns = more
+    for column, content in zip((table.steps, table.processed), (steps, *numbers)):
+        del column[start:]
+        column.frombytes(b64decode(content))
     for name in columns:
         if name not in table.columns:
             table.columns[name] = array("d", [float("nan")]) * start

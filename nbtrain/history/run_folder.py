@@ -69,31 +69,36 @@ def open_run_folder(save_path: str | Path) -> Path:
 
 # %% ../../nbs/history/run_folder.ipynb #bc102824
 def _blocks(table: StepTable) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The last step of each sequence of steps without a gap, and the data of its event."""
+    """The number of the last batch of each sequence of batches without a gap, and the data of its event."""
     begin = 0
     for end in range(1, len(table) + 1):
-        if end == len(table) or table.steps[end] != table.steps[end - 1] + 1:
+        if end == len(table) or table.processed[end] != table.processed[end - 1] + 1:
             values = {name: list(column[begin:end]) for name, column in table.columns.items()}
             known = {name: value for name, value in values.items() if not all(map(math.isnan, value))}
-            yield table.steps[end - 1], {"values": known, "n": end - begin, "samples": 0, "lr": None}
+            steps = list(table.steps[begin:end])
+            yield table.processed[end - 1], {"values": known, "n": end - begin, "samples": 0, "lr": None, "steps": steps}
             begin = end
 
 
 def history_events(history: History, run: int = 1) -> list[Event]:
-    """Events that reproduce `history`, in order of steps; a run that continues from another one begins its record with them."""
+    """Events that reproduce `history`, in order of the batches; a run that continues from another one begins its record with them."""
     found: list[Event] = []
     for phase, table in history.steps.items():
         at: Any = phase
-        found += [Event("steps", Progress(run, at, step=step), data=data) for step, data in _blocks(table)]
+        found += [Event("steps", Progress(run, at, step=data["steps"][-1], processed=n), data=data) for n, data in _blocks(table)]
     early = [row for row in history.validations if not row["epoch"]]  # also among the tests
     rows: list[tuple[EventKind, Row]] = [
         *(("valid", validation_alone(row)) for row in history.validations),
         *(("epoch", row) for row in history.epochs),
         *(("test", row) for row in history.tests if row not in early),
     ]
-    found += [Event(kind, Progress(run, epoch=row.get("epoch", 0), step=row["step"]), data={"row": dict(row)}) for kind, row in rows]
+    found += [Event(kind, _place(run, row), data={"row": dict(row)}) for kind, row in rows]
     found += [Event("mark", at, data={"text": text} | history.restarts.data(at)) for at, text in history.marks]
-    return sorted(found, key=lambda event: event.progress.step)
+    return sorted(found, key=lambda event: event.progress.processed)
+
+
+def _place(run: int, row: Row) -> Progress:
+    return Progress(run, epoch=row.get("epoch", 0), step=row["step"], processed=row["processed"])
 
 
 # %% ../../nbs/history/run_folder.ipynb #18d3ee1c

@@ -24,11 +24,15 @@ __all__ = ["Fork", "open_branch_folder", "read_fork", "TreeRun", "tree_lines", "
 # %% ../../nbs/history/run_tree.ipynb #c9c453d8
 @dataclass(frozen=True)
 class Fork:
-    """The start of a branch: after `epoch` epochs and `step` batches of the run `parent`. `changes`: what the branch changes, by name."""
+    """The start of a branch: after `epoch` epochs and `step` updates of the run `parent`. `changes`: what the branch changes, by name.
+
+    `step` is None in a folder of an older nbtrain, which did not record it, but only `processed`: the batches, validation included.
+    """
 
     parent: str
     epoch: int
-    step: int
+    step: int | None
+    processed: int
     changes: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -37,7 +41,8 @@ class Fork:
         return ", ".join(f"{name} {change}" for name, change in self.changes.items())
 
     def __str__(self) -> str:
-        return f"from epoch {self.epoch}, step {self.step}" + (f": {self.words}" if self.changes else "")
+        step = f", step {self.step}" if self.step is not None else ""
+        return f"from epoch {self.epoch}{step}" + (f": {self.words}" if self.changes else "")
 
 
 _FILE = "branch.json"
@@ -65,7 +70,8 @@ def read_fork(folder: Path) -> Fork | None:
     try:
         found = json.loads(read_file(folder, _FILE))
         changes = {str(name): str(change) for name, change in found["changes"].items()}
-        return Fork(str(found["parent"]), int(found["epoch"]), int(found["step"]), changes)
+        step = int(found["step"]) if "processed" in found else None
+        return Fork(str(found["parent"]), int(found["epoch"]), step, int(found.get("processed", found["step"])), changes)
     except (ConfigError, ValueError, TypeError, KeyError, AttributeError):
         return None
 

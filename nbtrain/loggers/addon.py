@@ -302,6 +302,6 @@ def _begin(trainer: TrainerProtocol, name: str, note: Callable[[str], None]) -> 
     if name in HOSTED:
         logger = HOSTED[name][1](folder, trainer.title, note)
     else:
-        logger = LOCAL[name][1](folder, trainer.title, trainer.train_state.counts.update)
+        logger = LOCAL[name][1](folder, trainer.title, trainer.train_state.counts.step)
     logger.log_hyperparams(hyper_parameters(trainer))
     return logger

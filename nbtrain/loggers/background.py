@@ -352,10 +352,11 @@ class Delivery(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        held = self._entries(metrics)
+        """Queue `metrics`. Lightning's `step` is the index of the newest update, from 0; the logger gets the number of updates."""
+        held, n_updates = self._entries(metrics), None if step is None else step + 1
 
         def deliver(logger: Logger) -> None:
-            logger.log_metrics(held, step)
+            logger.log_metrics(held, n_updates)
             logger.save()
 
         self.put(deliver)

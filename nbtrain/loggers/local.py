@@ -62,7 +62,7 @@ class Tracker(Logger):
 class TrainingLog(Tracker):
     """A Lightning logger that writes `COLUMNS` to the CSV file `path`. It first removes the file's rows after `step` finished updates.
 
-    `epoch` and `step` count from 1; `time` is in seconds since 1970, from `wall`. A cell is empty if its value is
+    `epoch` counts from 1, and `step` optimizer updates; `time` is in seconds since 1970, from `wall`. A cell is empty if its value is
     unknown.
     """
 
@@ -95,7 +95,7 @@ class TrainingLog(Tracker):
         cells = {column: next((found[name] for name in names if name in found), "") for column, names in _SOURCES.items()}
         if self._step is None or all(value == "" for value in cells.values()):
             return
-        row = {"epoch": int(found.get("epoch", 0)) + 1, "step": self._step + 1, "time": found["time"], **cells}
+        row = {"epoch": int(found.get("epoch", 0)) + 1, "step": self._step, "time": found["time"], **cells}
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow(row.values())
         with append_to(self.path.parent, self.path.name) as file:

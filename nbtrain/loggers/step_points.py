@@ -125,7 +125,9 @@ def _mean(values: list[float], *, strict: bool) -> float | None:
 
 # %% ../../nbs/loggers/step_points.ipynb #2d968f34
 class StepPoints(L.Callback):
-    """Logs the points of a run to `loggers`, with the step that Lightning uses: the index of the newest update, from 0.
+    """Logs the points of a run to `loggers`, by number of updates. A validation stands at the newest update, and so does a test.
+
+    Loggers get Lightning's step, the index of the newest update from 0, which a Delivery converts.
 
     A point holds `train_<name>_step`, the means over its batches (for all metrics but the loss, NaN values are left out); `epoch`,
     Lightning's, from 0; `lr`, the rate of the newest update; `samples_per_s` and, for token ids, `tokens_per_s`; and on a CUDA device
@@ -139,6 +141,7 @@ class StepPoints(L.Callback):
     def _begin(self) -> None:
         self._n_batches = self._n_marked = 0
         self._update = -1  # of the newest point
+        self._before: int | None = None  # Lightning's step before a validation
         self._throughput = Throughput(self.clock)
         self._rows = PointRows()
         self._pl_trainer: L.Trainer | None = None
@@ -165,17 +168,24 @@ class StepPoints(L.Callback):
     def on_validation_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._on:
             self._mark_rest()
+            self._before = pl_trainer.fit_loop.epoch_loop._batches_that_stepped  # one more in an open window, and before the training
+            self._stand(pl_trainer)
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._throughput.begin()
+        if self._before is not None:
+            pl_trainer.fit_loop.epoch_loop._batches_that_stepped, self._before = self._before, None
+
+    def _stand(self, pl_trainer: L.Trainer) -> None:
+        """Set the step under which Lightning logs to the newest update. A new trainer has it at 0."""
+        pl_trainer.fit_loop.epoch_loop._batches_that_stepped = self.trainer.train_state.counts.step - 1
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._on and isinstance(pl_module, StepModule):
             self._mark_rest()
 
     def on_test_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Lightning logs a test under the step of its fit loop, which a new trainer has at 0
-        pl_trainer.fit_loop.epoch_loop._batches_that_stepped = max(self.trainer.train_state.counts.update - 1, 0)
+        self._stand(pl_trainer)
 
     def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if self._on:

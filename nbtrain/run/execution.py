@@ -118,7 +118,7 @@ class Execution:
                     else:
                         continue_counts(pl_trainer, trainer.train_state.counts)
                         trainer.states.given = trainer.states.given or as_given(trainer)
-                        if trainer.train_state.counts.step:
+                        if trainer.train_state.counts.processed:
                             module.continued = TrainedParts(trainer.model, trainer.all_optimizers)
                         with self._read(module, pl_trainer) as given:
                             pl_trainer.fit(module, **given)

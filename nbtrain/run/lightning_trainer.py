@@ -175,9 +175,9 @@ def continue_counts(pl_trainer: L.Trainer, counts: Counts) -> None:
         for unit in vars(progress):  # ready, started, processed, completed
             setattr(progress, unit, counts.epoch)
     updates = loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
-    updates.ready = updates.completed = loop.epoch_loop._batches_that_stepped = counts.update
+    updates.ready = updates.completed = loop.epoch_loop._batches_that_stepped = counts.step
     by_hand = loop.epoch_loop.manual_optimization.optim_step_progress.total
-    by_hand.ready = by_hand.completed = counts.update
+    by_hand.ready = by_hand.completed = counts.step
     # After epoch 0 the epoch loop makes a second iterator, which draws a second seed, unless it resumes from a checkpoint
     loop._resuming_from_checkpoint = counts.epoch > 0
 

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
 
+from ..addons.accumulation import AccumulationAddon
 from ..addons.performance import CompileAddon
 from ..data.loader import innermost
 from ..data.several_loaders import named_loaders
@@ -49,10 +50,20 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
         "n_valid_batches": None
         if valid_loader is None and validates(loader, None)
         else _n_evaluated(valid_loader, arguments.get("limit_val_batches")),
+        "accumulate": _batches_per_update(trainer, arguments),
+        **({"max_steps": arguments["max_steps"]} if arguments.get("max_steps", -1) >= 0 else {}),
         **({"advice": False} if not trainer.advice else _facts(trainer, loader)),
         **({"keeps_states": True} if trainer.keeps_states else {}),
         **({"variable": name} if name != "trainer" else {}),  # for lines to be copied
     }
+
+
+def _batches_per_update(trainer: TrainerBase, arguments: dict[str, Any]) -> int | None:
+    """The number of batches that make an update; None if only the run shows it."""
+    addons = [addon for addon in trainer.active_addons if isinstance(addon, AccumulationAddon)]
+    varies = any(isinstance(addon.accumulate, Mapping) or addon.global_batch_size or addon.total_batch_size for addon in addons)
+    steps_by_hand = not trainer.automatic_optimization or getattr(trainer.model, "automatic_optimization", True) is False
+    return None if varies or steps_by_hand else arguments.get("accumulate_grad_batches", 1)
 
 
 def _facts(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, Any]:

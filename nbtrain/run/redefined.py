@@ -148,7 +148,7 @@ def _monitored(trainer: TrainerBase, codes: Iterable[StepCode]) -> list[str]:
 def _mark(trainer: TrainerBase, before: StepCode, after: StepCode) -> None:
     """Mark what has changed. Where nothing was trained since the last change, this mark replaces the one of that."""
     counts, history, failure = trainer.train_state.counts, trainer.train_state.history, trainer.control.failure
-    place, withdrawn = (counts.epoch, counts.step), [failure.summary, failure.choices] if failure is not None else []
+    place, withdrawn = (counts.epoch, counts.processed), [failure.summary, failure.choices] if failure is not None else []
     if trainer.changed is not None and trainer.changed[0] == place:
         _, before, text = trainer.changed
         withdrawn.append(text)

@@ -58,7 +58,7 @@ def _left(trainer: TrainerBase, n_epoch: int, number: int, saved: Mapping[str, A
     state = trainer.train_state
     if number > state.phase:
         return n_epoch
-    if number < state.phase or state.counts.update >= _max_steps(trainer) or _has_waited(trainer, saved):
+    if number < state.phase or state.counts.step >= _max_steps(trainer) or _has_waited(trainer, saved):
         return 0
     return max(state.first_epoch + n_epoch - state.counts.epoch, 0)
 
@@ -66,7 +66,7 @@ def _left(trainer: TrainerBase, n_epoch: int, number: int, saved: Mapping[str, A
 def _has_waited(trainer: TrainerBase, saved: Mapping[str, Any]) -> bool:
     """Whether early stopping ended the `saved` run."""
     counts, given = trainer.train_state.counts, trainer.lightning
-    if counts.epoch < (given.get("min_epochs") or 0) or counts.update < (given.get("min_steps") or 0):
+    if counts.epoch < (given.get("min_epochs") or 0) or counts.step < (given.get("min_steps") or 0):
         return False
     return has_stopped(trainer, saved)
 

@@ -55,7 +55,7 @@ def _interrupted(trainer: TrainerBase, result: RunResult) -> RunStopped:
     """What `run` raises after Ctrl-C in a script: it names the checkpoint of the current epoch and update, if there is one."""
     folder, counts = trainer.run_dir / "checkpoints" if trainer.run_dir is not None else None, trainer.train_state.counts
     names = ordered_names(folder) if folder is not None and folder.is_dir() else []
-    saved = [name for name in names if progress_of(name) == (counts.epoch, counts.update)]
+    saved = [name for name in names if progress_of(name) == (counts.epoch, counts.step)]
     if folder is None or not saved:
         return ended_by_hand(result, trainer.recorder.place)
     path, here = folder / saved[-1], Path.cwd()
@@ -165,7 +165,7 @@ class Run:
     def _try_steps(self) -> None:
         """Try the steps on one batch each. The view shows what is tried, and an error in it."""
         trainer, counts, goal = self.trainer, self.trainer.train_state.counts, self.trainer.train_state.counts.epoch + self.n_epoch
-        place = Progress(trainer.train_state.run + 1, "idle", counts.epoch, goal, step=counts.step, update=counts.update)
+        place = Progress(trainer.train_state.run + 1, "idle", counts.epoch, goal, step=counts.step, processed=counts.processed)
         planned = {**precision_args(trainer.precision), **trainer.lightning}
 
         def say(text: str) -> None:

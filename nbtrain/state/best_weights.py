@@ -74,7 +74,7 @@ class BestWeights(L.Callback):
 
     def __init__(self, trainer: TrainerProtocol) -> None:
         self.trainer = trainer
-        self._step = -1  # of the newest copy
+        self._processed = -1  # batches at the newest copy
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         set_aside(self.trainer)  # if the steps changed between two runs
@@ -95,13 +95,13 @@ class BestWeights(L.Callback):
         self._check_monitor(pl_trainer)
         history = self.trainer.train_state.history
         if history.last_is_best:
-            if self._step != self.trainer.train_state.counts.step:  # not copied yet by a validation at the end of the epoch
+            if self._processed != self.trainer.train_state.counts.processed:  # not copied yet by a validation at the end of the epoch
                 self._copy()
             notify(pl_trainer, "on_best_changed", history.last)
 
     def _copy(self) -> None:
         state = self.trainer.train_state
-        self._step = state.counts.step
+        self._processed = state.counts.processed
         state.best_weights = copy_weights(self.trainer.model, state.best_weights, kept_weights(self.trainer))
 
     def _check_monitor(self, pl_trainer: L.Trainer) -> None:

@@ -100,7 +100,7 @@ def from_outside(trainer: StatefulTrainer) -> dict[str, Any]:
     return {
         "pytorch-lightning_version": L.__version__,
         "epoch": trainer.train_state.counts.epoch,
-        "global_step": trainer.train_state.counts.update,
+        "global_step": trainer.train_state.counts.step,
         "loops": {},
         "callbacks": {},
         "lr_schedulers": [],

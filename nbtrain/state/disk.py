@@ -13,7 +13,7 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
-from ..checkpoint.files import SaveFormat, Writer, ordered_names, read_counts, read_superseded
+from ..checkpoint.files import SaveFormat, Writer, ordered_names, progress_of, read_counts, read_superseded
 from ..checkpoint.frozen_base import FrozenBase, leave_out
 from ..checkpoint.sharded import ShardWriter, meet_ranks
 from ..checkpoint.snapshot import Snapshot, plain
@@ -110,7 +110,7 @@ class Disk:
         if pl_trainer.is_global_zero:
             folder, counts = open_folder(self.trainer.open_run_dir()), self.trainer.train_state.counts
             clean_folders(folder, self.options.saves_to)
-            go_back(folder, counts.epoch, counts.update)
+            go_back(folder, counts.epoch, counts.step)
         self.triggers.open(self.trainer.train_state.history)
         self.trainer.states.note_unsaved(self.trainer, self.trainer.states.attributes.begin(self.trainer))
 
@@ -118,7 +118,7 @@ class Disk:
     def is_saved(self) -> bool:
         """Whether the current state of the trainer is already saved."""
         counts = self.trainer.train_state.counts
-        return self._saved == (counts.epoch, counts.update)
+        return self._saved == (counts.epoch, counts.step)
 
     def save(self, capture: Capture, row: Row | None = None, *, hold: bool = False) -> Path | None:
         """Save a state. Returns its path; None in ranks other than 0 and after a failure.
@@ -128,7 +128,7 @@ class Disk:
         """
         pl_trainer, counts = capture.pl_trainer, self.trainer.train_state.counts
         self.trainer.recorder.flush()  # so that the events have everything that is in the saved history
-        self._saved = counts.epoch, counts.update
+        self._saved = counts.epoch, counts.step
         try:
             state = self._collect(capture)
             self._path = None
@@ -179,13 +179,13 @@ class Disk:
         """
         counts, history = self.trainer.train_state.counts, self.trainer.train_state.history
         suffix = ".ckpt" if self.options.save_format == "ckpt" and not self.in_shards else ""
-        path = self.trainer.open_run_dir() / FOLDER / f"epoch={counts.epoch}-step={counts.update}{suffix}"
+        path = self.trainer.open_run_dir() / FOLDER / f"epoch={counts.epoch}-step={counts.step}{suffix}"
         if row is None and state["nbtrain"]["finished"] is None and history.epochs:
             row = history.epochs[-1]
         if row is not None and row.path is None:
             row.path = path
         best = self.name_parts(state["nbtrain"], path)
-        earlier = best == path and history.best is not None and history.best["step"] != counts.step  # it was within a window
+        earlier = best == path and history.best is not None and history.best["processed"] != counts.processed  # it was within a window
         if copied is None or earlier:
             keep_weights(state, kept_weights(self.trainer), self.trainer.train_state.best_weights if earlier else None)
         else:
@@ -251,7 +251,7 @@ class Disk:
     def adopt(self, pl_trainer: L.Trainer) -> None:
         """Write the checkpoint of an epoch that ended early, with the end of the run: its last row was added after the last batch."""
         state, path = self.trainer.train_state, self._path
-        self._saved = state.counts.epoch, state.counts.update
+        self._saved = state.counts.epoch, state.counts.step
         if path is None:
             self.writer.release()
             self._finish(pl_trainer)
@@ -302,39 +302,44 @@ class Disk:
 
 # %% ../../nbs/state/disk.ipynb #09218430
 def saved_states(run_dir: Path | None) -> dict[int, Path]:
-    """Return the checkpoints in a run folder, by the step at which each was saved."""
+    """Return the checkpoints in a run folder, by the number of processed batches at which each was saved."""
     if run_dir is None or not (folder := run_dir / FOLDER).is_dir():
         return {}
     superseded, found = read_superseded(folder), {}
     for name in ordered_names(folder):
-        if name not in superseded and (step := _step_of(folder / name)) is not None:
-            found[step] = folder / name
+        if name not in superseded and (processed := _processed_at(folder / name)) is not None:
+            found[processed] = folder / name
     return found
 
 
-def _step_of(path: Path) -> int | None:
+def _processed_at(path: Path) -> int | None:
     try:
-        return (read_counts(path) or {}).get("step")
+        return (read_counts(path) or {}).get("processed")
     except CheckpointError:  # damaged
         return None
 
 
-def nearest_saved(trainer: StatefulTrainer, step: int) -> KeptState | None:
-    """Read the checkpoint of `step`, or the newest one of the newest run before it, in the form of a state in memory; None without one."""
+def nearest_saved(trainer: StatefulTrainer, processed: int, step: int | None = None) -> KeptState | None:
+    """Read the checkpoint after so many batches, or the newest one of the newest run before it, as a state in memory; None without one.
+
+    With `step`, read one of that update if there is one.
+    """
     found = saved_states(trainer.run_dir)
-    at = max((saved for saved in found if saved <= step), default=None)
+    exact = max((n for n, path in found.items() if step is not None and (progress_of(path.name) or (0, -1))[1] == step), default=None)
+    at = exact if exact is not None else max((saved for saved in found if saved <= processed), default=None)
     if at is None:
         return None
     state = read_state(trainer, found[at])
-    own, epoch = state["nbtrain"], state["nbtrain"]["counts"]["epoch"]
+    own, counts = state["nbtrain"], state["nbtrain"]["counts"]
+    epoch = counts["epoch"]
     is_newest = own["run"] == trainer.train_state.run + trainer.continues_run
-    if not is_newest and at != step:
+    if not is_newest and at not in (exact, processed):
         return None
     begins = [callback.get("begin") for callback in state.get("callbacks", {}).values() if isinstance(callback, dict)]
     goals = [begin["goal"] for begin in begins if isinstance(begin, dict) and "goal" in begin]  # of a schedule
     goal = next(iter(goals), trainer.recorder.n_epochs if is_newest else epoch + (own["finished"] is not None))
     best, _ = best_weights_of(trainer.model, state, found[at], trainer.recorder.note)
     return KeptState(
-        own["run"], epoch, at, own["finished"], goal, False, Snapshot(state),
+        own["run"], epoch, counts["step"], at, own["finished"], goal, False, Snapshot(state),
         trainer.states.loaders, frozenset(trainer_places(trainer)), best,
     )  # fmt: skip

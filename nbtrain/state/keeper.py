@@ -44,7 +44,7 @@ def _is_at_batch(trainer: StatefulTrainer, pl_trainer: L.Trainer) -> bool:
     if batches.ready > finished and not pl_trainer.lightning_module.automatic_optimization:
         return False  # a step by hand may have changed the weights before it failed
     is_closed = finished > 0 and is_window_closed(pl_trainer, finished)
-    return is_closed and updates == counts.update and pl_trainer.current_epoch == counts.epoch
+    return is_closed and updates == counts.step and pl_trainer.current_epoch == counts.epoch
 
 
 class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):

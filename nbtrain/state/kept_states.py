@@ -23,12 +23,13 @@ __all__ = ["KeptState", "size_of", "KeptStates"]
 # %% ../../nbs/state/kept_states.ipynb #79301fc9
 @dataclass(frozen=True, eq=False)
 class KeptState:
-    """The state of a run after `step` processed batches, in memory.
+    """The state of a run between two batches, in memory.
 
     Attributes:
         run: The number of the run.
         epoch: Finished epochs.
-        step: Processed batches, validations included, over all runs.
+        step: Finished updates, over all runs.
+        processed: Processed batches, validations included, over all runs: the order of the states.
         batch: Finished batches of the open epoch; None between two epochs.
         goal: The planned last epoch of its run.
         is_start: Whether it was taken before the first batch of its run.
@@ -42,6 +43,7 @@ class KeptState:
     run: int
     epoch: int
     step: int
+    processed: int
     batch: int | None
     goal: int
     is_start: bool
@@ -99,7 +101,7 @@ _N_LAST = 3  # epochs whose ends are needed
 
 
 class KeptStates:
-    """The states of a trainer's runs in memory, by step.
+    """The states of a trainer's runs in memory, in their order.
 
     `budget`: the memory for all states in bytes; None: a tenth of the free memory. `most`: the limit if the needed states take more: the
     first, the best, the newest, and the ends of the last three epochs.
@@ -109,9 +111,9 @@ class KeptStates:
         self.budget = budget if budget is not None else free_memory() // 10
         self.most = most if most is not None else 5 * self.budget
         self.states: list[KeptState] = []
-        self.run_starts: list[int] = []  # the steps at which runs began
+        self.run_starts: list[int] = []  # the numbers of processed batches at which runs began
         self.n_bytes = 0  # of all states, and of the best weights that they refer to
-        self.best: tuple[int, Weights] | None = None  # the step of the newest best weights, and these weights, which states share
+        self.best: tuple[int, Weights] | None = None  # after how many batches they were the best, and the weights, which states share
 
     def __len__(self) -> int:
         return len(self.states)
@@ -121,17 +123,17 @@ class KeptStates:
         self.budget = min(self.budget, (free_memory() + self.n_bytes) // 10)
         self.most = min(self.most, 5 * self.budget)
 
-    def add(self, state: KeptState, best_step: int | None = None) -> None:
-        """Add `state`, replace one of the same step, and drop states beyond the budget. `best_step`: the step of the best epoch."""
-        self.drop_after(state.step)
-        if self.states and self.states[-1].step == state.step:
+    def add(self, state: KeptState, best: int | None = None) -> None:
+        """Add `state`, replace one of the same place, and drop states beyond the budget. `best`: the batches at the best epoch."""
+        self.drop_after(state.processed)
+        if self.states and self.states[-1].processed == state.processed:
             self._drop(len(self.states) - 1)
-        if state.is_start and state.step not in self.run_starts:
-            self.run_starts.append(state.step)
+        if state.is_start and state.processed not in self.run_starts:
+            self.run_starts.append(state.processed)
         self.states.append(state)
         self.n_bytes += self._bytes_of(len(self.states) - 1)
         while self.n_bytes > self.budget or len(self.states) > _MOST:
-            if (at := self._dispensable(best_step)) is None:
+            if (at := self._dispensable(best)) is None:
                 break
             self._drop(at)
 
@@ -143,14 +145,14 @@ class KeptStates:
             self._drop(at)
         return free >= n_bytes
 
-    def _dispensable(self, best_step: int | None, *, is_short: bool = False) -> int | None:
+    def _dispensable(self, best: int | None, *, is_short: bool = False) -> int | None:
         """The index of the least useful state; None if all are needed. Beyond `most`, even the first state is not needed.
 
         `is_short`: the memory of the machine is.
         """
         states, newest = self.states, len(self.states) - 1
         ends = [i for i, state in enumerate(states) if state.batch is None]
-        needed = {0, newest, *ends[-_N_LAST:], *(i for i, state in enumerate(states) if state.step == best_step)}
+        needed = {0, newest, *ends[-_N_LAST:], *(i for i, state in enumerate(states) if state.processed == best)}
         levels = [needed, {0, newest}, {newest}] if is_short or self.n_bytes > self.most else [needed]
         free = next((found for kept in levels if (found := [i for i in range(len(states)) if i not in kept])), None)
         return min(free, key=self._usefulness) if free else None
@@ -158,7 +160,8 @@ class KeptStates:
     def _usefulness(self, at: int) -> float:
         """The distance between the neighbours of a state, relative to its age."""
         states = self.states
-        return (states[at + 1].step - states[max(at - 1, 0)].step) / (states[-1].step - states[at].step + 1)
+        distance = states[at + 1].processed - states[max(at - 1, 0)].processed
+        return distance / (states[-1].processed - states[at].processed + 1)
 
     def _bytes_of(self, at: int) -> int:
         """The bytes that are free without this state: best weights only if no neighbour has the same."""
@@ -171,13 +174,13 @@ class KeptStates:
         self.n_bytes -= self._bytes_of(at)
         del self.states[at]
 
-    def drop_after(self, step: int) -> None:
-        """Drop the states after `step`, which a new course of the run replaces."""
-        while self.states and self.states[-1].step > step:
+    def drop_after(self, processed: int) -> None:
+        """Drop the states after so many batches, which a new course of the run replaces."""
+        while self.states and self.states[-1].processed > processed:
             self._drop(len(self.states) - 1)
-        if self.best is not None and self.best[0] > step:
+        if self.best is not None and self.best[0] > processed:
             self.best = None
-        self.run_starts = [start for start in self.run_starts if start <= step]
+        self.run_starts = [start for start in self.run_starts if start <= processed]
 
     def copy(self) -> KeptStates:
         """Copy the list of states, for a branch of the trainer."""
@@ -185,10 +188,10 @@ class KeptStates:
         made.states, made.run_starts, made.n_bytes, made.best = list(self.states), list(self.run_starts), self.n_bytes, self.best
         return made
 
-    def find(self, step: int) -> KeptState | None:
-        """The nearest state up to `step` from which training can reach it, or None."""
-        begin = max((start for start in self.run_starts if start <= step), default=0)
-        return next((state for state in reversed(self.states) if begin <= state.step <= step), None)
+    def find(self, processed: int) -> KeptState | None:
+        """The nearest state after up to so many batches from which training can get there, or None."""
+        begin = max((start for start in self.run_starts if start <= processed), default=0)
+        return next((state for state in reversed(self.states) if begin <= state.processed <= processed), None)
 
     def __repr__(self) -> str:
         steps = ", ".join(str(state.step) for state in self.states)

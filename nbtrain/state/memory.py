@@ -83,8 +83,8 @@ def _shared_best(trainer: StatefulTrainer) -> Weights | None:
     best, row, memory = trainer.train_state.best_weights, trainer.train_state.history.best, trainer.states.memory
     if best is None:
         return None
-    if memory.best is None or row is None or memory.best[0] != row["step"]:
-        memory.best = (row["step"] if row is not None else -1), {name: value.clone() for name, value in best.items()}
+    if memory.best is None or row is None or memory.best[0] != row["processed"]:
+        memory.best = (row["processed"] if row is not None else -1), {name: value.clone() for name, value in best.items()}
     return memory.best[1]
 
 
@@ -93,8 +93,8 @@ def keep(capture: Capture, *, is_start: bool = False) -> KeptState:
     taken, trainer = capture.copy(), capture.trainer
     counts = trainer.train_state.counts
     return KeptState(
-        trainer.train_state.run, counts.epoch, counts.step, taken.state["nbtrain"]["finished"], trainer.recorder.n_epochs, is_start, taken,
-        trainer.states.loaders, frozenset(trainer_places(trainer)), _shared_best(trainer), size_of(taken.state),
+        trainer.train_state.run, counts.epoch, counts.step, counts.processed, taken.state["nbtrain"]["finished"], trainer.recorder.n_epochs,
+        is_start, taken, trainer.states.loaders, frozenset(trainer_places(trainer)), _shared_best(trainer), size_of(taken.state),
     )  # fmt: skip
 
 
@@ -128,7 +128,7 @@ class Memory:
             return True
         if counts.epoch > self.trainer.recorder.n_epochs - _N_LAST or self._pl_trainer.should_stop:
             return times.is_quick or times.has_room(1)
-        return times.has_room(1 + _N_LAST) and best is not None and best["step"] == counts.step
+        return times.has_room(1 + _N_LAST) and best is not None and best["processed"] == counts.processed
 
     def take(self, capture: Capture, *, is_start: bool = False, needed: bool = False) -> None:
         """Keep a state, if there is memory for it. An error, as of the `state_dict` of a callback, is noted, and the run continues.
@@ -154,7 +154,7 @@ class Memory:
         except Exception as error:
             self._note(f"A state was not kept in memory: {first_line(error)}")
         else:
-            memory.add(state, history.best["step"] if history.best is not None else None)
+            memory.add(state, history.best["processed"] if history.best is not None else None)
         self.times.add(begun_s, needed=needed)
 
     def _note(self, text: str) -> None:

@@ -116,7 +116,7 @@ def restore_trainer(trainer: StatefulTrainer, loaders: tuple[Any, Any], state: b
         load_replica_state(trainer, loaders, loads(state))
         return
     vars(trainer.train_state.counts).update(vars(before))
-    trainer.train_state.history.drop_after(before.step, before.epoch)
+    trainer.train_state.history.drop_after(before.processed, before.epoch)
     trainer.recorder.note("The state of this run was lost: the weights are those from before it.")
 
 

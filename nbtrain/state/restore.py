@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from ..distributed.launcher import n_readers
 from ..engine.protocol import TrainerProtocol
 from ..engine.train_state import Counts
 from ..errors import CheckpointError, first_line
+from ..events import in_updates
 from ..history.history import History
 from ..history.journal import journal_of, whole_history
+from ..history.older_records import history_in_updates, is_older
 from ..rng import set_random_state
 from .attribute_state import drop_new
 from .kept_states import KeptState
@@ -149,6 +152,10 @@ def read_state(trainer: TrainerProtocol, checkpoint: str | Path) -> dict[str, An
         own = part.get("nbtrain") if isinstance(part, dict) else None
         if isinstance(own, dict) and "history" in own:
             own["history"] = _whole_history(own["history"], checkpoint)
+            with suppress(TypeError, KeyError, ValueError, AttributeError):  # `checked` refuses a state of another form
+                own["counts"] = in_updates(own["counts"])
+                if is_older(own["history"]):
+                    own["history"] = history_in_updates(own["history"], own["counts"])
     checked(trainer, state, path)
     state = put_in(state, trainer.model, path)
     check_weights(trainer.model, training_weights(trainer, state))
@@ -285,9 +292,9 @@ def restore_kept(trainer: StatefulTrainer, kept: KeptState) -> str:
     drop_new(trainer, kept.places)
     best = kept.best_weights
     here.best_weights = {name: value.clone() for name, value in best.items()} if best is not None else None
-    here.history.drop_after(kept.step, kept.epoch)
+    here.history.drop_after(kept.processed, kept.epoch)
     here.best_before = {place: kept for place, kept in here.best_before.items() if place in here.history.restarts.places}
-    trainer.states.memory.drop_after(kept.step)
+    trainer.states.memory.drop_after(kept.processed)
     set_random_state(state["nbtrain"]["random"])
     if trainer.optimizer is not None:
         trainer.optimizer.zero_grad()
@@ -300,9 +307,9 @@ def restore_kept(trainer: StatefulTrainer, kept: KeptState) -> str:
 # %% ../../nbs/state/restore.ipynb #f7670141
 def _named(state: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
     """Return `state`, read from `file`. Raises CheckpointError if its counts don't match the name of the file."""
-    counts = state.get("nbtrain", {}).get("counts", {})
-    if file.stem != f"epoch={counts.get('epoch')}-step={counts.get('update')}":
-        raise CheckpointError(f"{file.name} holds the state after {counts.get('epoch')} epochs and {counts.get('update')} updates.")
+    counts = in_updates(state.get("nbtrain", {}).get("counts", {}))
+    if file.stem != f"epoch={counts.get('epoch')}-step={counts.get('step')}":
+        raise CheckpointError(f"{file.name} holds the state after {counts.get('epoch')} epochs and {counts.get('step')} updates.")
     return state
 
 

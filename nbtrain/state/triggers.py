@@ -42,7 +42,7 @@ class Triggers:
     def open(self, history: History) -> None:
         """A run begins."""
         self._saved_s, n = self._clock(), self.options.keep_best_n
-        known = {row["step"]: row for row in (*history.validations, *history.epochs) if row.path is not None}
+        known = {row["processed"]: row for row in (*history.validations, *history.epochs) if row.path is not None}
         self.best_rows = history.ranked(known.values(), n) if n else []
 
     def saved(self) -> None:
@@ -70,7 +70,7 @@ class Triggers:
         if not self.options.save_best or row is None:
             return False
         n = self.options.keep_best_n or 0
-        if n:  # by step, because the row of an epoch replaces that of a validation at its end
-            found = history.ranked({known["step"]: known for known in (*self.best_rows, row)}.values(), n)
+        if n:  # by place, because the row of an epoch replaces that of a validation at its end
+            found = history.ranked({known["processed"]: known for known in (*self.best_rows, row)}.values(), n)
             self.best_rows = found
         return row is history.best or any(row is found for found in self.best_rows)

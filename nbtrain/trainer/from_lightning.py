@@ -200,7 +200,7 @@ class LightningSteps(TrainerBase):
         if self.control.state != "idle":
             raise ConfigError("A LightningModule can't be evaluated while a run is on.", remedy="Wait for its end, or stop() it.")
         evaluate(self, batches_of(data, batch_size))
-        return {name: value for name, value in self.train_state.history.tests[-1].metrics.items() if name not in _NO_METRICS}
+        return dict(self.train_state.history.tests[-1].metrics)
 
     @checked
     @with_newest
@@ -213,9 +213,6 @@ class LightningSteps(TrainerBase):
         if not overrides(self.lightning_module, step):
             what = f"{type(self.model).__name__} has no {step}, and {command} calls it."
             raise ConfigError(what, remedy=f"Write {step}(self, batch, batch_idx), or use the trainer's history.")
-
-
-_NO_METRICS = ("epoch", "step", "time_s")
 
 
 # %% ../../nbs/trainer/from_lightning.ipynb #lightkind1

@@ -186,7 +186,7 @@ class MultiOptimizerTrainer(Trainer):
         """Call the step of the current optimizer; outside of an update, as in `check`, call all steps and sum their losses."""
         assert self.joint is not None
         if self.joint.turn is not None:
-            is_due = (self.train_state.counts.update + 1) % self.every.get(self.joint.turn, 1) == 0
+            is_due = (self.train_state.counts.step + 1) % self.every.get(self.joint.turn, 1) == 0
             return self._step(self.joint.turn, batch) if is_due else None
         outputs = {name: output for name in self.joint.optimizers if (output := self._step(name, batch)) is not None}
         if not outputs:

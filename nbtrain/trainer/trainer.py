@@ -535,13 +535,13 @@ class Trainer(TrainerBase):
     # -- go back in a run
     @checked
     def rewind(self, at: Literal["best"] | None = None, *, epoch: int | None = None, step: int | None = None) -> Rewound:
-        """Restore the trainer to an earlier place: after `epoch` epochs, after `step` batches, or at the best epoch (`rewind("best")`).
+        """Restore the trainer to an earlier place: after `epoch` epochs, after `step` steps, or at the best epoch (`rewind("best")`).
 
         It restores the weights, the optimizer, the schedule, the random number generators, the position in the data, and the history up
         to that place, and adds a mark. `run(2, loader)` then repeats the epochs bit for bit; after `set(lr=...)` it takes another course.
-        `epoch=0` is the start. `step` counts processed batches, validation included: if an epoch has 45 training batches and 2
-        validation batches, epoch 1 ends at step 47 and epoch 2 begins with step 48. The history, the views and errors count the
-        same way. Only schedules and the names of checkpoint files count optimizer updates, as in Lightning.
+        `epoch=0` is the start. A step is an optimizer update, as in the history, the views, errors, trackers and the names of checkpoint
+        files: if an epoch has 45 updates, step 45 is the end of epoch 1, after its validation. With accumulated gradients, a step
+        is the end of its window. A batch that makes several updates has no place between them: an error names the nearest ones.
 
         If no state was kept at that place, a copy of the trainer trains to it from the nearest earlier state. The start is kept, and all
         epochs that take as long as 200 copies of a state and fit into the memory. Everything after the place is dropped; use `branch` to
@@ -576,9 +576,10 @@ class Trainer(TrainerBase):
         """Repeat training step `step` and inspect it: the batch, what the step returned, and the outputs, gradients and updates by layer.
 
         A copy of the trainer repeats the step from the nearest earlier state. The run itself does not change, and may be running or
-        paused; you can also replay a step that failed. `step` is a number of `history.steps["train"]`, as views and errors name it; it
-        counts validation batches too. `replay(step).debug()` names the first module whose output is not finite. Raises
-        ConfigError if `step` is not a training step, and CheckpointError if no state leads to it.
+        paused; you can also replay a step that failed. `step` is an optimizer update, a number of `history.steps["train"]`, as views and
+        errors name it. With accumulated gradients, the gradients are those of its window, and the batch is the first one whose loss is
+        not finite, or else the last one. `replay(step).debug()` names the first module whose output is not finite. Raises ConfigError
+        if there is no such step, and CheckpointError if no state leads to it.
         """
         return replay(self, step)
 
@@ -586,6 +587,7 @@ class Trainer(TrainerBase):
     def blame(self, step: int, n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
         """Show the `n` samples with the largest gradients in the batch of training step `step`, with the weights before its update.
 
+        With accumulated gradients, the samples are those of all batches of the step.
         The step is called once for each sample, as a batch of one in eval mode. The title of each sample has its loss and the norm
         of its gradient. `draw` and `classes` are as for `show_results`. The run does not change. Raises as `replay` does.
         """
@@ -594,8 +596,8 @@ class Trainer(TrainerBase):
     # -- counts, logs and metrics
     @property
     def current_step(self) -> int:
-        """The number of updates over all runs, which nnScaler and tlama call steps."""
-        return self.train_state.counts.update
+        """The number of steps over all runs: optimizer updates."""
+        return self.train_state.counts.step
 
     @property
     def current_epoch(self) -> int:
@@ -604,7 +606,7 @@ class Trainer(TrainerBase):
 
     @property
     def counts(self) -> Counts:
-        """The numbers of finished epochs, batches and updates over all runs."""
+        """The numbers of finished epochs, steps (optimizer updates) and processed batches over all runs."""
         return self.train_state.counts
 
     @property

@@ -65,7 +65,7 @@ def _alone(trainer: TrainerBase, batch: Any, step: int, pl_trainer: L.Trainer) -
 
 # %% ../../nbs/travel/blame.ipynb #22997a49
 def blame(trainer: TrainerBase, step: int, n: int, draw: Draw | None, classes: Sequence[str] | None) -> Gallery:
-    """Return the `n` samples with the largest gradients in the batch of a training step, the worst first."""
+    """Return the `n` samples with the largest gradients in the batch of a training step (all batches of its window), the worst first."""
     if n < 1:
         raise ConfigError(f"n={n!r} must be a positive integer.", remedy="Give an integer from 1.")
     return operate(trainer, "blame", lambda operation: _blame(trainer, step, n, draw, classes), mode="train")
@@ -77,10 +77,11 @@ def _blame(trainer: TrainerBase, step: int, n: int, draw: Draw | None, classes: 
         owner, name = copy.step_method
         vars(owner).pop(name, None)
         copy.model.eval()
-        size = batch_size(seen.batch)
-        samples = [_sample(copy, single(seen.batch, i), i, step, seen.pl_trainer, classes) for i in range(size)]
+        alone = [single(batch, i) for batch in seen.batches for i in range(batch_size(batch))]
+        samples = [_sample(copy, sample, i, step, seen.pl_trainer, classes) for i, sample in enumerate(alone)]
     worst = sorted(samples, key=_rank)[:n]
-    return Gallery(list[Sample](worst), f"The worst {len(worst)} of {size} samples of step {step}, by gradient", draw or draw_sample)
+    title = f"The worst {len(worst)} of {len(samples)} samples of step {step}, by gradient"
+    return Gallery(list[Sample](worst), title, draw or draw_sample)
 
 
 def _sample(trainer: TrainerBase, batch: Any, index: int, step: int, pl_trainer: L.Trainer, classes: Sequence[str] | None) -> BlamedSample:

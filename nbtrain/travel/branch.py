@@ -16,8 +16,8 @@ from ..base.trainer_base import TrainerBase
 from ..run.live_edits import check_options, set_options
 from ..run.redefined import use_newest
 from ..state.restore import restore_kept
-from .rewind import nearest_state, step_of
-from .scratch_trainer import copy_trainer, recompute
+from .rewind import nearest_state, place_of
+from .scratch_trainer import Place, copy_trainer, recompute
 from ..views.text import format_value
 
 BranchType = TypeVar("BranchType", bound=TrainerBase)
@@ -37,10 +37,10 @@ def _changes(trainer: TrainerBase, options: dict[str, Any], steps: type[TrainerB
     return found | ({"steps": steps.__name__} if steps is not None else {})
 
 
-def _restorer(trainer: TrainerBase, step: int) -> Callable[[TrainerBase], Any]:
-    """Return a function that restores a copy of `trainer` to its state after `step` batches."""
-    kept = nearest_state(trainer, step)
-    return partial(restore_kept, kept=kept if kept.step == step else recompute(trainer, kept, step))
+def _restorer(trainer: TrainerBase, place: Place) -> Callable[[TrainerBase], Any]:
+    """Return a function that restores a copy of `trainer` to its state at `place`."""
+    kept = nearest_state(trainer, place)
+    return partial(restore_kept, kept=kept if place.distance_of(kept) == 0 else recompute(trainer, kept, place))
 
 
 def branch(
@@ -49,15 +49,15 @@ def branch(
     """A copy of `trainer` as it was at an earlier place, with other `options` of the optimizer, or other `steps`."""
     if options:
         check_options(trainer.optimizer, options)
-    mode, there = trainer.mode, lambda: step_of(trainer, at, epoch, step)  # of the place where a run is then
+    mode, there = trainer.mode, lambda: place_of(trainer, at, epoch, step)  # of the place where a run is then
     made = operate(trainer, "branch", lambda operation: _copy(trainer, there(), steps, options), mode="train")
     made.toggle(mode)
     return made
 
 
-def _copy(trainer: BranchType, step: int, steps: type[TrainerBase] | None, options: dict[str, Any]) -> BranchType:
-    """A copy of `trainer` as it was after `step` batches, with other `options` of the optimizer, or other `steps`."""
-    restore = _restorer(trainer, step)
+def _copy(trainer: BranchType, place: Place, steps: type[TrainerBase] | None, options: dict[str, Any]) -> BranchType:
+    """A copy of `trainer` as it was at `place`, with other `options` of the optimizer, or other `steps`."""
+    restore = _restorer(trainer, place)
     made: Any = copy_trainer(trainer)
     made.keep_states, made.result, made.handle = trainer.keep_states, None, None
     restore(made)

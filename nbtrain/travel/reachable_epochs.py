@@ -29,28 +29,28 @@ __all__ = ["reachable_epochs", "travel_of"]
 
 # %% ../../nbs/travel/reachable_epochs.ipynb #f7bcca78
 class _Reach:
-    """Finds the state from which a step of `trainer` can be reached."""
+    """Finds the state from which a place of `trainer`, after so many batches, can be reached."""
 
     def __init__(self, trainer: TrainerBase) -> None:
         kept = trainer.states.memory
-        self.states, self.steps = kept.states, [state.step for state in kept.states]
+        self.states, self.places = kept.states, [state.processed for state in kept.states]
         self.starts = sorted(kept.run_starts)
-        self.edits = sorted(at.step for at, _ in trainer.train_state.history.marks)
+        self.edits = sorted(at.processed for at, _ in trainer.train_state.history.marks)
         self.files = saved_states(trainer.run_dir)
 
-    def find(self, step: int) -> KeptState | Path | None:
-        """Return the state or the checkpoint file that leads to `step`, or None."""
-        at = bisect_right(self.steps, step) - 1
+    def find(self, processed: int) -> KeptState | Path | None:
+        """Return the state or the checkpoint file that leads there, or None."""
+        at = bisect_right(self.places, processed) - 1
         kept = self.states[at] if at >= 0 else None
-        begin = bisect_right(self.starts, step)
-        if kept is None or (begin and kept.step < self.starts[begin - 1]):
-            return self.files.get(step)
-        has_edit = bisect_right(self.edits, step) > bisect_right(self.edits, kept.step)
-        return kept if kept.step == step or (can_train(kept) and not has_edit) else None
+        begin = bisect_right(self.starts, processed)
+        if kept is None or (begin and kept.processed < self.starts[begin - 1]):
+            return self.files.get(processed)
+        has_edit = bisect_right(self.edits, processed) > bisect_right(self.edits, kept.processed)
+        return kept if kept.processed == processed or (can_train(kept) and not has_edit) else None
 
 
 def _words(row: Row, found: KeptState | Path, monitor: str) -> str:
-    n = row["step"] - found.step if isinstance(found, KeptState) else 0
+    n = row["processed"] - found.processed if isinstance(found, KeptState) else 0
     again = f"recomputes {n} {'batch' if n == 1 else 'batches'}" if n else ""
     name = next((name for name in (monitor, "train_loss") if name in row), None)
     value = f"{name} {format_value(row[name])}" if name is not None else ""
@@ -63,10 +63,10 @@ def reachable_epochs(trainer: TrainerBase) -> list[ReachableEpoch]:
         return []
     reach, history = _Reach(trainer), trainer.train_state.history
     best, places = history.best, []
-    if reach.find(start := min(reach.starts, default=0)) is not None and reach.starts:
-        places.append(ReachableEpoch(0, "" if start == 0 else f"step {start}"))
+    if (start := reach.find(min(reach.starts, default=0))) is not None and reach.starts:
+        places.append(ReachableEpoch(0, f"step {start.step}" if isinstance(start, KeptState) and start.step else ""))
     for row in history.epochs:
-        if (found := reach.find(row["step"])) is not None:
+        if (found := reach.find(row["processed"])) is not None:
             places.append(
                 ReachableEpoch(row["epoch"], _words(row, found, history.monitor), best is not None and best["epoch"] == row["epoch"])
             )

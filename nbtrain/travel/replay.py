@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -28,7 +29,7 @@ from ..errors import ConfigError, first_line
 from ..base.operation import Operation, operate
 from ..base.trainer_base import TrainerBase
 from .rewind import nearest_state
-from .scratch_trainer import scratch_trainer, train_from
+from .scratch_trainer import Place, scratch_trainer, train_from
 from ..views.html import table_html
 from ..views.text import format_value, table_text
 
@@ -69,11 +70,14 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """A training step that `replay` repeated.
+    """A training step that `replay` repeated: an optimizer update.
+
+    Where the gradients of several batches are accumulated for it, the gradients and updates are those of all of them. The batch, the output
+    and the loss are those of the first batch whose loss is not finite, or else of the last one.
 
     Attributes:
         step: Its number, as in `history.steps`.
-        place: Its place, such as "epoch 3, batch 251".
+        place: The place of its batch, such as "epoch 3, batch 251".
         batch: The batch that the step got.
         output: What the step returned, detached.
         loss: The loss.
@@ -172,16 +176,18 @@ def _without_anomaly_warning() -> Iterator[None]:
 
 # %% ../../nbs/travel/replay.ipynb #225d5ba0
 class StepWatcher(Checkpoint):
-    """Watches the training step `step` of a scratch copy, and ends its run there.
+    """Watches the training step `step` of a scratch copy, the one after `before`, and ends its run there.
 
+    Of several batches whose gradients are accumulated, it shows the first one whose loss is not finite, or else the last one.
     `anomalies`: use torch's anomaly detection. `weights`: keep a copy of the weights before the step.
     """
 
-    def __init__(self, trainer: TrainerBase, step: int, *, anomalies: bool = False, weights: bool = False) -> None:
-        self.trainer, self.step, self.anomalies, self.keeps_weights = trainer, step, anomalies, weights
+    def __init__(self, trainer: TrainerBase, step: int, before: int, *, anomalies: bool = False, weights: bool = False) -> None:
+        self.trainer, self.step, self.before, self.anomalies, self.keeps_weights = trainer, step, before, anomalies, weights
         self.weights: dict[str, Any] = {}  # before the step
         self.called = _Called()
         self.pl_trainer: Any = None
+        self.batches: list[Any] = []  # of the step: several, where gradients are accumulated
         self.batch: Any = None
         self.output: Mapping[str, Any] | None = None
         self.error: Exception | None = None  # of the step, under anomaly detection
@@ -190,12 +196,20 @@ class StepWatcher(Checkpoint):
         self.layers: tuple[Layer, ...] = ()
         self._before: dict[str, list[Tensor]] = {}
         self._gradients: dict[str, tuple[float, int]] = {}  # the norm, and the number of values that are not finite
+        self._is_bad = False  # the loss of `batch` is not finite
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        if self.trainer.train_state.counts.step != self.step - 1:
+        if self.trainer.train_state.counts.step != self.before or self._is_bad:
             return
-        model, self.pl_trainer = self.trainer.model, pl_trainer
         self.place = f"epoch {self.trainer.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
+        self.batch, self.output, self._gradients = None, None, {}
+        self.called.stats.clear()
+        if not self._before:
+            self._begin(pl_trainer)
+
+    def _begin(self, pl_trainer: L.Trainer) -> None:
+        """Watch the model and the step from here on."""
+        model, self.pl_trainer = self.trainer.model, pl_trainer
         self.bad_weights = next((name for name, p in model.named_parameters() if not bool(p.isfinite().all())), "")
         self._before = {name: [p.detach().clone() for p in part.parameters(False)] for name, part in layers_of(model).items()}
         self.called.watch(model)
@@ -208,22 +222,24 @@ class StepWatcher(Checkpoint):
         def watched(batch: Any, *args: Any, **options: Any) -> Any:
             if self.batch is None:
                 self.batch = apply_to_collection(batch, Tensor, lambda value: value.detach().clone())
+                self.batches.append(self.batch)
             output = train_step(batch, *args, **options)
             if self.output is None:
                 self.output = apply_to_collection(as_output(output), Tensor, Tensor.detach)
+                self._is_bad = _n_bad((self.output or {}).get("loss")) > 0
             return output
 
         vars(owner)[name] = watched
         torch.autograd.set_detect_anomaly(self.anomalies)
 
     def on_after_backward(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._before and not self._gradients:
+        if self._before and (self._is_bad or not self._gradients):
             parts = layers_of(self.trainer.model).items()
             found = {name: [p.grad for p in part.parameters(False) if p.grad is not None] for name, part in parts}
             self._gradients = {name: (_norm(gradients), _n_bad(gradients)) for name, gradients in found.items()}
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        if self._before:
+        if self._before and self.trainer.train_state.counts.step != self.before:
             self.layers = tuple(self._layer(name, part) for name, part in layers_of(self.trainer.model).items())
             raise Leave
 
@@ -241,22 +257,33 @@ def watched_step(
     trainer: TrainerBase, step: int, *, anomalies: bool = False, weights: bool = False
 ) -> Iterator[tuple[TrainerBase, StepWatcher]]:
     """Yield a copy of `trainer` right after training step `step`, and what was observed. Raises ConfigError if there is no such step."""
-    n_done, remedy = trainer.train_state.counts.step, "Give a step of history.steps['train']."
-    absent = ConfigError(f"There is no step {step}: {n_done} batches are processed.", remedy=remedy)
+    n_done = trainer.train_state.counts.step
+    absent = ConfigError(f"There is no step {step}: {n_done} updates are done.", remedy="Give a step of history.steps['train'].")
     if not 0 < step <= n_done + 1:  # one more: the step that has failed
         raise absent
-    kept = nearest_state(trainer, step - 1)
+    place = _before(trainer, step)
+    kept = nearest_state(trainer, place)
     with scratch_trainer(trainer) as copy, _without_anomaly_warning():
-        watcher = StepWatcher(copy, step, anomalies=anomalies, weights=weights)
+        watcher = StepWatcher(copy, step, place.step, anomalies=anomalies, weights=weights)
         try:
-            train_from(copy, kept, watcher, step)
+            train_from(copy, kept, watcher, Place(place.processed, step, is_step=True))
         except Exception as error:
             if watcher.batch is None or not anomalies:  # raised before the step, or not expected in it
                 raise
             watcher.error = error
         if watcher.batch is None:
-            raise ConfigError(f"Step {step} is a batch of a validation.", remedy=remedy) if step <= n_done else absent
+            raise absent
         yield copy, watcher
+
+
+def _before(trainer: TrainerBase, step: int) -> Place:
+    """The place before the first batch of the update `step`. A batch may make several updates: then that before all of them."""
+    table, counts = trainer.train_state.history.steps["train"], trainer.train_state.counts
+    n = bisect_left(table.steps, step)
+    if table.thinning["stride"] > 1:  # the first batch of the update may be missing
+        return Place(table.processed[n - 1] if n else 0, step - 1)
+    before = min(table.steps[n - 1] if n else step - 1, step - 1)
+    return Place(table.processed[n] - 1 if n < len(table) else counts.processed, before if n < len(table) else counts.step)
 
 
 def replay(trainer: TrainerBase, step: int) -> Replay:
@@ -296,12 +323,6 @@ def _of_module(name: str, part: nn.Module, output: Any, inputs: Any) -> Diagnosi
     return Diagnosis(f"The output of {where} is the first that is not finite: {n_bad} of {n} values; {input_text}.", name)
 
 
-def _step_before(trainer: TrainerBase, step: int) -> int:
-    """The training step before `step`, across a validation; 0 if there is none."""
-    validated = set(trainer.train_state.history.steps["valid"].steps)
-    return next((n for n in range(step - 1, 0, -1) if n not in validated), 0)
-
-
 def diagnose(trainer: TrainerBase, step: int) -> Diagnosis:
     """Name the first thing in training step `step` that is not finite."""
     return operate(trainer, "debug", lambda operation: _diagnose(trainer, step), mode="train")
@@ -311,8 +332,7 @@ def _diagnose(trainer: TrainerBase, step: int) -> Diagnosis:
     with watched_step(trainer, step, anomalies=True) as (copy, seen):
         modules = dict(copy.model.named_modules())
     if seen.bad_weights:
-        before = _step_before(trainer, step)
-        look = f"look at the training step before, replay(step={before})" if before else "it was so at the start"
+        look = f"look at the training step before, replay(step={seen.before})" if seen.before else "it was so at the start"
         return Diagnosis(f"{seen.bad_weights} is not finite before this step: {look}.")
     if (bad := _n_bad(seen.batch)) > 0:
         return Diagnosis(f"The batch has {bad} {'value that is' if bad == 1 else 'values that are'} not finite.")

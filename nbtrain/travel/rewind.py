@@ -5,6 +5,7 @@
 # %% ../../nbs/travel/rewind.ipynb #c8eba680
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from ..state.kept_states import KeptState
@@ -17,15 +18,15 @@ from ..base.trainer_base import TrainerBase
 from ..run.failed_runs import end_paused
 from ..state.restore import restore_kept
 from ..state.disk import nearest_saved
-from .scratch_trainer import called_again, recompute
+from .scratch_trainer import Place, called_again, recompute
 
 # %% auto #0
-__all__ = ["step_of", "nearest_state", "outside", "Rewound", "rewind"]
+__all__ = ["place_of", "nearest_state", "outside", "Rewound", "rewind"]
 
 
 # %% ../../nbs/travel/rewind.ipynb #80c257c3
-def step_of(trainer: TrainerBase, at: str | None, epoch: int | None, step: int | None) -> int:
-    """Return the step that the arguments of `rewind` or `branch` name. Raises ConfigError if there is no such step."""
+def place_of(trainer: TrainerBase, at: str | None, epoch: int | None, step: int | None) -> Place:
+    """Return the place that the arguments of `rewind` or `branch` name. Raises ConfigError if there is no such place."""
     history, counts = trainer.train_state.history, trainer.train_state.counts
     given = [name for name, value in (("at", at), ("epoch", epoch), ("step", step)) if value is not None]
     if len(given) != 1:
@@ -33,30 +34,45 @@ def step_of(trainer: TrainerBase, at: str | None, epoch: int | None, step: int |
     if at is not None:
         if history.best is None:
             raise ConfigError("There is no best epoch yet.", remedy="Run an epoch first.")
-        return history.best["step"]
+        return Place(history.best["processed"], history.best["step"])
     if step is not None:
-        if not 0 <= step <= counts.step:
-            raise ConfigError(
-                f"There is no step {step} yet: {counts.step} batches are processed.", remedy=f"Give a step from 0 to {counts.step}."
-            )
-        return step
+        return _after(trainer, step)
     if epoch == 0:
-        return min(trainer.states.memory.run_starts, default=0)
+        start = min(trainer.states.memory.run_starts, default=0)
+        return Place(start, next((state.step for state in trainer.states.memory.states if state.processed == start), 0))
     row = next((row for row in history.epochs if row["epoch"] == epoch), None)
     if row is None:
         raise ConfigError(f"There is no epoch {epoch}: {counts.epoch} are finished.", remedy="Give 0 for the start, 1, 2, …")
-    return row["step"]
+    return Place(row["processed"], row["step"])
 
 
-def nearest_state(trainer: TrainerBase, step: int) -> KeptState:
-    """Return the state, in memory or else on disk, from which training reaches `step`. Raises CheckpointError if there is none."""
-    kept = trainer.states.memory.find(step) or nearest_saved(trainer, step)
+def _after(trainer: TrainerBase, step: int) -> Place:
+    """The place right after the update `step`. Raises ConfigError if there is none."""
+    table, counts = trainer.train_state.history.steps["train"], trainer.train_state.counts
+    if not 0 <= step <= counts.step:
+        raise ConfigError(f"There is no step {step} yet: {counts.step} updates are done.", remedy=f"Give a step from 0 to {counts.step}.")
+    n = bisect_right(table.steps, step)
+    around = table.steps[max(n - 1, 0) : n + 1]
+    if len(around) == 2 and around[0] < step and table.thinning["stride"] == 1:
+        raise ConfigError(
+            f"Step {step} is within a batch, which makes the updates {around[0] + 1} to {around[1]}.",
+            remedy=f"Give step {around[0]} or {around[1]}.",
+        )
+    return Place(table.processed[n - 1] if n else 0, step, is_step=True)
+
+
+def nearest_state(trainer: TrainerBase, place: Place) -> KeptState:
+    """Return the state, in memory or else on disk, from which training reaches `place`. Raises CheckpointError if there is none."""
+    memory = trainer.states.memory
+    if place.is_step and (found := next((state for state in reversed(memory.states) if state.step == place.step), None)) is not None:
+        return found
+    kept = memory.find(place.processed) or nearest_saved(trainer, place.processed, place.step if place.is_step else None)
     if kept is None:
-        raise CheckpointError(f"No state up to step {step} is in memory.", remedy=_remedy(trainer))
-    marks = [(at.step, text) for at, text in trainer.train_state.history.marks if kept.step < at.step <= step]
+        raise CheckpointError(f"No state up to step {place.step} is in memory.", remedy=_remedy(trainer))
+    marks = [(at.step, text) for at, text in trainer.train_state.history.marks if kept.processed < at.processed <= place.processed]
     if marks:
         raise CheckpointError(
-            f"Step {step} can't be reached: {marks[0][1]!r} was done by hand at step {marks[0][0]}, after {kept.name}.",
+            f"Step {place.step} can't be reached: {marks[0][1]!r} was done by hand at step {marks[0][0]}, after {kept.name}.",
             remedy=f"Give a step up to {marks[0][0] - 1}.",
         )
     return kept
@@ -114,7 +130,7 @@ def rewind(trainer: TrainerBase, at: str | None = None, epoch: int | None = None
     """Restore `trainer` to an earlier place, after ending a run that is paused, by hand or by an error."""
     end_paused(trainer)
     refuse_while_on(trainer.control, trainer.recorder.place)
-    there = step_of(trainer, at, epoch, step)
+    there = place_of(trainer, at, epoch, step)
     state, n_recomputed = operate(trainer, "rewind", lambda operation: _find(trainer, there), mode="train", between_batches=False)
     found = _restore(trainer, state, n_recomputed)
     if trainer.slider_view is not None:
@@ -122,10 +138,11 @@ def rewind(trainer: TrainerBase, at: str | None = None, epoch: int | None = None
     return found
 
 
-def _find(trainer: TrainerBase, step: int) -> tuple[KeptState, int]:
-    """The state after `step` batches, and how many of these were trained again to get there."""
-    kept = nearest_state(trainer, step)
-    return (kept, 0) if kept.step == step else (recompute(trainer, kept, step), step - kept.step)
+def _find(trainer: TrainerBase, place: Place) -> tuple[KeptState, int]:
+    """The state at `place`, and how many batches were processed again to get there."""
+    kept = nearest_state(trainer, place)
+    state = kept if place.distance_of(kept) == 0 else recompute(trainer, kept, place)
+    return state, state.processed - kept.processed
 
 
 def _restore(trainer: TrainerBase, state: KeptState, n_recomputed: int) -> Rewound:

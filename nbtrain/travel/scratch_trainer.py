@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightning as L
@@ -31,6 +31,7 @@ from ..data.resumable_loader import borrowed
 from ..data.several_loaders import is_several
 from ..engine.callback import BoundaryCallback, as_list
 from ..engine.control import Boundary, Leave
+from ..engine.train_state import Counts
 from ..errors import ConfigError, first_line
 from ..rng import keep_random
 from ..base.operation import advance
@@ -42,7 +43,7 @@ from ..state.memory import keep
 from ..state.states import States
 
 # %% auto #0
-__all__ = ["called_again", "copy_trainer", "scratch_trainer", "can_train", "train_from", "recompute"]
+__all__ = ["called_again", "copy_trainer", "scratch_trainer", "can_train", "Place", "train_from", "recompute"]
 
 # %% ../../nbs/travel/scratch_trainer.ipynb #3e370c5e
 _SILENT = (LoggersAddon, WebLoggerAddon, StateManagerAddon, SystemMonitorAddon)  # addons that write
@@ -141,24 +142,37 @@ def _borrowed_loaders(kept: KeptState) -> Iterator[tuple[Any, Any]]:
         yield stack.enter_context(borrowed(as_loader(loader))), valid
 
 
-class _Advances(L.Callback):
-    """Says how far a scratch copy is on its way from one step to another."""
+@dataclass(frozen=True)
+class Place:
+    """A place between two batches, validations included: after `processed` of them; with `is_step`, right after the update `step`."""
 
-    def __init__(self, trainer: TrainerBase, first: int, last: int) -> None:
-        self.trainer, self.first, self.last = trainer, first, last
+    processed: int
+    step: int
+    is_step: bool = False
+
+    def distance_of(self, at: Counts | KeptState) -> int:
+        """How far `at` is before this place, in steps or in batches; negative if it is after it."""
+        return self.step - at.step if self.is_step else self.processed - at.processed
+
+
+class _Advances(L.Callback):
+    """Says how far a scratch copy is on its way from one state to a place."""
+
+    def __init__(self, trainer: TrainerBase, kept: KeptState, place: Place) -> None:
+        self.trainer, self.place, self.distance = trainer, place, place.distance_of(kept)
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        advance(self.trainer, self.last - self.first, self.trainer.train_state.counts.step - self.first)
+        advance(self.trainer, self.distance, self.distance - self.place.distance_of(self.trainer.train_state.counts))
 
 
-def train_from(trainer: TrainerBase, kept: KeptState, watcher: Checkpoint, step: int) -> None:
-    """Train `trainer`, a scratch copy, from the state `kept` towards `step`, until `watcher` ends it."""
+def train_from(trainer: TrainerBase, kept: KeptState, watcher: Checkpoint, place: Place) -> None:
+    """Train `trainer`, a scratch copy, from the state `kept` towards `place`, until `watcher` ends it."""
     trainer.mode = "train"
     restore_kept(trainer, kept)
     history, control = trainer.train_state.history, trainer.control
     arguments = trainer.lightning_args()
     arguments |= {
-        "callbacks": [*arguments["callbacks"], _Advances(trainer, kept.step, step), watcher],
+        "callbacks": [*arguments["callbacks"], _Advances(trainer, kept, place), watcher],
         "enable_checkpointing": True,
         "logger": False,
     }
@@ -173,43 +187,46 @@ def train_from(trainer: TrainerBase, kept: KeptState, watcher: Checkpoint, step:
 
 
 class _Arrival(Checkpoint, BoundaryCallback):
-    """Takes the state of a scratch copy at `step`, and ends its run there.
+    """Takes the state of a scratch copy at `place`, and ends its run there.
 
     It is a Checkpoint because Lightning calls those after all other callbacks.
     """
 
-    def __init__(self, trainer: TrainerBase, step: int) -> None:
-        self.trainer, self.step = trainer, step
+    def __init__(self, trainer: TrainerBase, place: Place) -> None:
+        self.trainer, self.place = trainer, place
         self.state: KeptState | None = None
+
+    @property
+    def _distance(self) -> int:
+        return self.place.distance_of(self.trainer.train_state.counts)
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         self.trainer.control.leave(self._look, whole=True)
 
     def _look(self, at: Boundary | None) -> None:
-        if at is not None and self.trainer.train_state.counts.step >= self.step:
+        if at is not None and self._distance <= 0:
             self._take(at.pl_trainer, n_finished(at.pl_trainer))
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
-        if self.trainer.train_state.counts.step >= self.step:  # only now is it known that the epoch has not ended there
+        if self._distance < 0 or self.state is not None:  # only now is it known that the epoch has not ended there
             raise Leave
 
     def on_epoch_over(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.trainer.train_state.counts.step >= self.step:
+        if self._distance <= 0:
             self._take(pl_trainer, None)
             raise Leave
 
     def _take(self, pl_trainer: L.Trainer, finished: int | None) -> None:
-        if self.trainer.train_state.counts.step == self.step:
+        if self._distance == 0:
             self.state = keep(Capture(self.trainer, pl_trainer, finished))
 
 
-def recompute(trainer: TrainerBase, kept: KeptState, step: int) -> KeptState:
-    """Train a copy of `trainer` from `kept` to `step`, and return its state. Raises ConfigError if no state can be taken there."""
+def recompute(trainer: TrainerBase, kept: KeptState, place: Place) -> KeptState:
+    """Train a copy of `trainer` from `kept` to `place`, and return its state. Raises ConfigError if no state can be taken there."""
     with scratch_trainer(trainer) as copy:
-        arrival = _Arrival(copy, step)
-        train_from(copy, kept, arrival, step)
+        arrival = _Arrival(copy, place)
+        train_from(copy, kept, arrival, place)
     if arrival.state is None:
-        is_validated = step in trainer.train_state.history.steps["valid"].steps
-        why = "a batch of a validation" if is_validated else "in a window of accumulated gradients, or a validation follows it"
-        raise ConfigError(f"Step {step} is not between two training batches: it is {why}.", remedy="Give another step, or an epoch.")
+        where = f"Step {place.step}" if place.is_step else "That validation"
+        raise ConfigError(f"{where} is in a window of accumulated gradients, which no state has.", remedy="Give another step, or an epoch.")
     return replace(arrival.state, loaders=kept.loaders)

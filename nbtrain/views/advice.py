@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from ..best import is_better, known_mode
-from ..events import Event, MonitorMode
+from ..events import Event, MonitorMode, steps_of
 
 # %% auto #0
 __all__ = ["Rule", "SlowData", "SlowStart", "StrangeLoss", "Explosion", "Waiting", "Overfitting", "Advice"]
@@ -119,11 +119,11 @@ class StrangeLoss:
 
     def update(self, event: Event) -> None:
         if event.kind in ("start", "mark"):  # a change by hand starts a new comparison
-            self._begin(is_fresh=event.progress.update == 0)
+            self._begin(is_fresh=event.progress.step == 0)
         elif event.kind == "steps" and event.progress.phase == "train":
             losses = event.data["values"].get("train_loss", ())
-            for i, loss in enumerate(losses, start=event.progress.step - len(losses) + 1):
-                self._add(loss, i)
+            for step, loss in zip(steps_of(event), losses):
+                self._add(loss, step)
             self.lr = event.data.get("lr") if self.lr is None else max(self.lr, event.data.get("lr") or 0.0)
             self._compare()
 
@@ -173,7 +173,7 @@ class Explosion:
             self.is_on, self.name = bool(event.data.get("keeps_states")), event.data.get("variable", "trainer")
         elif event.kind == "steps" and event.progress.phase == "train" and self.is_on:
             losses = event.data["values"].get("train_loss", ())
-            for step, loss in enumerate(losses, start=event.progress.step - len(losses) + 1):
+            for step, loss in zip(steps_of(event), losses):
                 self._look(step, loss)
 
     def _look(self, step: int, loss: float) -> None:

@@ -47,12 +47,12 @@ Places = Sequence[tuple[int, float]]  # (step, value)
 
 @dataclass(slots=True)
 class Point:
-    """Consecutive training steps, and the mean of their finite losses; NaN if none is finite."""
+    """Consecutive training steps, and the mean of the finite losses of their batches; NaN if none is finite."""
 
     step: int  # the last one
     mean: float = math.nan
     n_finite: int = 0
-    n_seen: int = 0
+    n_seen: int = 0  # batches
     bad_step: int | None = None  # the first step whose loss is not finite
 
     def merge(self, later: Point) -> Point:
@@ -63,16 +63,16 @@ class Point:
         return Point(later.step, sum(means) if means else math.nan, n, self.n_seen + later.n_seen, bad_step)
 
 
-def _point(first_step: int, losses: Sequence[float]) -> Point:
+def _point(steps: Sequence[int], losses: Sequence[float]) -> Point:
     """These losses as a point."""
     mean, n, bad_step = 0.0, 0, None
-    for i, loss in enumerate(losses):
+    for step, loss in zip(steps, losses):
         if loss - loss != 0:  # NaN or infinite
-            bad_step = first_step + i if bad_step is None else bad_step
+            bad_step = step if bad_step is None else bad_step
             continue
         n += 1
         mean += loss / n - mean / n
-    return Point(first_step + len(losses) - 1, mean if n else math.nan, n, len(losses), bad_step)
+    return Point(steps[-1], mean if n else math.nan, n, len(losses), bad_step)
 
 
 def _smoothed(points: Sequence[Point], reach: int) -> list[tuple[int, float]]:
@@ -103,7 +103,10 @@ def _is_validation_loss(monitor: str) -> bool:
 
 # %% ../../nbs/views/curve.ipynb #curv-class
 class LossCurve:
-    """The training loss by step and the validations, at most `max_points` of each. A repeated step replaces it and all later ones."""
+    """The training loss by step and the validations, at most `max_points` of each. A repeated step replaces all later ones.
+
+    A step is an optimizer update. Batches whose gradients are accumulated for it are one point; a validation stands at the step before it.
+    """
 
     def __init__(self, max_points: int = 400, validation: str = "val_loss") -> None:
         self.points: list[Point] = []
@@ -112,10 +115,14 @@ class LossCurve:
         self.epochs: list[tuple[int, float]] = []  # (step, finished epochs), where they are known
         self.validation = validation  # the validation metric
         self.newest = math.nan  # loss
-        self._stride = 1  # steps in a point
+        self._stride = 1  # batches in a point
 
     def begin(self, progress: Progress, monitor: str = "val_loss") -> None:
-        """Begin a run; a run that continues keeps its curve. The validations show `monitor` if it is a validation loss, else `val_loss`."""
+        """Begin a run; one that continues keeps its curve up to there. The validations show `monitor` if it is a validation loss, else
+        `val_loss`.
+        """
+        self.points = [point for point in self.points if point.step <= progress.step]
+        self.validations, self.epochs = ([at for at in places if at[0] <= progress.step] for places in (self.validations, self.epochs))
         if self.is_empty:
             self.validation = monitor if _is_validation_loss(monitor) else "val_loss"
             self.start, self.epochs = progress.step, [(progress.step, epoch_of(progress))]
@@ -131,19 +138,21 @@ class LossCurve:
             if len(self.epochs) > self.max_points:
                 self.epochs = _spread(self.epochs, self.max_points // 2)
 
-    def add_block(self, last_step: int, losses: Sequence[float]) -> None:
-        """Add the losses of the steps up to `last_step`."""
-        self.newest = losses[-1] if losses else self.newest
-        first = last_step - len(losses) + 1
-        while self.points and self.points[-1].step >= first:
+    def add_block(self, steps: Sequence[int], losses: Sequence[float]) -> None:
+        """Add the losses of batches, each with its step."""
+        if not losses:
+            return
+        self.newest, n_done = losses[-1], 0
+        while self.points and self.points[-1].step > steps[0]:
             self.points.pop()
-        n_done = 0
         while n_done < len(losses):
-            if not self.points or self.points[-1].n_seen >= self._stride:
-                self._add_point(first + n_done)
-            chunk = losses[n_done : n_done + self._stride - self.points[-1].n_seen]
-            self.points[-1] = self.points[-1].merge(_point(first + n_done, chunk))
-            n_done += len(chunk)
+            if not self.points or (self.points[-1].n_seen >= self._stride and self.points[-1].step < steps[n_done]):
+                self._add_point(steps[n_done])
+            end = min(n_done + max(self._stride - self.points[-1].n_seen, 1), len(losses))
+            while end < len(losses) and steps[end] == steps[end - 1]:  # a step is in one point
+                end += 1
+            self.points[-1] = self.points[-1].merge(_point(steps[n_done:end], losses[n_done:end]))
+            n_done = end
 
     def _add_point(self, step: int) -> None:
         if len(self.points) >= self.max_points:
@@ -186,12 +195,11 @@ class LossCurve:
         return _smoothed(self.points, self._reach)
 
 
-def measured_curve(steps: Iterable[int], losses: Iterable[float], validations: Iterable[Mapping[str, Any]], monitor: str) -> LossCurve:
+def measured_curve(steps: Sequence[int], losses: Sequence[float], validations: Iterable[Mapping[str, Any]], monitor: str) -> LossCurve:
     """Make the curve of recorded losses and validations."""
     curve = LossCurve()
     curve.begin(Progress(), monitor)
-    for step, loss in zip(steps, losses):
-        curve.add_block(step, (loss,))
+    curve.add_block(steps, losses)
     for row in validations:
         curve.add_row(row, is_epoch=False)
     return curve

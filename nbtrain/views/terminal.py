@@ -277,7 +277,7 @@ class InnerValidations:
         if event.kind in ("note", "mark", "state"):
             return None
         found, self._waiting = self._waiting, event if event.kind == "valid" and not adds_row(event) else None
-        if found is not None and event.kind == "epoch" and event.data["row"].get("step") == found.data["row"].get("step"):
+        if found is not None and event.kind == "epoch" and event.data["row"].get("processed") == found.data["row"].get("processed"):
             return None
         return found
 

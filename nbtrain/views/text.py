@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..best import GrowingBest, is_same_validation
-from ..events import OWN_COLUMNS, Event, Progress, is_rate
+from ..events import OWN_COLUMNS, Event, Progress, is_rate, steps_of
 from .advice import Advice
 from .curve import Ghost, LossCurve, Mark, without
 
@@ -133,7 +133,7 @@ def with_best(rows: Sequence[Row], best: Row | None, validations: Sequence[Row])
     """`rows`; if the best validation is inside an epoch, it is inserted before the row of that epoch."""
     rows = list(rows)
     if best is not None and any(row is best for row in validations) and not any(row is best for row in rows):
-        rows.insert(next((i for i, row in enumerate(rows) if row.get("step", 0) > best.get("step", 0)), len(rows)), best)
+        rows.insert(next((i for i, row in enumerate(rows) if row.get("processed", 0) > best.get("processed", 0)), len(rows)), best)
     return rows
 
 
@@ -259,8 +259,8 @@ class Board:
         self.curve.begin(p, self.header.get("monitor", "val_loss"))
         if continues:
             for rows in (self.rows, self.epochs, self.validations):
-                rows[:] = [row for row in rows if row.get("step", 0) <= p.step and row.get("epoch", 0) <= p.epoch]
-            self.marks = [mark for mark in self.marks if mark[0].step <= p.step]
+                rows[:] = [row for row in rows if row.get("processed", 0) <= p.processed and row.get("epoch", 0) <= p.epoch]
+            self.marks = [mark for mark in self.marks if mark[0].processed <= p.processed]
             self.diffs = {mark: diff for mark, diff in self.diffs.items() if mark in self.marks}
 
     def _add_mark(self, event: Event) -> None:
@@ -290,7 +290,7 @@ class Board:
         if not training:
             return
         self.lr = event.data.get("lr")
-        self.curve.add_block(event.progress.step, event.data["values"].get("train_loss", ()))
+        self.curve.add_block(steps_of(event, self.curve.last_step), event.data["values"].get("train_loss", ()))
 
     @property
     def left_s(self) -> float | None:
@@ -306,13 +306,14 @@ class Board:
     @property
     def end_step(self) -> int | None:
         """The step at which the run is planned to end, or has ended; None if a length is unknown."""
-        p, n_train, n_valid = self.progress, self.header.get("n_train_batches"), self.header.get("n_valid_batches", 0)
+        p, n_train, accumulate = self.progress, self.header.get("n_train_batches"), self.header.get("accumulate", 1)
         if not self.is_on:
             return max(p.step, self.curve.last_step)
-        if n_train is None or n_valid is None or p.phase == "test":
+        if n_train is None or accumulate is None or p.phase == "test" or not self.curve.epochs:
             return None
-        n_done = {"train": p.batch, "valid": n_train + p.batch}.get(p.phase, 0)
-        return p.step + max(0, (p.n_epochs - p.epoch) * (n_train + n_valid) - n_done)
+        step, epoch = self.curve.epochs[-1]  # the newest place where both are known
+        planned = step + round(max(0.0, p.n_epochs - epoch) * math.ceil(n_train / max(1, accumulate)))
+        return max(p.step, min(planned, self.header.get("max_steps", planned)))
 
     @property
     def is_on(self) -> bool:

@@ -74,7 +74,7 @@ def main() -> None:
         expected, n_updates = by_hand(made, accumulate)
         for a, b in zip(trainer.model.parameters(), expected.parameters()):
             assert torch.allclose(a, b, atol=1e-6), case
-        assert trainer.counts.update == n_updates and trainer.counts.left_out == 4 * len(places), (case, trainer.counts)
+        assert trainer.counts.step == n_updates and trainer.counts.left_out == 4 * len(places), (case, trainer.counts)
         left = [text for text in texts if "left out" in text]
         assert len(left) == 2 and all(text.startswith(f"{len(places)} of 9 batches") for text in left), (case, left)
         with torch.no_grad():

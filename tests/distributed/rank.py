@@ -28,7 +28,7 @@ class Faulty(Regress):
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         is_other = self.fault.startswith("rank") and self.fault != f"rank {self.world.number}"
-        if self.fault and not is_other and self.counts.update == self.at and not self.mark.exists():
+        if self.fault and not is_other and self.counts.step == self.at and not self.mark.exists():
             if self.fault.startswith("SIGTERM to"):
                 self._end_job()
                 return super().train_step(batch)
@@ -95,7 +95,7 @@ def train(
     if trainer.world.is_first:
         rows = [dict(row) for row in trainer.history.epochs]
         end = {"weights": trainer.model.state_dict(), "rows": rows, "result": str(result), "evaluated": evaluated}
-        torch.save(end | {"n_updates": trainer.counts.update}, folder / "end.pt")
+        torch.save(end | {"n_updates": trainer.counts.step}, folder / "end.pt")
 
 
 if __name__ == "__main__":

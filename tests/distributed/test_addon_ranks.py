@@ -71,7 +71,7 @@ def test_windows_and_metrics_are_those_of_one_process(strategy: str, kind: Any, 
     for trainer in one, two:
         torch.manual_seed(5)
         trainer.run(2, batches(trainer, make_data(70), 16, shuffle=True), batches(trainer, make_data(13, seed=3), 10))
-    assert difference(one, two) < 1e-5 and one.counts.update == two.counts.update == 6
+    assert difference(one, two) < 1e-5 and one.counts.step == two.counts.step == 6
     names = ["train_window_loss", *(f"{part}_{name}" for part in ("train", "val") for name in ("squared", "samples", "seen"))]
     names += [f"{part}_{name}" for part in ("train", "val") for name in ("MeanSquaredError", "SpearmanCorrCoef")]
     for row, other in zip(one.history.epochs, two.history.epochs):

@@ -30,7 +30,7 @@ trainer = make_trainer(Regress.add_on(MultiGPUAddon), model=model, seed=1, **opt
 trainer.run(2, make_loader(64, batch_size=8), make_valid())
 if trainer.world.is_first:
     end = {{"weights": trainer.model.state_dict(), "size": trainer.world.size, "best": trainer.best_weights}}
-    torch.save(end | {{"updates": trainer.counts.update, "val": trainer.history.last["val_loss"]}}, sys.argv[1])
+    torch.save(end | {{"updates": trainer.counts.step, "val": trainer.history.last["val_loss"]}}, sys.argv[1])
 """
 
 

@@ -91,7 +91,7 @@ def test_run_goes_on_from_parts_that_were_saved_in_mid_epoch_bit_for_bit(tmp_pat
     again.run(3, loader(again), resume=path)
     cost = "Resuming reads 1 batch of this epoch again: its batches are dealt to several processes, each of which reads its own."
     assert texts == ["resumed from epoch=1-step=6", cost]
-    assert again.counts.update == 15 and difference(never, again) == 0.0
+    assert again.counts.step == 15 and difference(never, again) == 0.0
     three = make(SAVING, save_path=tmp_path, strategy="fsdp2", device=["cpu"] * 3)
     with pytest.raises(CheckpointError, match="epoch=1-step=6 was saved in mid-epoch by 2 processes, and 3 would resume it."):
         three.load_state(path)

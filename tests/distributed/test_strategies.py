@@ -63,7 +63,7 @@ def test_split_model_does_what_one_process_does_and_goes_on(name: str) -> None:
         batches = loader(trainer)
         trainer.run(2, batches, DataLoader(make_data(21, seed=3), 4))
         trainer.run(1, batches, DataLoader(make_data(21, seed=3), 4))
-    assert difference(one, two) < 1e-5 and one.counts.update == two.counts.update == 15
+    assert difference(one, two) < 1e-5 and one.counts.step == two.counts.step == 15
     for a, b in zip(columns(one), columns(two)):
         assert a == pytest.approx(b, rel=1e-4)
     assert kept[0] is two.model and kept[1] is two.optimizer and kept[2] is next(two.model.parameters())
@@ -135,7 +135,7 @@ def test_auto_says_what_fits_and_takes_it_or_refuses_with_the_numbers() -> None:
         "  ddp             0.98       0.98       1.96      0.98     4.90",
         "→ fsdp2 ×2        0.49       0.49       0.98      1.77     3.73",
     ]
-    assert trainer.counts.update == 5
+    assert trainer.counts.step == 5
     with pytest.raises(ConfigError, match="do not fit on the devices.\n  2 devices of 1e-06 GB(.|\n)*fsdp2 ×2        0.49"):
         make(strategy="auto", memory_gb=1e-6).run(1, loader(trainer))
 
@@ -159,6 +159,6 @@ def test_failing_step_of_a_split_model_is_raised_and_keeps_what_all_ranks_still_
     trainer.ranks = ranks
     with pytest.raises(LookupError, match="no third step"):
         trainer.run(1, loader(trainer))
-    assert trainer.counts.update == (2 if len(ranks) == 2 else 0)
+    assert trainer.counts.step == (2 if len(ranks) == 2 else 0)
     changed = any(not torch.equal(p, q) for p, q in zip(trainer.model.parameters(), make_net().parameters()))
     assert changed == (len(ranks) == 2)

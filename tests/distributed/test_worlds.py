@@ -220,7 +220,7 @@ def test_a_job_that_is_to_end_saves_and_its_next_start_ends_as_if_nothing_had_ha
     end = json.loads((tmp_path / "runs" / "run-001" / "events.jsonl").read_text().splitlines()[-1])
     assert end["kind"] == "end" and end["data"]["reason"].startswith("SIGTERM at epoch "), end
     counts = read_counts(newest_valid(tmp_path / "runs" / "run-001" / "checkpoints").path)
-    assert counts is not None and 5 < counts["update"] == end["progress"]["update"] < 12
+    assert counts is not None and 5 < counts["step"] == end["progress"]["step"] < 12
     assert finish(torchrun(tmp_path, *options)) == [0]
     assert same_end(whole, tmp_path) and len(list((tmp_path / "runs").iterdir())) == 1
 

@@ -76,7 +76,7 @@ def outcome():
     rows = [{{name: value for name, value in row.items() if not name.endswith("_s")}} for row in trainer.history.epochs]
     return json.dumps({{
         "status": handle.status,
-        "steps": trainer.counts.update,
+        "steps": trainer.counts.step,
         "state": hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).hexdigest(),
         "history": hashlib.sha256(json.dumps(rows).encode()).hexdigest(),
         "best": trainer.history.best["val_loss"],
@@ -115,7 +115,7 @@ class Kernel:
 
     def steps(self) -> int:
         """How many updates are done; the memory is looked at once an epoch."""
-        status, steps = self.do("", "[handle.status, trainer.counts.update]")
+        status, steps = self.do("", "[handle.status, trainer.counts.step]")
         assert status in ("running", "completed"), status
         if steps // STEPS_PER_EPOCH > self._epoch:
             if self._epoch >= 0:

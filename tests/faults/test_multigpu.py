@@ -102,7 +102,7 @@ def test_two_ranks_do_what_one_process_does_with_twice_the_batch(kind: str) -> N
             {name: b[name] for name in a if name.startswith("val") or name == "train_loss"}, rel=1e-5
         )
     assert two.history.last["train_n"] == two.history.last["val_n"] == 70 and two.history.last["val_batches"] == 6
-    assert one.counts.update == two.counts.update == 15
+    assert one.counts.step == two.counts.step == 15
 
 
 def test_validation_is_exact() -> None:
@@ -132,7 +132,7 @@ def test_everything_comes_back_into_the_same_objects(tmp_path: Path) -> None:
     assert trainer.model is model and first.data_ptr() == place and not torch.equal(first, before)
     assert list(model.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert optimizer.state[first]["step"] == 6 and scheduler.last_epoch == 2 and optimizer.param_groups[0]["lr"] == 1e-2 / 4
-    assert (trainer.counts.epoch, trainer.counts.update, trainer.counts.step, trainer.n_steps) == (2, 6, 10, 10)
+    assert (trainer.counts.epoch, trainer.counts.step, trainer.counts.processed, trainer.n_steps) == (2, 6, 10, 10)
     assert trainer.train_metrics["n"] == 70 and len(trainer.log_test["loss"]) == 3 and set(trainer.best_weights) == set(model.state_dict())
     assert [row.metrics for row in load_run(tmp_path).epochs] == [row.metrics for row in trainer.history.epochs]
     assert len(trainer.history.steps["train"]) == 6 and trainer.history.best.path == trainer.run_dir / "best.safetensors"
@@ -211,7 +211,7 @@ def test_raising_step_has_its_rank_place_and_frames_and_loses_nothing() -> None:
     notes = "\n".join(raised.value.__notes__)
     assert "train_step, epoch 1, batch 3: the batch is list of 2" in notes and "nbtrain: raised in rank 1" in notes
     assert time.monotonic() - began < 200 and trainer.result.status == "failed"
-    assert trainer.counts.update == 2 and difference(trainer.model, make_net()) > 0  # two steps were done, and are not lost
+    assert trainer.counts.step == 2 and difference(trainer.model, make_net()) > 0  # two steps were done, and are not lost
 
 
 @pytest.mark.long
@@ -219,7 +219,7 @@ def test_killed_rank_is_named_and_the_trainer_is_what_it_was() -> None:
     trainer = make_faulty("SIGKILL")
     with pytest.raises(WorkerError, match="Rank 1 was killed by SIGKILL [(]out of memory[?][)]."):
         trainer.run(1, batches_of(8)["loader"])
-    assert trainer.counts.step in (0, 2)
+    assert trainer.counts.processed in (0, 2)
     trainer.fault = ""
     trainer.run(1, batches_of(8)["loader"])
     assert trainer.history.last["epoch"] == 1
@@ -229,7 +229,7 @@ def test_sigterm_to_a_rank_stops_all_after_the_same_batch_and_loses_nothing() ->
     trainer = make_faulty("SIGTERM")
     with pytest.raises(WorkerError, match="Rank 1 received SIGTERM, and all ranks have stopped after the same batch."):
         trainer.run(2000, batches_of(8)["loader"])
-    assert trainer.counts.update > 2 and trainer.optimizer.state[next(trainer.model.parameters())]["step"] == trainer.counts.update
+    assert trainer.counts.step > 2 and trainer.optimizer.state[next(trainer.model.parameters())]["step"] == trainer.counts.step
 
 
 def test_sigterm_to_all_processes_ends_the_run_as_in_one_process() -> None:
@@ -237,7 +237,7 @@ def test_sigterm_to_all_processes_ends_the_run_as_in_one_process() -> None:
     with pytest.raises(SystemExit) as raised:
         trainer.run(2000, batches_of(8)["loader"])
     assert raised.value.code == 143 and trainer.result.status == "interrupted" and trainer.result.reason.startswith("SIGTERM at ")
-    assert trainer.optimizer.state[next(trainer.model.parameters())]["step"] == trainer.counts.update > 2
+    assert trainer.optimizer.state[next(trainer.model.parameters())]["step"] == trainer.counts.step > 2
 
 
 def test_interrupt_stops_all_after_the_same_batch_and_loses_nothing() -> None:
@@ -245,7 +245,7 @@ def test_interrupt_stops_all_after_the_same_batch_and_loses_nothing() -> None:
     with pytest.raises(RunStopped, match=r"^stopped at epoch \d+, batch \d+ · trainer.result has what it reached$"):
         trainer.run(2000, batches_of(8)["loader"])
     assert trainer.result.status == "interrupted"
-    assert trainer.optimizer.state[next(trainer.model.parameters())]["step"] == trainer.counts.update > 2
+    assert trainer.optimizer.state[next(trainer.model.parameters())]["step"] == trainer.counts.step > 2
     trainer.fault = ""
     assert trainer.run(1, batches_of(8)["loader"]).status == "completed"
 
@@ -261,15 +261,15 @@ def test_all_ranks_pause_after_the_same_batch_and_go_on_as_if_they_had_not() -> 
     never.run(6, batches_of(8)["loader"])
     paused = make_several(Slow.add_on(MultiGPUAddon))
     handle = paused.run(6, batches_of(8)["loader"], background=True)
-    while paused.counts.step < 2:
+    while paused.counts.processed < 2:
         time.sleep(0.01)
     for _ in range(2):
         paused.pause()
-        step = paused.counts.step
+        step = paused.counts.processed
         with pytest.raises(RunPaused, match="paused at epoch "):
             handle.wait()
         time.sleep(0.3)
-        assert handle.status == "paused" and paused.counts.step == step
+        assert handle.status == "paused" and paused.counts.processed == step
         paused.resume(background=True)
         time.sleep(0.1)
     assert handle.wait().status == "completed"
@@ -279,7 +279,7 @@ def test_all_ranks_pause_after_the_same_batch_and_go_on_as_if_they_had_not() -> 
 def test_live_edits_and_the_end_reach_all_ranks(tmp_path: Path) -> None:
     trainer = make_several(Slow.add_on(MultiGPUAddon, StateManagerAddon), save_path=tmp_path)
     handle = trainer.run(2000, batches_of(8)["loader"], make_valid(), background=True)
-    while trainer.counts.step < 2:
+    while trainer.counts.processed < 2:
         time.sleep(0.01)
     with pytest.raises(ConfigError, match="The run is in other processes"):
         trainer.predict(torch.ones(1, 8))
@@ -297,7 +297,7 @@ def test_live_edits_and_the_end_reach_all_ranks(tmp_path: Path) -> None:
     names = [path.name for path in (tmp_path / "run-001" / "checkpoints").glob("epoch=*")]
     assert len(names) >= 2  # by hand, and where it was left
     again = make_several(Slow.add_on(MultiGPUAddon, StateManagerAddon), save_path=tmp_path)
-    assert again.load_state().name in names and again.counts.update == trainer.counts.update
+    assert again.load_state().name in names and again.counts.step == trainer.counts.step
 
 
 @pytest.mark.parametrize("how", ["init_method", "MASTER_PORT"])
@@ -382,7 +382,7 @@ def test_two_devices_from_a_configuration_are_one_with_twice_the_batch(
     assert one.run().status == two.run().status == "completed"
     assert one.trainer.lightning["accumulate_grad_batches"] == 2 and two.trainer[MultiGPUAddon].strategy == strategy
     assert ("accumulate_grad_batches" in two.trainer.lightning) == (strategy == "tp")
-    assert one.trainer.counts.update == two.trainer.counts.update == 8
+    assert one.trainer.counts.step == two.trainer.counts.step == 8
     assert difference(one.trainer.model, two.trainer.model) < 1e-6
 
 
@@ -402,7 +402,7 @@ def test_devices_that_share_a_copy_of_the_model_share_its_batch(monkeypatch: pyt
     one = TrainerArgs.from_dict(common).build()
     two = TrainerArgs.from_dict(common | {"compute_config": {"runtime_ngpus": 2, "plan_ngpus": 2}}).build()
     assert one.run().status == two.run().status == "completed"
-    assert one.trainer.counts.update == two.trainer.counts.update == 8  # 2 samples an update, of 16
+    assert one.trainer.counts.step == two.trainer.counts.step == 8  # 2 samples an update, of 16
     assert difference(one.trainer.model, two.trainer.model) < 1e-6
 
 

@@ -125,7 +125,7 @@ def check(folder: Path, expected: str) -> None:
         path.parent.parent for path in folder.glob("run-*/checkpoints/epoch=*")
     }  # a kill before the first save leaves a folder without
     saved = list((run / "checkpoints").glob("epoch=*"))
-    assert len(saved) >= found["counts"]["update"] // 2
+    assert len(saved) >= found["counts"]["step"] // 2
     for path in saved:
         verify_checkpoint(path)
     assert [path for path in folder.rglob("*") if is_leftover(path)] == []

@@ -94,7 +94,7 @@ CELLS = {
     "broken": BROKEN + "trainer = make(Digits)",
     "run": RUN,
     "failure": "f = trainer.failure\ntype(f.error).__name__, f.what, f.place, f.batch.shape, sorted(f.variables)",
-    "paused": "trainer.result.status, trainer.control.state, trainer.counts.step, run_threads()",
+    "paused": "trainer.result.status, trainer.control.state, trainer.counts.processed, run_threads()",
     "repair": GOOD,
     "resume": "result = trainer.resume(Digits)",
     "completed": "result.status, trainer.seen, same(trainer, never), type(trainer) is Digits, trainer.failure, run_threads()",

@@ -166,11 +166,11 @@ def test_a_background_run_lets_the_kernel_answer(kernel: Kernel) -> None:
     assert kernel.value("handle.status, trainer.predict(torch.ones(2, 4)).shape == (2, 1)") == ("running", True)
     name, text, _ = kernel.error("trainer.run(1, make_loader())")
     assert (name, text.splitlines()[0]) == ("ConfigError", "A run of this trainer is on.")
-    kernel.run("trainer.pause(); step = trainer.counts.step; time.sleep(0.1)")
-    assert kernel.value("handle.status, trainer.counts.step == step") == ("paused", True)
+    kernel.run("trainer.pause(); step = trainer.counts.processed; time.sleep(0.1)")
+    assert kernel.value("handle.status, trainer.counts.processed == step") == ("paused", True)
     assert kernel.error("handle.wait()")[0] == "RunPaused"
     kernel.run("trainer.resume(background=True); time.sleep(0.2)")
-    assert kernel.value("trainer.counts.step > step") is True
+    assert kernel.value("trainer.counts.processed > step") is True
     kernel.run("trainer.stop()")
     assert kernel.value("handle.status, handle.wait().status") == ("stopped", "stopped")
 
@@ -352,7 +352,7 @@ def test_a_kernel_that_is_shut_down_in_a_run_leaves_no_process(workers: int, tmp
     kernel.run(
         f"trainer = make(Steps.add_on(StateManagerAddon), save_path={str(tmp_path)!r})\ntrainer.seconds = 0.02\n"
         f"handle = trainer.run(100, make_loader({workers}), background=True)\n"
-        "while trainer.counts.step < 30: time.sleep(0.01)"
+        "while trainer.counts.processed < 30: time.sleep(0.01)"
     )
     pid = kernel.value("os.getpid()")
     children = _children(pid)

@@ -18,7 +18,7 @@ from test_interactive import SETUP, Kernel
 LONG_STEP = """
 class LongStep(Steps):
     def train_step(self, batch):
-        if self.counts.step == 2:
+        if self.counts.processed == 2:
             print("in the step", flush=True)
             time.sleep(4)
             stepped.append(time.time())
@@ -32,7 +32,7 @@ SAVED = """
 trainer = make(Steps.add_on(StateManagerAddon), log_bar=False, save_path={folder!r}, every_n_epochs=1_000_000, save_best=False)
 trainer.seconds = 0.01
 handle = trainer.run(1_000_000, make_loader(), background=True)
-while trainer.counts.step < 30: time.sleep(0.01)
+while trainer.counts.processed < 30: time.sleep(0.01)
 """
 
 
@@ -113,7 +113,7 @@ def test_two_signals_at_once_are_both_counted(kernel: Kernel) -> None:
     kernel.run("press = lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(0.01), os.kill(os.getpid(), signal.SIGINT))")
     kernel.run("threading.Timer(1, press).start()")
     assert kernel.error("trainer.run(1, make_loader())")[0] == "RunStopped"
-    assert kernel.value("trainer.counts.step") == 3
+    assert kernel.value("trainer.counts.processed") == 3
     kernel.manager.interrupt_kernel()  # the kernel is idle: nothing
     assert kernel.value("trainer.control.state") == "idle"
 

@@ -169,7 +169,7 @@ GROWS = {0: 1, 2: 3, 4: 2}
 @pytest.mark.parametrize("lean", [False, True])
 def test_window_grows_with_the_updates(lean: bool, schedule: dict[int, int]) -> None:
     batches, seen = make_batches(*[2] * 11), list[int]()
-    trainer = make(Square, accumulate=schedule, hooks={"on_train_step_start": lambda *args: seen.append(trainer.counts.step)})
+    trainer = make(Square, accumulate=schedule, hooks={"on_train_step_start": lambda *args: seen.append(trainer.counts.processed)})
     trainer.lean_loops = lean
     trainer.run(2, batches)
     windows: list[list[Any]] = []
@@ -182,7 +182,7 @@ def test_window_grows_with_the_updates(lean: bool, schedule: dict[int, int]) -> 
             windows.append(left[:n])
             left = left[n:]
     assert_equal(trainer.model, by_hand(Square, windows))
-    assert trainer.counts.update == len(windows) and seen == starts
+    assert trainer.counts.step == len(windows) and seen == starts
 
 
 @pytest.mark.long
@@ -216,27 +216,27 @@ def test_run_that_is_to_end_within_a_window_finishes_it_first() -> None:
     batches = make_batches(4, 4, 4, 4)
 
     def stop(*args: Any) -> None:
-        if trainer.counts.step == 1 and trainer.module is not None:
+        if trainer.counts.processed == 1 and trainer.module is not None:
             trainer.module.trainer.should_stop = True
 
     trainer.sinks.append(type("Stop", (), {"update": staticmethod(stop)})())
     trainer.recorder.every_s = 0.0
     trainer.run(1, batches * 2)
-    assert (trainer.counts.update, trainer.history.last["step"]) == (1, 4)
+    assert (trainer.counts.step, trainer.history.last["step"]) == (1, 1)
     assert_equal(trainer.model, by_hand(Square, [batches]))
 
 
 def test_run_that_an_error_ends_within_a_window_leaves_nothing_for_the_next() -> None:
     class Breaks(Square):
         def train_step(self, batch: Any) -> dict[str, Any]:
-            if self.train_state.run == 1 and self.counts.step == 2:
+            if self.train_state.run == 1 and self.counts.processed == 2:
                 raise RuntimeError("boom")
             return super().train_step(batch)
 
     trainer, batches = make(Breaks, accumulate=4), make_batches(4, 4, 4, 4)
     with pytest.raises(RuntimeError, match="boom"):
         trainer.run(1, batches)
-    assert trainer.counts.update == 0
+    assert trainer.counts.step == 0
     trainer.run(1, batches)
     assert_equal(trainer.model, by_hand(Square, [batches]))
 
@@ -259,14 +259,14 @@ def test_window_follows_from_the_samples_and_the_loader() -> None:
     loader = DataLoader(TensorDataset(x, y), 4)
     trainer = make(Square, global_batch_size=8)
     trainer.run(1, loader)
-    assert trainer.counts.update == 2
+    assert trainer.counts.step == 2
     with pytest.raises(ConfigError, match="micro_batch_size=2, but the batches of the loader have 4 samples"):
         make(Square, global_batch_size=8, micro_batch_size=2).run(1, loader)
     with pytest.raises(ConfigError, match="the loader has no batch_size"):
         make(Square, global_batch_size=8).run(1, make_batches(4, 4))
     trainer = make(Square, global_batch_size=8, micro_batch_size=4)
     trainer.run(1, make_batches(4, 4))
-    assert trainer.counts.update == 1
+    assert trainer.counts.step == 1
 
 
 def test_window_of_a_loader_without_a_length() -> None:
@@ -276,7 +276,7 @@ def test_window_of_a_loader_without_a_length() -> None:
 
     trainer = make(Square, global_batch_size=8)
     trainer.run(1, DataLoader(Stream(), 4))
-    assert trainer.counts.update == 2
+    assert trainer.counts.step == 2
 
 
 def test_samples_that_do_not_come_out_even_are_refused() -> None:
@@ -305,7 +305,7 @@ def test_rounding_is_noted_in_the_record() -> None:
     trainer = make(Square, total_batch_size=25, tokens_per_batch=12)
     trainer.sinks.append(Notes())
     trainer.run(1, make_batches(4, 4, 4))
-    assert trainer.counts.update == 2
+    assert trainer.counts.step == 2
     assert notes == ["total_batch_size=25 tokens is 2.08 batches of 12: an update takes 2 of them, 24 tokens."]
 
 
@@ -317,7 +317,7 @@ def test_tokens_of_a_batch_are_the_loaders_or_asked_for() -> None:
     loader.seq_len = 3
     trainer = make(Square, total_batch_size=24)
     trainer.run(1, loader)
-    assert trainer.counts.update == 2
+    assert trainer.counts.step == 2
 
 
 @pytest.mark.parametrize(

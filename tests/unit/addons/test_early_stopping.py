@@ -77,7 +77,7 @@ def test_direction_of_an_unknown_metric_is_asked_for() -> None:
 
 def test_each_validation_within_an_epoch_counts() -> None:
     trainer = run_script("val_r2", [0.3, 0.2, 0.1, 0.1, 0.1], patience=2, lightning={"val_check_interval": 1})
-    assert (trainer.counts.update, len(trainer.history)) == (3, 1)  # in the first epoch, of five batches
+    assert (trainer.counts.step, len(trainer.history)) == (3, 1)  # in the first epoch, of five batches
 
 
 def test_training_metric_is_watched_where_there_is_no_validation() -> None:
@@ -125,20 +125,20 @@ def test_impossible_patience_is_refused(options: dict[str, Any]) -> None:
 def test_limit_of_steps_counts_updates_over_all_runs() -> None:
     trainer = make_trainer(Limited, max_steps=12)
     trainer.run(1, make_loader())
-    assert trainer.run(5, make_loader()).reason == "max_steps=12" and trainer.counts.update == 12
-    assert trainer.run(1, make_loader()).status == "stopped" and trainer.counts.update == 12  # nothing is left to do
+    assert trainer.run(5, make_loader()).reason == "max_steps=12" and trainer.counts.step == 12
+    assert trainer.run(1, make_loader()).status == "stopped" and trainer.counts.step == 12  # nothing is left to do
 
 
 def test_limits_of_batches_bound_both_passes() -> None:
     trainer = make_trainer(Limited, steps_per_epoch=3, max_val_steps=1)
     trainer.run(2, make_loader(), make_valid())
-    assert trainer.counts.update == 6 and len(trainer.history.steps["valid"]) == 2
+    assert trainer.counts.step == 6 and len(trainer.history.steps["valid"]) == 2
 
 
 def test_limit_of_time_stops_at_the_next_batch() -> None:
     trainer = make_trainer(Limited, max_time=timedelta(microseconds=1))
     result = trainer.run(5, make_loader())
-    assert (result.status, result.reason, trainer.counts.update) == ("stopped", "max_time is over", 1)
+    assert (result.status, result.reason, trainer.counts.step) == ("stopped", "max_time is over", 1)
 
 
 def test_validation_comes_every_so_many_batches_over_the_epochs() -> None:
@@ -193,7 +193,7 @@ def test_validation_before_training_is_the_baseline_and_changes_nothing() -> Non
     trainer = make_trainer(Limited, val_first=True)
     trainer.run(2, make_loader(), make_valid())
     plain = make_trainer(model=make_model())
-    assert trainer.history.tests[0]["val_loss"] == plain.validate(make_valid())["loss"] and trainer.history.tests[0]["step"] == 3
+    assert trainer.history.tests[0]["val_loss"] == plain.validate(make_valid())["loss"] and trainer.history.tests[0]["step"] == 0
     plain.run(2, make_loader(), make_valid())
     assert same_weights(trainer.model, plain.model)
     trainer.run(1, make_loader(), make_valid())

@@ -66,7 +66,7 @@ def test_validation_best_weights_and_predictions_are_the_averages(tmp_path: Path
 def test_window_counts_as_one_update() -> None:
     trainer = make_trainer(Averaging, lightning={"accumulate_grad_batches": 2})
     trainer.run(1, make_loader())
-    assert trainer[EMAAddon].average.n == trainer.counts.update == 3
+    assert trainer[EMAAddon].average.n == trainer.counts.step == 3
 
 
 def test_failed_validation_gives_the_weights_back() -> None:

@@ -422,7 +422,7 @@ def test_a_callback_that_raises_at_a_point_of_its_own_is_named() -> None:
 
 class Broken(Regress):
     def train_step(self, batch: Any) -> dict[str, Any]:
-        if self.counts.step == 2:
+        if self.counts.processed == 2:
             self.break_off()
         return super().train_step(batch)
 

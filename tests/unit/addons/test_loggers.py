@@ -83,12 +83,12 @@ def expected(name: str, trainer: Any, every: int) -> dict[tuple[str, int], float
     """What the logger `name` must have of a run with five batches an epoch, from its history."""
     found: dict[tuple[str, int], float] = {}
     for row in trainer.history.epochs:
-        found |= {(metric.replace("_", "/", 1), 5 * row["epoch"] - 1): value for metric, value in row.metrics.items()}
+        found |= {(metric.replace("_", "/", 1), row["step"]): value for metric, value in row.metrics.items()}
     table = trainer.history.steps["train"]
     ends = sorted({*range(every, len(table) + 1, every), *range(5, len(table) + 1, 5)})
     for first, last in zip([0, *ends], ends):
         for column in table.columns:
-            found[column.replace("_", "/", 1) + "_step", last - 1] = sum(table[column][first:last]) / (last - first)
+            found[column.replace("_", "/", 1) + "_step", last] = sum(table[column][first:last]) / (last - first)
     return {at: value for at, value in found.items() if name != "csv" or at[0] in IN_CSV}
 
 
@@ -269,7 +269,7 @@ def test_a_run_resumed_in_another_process_goes_on_under_its_id(tmp_path: Path) -
     assert second.run_dir == first.run_dir
     ids = {file.stem for file in first.run_dir.rglob("run-*.wandb")}
     assert ids == {f"run-{(first.run_dir / 'tracker-id').read_text()}"}
-    assert {(n, s) for n, s, _ in metric_values("wandb", first.run_dir) if n == "train/loss"} == {("train/loss", 4), ("train/loss", 9)}
+    assert {(n, s) for n, s, _ in metric_values("wandb", first.run_dir) if n == "train/loss"} == {("train/loss", 5), ("train/loss", 10)}
 
 
 def test_two_runs_in_one_process_do_not_mix_nor_touch_a_run_of_the_users_own(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_a_run_that_breaks_off_is_closed_with_what_it_had(error: BaseException, 
     with pytest.raises(type(error)):
         trainer.run(1, make_loader())
     rows, _, exits = read_wandb(trainer.run_dir)
-    assert exits == [1] and [row["trainer/global_step"] for row in rows if "train/loss_step" in row] == [2]
+    assert exits == [1] and [row["trainer/global_step"] for row in rows if "train/loss_step" in row] == [3]
     assert metric_values("neptune", trainer.run_dir) == metric_values("wandb", trainer.run_dir)
 
 
@@ -392,7 +392,7 @@ else:
     assert ends(code) == WAITS.format("wandb")
     rows, _, exits = read_wandb(tmp_path / "runs")
     assert exits == [1 if stops else 0]
-    assert stops or [row["trainer/global_step"] for row in rows if "train/loss" in row] == [4, 9]
+    assert stops or [row["trainer/global_step"] for row in rows if "train/loss" in row] == [5, 10]
 
 
 LATE = """
@@ -413,7 +413,7 @@ trained.set()
 @pytest.mark.long
 def test_a_logger_that_starts_after_the_run_gets_all_of_it_before_the_script_ends(tmp_path: Path) -> None:
     assert ends(LATE.format(starts="trained.wait(), time.sleep(0.5)")) == WAITS.format("Late")
-    assert (tmp_path / "steps.txt").read_text().split() == ["4", "9"]
+    assert (tmp_path / "steps.txt").read_text().split() == ["5", "10"]
 
 
 @pytest.mark.long
@@ -489,7 +489,7 @@ def test_a_test_is_logged_at_the_step_where_training_stands(tmp_path: Path) -> N
     trainer = make_trainer(Local, save_path=tmp_path / "runs", loggers=["tensorboard"])
     trainer.run(2, make_loader())
     trainer.evaluate(make_valid())
-    assert [event.step for event in tensorboard_log(trainer.run_dir).Scalars("test_loss")] == [9]
+    assert [event.step for event in tensorboard_log(trainer.run_dir).Scalars("test_loss")] == [10]
 
 
 # -- what can't work
@@ -659,8 +659,8 @@ def deliver(logger: Any, n: int = 6, **options: Any) -> list[str]:
     said: list[str] = []
     delivery = Delivery("service", lambda note: logger, said.append, retry_s=0.01, **options)
     _ = delivery.experiment
-    for step in range(n):
-        delivery.log_metrics({"loss": 1.0}, step)
+    for index in range(n):  # of the newest update
+        delivery.log_metrics({"loss": 1.0}, index)
     delivery.finalize("success")
     return said
 
@@ -671,13 +671,13 @@ FAILED = "service failed (ConnectionError: gone); what it misses is kept and tri
 def test_what_fails_is_kept_in_order_and_delivered_later_with_one_warning() -> None:
     logger = Unsteady(lambda self: self.n_calls in (2, 3))
     assert deliver(logger) == [FAILED, "service has all entries now."]
-    assert (logger.got, logger.closed) == ([0, 1, 2, 3, 4, 5], ["success"])
+    assert (logger.got, logger.closed) == ([1, 2, 3, 4, 5, 6], ["success"])
 
 
 def test_one_call_that_a_service_refuses_does_not_hold_up_the_rest() -> None:
-    logger = Unsteady(lambda self: self.step == 1)
+    logger = Unsteady(lambda self: self.step == 2)
     assert deliver(logger) == [FAILED, "service refused 1 entries; the run's own history has all."]
-    assert (logger.got, logger.closed) == ([0, 2, 3, 4, 5], ["success"])
+    assert (logger.got, logger.closed) == ([1, 3, 4, 5, 6], ["success"])
 
 
 def test_what_never_arrives_is_reported_at_the_end() -> None:
@@ -808,7 +808,7 @@ def test_points_follow_updates_where_gradients_are_accumulated(lean: bool, tmp_p
     trainer.lean_loops = lean
     trainer.run(2, make_loader())  # five batches: three updates an epoch
     points = [(step, round(point["lr"], 6), point["epoch"]) for step, point in logger.points if "lr" in point]
-    assert points == [(1, 0.005, 0), (2, round(0.01 / 3, 6), 0), (3, 0.0025, 1), (5, round(0.01 / 6, 6), 1)]
+    assert points == [(2, 0.005, 0), (3, round(0.01 / 3, 6), 0), (4, 0.0025, 1), (6, round(0.01 / 6, 6), 1)]
     losses = trainer.history.steps["train"]["train_loss"]
     means = [point["train_loss_step"] for _, point in logger.points if "lr" in point]
     assert means == pytest.approx([sum(losses[:4]) / 4, losses[4], sum(losses[5:7]) / 2, sum(losses[7:]) / 3])
@@ -832,7 +832,7 @@ def test_a_web_logger_gets_each_step_if_it_is_asked_for(name: str, tmp_path: Pat
     trainer = make_trainer(kind, save_path=tmp_path / "runs", lightning={"log_every_n_steps": 1}, **options)
     trainer.run(2, make_loader())
     steps = sorted((step, value) for found, step, value in metric_values(name, trainer.run_dir) if found == "train/loss_step")
-    assert [step for step, _ in steps] == list(range(10))
+    assert [step for step, _ in steps] == list(range(1, 11))
     assert [value for _, value in steps] == pytest.approx(trainer.history.steps["train"]["train_loss"], rel=1e-5)
 
 
@@ -863,7 +863,8 @@ def test_loggers_of_the_addon_stand_beside_those_in_lightning() -> None:
     ours, theirs = Listed(), Listed()
     trainer = make_trainer(Local, loggers=[ours], lightning={"logger": theirs})
     trainer.run(1, make_loader())
-    assert [s for s, p in theirs.points if "train_loss" in p] == [s for s, p in ours.points if "train_loss" in p] == [4]
+    assert [s for s, p in ours.points if "train_loss" in p] == [5]
+    assert [s for s, p in theirs.points if "train_loss" in p] == [4]  # what Lightning gives: the index of the update
 
 
 def test_points_are_none_of_a_run_without_their_logger() -> None:
@@ -915,7 +916,7 @@ def test_neptune_export_writes_a_csv_for_each_run_and_joins_its_parts(tmp_path: 
     with open(file, newline="") as stream:
         rows = list(csv.DictReader(stream))
     losses = [(float(row["step"]), float(row["value"])) for row in rows if row["name"] == "train/loss"]
-    assert [step for step, _ in losses] == [4, 9]
+    assert [step for step, _ in losses] == [5, 10]
     assert [loss for _, loss in losses] == pytest.approx([row["train_loss"] for row in trainer.history.epochs])
 
 

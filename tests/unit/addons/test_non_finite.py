@@ -45,9 +45,9 @@ def test_first_bad_step_is_named_at_the_next_flush(every_s: float, value: float)
     trainer = make()
     trainer.recorder.every_s = every_s
     trainer.run(1, make_batches(), make_valid())
-    with pytest.raises(StepError, match=r"^The training loss is (nan|inf) at epoch 2, batch 6, step 17\.\n  Its update is applied"):
+    with pytest.raises(StepError, match=r"^The training loss is (nan|inf) at epoch 2, batch 6, step 14\.\n  Its update is applied"):
         trainer.run(1, make_batches(5, 6, value=value), make_valid())
-    assert trainer.counts.update == (14 if every_s == 0.0 else 16) and trainer.result.status == "failed"
+    assert trainer.counts.step == (14 if every_s == 0.0 else 16) and trainer.result.status == "failed"
 
 
 def test_every_trainer_raises_by_default_and_ignores_when_told() -> None:
@@ -123,7 +123,7 @@ def test_stop_ends_the_run_with_the_reason() -> None:
     trainer.recorder.every_s = 0.0
     result = trainer.run(3, make_batches(2))
     assert (result.status, result.reason) == ("stopped", "The training loss is nan at epoch 1, batch 3, step 3")
-    assert trainer.counts.update == 3
+    assert trainer.counts.step == 3
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])

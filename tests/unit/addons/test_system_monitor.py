@@ -51,7 +51,7 @@ def test_it_measures_four_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch
             now_s += 0.02
             return super().train_step(batch)
 
-    monkeypatch.setattr(system_monitor, "memory", lambda device: measured.append(trainer.counts.step) or {})
+    monkeypatch.setattr(system_monitor, "memory", lambda device: measured.append(trainer.counts.processed) or {})
     trainer = make_trainer(Steps.add_on(SystemMonitorAddon), lightning={"log_every_n_steps": 2})
     trainer[SystemMonitorAddon].clock = lambda: now_s
     trainer.run(1, Loader())

@@ -74,7 +74,7 @@ def test_a_state_is_read_only_after_its_copies() -> None:
     copies = DeviceCopies(stand_in(log, free=60))
     copies.copy(torch.ones(4), into := torch.zeros(4))
     copies.finish()
-    kept = KeptState(1, 0, 0, None, 1, True, Snapshot({"weights": into}, copies=copies), ([], None))
+    kept = KeptState(1, 0, 0, 0, None, 1, True, Snapshot({"weights": into}, copies=copies), ([], None))
     assert kept.state()["weights"].sum() == 4 and log == ["waited for training", "waited for copies"]
 
 

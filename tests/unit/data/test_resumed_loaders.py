@@ -39,7 +39,7 @@ class Diary(Regress):
     def train_step(self, batch: Any) -> dict[str, Any]:
         batch = batch.batch if isinstance(batch, Task) else batch
         diary = vars(self).setdefault("diary", {})
-        diary.setdefault((self.counts.update, self.mode), []).append(batch[0].tolist())
+        diary.setdefault((self.counts.step, self.mode), []).append(batch[0].tolist())
         return super().train_step(batch)
 
 

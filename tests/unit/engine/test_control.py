@@ -246,7 +246,7 @@ def test_ctrl_c_while_a_run_is_prepared_ends_it_before_its_first_batch(monkeypat
         with pytest.raises(RunStopped, match="^stopped at epoch 1, batch 1 · trainer.result has what it reached$"):
             trainer.run(3, make_loader())
     result = trainer.result
-    assert (result.status, result.reason, trainer.counts.step) == ("interrupted", "epoch 1, batch 1", 0)
+    assert (result.status, result.reason, trainer.counts.processed) == ("interrupted", "epoch 1, batch 1", 0)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -342,7 +342,7 @@ from samples import Regress, make_loader, make_trainer
 from nbtrain import StateManagerAddon
 trainer = make_trainer(Regress.add_on(StateManagerAddon), save_path={str(tmp_path)!r}, every_n_epochs=1_000_000, save_best=False)
 trainer.run(1_000_000, make_loader(), background=True)
-while trainer.counts.step < 7:
+while trainer.counts.processed < 7:
     time.sleep(0.01)
 {end}
 """
@@ -672,7 +672,7 @@ def test_a_second_pause_right_after_resume_is_one_more_pause() -> None:
         handle.resume()
         handle.pause()
     trainer.pause()
-    assert trainer.counts.step == 4 and trainer.resume().status == "completed"
+    assert trainer.counts.processed == 4 and trainer.resume().status == "completed"
     assert list(filter(None, states)) == ["pausing", "paused", "pausing", "paused", "running"]
     assert pauses.heard == ["paused", "resumed"] * 2
 
@@ -694,7 +694,7 @@ def test_requests_without_an_end_do_not_keep_a_run_from_its_batches() -> None:
     seen: list[int] = []
 
     def look(at: Boundary | None) -> None:
-        seen.append(trainer.counts.step)
+        seen.append(trainer.counts.processed)
         asker = threading.Thread(target=trainer.control.leave, args=(look,))
         if at is not None:
             asker.start()

@@ -97,7 +97,7 @@ def test_view_has_the_newest_other_run_of_the_class_behind_it(tmp_path: Path) ->
     run(tmp_path, Other)
     ghost = board_of(run(tmp_path, batch_size=8, n_epoch=3)).find_ghost()
     assert ghost is not None and ghost[0] == "batch_size 16 → 8, n_epoch 2 → 3"
-    assert ghost[1] == loss_curve(tmp_path / "run-001") and ghost[1][-1][0] == 13  # five batches, three of the validation, and five
+    assert ghost[1] == loss_curve(tmp_path / "run-001") and ghost[1][-1][0] == 10  # five updates an epoch
 
 
 def test_compare_with_names_the_run(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from nbtrain.history.run_folder import RunFolder, load_run
 
 
 def epoch(n: int) -> Event:
-    return Event("epoch", Progress(epoch=n), data={"row": {"epoch": n, "step": n, "train_loss": 1 / n}})
+    return Event("epoch", Progress(epoch=n), data={"row": {"epoch": n, "step": n, "processed": n, "train_loss": 1 / n}})
 
 
 class Groups:

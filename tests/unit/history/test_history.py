@@ -34,9 +34,10 @@ def test_history_lives_across_runs(tmp_path: Path) -> None:
     trainer.run(2, make_loader(), make_valid())
     trainer.run(1, make_loader(), make_valid())
     assert trainer.history is history and [row["epoch"] for row in history.epochs] == [1, 2, 3]
-    assert [row["step"] for row in history.epochs] == [8, 16, 24]
-    assert list(history.steps["train"].steps) == [1, 2, 3, 4, 5, 9, 10, 11, 12, 13, 17, 18, 19, 20, 21]
-    assert list(history.steps["valid"].steps) == [6, 7, 8, 14, 15, 16, 22, 23, 24]
+    assert [(row["step"], row["processed"]) for row in history.epochs] == [(5, 8), (10, 16), (15, 24)]
+    assert list(history.steps["train"].steps) == list(range(1, 16))
+    assert list(history.steps["valid"].steps) == [5, 5, 5, 10, 10, 10, 15, 15, 15]
+    assert list(history.steps["train"].processed) == [1, 2, 3, 4, 5, 9, 10, 11, 12, 13, 17, 18, 19, 20, 21]
 
 
 def test_csv_has_the_rows(tmp_path: Path) -> None:
@@ -86,17 +87,16 @@ def test_history_shows_the_epoch_that_is_under_way_with_what_is_there() -> None:
 
     def steps(last: int, epoch: int, *losses: float) -> None:
         values = {"n": len(losses), "values": {"train_loss": list(losses)}}
-        history.update(Event("steps", Progress(1, "train", epoch, 3, step=last), 0.0, values))
+        history.update(Event("steps", Progress(1, "train", epoch, 3, step=last, processed=last), 0.0, values))
 
     steps(2, 0, 3.0, 1.0)
     assert repr(history) == "   epoch  train_loss\n1 so far           2"
     assert "1 so far" in history._repr_html_() and history.epochs == [] and history.best is None
-    history.update(Event("valid", Progress(1, "train", 0, 3, step=2), 0.0, {"row": {"epoch": 1, "step": 2, "val_loss": 1.5}}))
+    history.update(Event("valid", Progress(1, "train", 0, 3), 0.0, {"row": {"epoch": 1, "step": 2, "processed": 2, "val_loss": 1.5}}))
     assert history.under_way == {"epoch": "1 so far", "step": 2, "train_loss": 2.0, "val_loss": 1.5}
     steps(3, 0, 2.0)
-    history.update(
-        Event("epoch", Progress(1, "idle", 1, 3, step=3), 0.0, {"row": {"epoch": 1, "step": 3, "train_loss": 2.0, "val_loss": 1.5}})
-    )
+    row = {"epoch": 1, "step": 3, "processed": 3, "train_loss": 2.0, "val_loss": 1.5}
+    history.update(Event("epoch", Progress(1, "idle", 1, 3), 0.0, {"row": row}))
     assert history.under_way is None and "so far" not in repr(history)
     steps(5, 1, 1.0, 0.5)
     assert history.under_way == {"epoch": "2 so far", "step": 5, "train_loss": 0.75}
@@ -108,12 +108,13 @@ def test_history_shows_the_epoch_that_is_under_way_with_what_is_there() -> None:
 def test_the_best_that_is_kept_is_the_best_of_all_rows(mode: MonitorMode, validates_from: int) -> None:
     chance, history = random.Random(0), History("val_loss", mode)
     for epoch in range(1, 41):
-        row = {"epoch": epoch, "step": epoch, "train_loss": chance.choice([1.0, 2.0, 3.0, math.nan])}
+        row = {"epoch": epoch, "step": epoch, "processed": epoch, "train_loss": chance.choice([1.0, 2.0, 3.0, math.nan])}
         if epoch > validates_from and epoch % 3:
             row["val_loss"] = math.nan if epoch < 9 else chance.choice([1.0, 2.0, 3.0, math.nan])
         history.update(Event("epoch", Progress(), data={"row": row}))
         if epoch == 20:
-            history.update(Event("start", Progress(step=14, epoch=14), data={"monitor": "val_loss", "monitor_mode": mode, "resumed": True}))
+            resumed = {"monitor": "val_loss", "monitor_mode": mode, "resumed": True}
+            history.update(Event("start", Progress(step=14, processed=14, epoch=14), data=resumed))
         best = best_row(history.epochs, "val_loss", mode)
         assert history.best is best and history.last_is_best is (best is history.epochs[-1])
     history.monitor = "train_loss"
@@ -124,10 +125,10 @@ def _measured() -> History:
     """Steps 1 to 6 of two epochs, with a test and a mark after each epoch."""
     history = History()
     for epoch in (1, 2):
-        at = Progress(phase="train", epoch=epoch, step=3 * epoch)
+        at, now = Progress(phase="train", epoch=epoch, step=3 * epoch, processed=3 * epoch), {"step": 3 * epoch, "processed": 3 * epoch}
         history.update(Event("steps", at, data={"n": 3, "values": {"train_loss": [epoch + i / 4 for i in range(3)]}}))
-        history.update(Event("epoch", at, data={"row": {"epoch": epoch, "step": 3 * epoch, "train_loss": float(-epoch)}}))
-        history.update(Event("test", at, data={"row": {"step": 3 * epoch, "test_loss": float(epoch)}}))
+        history.update(Event("epoch", at, data={"row": {"epoch": epoch, **now, "train_loss": float(-epoch)}}))
+        history.update(Event("test", at, data={"row": {**now, "test_loss": float(epoch)}}))
         history.marks.append((at, f"mark {epoch}"))
     return history
 
@@ -149,9 +150,9 @@ def test_tests_and_marks_are_in_the_state() -> None:
 
 def test_history_becomes_what_its_state_was_made_of() -> None:
     one, two = History(), History()
-    one.update(Event("steps", Progress(phase="train", step=3), data={"n": 3, "values": {"loss": [0.1, math.nan, 5e-324]}}))
-    one.update(Event("epoch", Progress(), data={"row": {"epoch": 1, "step": 3, "train_loss": 0.1}}))
-    two.update(Event("epoch", Progress(), data={"row": {"epoch": 1, "step": 3, "train_loss": 0.05}}))
+    one.update(Event("steps", Progress(phase="train", step=3, processed=3), data={"n": 3, "values": {"loss": [0.1, math.nan, 5e-324]}}))
+    one.update(Event("epoch", Progress(), data={"row": {"epoch": 1, "step": 3, "processed": 3, "train_loss": 0.1}}))
+    two.update(Event("epoch", Progress(), data={"row": {"epoch": 1, "step": 3, "processed": 3, "train_loss": 0.05}}))
     assert two.last_is_best
     two.load_state_dict(one.state_dict())
     assert two.state_dict() == one.state_dict() and two.best is two.epochs[0]
@@ -162,7 +163,7 @@ def test_history_becomes_what_its_state_was_made_of() -> None:
 def test_step_table_is_thinned_evenly() -> None:
     table = StepTable(max_rows=100)
     for start in range(1, 10_000, 7):
-        table.add(start, 7, {"loss": [float(start + i) for i in range(7)]})
+        table.add(start, range(start, start + 7), {"loss": [float(start + i) for i in range(7)]})
     steps = list(table.steps)
     assert 50 <= len(steps) <= 100 and len({b - a for a, b in zip(steps, steps[1:])}) == 1
     assert table["loss"] == [float(step) for step in steps]
@@ -170,8 +171,8 @@ def test_step_table_is_thinned_evenly() -> None:
 
 def test_metric_that_comes_later_is_nan_before() -> None:
     table = StepTable()
-    table.add(1, 2, {"a": [1.0, 2.0]})
-    table.add(3, 1, {"b": [3.0]})
+    table.add(1, [1, 2], {"a": [1.0, 2.0]})
+    table.add(3, [3], {"b": [3.0]})
     assert table["a"][:2] == [1.0, 2.0] and math.isnan(table["a"][2])
     assert [math.isnan(v) for v in table["b"]] == [True, True, False]
 

@@ -63,10 +63,10 @@ def test_the_seeds_file_as_it_is_printed_exits_with_2_and_says_why(capsys: pytes
 def test_its_limit_by_updates_is_kept() -> None:
     job = TrainerArgs.from_cli(FAST).build()
     job.run()
-    assert (job.n_epoch, job.trainer.counts.update) == (4, 8)  # 16 samples are two updates an epoch
+    assert (job.n_epoch, job.trainer.counts.step) == (4, 8)  # 16 samples are two updates an epoch
     limited = TrainerArgs.from_cli([*FAST, "--max_train_steps=5"]).build()
     limited.run()
-    assert (limited.n_epoch, limited.trainer.counts.update) == (3, 5)
+    assert (limited.n_epoch, limited.trainer.counts.step) == (3, 5)
 
 
 def test_a_run_equals_one_written_by_hand() -> None:
@@ -612,7 +612,7 @@ def test_hook_is_a_class_with_its_arguments(folder: Path) -> None:
     (folder / "counting.py").write_text(HOOKS)
     job = TrainerArgs.from_cli([*FAST, "--hook.type=counting.Count", "--hook.args.start=10"]).build()
     job.run()
-    assert job.trainer.given["hooks"].n == 10 + job.trainer.counts.update > 10
+    assert job.trainer.given["hooks"].n == 10 + job.trainer.counts.step > 10
 
 
 def test_hook_is_functions_by_the_names_of_their_moments(folder: Path) -> None:

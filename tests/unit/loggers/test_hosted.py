@@ -138,7 +138,7 @@ def test_comet_gets_the_losses_of_epochs_at_their_steps_and_the_hyper_parameters
     trainer = run("comet")
     (experiment,) = comet.started
     points = [(step, epoch, values["train/loss"]) for step, epoch, values in experiment.points if "train/loss" in values]
-    assert [point[:2] for point in points] == [(4, 0), (9, 1)] and [point[2] for point in points] == losses(trainer)
+    assert [point[:2] for point in points] == [(5, 0), (10, 1)] and [point[2] for point in points] == losses(trainer)
     assert experiment.parameters["n_params"] == sum(p.numel() for p in trainer.model.parameters())
     assert (experiment.others["status"], experiment.n_ends) == ("success", 1)
 
@@ -169,7 +169,7 @@ def test_clearml_gets_the_losses_of_epochs_under_the_title_loss_and_the_hyper_pa
     trainer = run("clearml")
     (task,) = clearml.created
     points = [(step, value) for title, series, value, step in task.board.points if (title, series) == ("loss", "train")]
-    assert [step for step, _ in points] == [4, 9] and [value for _, value in points] == losses(trainer)
+    assert [step for step, _ in points] == [5, 10] and [value for _, value in points] == losses(trainer)
     assert task.parameters["n_params"] == sum(p.numel() for p in trainer.model.parameters()) and task.is_closed
 
 

@@ -344,7 +344,7 @@ def test_scheduler_of_a_factory_whose_step_needs_the_epoch_is_refused_before_the
     with pytest.raises(ConfigError) as error:
         trainer.run(1, make_loader())
     assert str(error.value) == f"EpochScheduler can't step in a run.\n  {_wrapping('EpochScheduler')}"
-    assert trainer.counts.step == 0
+    assert trainer.counts.processed == 0
 
 
 def test_scheduler_wrapped_as_the_error_says_steps() -> None:

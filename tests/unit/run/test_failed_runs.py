@@ -16,7 +16,7 @@ from nbtrain.run.failed_runs import drop_unreachable, end_paused, keep_watch
 
 class Fit(Trainer):
     def train_step(self, batch: Any) -> dict[str, Any]:
-        if self.counts.step:
+        if self.counts.processed:
             raise ZeroDivisionError
         return {"loss": self.model(batch).mean()}
 

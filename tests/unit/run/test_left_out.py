@@ -70,7 +70,7 @@ def test_batches_that_are_left_out_have_no_part_in_a_training(lean: bool, how: s
     means = [pytest.approx(sum(losses) / len(losses), rel=1e-12) for losses in found]
     assert [row["train_loss"] for row in trainer.history.epochs] == means
     n_each = 7 - len(places)
-    assert trainer.counts.left_out == n_epochs * len(places) and trainer.counts.update == n_epochs * -(-n_each // accumulate)
+    assert trainer.counts.left_out == n_epochs * len(places) and trainer.counts.step == n_epochs * -(-n_each // accumulate)
     assert trainer.history.steps["train"]["train_loss"] == [loss for losses in found for loss in losses]
 
 
@@ -252,4 +252,4 @@ def test_what_looks_at_single_batches_leaves_them_out(how: str, capsys: pytest.C
         assert [torch.equal(a.output, b.output) for a, b in zip(show(loader, n=12).samples, show(kept, n=12).samples)] == [True] * 12
     trainer.check(without("step", 0)[0])
     assert "train_step: None, which leaves the batch out\ntest_step: None, which leaves the batch out" in capsys.readouterr().out
-    assert trainer.run_batch(without("step", 0)[0]) == {} and trainer.counts.update == 0
+    assert trainer.run_batch(without("step", 0)[0]) == {} and trainer.counts.step == 0

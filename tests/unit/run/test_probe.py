@@ -80,7 +80,7 @@ def test_error_of_the_step_is_raised_before_epoch_1_with_its_place(tmp_path: Pat
         f"Transposed.test_step, on a batch of valid_loader before epoch 1: the batch is {shapes}",
         "The run has not begun, no weight has changed: correct test_step, then run the cell again.",
     ]
-    assert (trainer.result, trainer.counts.step, trainer.train_state.run, events) == (None, 0, 0, [])
+    assert (trainer.result, trainer.counts.processed, trainer.train_state.run, events) == (None, 0, 0, [])
     assert not (tmp_path / "runs").exists() and trainer.mode == "train" and trainer.model.training
 
 
@@ -99,7 +99,7 @@ def test_output_that_cannot_be_used_is_refused_before_epoch_1(returned: Any, tex
     with pytest.raises(StepError) as error:
         trainer.run(1, make_loader(), make_valid())
     place = "Broken.test_step, on a batch of valid_loader before epoch 1"
-    assert str(error.value).startswith(f"{text}\n  {place}") and trainer.counts.step == 0
+    assert str(error.value).startswith(f"{text}\n  {place}") and trainer.counts.processed == 0
 
 
 def test_dataset_that_raises_is_found_before_epoch_1() -> None:
@@ -113,7 +113,7 @@ def test_dataset_that_raises_is_found_before_epoch_1() -> None:
     trainer = make_trainer()
     with pytest.raises(KeyError):
         trainer.run(1, make_loader(), DataLoader(Short(), 2))
-    assert trainer.counts.step == 0 and trainer.result is None
+    assert trainer.counts.processed == 0 and trainer.result is None
 
 
 def test_step_is_tried_as_in_a_validation_once_for_a_trainer() -> None:
@@ -213,7 +213,7 @@ def test_monitor_that_no_step_gives_is_refused_before_epoch_1(make: Callable[[],
     with pytest.raises(ConfigError) as error:
         trainer.run(3, make_loader(), make_valid())
     assert str(error.value) == text
-    assert trainer.counts.step == 0 and trainer.result is None
+    assert trainer.counts.processed == 0 and trainer.result is None
 
 
 class Adding(nbtrain.Callback):
@@ -671,7 +671,7 @@ def test_error_in_a_training_step_is_found_without_a_valid_loader(text: str, tmp
         trainer.run(1, make_loader())
     said = "\n".join([str(error.value), *getattr(error.value, "__notes__", [])])
     assert "Wrong.train_step, on a batch of loader before epoch 1" in said
-    assert (trainer.result, trainer.counts.step, trainer.train_state.run, trainer.control.state) == (None, 0, 0, "idle")
+    assert (trainer.result, trainer.counts.processed, trainer.train_state.run, trainer.control.state) == (None, 0, 0, "idle")
     assert trainer.operations == [] and not (tmp_path / "runs").exists() and trainer.model[0].weight.grad is None
 
 

@@ -65,7 +65,11 @@ def test_two_runs_equal_one(n_workers: int) -> None:
     assert same_weights(one.model, two.model)
     assert without_times(one.history.epochs) == without_times(two.history.epochs)
     assert list(one.history.steps["train"]) == list(two.history.steps["train"])
-    assert (one.counts.epoch, one.counts.step, one.counts.update) == (two.counts.epoch, two.counts.step, two.counts.update) == (5, 40, 25)
+    assert (
+        (one.counts.epoch, one.counts.processed, one.counts.step)
+        == (two.counts.epoch, two.counts.processed, two.counts.step)
+        == (5, 40, 25)
+    )
     left, right = (t.optimizer.state_dict()["state"] for t in (one, two))
     assert all(torch.equal(left[i][name], right[i][name]) for i in left for name in left[i])
 
@@ -432,7 +436,7 @@ def test_loader_without_a_length() -> None:
 
     trainer = make_trainer()
     trainer.run(2, Stream())
-    assert trainer.counts.step == 10 and len(trainer.history) == 2
+    assert trainer.counts.processed == 10 and len(trainer.history) == 2
 
 
 @pytest.fixture
@@ -530,7 +534,7 @@ def test_interrupt_is_a_keyboard_interrupt_and_leaves_the_trainer_usable() -> No
         broken = True
 
         def train_step(self, batch: Any) -> dict[str, Any]:
-            if self.broken and self.counts.step == 7:
+            if self.broken and self.counts.processed == 7:
                 raise KeyboardInterrupt
             return super().train_step(batch)
 

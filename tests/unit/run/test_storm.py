@@ -29,7 +29,7 @@ class Stops(Regress):
     at = 0
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        if self.counts.update + 1 == self.at:
+        if self.counts.step + 1 == self.at:
             self.stop()
         return super().train_step(batch)
 
@@ -104,12 +104,12 @@ def test_requests_from_five_threads_at_once_change_nothing_and_nothing_stands_st
     made = storm(trainer, n_requests, tmp_path)
     assert len(made) == 12 and made.total() == n_requests
     trainer.pause()
-    trainer.at = trainer.counts.update + 3
+    trainer.at = trainer.counts.step + 3
     assert trainer.resume().status == "stopped"
     calm = make(save_path=tmp_path / "calm")
     calm.at = trainer.at
     assert calm.run(1_000_000, make_loader(), make_valid()).status == "stopped"
-    assert (calm.counts.epoch, calm.counts.update) == (trainer.counts.epoch, trainer.counts.update)
+    assert (calm.counts.epoch, calm.counts.step) == (trainer.counts.epoch, trainer.counts.step)
     assert same_weights(trainer.model, calm.model)
     assert same_state(trainer.optimizer.state_dict()["state"], calm.optimizer.state_dict()["state"])
     assert measured(trainer) == measured(calm)

@@ -47,7 +47,7 @@ class Fails(Regress):
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         output = super().train_step(batch)
-        if self.model.training and self.counts.update == self.at:
+        if self.model.training and self.counts.step == self.at:
             type(self).at = -1
             raise ZeroDivisionError
         return output

@@ -132,7 +132,7 @@ def test_the_place_of_a_pause_and_of_a_stop_by_hand_is_held(monkeypatch: pytest.
 
     class Halting(Regress):
         def train_step(self, batch: Any) -> dict[str, Any]:
-            if self.counts.step == 7:
+            if self.counts.processed == 7:
                 (self.stop if ends else self.pause)()
             return super().train_step(batch)
 
@@ -167,7 +167,7 @@ def test_last_epochs_of_a_run_that_is_paused_or_fails_are_reached_exactly_where_
 
     class Breaking(Regress):
         def train_step(self, batch: Any) -> dict[str, Any]:
-            if self.counts.step == 42 and self.control.thread is not None and self.log_bar is True:
+            if self.counts.processed == 42 and self.control.thread is not None and self.log_bar is True:
                 if end != "pause":
                     raise ValueError("broken")
                 self.pause()
@@ -230,8 +230,8 @@ def test_where_memory_is_tight_the_start_the_best_and_the_last_three_epochs_are_
 
     class Changing(Regress):
         def train_step(self, batch: Any) -> dict[str, Any]:
-            if self.counts.step % 5 > 1:
-                self.set(lr=0.001 * (1 + self.counts.step % 7))  # a state within the epoch is kept, too
+            if self.counts.processed % 5 > 1:
+                self.set(lr=0.001 * (1 + self.counts.processed % 7))  # a state within the epoch is kept, too
             return super().train_step(batch) | {"score": torch.tensor(float(self.counts.epoch == 2))}
 
     trainer = keeping(Changing, monitor="train_score", monitor_mode="max")

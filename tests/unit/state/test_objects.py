@@ -362,7 +362,7 @@ def test_a_state_of_an_addon_that_is_no_dict_is_refused_before_the_first_batch(t
     trainer = make_trainer(Regress.add_on(NumberAddon, StateManagerAddon), save_path=tmp_path)
     with pytest.raises(ConfigError, match=r"^NumberAddon.state_dict returned int, expected a dict\."):
         trainer.run(1, make_loader())
-    assert trainer.counts.step == 0
+    assert trainer.counts.processed == 0
 
 
 def test_a_dry_run_does_not_search_the_functions_of_libraries() -> None:

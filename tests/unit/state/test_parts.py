@@ -63,7 +63,7 @@ Saving = Ticking.add_on(StateManagerAddon)
 
 class Fails(Saving):
     def train_step(self, batch: Any) -> dict[str, Any]:
-        if self.counts.step == 8:
+        if self.counts.processed == 8:
             raise RuntimeError("the power went")
         return super().train_step(batch)
 

@@ -223,7 +223,7 @@ def test_a_loader_that_does_not_fit_a_loaded_state_is_refused_when_the_run_begin
         trainer.run(1, make_loader(batch_size=14))
     assert everything(trainer, tmp_path) == before
     trainer.run(1, make_loader())
-    assert trainer.counts.update == 5
+    assert trainer.counts.step == 5
 
 
 def notes(trainer: Any) -> list[str]:

@@ -35,7 +35,7 @@ class Noisy(Saving):
 
 class Fails(Noisy):
     def train_step(self, batch: Any) -> dict[str, Any]:
-        if self.counts.step == 8:
+        if self.counts.processed == 8:
             raise RuntimeError("the power went")
         return super().train_step(batch)
 

@@ -80,7 +80,7 @@ def test_a_plan_counts_the_windows_of_the_whole_run(windows: dict[int, int], bre
     expected = outcome(whole)
     assert outcome(interrupted(tmp_path / "broken", make, breaks)) == expected
     made = [n for n in plans if n != 1000]  # without the trials, of which a resume compares the class
-    assert made == [whole.counts.update] * 3 and whole.optimizer.param_groups[0]["lr"] == 0
+    assert made == [whole.counts.step] * 3 and whole.optimizer.param_groups[0]["lr"] == 0
 
 
 def test_a_plan_counts_the_windows_of_lightnings_schedule_of_accumulation(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_plan_counts_the_windows_of_lightnings_schedule_of_accumulation(tmp_pa
     trainer = make_trainer(scheduler=constant, lightning={"callbacks": callbacks})
     trainer.run(2, make_loader())
     trainer.run(1, make_loader())
-    assert plans == [4, 1] and trainer.counts.update == 5
+    assert plans == [4, 1] and trainer.counts.step == 5
 
 
 TENSOR_SCHEDULES: dict[str, Any] = {
@@ -477,7 +477,7 @@ def test_a_phase_after_one_that_has_ended_inside_an_epoch_begins_where_that_one_
         return notebook(folder, (6, 2)[:n], kind=kind, **options)
 
     expected = outcome(lines(tmp_path / "whole", 2))
-    assert lines(tmp_path / "parts", 1).counts.update % 5 != 0
+    assert lines(tmp_path / "parts", 1).counts.step % 5 != 0
     assert outcome(lines(tmp_path / "parts", 2)) == expected
 
 

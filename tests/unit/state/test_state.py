@@ -64,7 +64,7 @@ def test_new_piece_is_saved_and_restored(save_format: str, tmp_path: Path) -> No
 
 class Fails(Saving):
     def train_step(self, batch: Any) -> dict[str, Any]:
-        if self.counts.step == 8:
+        if self.counts.processed == 8:
             raise RuntimeError("the power went")
         return super().train_step(batch)
 

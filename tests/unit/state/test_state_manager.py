@@ -218,7 +218,7 @@ def test_a_run_that_a_limit_has_cut_inside_an_epoch_goes_on_there(name: str, tmp
     cut = build(tmp_path / "cut", case | limits, seed=1)
     result = run(cut, case)
     assert result.status == "stopped" and (cut.counts.epoch, len(cut.history)) == (2, 2)
-    (state,) = (cut.run_dir / "checkpoints").glob(f"epoch=1-step={cut.counts.update}.ckpt")
+    (state,) = (cut.run_dir / "checkpoints").glob(f"epoch=1-step={cut.counts.step}.ckpt")
     assert cut.history.last.path == state == (cut.run_dir / "checkpoints" / "last.ckpt").resolve()
     again = build(tmp_path / "cut", case | {"lightning": lightning}, seed=2)
     run(again, case, resume="auto")
@@ -330,7 +330,7 @@ def test_lives_under_a_clock_that_goes_back_continue_where_the_one_before_was(sa
         trainer = make_trainer(Saving, **options, lightning={"callbacks": [Breaks(6)]})
         with pytest.raises(Broken):
             trainer.run(4, make_loader(), make_valid(), resume="auto")
-        reached.append(trainer.counts.update)
+        reached.append(trainer.counts.step)
         turn_clock_back(trainer.run_dir / "checkpoints")
     last = make_trainer(Saving, **options)
     last.run(4, make_loader(), make_valid(), resume="auto")
@@ -767,11 +767,11 @@ def test_after_an_error_a_state_is_saved_that_resume_takes_by_its_path(tmp_path:
     assert f"The state after the error is in {path.name}: resume from it" in (failed.run_dir / "events.jsonl").read_text()
     trainer = make_trainer(Saving, save_path=tmp_path, save_format=save_format)
     trainer.load_state(path)
-    assert trainer.counts.update == 7 and same_weights(trainer.model, failed.model)
+    assert trainer.counts.step == 7 and same_weights(trainer.model, failed.model)
     resumed = make_trainer(Saving, save_path=tmp_path, save_format=save_format)
-    assert resumed.run(3, make_loader(), make_valid(), resume=path).status == "completed" and resumed.counts.update == 15
+    assert resumed.run(3, make_loader(), make_valid(), resume=path).status == "completed" and resumed.counts.step == 15
     auto = make_trainer(Saving, save_path=tmp_path, save_format=save_format)
-    assert auto.run(3, make_loader(), make_valid(), resume="auto").status == "completed" and auto.counts.update == 15
+    assert auto.run(3, make_loader(), make_valid(), resume="auto").status == "completed" and auto.counts.step == 15
 
 
 def test_after_an_error_in_a_validation_the_weights_are_there(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_a_variable_of_the_environment_reaches_lightning(monkeypatch: pytest.Mon
     monkeypatch.setenv("PL_TRAINER_LIMIT_TRAIN_BATCHES", "1")
     trainer = make_trainer()
     trainer.run(1, BATCHES)
-    assert trainer.counts.step == 1 and needs_lightning(trainer)
+    assert trainer.counts.processed == 1 and needs_lightning(trainer)
 
 
 # -- what is found once

@@ -73,7 +73,7 @@ def test_metric_names_that_change_between_batches() -> None:
     class Changing(Regress):
         def train_step(self, batch: Any) -> dict[str, Any]:
             out = super().train_step(batch)
-            return out if self.counts.step < 2 else {"loss": out["loss"]}
+            return out if self.counts.processed < 2 else {"loss": out["loss"]}
 
     with pytest.raises(StepError, match="the step's scalars changed between two batches: mae") as error:
         make_trainer(Changing).run(1, make_loader())
@@ -234,7 +234,7 @@ def test_run_refuses_before_anything_has_happened(arguments: Any, text: str) -> 
     trainer = make_trainer()
     with pytest.raises(ConfigError) as error:
         trainer.run(*arguments)
-    assert str(error.value).startswith(text) and trainer.counts.step == 0 and trainer.result is None
+    assert str(error.value).startswith(text) and trainer.counts.processed == 0 and trainer.result is None
 
 
 def test_generator_works_once_and_then_says_so() -> None:

@@ -81,7 +81,7 @@ def test_an_epoch_has_the_losses_and_what_was_logged() -> None:
     trainer = make_lit(Whole())
     result = trainer.run(2, make_loader(), make_valid())
     assert [list(row) for row in trainer.history.epochs] == [
-        ["epoch", "step", "train_loss", "train_mae", "val_loss", "scale", "at_end", "lr", "time_s"]
+        ["epoch", "step", "processed", "train_loss", "train_mae", "val_loss", "scale", "at_end", "lr", "time_s"]
     ] * 2
     assert [row["at_end"] for row in trainer.history.epochs] == [0.0, 1.0]
     assert result.status == "completed" and trainer.title == "Whole"
@@ -213,7 +213,7 @@ def test_a_single_batch_is_trained() -> None:
     before = copy.deepcopy(trainer.model.state_dict())
     output = trainer.run_batch(next(iter(make_loader())))
     assert "loss" in output and not torch.equal(before["net.0.weight"], trainer.model.state_dict()["net.0.weight"])
-    assert not trainer.history.epochs and trainer.counts.step == 1
+    assert not trainer.history.epochs and trainer.counts.processed == 1
 
 
 def test_a_learning_rate_finder_finds_the_same_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_a_batch_size_finder_finds_the_same_size(of_data: bool, tmp_path: Path, 
     (data, finder), module = made(), Whole() if of_data else MakesLoaders()
     trainer = by_nbtrain(module, 1, data or module, callbacks=[finder])
     assert finder.optimal_batch_size == 4 == (data or module).batch_size and same(plain, module)
-    assert trainer.counts.update == 6 and len(trainer.history) == 1 and not any(tmp_path.glob(".scale*"))
+    assert trainer.counts.step == 6 and len(trainer.history) == 1 and not any(tmp_path.glob(".scale*"))
 
 
 def test_callbacks_see_the_attributes_of_the_module() -> None:

@@ -102,7 +102,7 @@ def test_training_is_that_of_a_plain_loop_bit_for_bit(lean: bool, clip: float) -
     assert steps["train_loss_discriminator"] == pytest.approx([d for d, _ in losses])
     assert steps["train_loss_generator"] == pytest.approx([g for _, g in losses])
     assert steps["train_loss"] == pytest.approx([d + g for d, g in losses])
-    assert trainer.counts.update == 15 and "train_acc_discriminator" in trainer.history.last
+    assert trainer.counts.step == 15 and "train_acc_discriminator" in trainer.history.last
     assert all((f"train_grad_norm_{name}" in trainer.history.last) == bool(clip) for name in optimizers())
 
 
@@ -114,7 +114,7 @@ def test_one_of_them_steps_in_each_nth_batch(lean: bool, tmp_path: Path) -> None
     trainer.lean_loops = lean
     torch.manual_seed(7)
     trainer.run(3, BATCHES)
-    assert same_weights(expected, trainer.model) and trainer.counts.update == 15 and trainer.counts.left_out == 0
+    assert same_weights(expected, trainer.model) and trainer.counts.step == 15 and trainer.counts.left_out == 0
     assert len(losses) == 7 and torch.isfinite(torch.tensor(trainer.history.steps["train"]["train_loss_generator"])).sum() == 7
     options: dict[str, Any] = {"every": {"generator": 2}, "save_path": tmp_path, "every_n_steps": 1}
     with pytest.raises(Broken):  # between two of its turns
@@ -177,14 +177,14 @@ def test_a_pause_changes_nothing() -> None:
 
     class Pauses(GAN):
         def train_step_generator(self, batch: Any) -> dict[str, Any]:
-            if self.counts.step == 3:
+            if self.counts.processed == 3:
                 self.pause()
             return super().train_step_generator(batch)
 
     trainer = make(Pauses)
     torch.manual_seed(7)
     handle = trainer.run(2, BATCHES, background=True)
-    assert trainer.control.wait_settled(60) and trainer.control.state == "paused" and trainer.counts.step == 4
+    assert trainer.control.wait_settled(60) and trainer.control.state == "paused" and trainer.counts.processed == 4
     trainer.resume()
     assert handle.wait().status == "completed" and same_weights(expected, trainer.model)
 

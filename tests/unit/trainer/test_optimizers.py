@@ -98,7 +98,7 @@ def test_closures_that_are_called_several_times_make_one_row(name: str, lean: bo
         trainer.run(1, loader)
         seen += trainer.log_train["loss"]
         assert {len(column) for column in trainer.log_train.values()} == {len(loader)}
-    assert trainer.counts.step == len(losses) == 15 and list(trainer.history.steps["train"].steps) == list(range(1, 16))
+    assert trainer.counts.processed == len(losses) == 15 and list(trainer.history.steps["train"].steps) == list(range(1, 16))
     assert seen == losses
     assert same_weights(trainer.model, model)
 

@@ -85,7 +85,7 @@ def test_they_train_as_in_a_plain_loop(accumulate: int, lean: bool) -> None:
     trainer.lean_loops = lean
     trainer.run(N_EPOCHS, BATCHES)
     assert same_weights(trainer.model, plain_loop(accumulate=accumulate))
-    assert trainer.counts.update == N_EPOCHS * N_BATCHES // accumulate
+    assert trainer.counts.step == N_EPOCHS * N_BATCHES // accumulate
 
 
 def dense(kind: type[Trainer] = Fit, **options: Any) -> Any:

@@ -35,7 +35,7 @@ def snapshot(trainer: Trainer) -> Any:
         {name: value.clone().tolist() for name, value in trainer.model.state_dict().items()},
         [None if p.grad is None else p.grad.tolist() for p in trainer.model.parameters()],
         [part.training for part in trainer.model.modules()],
-        (trainer.mode, trainer.counts.epoch, trainer.counts.step, trainer.counts.update),
+        (trainer.mode, trainer.counts.epoch, trainer.counts.processed, trainer.counts.step),
         (dict(trainer.log_train), dict(trainer.log_test), dict(trainer.train_metrics), dict(trainer.test_metrics)),
         (len(trainer.history.epochs), len(trainer.history.tests), len(trainer.history.steps["test"])),
         rng(),
@@ -56,7 +56,7 @@ def test_batches_one_by_one_equal_a_plain_epoch() -> None:
     trainer = make_trainer(model=make_model())
     outputs = [trainer.run_batch(batch) for batch in batches]
     assert same_weights(trainer.model, expected)
-    assert (trainer.counts.step, trainer.counts.update, trainer.counts.epoch) == (5, 5, 0)
+    assert (trainer.counts.processed, trainer.counts.step, trainer.counts.epoch) == (5, 5, 0)
     assert trainer.loss_history_train == pytest.approx([float(out["loss"]) for out in outputs])
     assert len(trainer.history) == 0 and not outputs[0]["loss"].requires_grad and outputs[0]["output"].shape == (16, 1)
 
@@ -96,7 +96,7 @@ def test_a_single_batch_runs_whatever_limits_a_run(name: str) -> None:
     batch = next(iter(make_loader(shuffle=False)))
     limited, free = make_trainer(model=make_normed(), lightning=LIMITS[name]), make_trainer(model=make_normed())
     for trainer in (limited, free):
-        trainer.train_state.counts.update = 5
+        trainer.train_state.counts.step = 5
         assert trainer.run_batch(batch).keys() == {"loss", "mae", "output", "label"}
     assert same_weights(limited.model, free.model) and limited.counts == free.counts
     for trainer in (limited, free):
@@ -107,14 +107,14 @@ def test_a_single_batch_runs_whatever_limits_a_run(name: str) -> None:
 def test_a_single_batch_runs_after_the_last_step_of_limits() -> None:
     trainer = make_trainer(Regress.add_on(LimitsAddon), max_steps=3, steps_per_epoch=2, val_every_n_steps=2)
     trainer.run(2, make_loader(), make_valid())
-    assert trainer.counts.update == 3 and trainer.run_batch(next(iter(make_loader())))["loss"] > 0 and trainer.counts.update == 4
+    assert trainer.counts.step == 3 and trainer.run_batch(next(iter(make_loader())))["loss"] > 0 and trainer.counts.step == 4
 
 
 def test_run_batch_in_test_mode_trains_nothing() -> None:
     trainer = make_trainer(mode="test")
     before = snapshot(trainer)[0]
     output = trainer.run_batch(next(iter(make_valid())))
-    assert snapshot(trainer)[0] == before and "mae" in output and trainer.counts.step == 1 and trainer.history.tests == []
+    assert snapshot(trainer)[0] == before and "mae" in output and trainer.counts.processed == 1 and trainer.history.tests == []
 
 
 def test_inference_gives_the_outputs_and_changes_nothing() -> None:
@@ -390,7 +390,7 @@ def test_weight_averaging_with_batch_norm_ends_with_the_averages(lean: bool, n_a
     inputs = [model[0](x) for x, _ in loader]
     assert torch.allclose(model[1].running_mean, torch.stack([x.mean(0) for x in inputs]).mean(0), atol=1e-6)
     assert torch.allclose(model[1].running_var, torch.stack([x.var(0) for x in inputs]).mean(0), rtol=1e-5)
-    assert trainer.counts.update == len(watch.rates) == 3 * -(-len(loader) // n_accumulated)
+    assert trainer.counts.step == len(watch.rates) == 3 * -(-len(loader) // n_accumulated)
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's own run
@@ -463,7 +463,7 @@ class Five:
 def test_model_checkpoint_finds_the_step_metrics_of_an_epoch_that_ends_early(lean: bool, end: str, tmp_path: Path) -> None:
     class Logs(Regress):
         def train_step(self, batch: Any) -> Any:
-            self.log("u", float(self.counts.step), on_step=True, on_epoch=True)
+            self.log("u", float(self.counts.processed), on_step=True, on_epoch=True)
             return super().train_step(batch)
 
     class Seen(L.Callback):
@@ -506,7 +506,7 @@ def test_batch_size_finder_finds_and_the_run_uses_it(tmp_path: Path, monkeypatch
     trainer = make_trainer(Sizes, lightning={"callbacks": [finder]})
     trainer.run(2, make_loader(), make_valid())
     assert finder.optimal_batch_size == 8 and sizes[-12:-3] == [8] * 8 + [6] and not any(tmp_path.iterdir())
-    assert len(trainer.history) == 2 and trainer.counts.step == 2 * (9 + 3)
+    assert len(trainer.history) == 2 and trainer.counts.processed == 2 * (9 + 3)
 
 
 @pytest.mark.parametrize("mode", some(["power", "binsearch"], 2))
@@ -535,13 +535,13 @@ def test_batch_size_finder_stops_where_the_memory_is_full(
     best = {"power": 16, "binsearch": 20}[mode]
     n = -(-70 // best)
     assert finder.optimal_batch_size == best and sizes[-n:] == [best] * (n - 1) + [70 - best * (n - 1)]
-    assert trainer.counts.update == n
+    assert trainer.counts.step == n
 
 
 def test_gradient_accumulation_scheduler() -> None:
     trainer = make_trainer(lightning={"callbacks": [C.GradientAccumulationScheduler({0: 1, 1: 5})]})
     trainer.run(2, make_loader())
-    assert trainer.counts.update == 6
+    assert trainer.counts.step == 6
 
 
 def test_every_trainer_knows_whether_it_is_the_main_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -572,7 +572,7 @@ def test_a_progress_checker_counts_by_itself_and_that_of_a_trainer_its_batches()
     assert (alone.get_step(), alone.get_epoch(), repr(ProgressChecker())) == (1, 1, "ProgressChecker(step=1, epoch=1)")
     trainer = make_trainer()
     trainer.run(1, make_loader(), make_valid())
-    assert trainer.progress_checker.get_step() == trainer.counts.step + 1 and trainer.progress_checker.get_epoch() == 2
+    assert trainer.progress_checker.get_step() == trainer.counts.processed + 1 and trainer.progress_checker.get_epoch() == 2
 
 
 @pytest.mark.parametrize("name", ["eval_loss", "val_loss", "test_loss", "loss", "train_loss"])

@@ -127,9 +127,9 @@ def test_ten_thousand_epochs_are_looked_up_at_once() -> None:
     trainer = keeping()
     trainer.run(1, make_loader())
     (row,), kept = trainer.history.epochs, trainer.states.memory
-    trainer.history.epochs += [type(row)({**row, "epoch": n, "step": 5 * n}) for n in range(2, 10_001)]
+    trainer.history.epochs += [type(row)({**row, "epoch": n, "step": 5 * n, "processed": 5 * n}) for n in range(2, 10_001)]
     loaders = kept.states[0].loaders
-    kept.states += [KeptState(1, n, 5 * n, None, 10_000, False, Snapshot({}), loaders) for n in range(10, 10_001, 10)]
+    kept.states += [KeptState(1, n, 5 * n, 5 * n, None, 10_000, False, Snapshot({}), loaders) for n in range(10, 10_001, 10)]
     begin = time.process_time()
     assert len(reachable_epochs(trainer)) == 10_001
     assert time.process_time() - begin < 5  # a search from the end for each takes a minute

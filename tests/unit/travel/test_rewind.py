@@ -140,16 +140,50 @@ def test_rewind_to_the_best_epoch_drops_what_came_after() -> None:
     assert [text for _, text in trainer.history.marks] == [f"rewound to the end of epoch {best}, step {5 * best}"]
 
 
-def test_rewind_to_a_step_within_a_window_is_refused() -> None:
+def test_rewind_to_a_step_of_several_batches_is_to_the_end_of_its_window() -> None:
     trainer = keeping(kind=Regress.add_on(AccumulationAddon), accumulate=2)
     trainer.run(1, make_loader())
+    assert list(trainer.history.steps["train"].steps) == [1, 1, 2, 2, 3]
+    assert (trainer.rewind(step=2).n_recomputed, trainer.counts.step, trainer.counts.processed) == (4, 2, 4)
+
+
+def test_rewind_to_the_last_step_of_an_epoch_is_to_its_end() -> None:
+    trainer = validated()
+    expected = without_times(trainer.history.epochs)
+    assert repr(trainer.rewind(step=5)).startswith("Rewound to the end of epoch 1, step 5")
+    trainer.states.memory.states = trainer.states.memory.states[:1]
+    trainer.run(1, make_loader(), make_valid())
+    trainer.rewind(step=5)
+    assert without_times(trainer.history.epochs) == expected[:1] and trainer.history.validations[-1] is trainer.history.epochs[0]
+
+
+def test_a_step_within_a_batch_that_makes_several_updates_names_the_nearest_ones() -> None:
+    class Twice(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization, self.layer = False, nn.Linear(8, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            optimizer: Any = self.optimizers()
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss = (self.layer(batch[0]) - batch[1]).square().mean()
+                self.manual_backward(loss)
+                optimizer.step()
+            self.log("train_loss", loss, on_step=True)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    trainer: Any = ModelTrainer.from_lightning(Twice(), device="cpu", keep_states=True, log_bar=False)
+    trainer.run(1, make_loader())
+    assert list(trainer.history.steps["train"].steps) == [2, 4, 6, 8, 10] and trainer.history.epochs[0]["step"] == 10
     with pytest.raises(ConfigError) as error:
         trainer.rewind(step=3)
-    assert str(error.value) == (
-        "Step 3 is not between two training batches: it is in a window of accumulated gradients, or a validation follows it.\n"
-        "  Give another step, or an epoch."
-    )
-    assert trainer.rewind(step=2).n_recomputed == 2
+    assert str(error.value) == "Step 3 is within a batch, which makes the updates 3 to 4.\n  Give step 2 or 4."
+    assert trainer.replay(3).place == trainer.replay(4).place == "epoch 1, batch 2"
+    assert trainer.rewind(step=4).batch == 2
 
 
 @pytest.mark.parametrize(
@@ -158,7 +192,7 @@ def test_rewind_to_a_step_within_a_window_is_refused() -> None:
         ({}, 'No place was given.\n  Give one of epoch=3, step=1200 and "best".'),
         ({"epoch": 1, "step": 2}, 'epoch and step was given.\n  Give one of epoch=3, step=1200 and "best".'),
         ({"epoch": 7}, "There is no epoch 7: 1 are finished.\n  Give 0 for the start, 1, 2, …"),
-        ({"step": 99}, "There is no step 99 yet: 5 batches are processed.\n  Give a step from 0 to 5."),
+        ({"step": 99}, "There is no step 99 yet: 5 updates are done.\n  Give a step from 0 to 5."),
     ],
 )
 def test_a_place_that_does_not_exist_is_named(place: dict[str, int], text: str) -> None:
@@ -234,7 +268,7 @@ def test_a_run_with_a_state_manager_is_rewound_from_memory(tmp_path: Path) -> No
     loader = make_loader()
     trainer.run(3, loader, make_valid())
     expected = without_times(trainer.history.epochs)
-    trainer.rewind(step=10)
+    trainer.rewind(step=7)
     trainer.run(2, loader, make_valid())
     assert without_times(trainer.history.epochs) == expected
 
@@ -338,16 +372,16 @@ def test_debug_points_to_the_step_before_where_the_weights_are_not_finite() -> N
 
 
 def validated(**options: Any) -> Any:
-    """Two epochs of 5 training and 3 validation batches: the training steps are 1 to 5 and 9 to 13."""
+    """Two epochs of 5 updates and 3 validation batches."""
     trainer = keeping(nonfinite="ignore", **options)
     trainer.run(2, make_loader(), make_valid())
-    assert [row["step"] for row in trainer.history.epochs] == [8, 16]
+    assert [(row["step"], row["processed"]) for row in trainer.history.epochs] == [(5, 8), (10, 16)]
     return trainer
 
 
 def test_debug_points_to_the_training_step_before_a_validation() -> None:
     trainer = validated(optimizer=lambda params: torch.optim.SGD(params, lr=1e30))
-    text = str(trainer.replay(9).debug())
+    text = str(trainer.replay(6).debug())
     assert text == "0.weight is not finite before this step: look at the training step before, replay(step=5)."
     assert trainer.replay(5).place == "epoch 1, batch 5"
 
@@ -358,15 +392,15 @@ def test_debug_says_that_weights_were_not_finite_at_the_start() -> None:
     assert str(validated(model=model).replay(1).debug()) == "0.weight is not finite before this step: it was so at the start."
 
 
-def test_steps_that_are_no_training_steps_are_named() -> None:
+def test_each_step_is_a_training_step_and_others_are_named() -> None:
     trainer = validated()
-    assert [row["step"] for row in trainer.history.steps["train"]] == [1, 2, 3, 4, 5, 9, 10, 11, 12, 13]
-    for step, what in ((6, "Step 6 is a batch of a validation."), (17, "There is no step 17: 16 batches are processed.")):
+    assert [row["step"] for row in trainer.history.steps["train"]] == list(range(1, 11))
+    assert [trainer.replay(step=step).place for step in (5, 6)] == ["epoch 1, batch 5", "epoch 2, batch 1"]
+    for step in (0, 11, 17):
         with pytest.raises(ConfigError) as error:
             trainer.replay(step=step)
-        assert str(error.value) == f"{what}\n  Give a step of history.steps['train']."
-    with pytest.raises(ConfigError, match=r"Step 6 is not between two training batches: it is a batch of a validation\."):
-        trainer.rewind(step=6)
+        assert str(error.value) == f"There is no step {step}: 10 updates are done.\n  Give a step of history.steps['train']."
+    assert trainer.rewind(step=6).place == "batch 1 of epoch 2, step 6"
 
 
 class Unsized:
@@ -395,7 +429,7 @@ def test_memory_of_ten_thousand_epochs_is_bounded_by_the_budget() -> None:
     kept, step = KeptStates(budget=50_000), 0
     for epoch in range(10_001):
         step = 7 * epoch
-        kept.add(KeptState(1, epoch, step, None, 10_000, epoch == 0, Snapshot({}), ([], None), n_bytes=1000), best_step=7 * 4321)
+        kept.add(KeptState(1, epoch, step, step, None, 10_000, epoch == 0, Snapshot({}), ([], None), n_bytes=1000), best=7 * 4321)
         assert kept.n_bytes <= 50_000
     steps = [state.step for state in kept.states]
     assert steps[0] == 0 and 7 * 4321 in steps and steps[-3:] == [step - 14, step - 7, step]
@@ -406,7 +440,7 @@ def test_memory_of_ten_thousand_epochs_is_bounded_by_the_budget() -> None:
 def test_a_state_larger_than_half_of_the_memory_leaves_only_the_newest() -> None:
     kept = KeptStates(budget=100, most=500)
     for step in range(5):
-        kept.add(KeptState(1, step, step, None, 9, step == 0, Snapshot({}), ([], None), n_bytes=600))
+        kept.add(KeptState(1, step, step, step, None, 9, step == 0, Snapshot({}), ([], None), n_bytes=600))
     assert [state.step for state in kept.states] == [4]
 
 

@@ -45,6 +45,7 @@ def test_a_replayed_step_gets_the_batch_that_was_trained_on_and_leaves_the_run_a
     table = here.trainer.history.steps["train"]
     name = "train_loss" if here.case.who in ("Trainer", "Trainer by hand") else "mean_step"
     if name in table.columns:  # several optimizers log theirs by other names
-        assert repr(found.loss) == repr(dict(zip(table.steps, table[name]))[step]), (here.case, step)
+        losses = dict(zip(table.steps, table[name]))  # a batch may make several updates: it has the last one
+        assert repr(found.loss) == repr(losses[min(n for n in losses if n >= step)]), (here.case, step)
     place: Any = here.go(here.trainer.rewind)
     assert _differences(here, here.trainer, expected) == [], (here.case, place)

@@ -202,7 +202,7 @@ def _healthy(seed: int) -> list[Event]:
             losses.append(scale * level * (1 + 5 * noise * rng.gauss(0, 1)))
         step += n_batches
         now_s += n_batches * batch_s
-        at = Progress(phase="train", epoch=epoch, n_epochs=n_epochs, step=step, elapsed_s=now_s)
+        at = Progress(phase="train", epoch=epoch, n_epochs=n_epochs, step=step, processed=step, elapsed_s=now_s)
         block = {"values": {"train_loss": losses}, "n": n_batches, "samples": 0, "lr": 1e-3, "data_s": share * n_batches * batch_s}
         train = sum(losses) / n_batches
         val = train * rng.uniform(1.05, 1.05 + 2 * noise)
@@ -210,7 +210,7 @@ def _healthy(seed: int) -> list[Event]:
         row = {"epoch": epoch + 1, "step": step, "train_loss": train, "val_loss": val, **acc}
         events += [
             Event("steps", at, data=block),
-            Event("epoch", Progress(epoch=epoch + 1, n_epochs=n_epochs, step=step), data={"row": row}),
+            Event("epoch", Progress(epoch=epoch + 1, n_epochs=n_epochs, step=step, processed=step), data={"row": row}),
         ]
     return events
 
@@ -244,7 +244,8 @@ def explosion(losses: list[float]) -> str:
     rule.update(Event("start", Progress(), 0.0, {"keeps_states": True}))
     for first in range(0, len(losses), 25):
         block = losses[first : first + 25]
-        rule.update(Event("steps", Progress(phase="train", step=first + len(block)), 0.0, {"values": {"train_loss": block}}))
+        data = {"n": len(block), "values": {"train_loss": block}}
+        rule.update(Event("steps", Progress(phase="train", step=first + len(block)), 0.0, data))
     return rule.line
 
 

@@ -20,7 +20,7 @@ def curve_of(losses: list[float], validations: dict[int, float] | None = None, b
     curve = LossCurve()
     for i in range(0, len(losses), block):
         part = losses[i : i + block]
-        curve.add_block(i + len(part), part)
+        curve.add_block(range(i + 1, i + len(part) + 1), part)
     for step, value in (validations or {}).items():
         curve.add_validation(step, value)
     return curve
@@ -32,7 +32,7 @@ def falling(n: int, last: float = 0.1) -> list[float]:
 
 
 def marked(**steps: int) -> list[tuple[Progress, str]]:
-    return [(Progress(step=step), text) for text, step in steps.items()]
+    return [(Progress(step=step, processed=step), text) for text, step in steps.items()]
 
 
 # -- the points
@@ -51,13 +51,14 @@ def test_points_are_the_same_in_blocks_of_any_size() -> None:
 
 def test_a_point_is_the_mean_of_its_steps() -> None:
     curve = LossCurve(max_points=2)
-    curve.add_block(5, [1.0, 3.0, 5.0, 7.0, math.nan])
+    curve.add_block([1, 2, 3, 4, 5], [1.0, 3.0, 5.0, 7.0, math.nan])
     assert [(p.step, p.mean, p.bad_step) for p in curve.points] == [(4, 4.0, None), (5, pytest.approx(math.nan, nan_ok=True), 5)]
 
 
 def test_a_step_that_comes_again_replaces_what_came_after_it() -> None:
     curve = curve_of([1.0, 2.0, 3.0], {2: 0.5, 3: 0.4}, block=1)
-    curve.add_block(2, [9.0])
+    curve.begin(Progress(step=1, processed=1))
+    curve.add_block([2], [9.0])
     curve.add_validation(2, 0.6)
     assert [(p.step, p.mean) for p in curve.points] == [(1, 1.0), (2, 9.0)] and curve.validations == [(2, 0.6)]
 
@@ -81,11 +82,11 @@ def test_validations_and_epochs_are_kept_from_the_whole_run(n: int) -> None:
 def test_the_newest_loss_is_a_mean_of_the_last_ones_and_not_of_those_before_a_nan() -> None:
     curve = curve_of([1.0])
     assert curve.last == 1.0
-    curve.add_block(3, [1.0, math.nan])
+    curve.add_block([2, 3], [1.0, math.nan])
     assert math.isnan(curve.last or 0)
-    curve.add_block(4, [3.0])
+    curve.add_block([4], [3.0])
     assert curve.last == pytest.approx(3.0)
-    curve.add_block(5, [math.inf])
+    curve.add_block([5], [math.inf])
     assert curve.last == math.inf and curve_words(curve).endswith("1 to ∞ at step 5")
     assert "∞ from step 5" in curve_svg(curve)
 
@@ -139,7 +140,7 @@ def test_labels_are_short() -> None:
 # -- the drawing
 def test_drawing_of_one_epoch_shows_steps_up_to_the_planned_end() -> None:
     curve = curve_of(falling(4000), {4000: 0.2})
-    curve.begin(Progress())
+    curve.begin(Progress(step=4000))
     drawing = Drawing(curve_svg(curve, end_step=10_000, epochs=1))
     drawing.check()
     assert drawing.words() == [
@@ -153,7 +154,7 @@ def test_drawing_of_one_epoch_shows_steps_up_to_the_planned_end() -> None:
 def test_a_few_epochs_have_names_below_their_steps_and_many_are_the_unit() -> None:
     curve = LossCurve()
     curve.begin(Progress())
-    curve.add_block(300, falling(300))
+    curve.add_block(range(1, 301), falling(300))
     curve.add_row({"epoch": 1, "step": 200, "val_loss": 0.4}, is_epoch=True)
     few, many = Drawing(curve_svg(curve, end_step=600, epochs=3)), Drawing(curve_svg(curve, end_step=2000, epochs=10))
     few.check(), many.check()
@@ -165,8 +166,8 @@ def test_a_few_epochs_have_names_below_their_steps_and_many_are_the_unit() -> No
 
 def test_a_run_that_goes_on_begins_where_it_goes_on() -> None:
     curve = LossCurve()
-    curve.begin(Progress(step=1000, epoch=5))
-    curve.add_block(1100, falling(100))
+    curve.begin(Progress(step=1000, processed=1000, epoch=5))
+    curve.add_block(range(1001, 1101), falling(100))
     drawing = Drawing(curve_svg(curve, end_step=3000, epochs=15))
     drawing.check()
     assert [t.text for t in drawing.texts if t.baseline > 170] == ["6", "8", "10", "12", "14", "epoch"]

@@ -144,7 +144,8 @@ def history_of(n_epochs: int) -> History:
     history, at = History(), {"phase": "train", "n_epochs": n_epochs}
     for epoch in range(n_epochs):
         losses = [1 / (40 * epoch + i + 1) for i in range(40)]
-        history.update(Event("steps", Progress(epoch=epoch, step=40 * epoch + 40, **at), 0.0, {"n": 40, "values": {"train_loss": losses}}))
+        n = 40 * epoch + 40
+        history.update(Event("steps", Progress(epoch=epoch, step=n, processed=n, **at), 0.0, {"n": 40, "values": {"train_loss": losses}}))
         row = {"epoch": epoch + 1, "step": 40 * epoch + 40, "train_loss": losses[-1], "val_loss": 0.5, "val_acc": 0.1}
         history.update(Event("epoch", Progress(epoch=epoch + 1), 0.0, {"row": row}))
     return history
@@ -164,7 +165,7 @@ def test_history_without_steps_or_epochs_is_plotted() -> None:
 
 def test_changes_are_numbered_in_a_figure() -> None:
     history = history_of(2)
-    history.marks += [(Progress(step=10), "lr"), (Progress(step=60, epoch=1), "train_step changed")]
+    history.marks += [(Progress(step=10, processed=10), "lr"), (Progress(step=60, processed=60, epoch=1), "train_step changed")]
     axes = history.plot().axes[0]
     assert texts(axes) == ["1", "2"] and len(axes.patches) == 0
 

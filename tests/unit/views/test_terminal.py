@@ -98,14 +98,16 @@ def show_an_epoch_and_a_half(view: Any) -> None:
     def here(epoch: int, batch: int, elapsed_s: float, phase: Any = "train") -> Progress:
         n_batches = 100 if phase == "valid" else 500
         step = 600 * epoch + batch
-        return Progress(phase=phase, epoch=epoch, n_epochs=10, batch=batch, n_batches=n_batches, step=step, elapsed_s=elapsed_s)
+        return Progress(
+            phase=phase, epoch=epoch, n_epochs=10, batch=batch, n_batches=n_batches, step=step, processed=step, elapsed_s=elapsed_s
+        )
 
     valid = {"values": {"val_loss": [0.4375] * 100}, "n": 100, "samples": 3200}
     view.update(Event("start", Progress(n_epochs=10), 0.0, HEAD))
     view.update(Event("steps", here(0, 250, 2.5), 2.5, block))
     view.update(Event("steps", here(0, 500, 5.0), 5.0, block))
     view.update(Event("steps", here(0, 100, 6.0, "valid"), 6.0, valid))
-    view.update(Event("epoch", Progress(epoch=1, n_epochs=10, elapsed_s=6.0, step=600), 6.0, {"row": ROW}))
+    view.update(Event("epoch", Progress(epoch=1, n_epochs=10, elapsed_s=6.0, step=600, processed=600), 6.0, {"row": ROW}))
     view.update(
         Event(
             "note",
@@ -161,7 +163,9 @@ def test_no_line_is_wider_than_the_terminal(terminal: Any, columns: int) -> None
     view.update(Event("start", Progress(n_epochs=10_000), 0.0, HEAD | {"title": "D"}))
     values = {f"train_metric_{i}": [0.123456] for i in range(20)} | {"train_loss": [1.234e-05]}
     for batch in (1, 10, 100, 9_999, 10_000):
-        place = Progress(phase="train", epoch=8_999, n_epochs=10_000, batch=batch, n_batches=10_000, step=batch, elapsed_s=batch / 7)
+        place = Progress(
+            phase="train", epoch=8_999, n_epochs=10_000, batch=batch, n_batches=10_000, step=batch, processed=batch, elapsed_s=batch / 7
+        )
         view.update(Event("steps", place, batch / 7, {"values": values, "n": 1, "samples": 1, "lr": 0.1}))
         assert shown.screen.splitlines()[-1].startswith("epoch 9000/10000")
 
@@ -172,7 +176,7 @@ def test_parts_of_the_line_do_not_come_and_go_while_numbers_grow(terminal: Any) 
         view = TerminalView(shown.stream)
         view.update(Event("start", Progress(n_epochs=2), 0.0, HEAD))
         for batch in range(10, 500, 60):
-            place = Progress(phase="train", n_epochs=2, batch=batch, n_batches=500, step=batch, elapsed_s=float(batch))
+            place = Progress(phase="train", n_epochs=2, batch=batch, n_batches=500, step=batch, processed=batch, elapsed_s=float(batch))
             view.update(Event("steps", place, float(batch), {"values": {"train_loss": [1 / batch]}, "n": 10, "samples": 9, "lr": 0.1}))
             seen.add(re.sub(r"[\d.:█▏▎▍▌▋▊▉ –]+|e-\d+", "", shown.screen.splitlines()[-1]))
         assert len(seen) == 1
@@ -182,7 +186,7 @@ def test_a_terminal_that_is_resized_is_used_at_the_next_line(terminal: Any) -> N
     shown = terminal(120)
     view = TerminalView(shown.stream)
     show_an_epoch_and_a_half(view)
-    place = Progress(phase="train", epoch=1, n_epochs=10, batch=300, n_batches=500, step=900, elapsed_s=9.0)
+    place = Progress(phase="train", epoch=1, n_epochs=10, batch=300, n_batches=500, step=900, processed=900, elapsed_s=9.0)
     shown.resize(40)
     view.update(Event("steps", place, 9.0, {"values": {"train_loss": [0.5]}, "n": 50, "samples": 1600, "lr": 1e-3}))
     assert shown.received().rpartition("\r")[2] == "epoch 2/10 · 300/500 · loss 0.5\x1b[K"
@@ -263,8 +267,8 @@ def events_with_inner_validation() -> list[Event]:
     """A validation after two of four batches, and one at the end of the epoch."""
     at = {"n_epochs": 1, "n_batches": 4}
     block = {"values": {"train_loss": [0.5] * 2}, "n": 2, "samples": 64, "lr": 1e-3}
-    half = Progress(phase="train", batch=2, step=4, elapsed_s=1.0, **at)
-    whole = Progress(phase="train", batch=4, step=8, elapsed_s=2.0, **at)
+    half = Progress(phase="train", batch=2, step=4, processed=4, elapsed_s=1.0, **at)
+    whole = Progress(phase="train", batch=4, step=8, processed=8, elapsed_s=2.0, **at)
     row = {"epoch": 1, "step": 8, "train_loss": 0.5, "val_loss": 0.4, "lr": 1e-3, "time_s": 2.0}
     return [
         Event("start", Progress(n_epochs=1), 0.0, HEADER),
@@ -272,7 +276,7 @@ def events_with_inner_validation() -> list[Event]:
         Event("mark", half, 1.0, {"text": "the state was saved"}),
         Event("steps", whole, 2.0, block),
         Event("valid", whole, 2.0, {"row": {"epoch": 1, "step": 8, "val_loss": 0.4}}),
-        Event("epoch", Progress(epoch=1, n_epochs=1, step=8, elapsed_s=2.0), 2.0, {"row": row}),
+        Event("epoch", Progress(epoch=1, n_epochs=1, step=8, processed=8, elapsed_s=2.0), 2.0, {"row": row}),
         end("completed"),
     ]
 
@@ -317,7 +321,7 @@ def test_terminal_is_rewritten_five_times_a_second_at_most() -> None:
     view = TerminalView(io.StringIO())
     for i in range(1000):
         block = {"values": {"train_loss": [0.5]}, "n": 1, "samples": 1, "lr": 0.1}
-        view.update(Event("steps", Progress(phase="train", step=i, elapsed_s=i / 100), i / 100, block))
+        view.update(Event("steps", Progress(phase="train", step=i, processed=i, elapsed_s=i / 100), i / 100, block))
     assert view.stream.getvalue().count("\r") <= 50
 
 

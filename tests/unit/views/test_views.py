@@ -38,7 +38,8 @@ def test_rates_leave_out_validation_and_time_left_counts_it() -> None:
 def test_time_left_is_known_from_the_second_batch_on() -> None:
     start, block = run_events()[0], {"values": {"train_loss": [0.5]}, "n": 1, "samples": 32, "lr": 1e-3}
     steps = [
-        Event("steps", Progress(phase="train", n_epochs=3, batch=n, n_batches=4, step=n, elapsed_s=n), float(n), block) for n in (1, 2)
+        Event("steps", Progress(phase="train", n_epochs=3, batch=n, n_batches=4, step=n, processed=n, elapsed_s=n), float(n), block)
+        for n in (1, 2)
     ]
     assert board_after([start, steps[0]]).left_s is None
     assert board_after([start, *steps]).left_s == 3 * (4 + 2) - 2  # a validation batch is taken for one of training until there is one
@@ -71,27 +72,33 @@ def test_curve_is_bounded() -> None:
     board = board_after(run_events()[:1])
     block = {"values": {"train_loss": [0.5]}, "n": 1, "samples": 32, "lr": 1e-3}
     for step in range(1, 5000):
-        board.update(Event("steps", Progress(phase="train", batch=step, step=step, elapsed_s=step), 0.0, block))
+        board.update(Event("steps", Progress(phase="train", batch=step, step=step, processed=step, elapsed_s=step), 0.0, block))
     assert 200 <= len(board.curve.points) <= 400 and board.curve.last_step == 4999
 
 
-@pytest.mark.parametrize(("n_events", "end_step"), [(1, 18), (2, 18), (3, 18), (4, 18), (5, 18), (10, 18), (11, 18)])
-def test_planned_end_of_a_run_is_known_from_its_start(n_events: int, end_step: int) -> None:
-    board = board_after([replace(event, progress=replace(event.progress, step=event.progress.step or 6 * event.progress.epoch))
-                         for event in run_events()[:n_events]])  # fmt: skip
-    assert board.end_step == end_step
+@pytest.mark.parametrize("n_events", [1, 2, 3, 4, 5, 10])
+@pytest.mark.parametrize(("more", "end_step"), [({}, 12), ({"max_steps": 15}, 12), ({"max_steps": 13}, 12), ({"accumulate": None}, None)])
+def test_planned_end_of_a_run_is_known_from_its_start(n_events: int, more: dict[str, Any], end_step: int | None) -> None:
+    start, *events = run_events()
+    assert board_after([replace(start, data=HEADER | more), *events[: n_events - 1]]).end_step == end_step
+
+
+def test_planned_end_counts_updates_and_ends_at_the_greatest_one() -> None:
+    start = run_events()[0]
+    for more, end_step in (({"accumulate": 3}, 6), ({"accumulate": 4}, 3), ({"max_steps": 5}, 5), ({"accumulate": 2, "max_steps": 50}, 6)):
+        assert board_after([replace(start, data=HEADER | more)]).end_step == end_step
 
 
 def test_end_of_a_run_is_unknown_without_a_length_and_is_where_it_has_ended() -> None:
     events = run_events()
     events[0] = Event("start", events[0].progress, 0.0, HEADER | {"n_train_batches": None})
-    assert board_after(events[:5]).end_step is None and board_after(events).end_step == 18
+    assert board_after(events[:5]).end_step is None and board_after(events).end_step == 12
 
 
 def test_validations_of_the_monitored_loss_are_on_the_curve() -> None:
     events = run_events()
-    assert board_after(events).curve.validations == [(6, 0.5), (12, 0.4), (18, 0.45)]
-    valid = Event("valid", events[1].progress, 0.0, {"row": {"epoch": 1, "step": 4, "val_nll_loss": 0.7, "val_loss": 0.1}})
+    assert board_after(events).curve.validations == [(4, 0.5), (8, 0.4), (12, 0.45)]
+    valid = Event("valid", events[1].progress, 0.0, {"row": {"epoch": 1, "step": 4, "processed": 6, "val_nll_loss": 0.7, "val_loss": 0.1}})
     events[0] = Event("start", events[0].progress, 0.0, HEADER | {"monitor": "val_nll_loss"})
     assert board_after([events[0], events[1], valid]).curve.validations == [(4, 0.7)]
 
@@ -200,7 +207,7 @@ def test_record_of_a_run_that_was_resumed_after_a_crash_has_each_epoch_once() ->
     events = run_events((0.5, 0.4, 0.3))
     crashed = next(i for i, event in enumerate(events) if event.kind == "epoch" and event.data["row"]["epoch"] == 2)
     saved = next(i for i, event in enumerate(events) if event.kind == "epoch")  # the checkpoint
-    resumed = Event("start", replace(events[saved].progress, step=6), 0.0, {**events[0].data, "resumed": True})
+    resumed = Event("start", replace(events[saved].progress, step=4, processed=6), 0.0, {**events[0].data, "resumed": True})
     board = board_after([*events[: crashed + 1], resumed, *events[saved + 1 :]])
     assert text.record_text(board) == text.record_text(board_after(events))
 
@@ -208,8 +215,8 @@ def test_record_of_a_run_that_was_resumed_after_a_crash_has_each_epoch_once() ->
 def test_record_that_goes_on_from_a_saved_state_keeps_the_diffs_of_its_changes_before() -> None:
     events = run_events((0.5, 0.4, 0.3))
     at = next(event for event in events if event.kind == "epoch").progress
-    changes = [Event("mark", replace(at, step=step), 0.0, {"text": f"changed {diff}", "diff": diff}) for step, diff in ((6, "a"), (9, "b"))]
-    board = board_after([events[0], *changes, Event("start", replace(at, step=6), 0.0, {**events[0].data, "resumed": True})])
+    changes = [Event("mark", replace(at, processed=n), 0.0, {"text": f"changed {diff}", "diff": diff}) for n, diff in ((6, "a"), (9, "b"))]
+    board = board_after([events[0], *changes, Event("start", replace(at, processed=6), 0.0, {**events[0].data, "resumed": True})])
     assert list(board.diffs.values()) == ["a"] and "changed a" in html.record_html(board)
 
 
