@@ -47,7 +47,7 @@ def test_truncated_backpropagation_through_time() -> None:
 
         def train_step(self, batch: Any) -> dict[str, Any]:
             x, y = batch
-            if self.counts.step % len(windows) == 0:  # the sequence begins
+            if self.counts.processed % len(windows) == 0:  # the sequence begins
                 self.hidden = None
             output, hidden = self.model["rnn"](x, self.hidden)
             self.hidden = hidden.detach()
@@ -223,7 +223,7 @@ def test_vae_with_annealing() -> None:
 
     class VAE(Trainer):
         def train_step(self, batch: Any) -> dict[str, Any]:
-            loss, prior = loss_of(self.model, batch[0], min(1.0, self.counts.update / 10))
+            loss, prior = loss_of(self.model, batch[0], min(1.0, self.counts.step / 10))
             return {"loss": loss, "prior": prior}
 
     def ours(model: Any) -> None:

@@ -68,7 +68,7 @@ def test_gan_with_n_critic() -> None:
         automatic_optimization = False
 
         def train_step(self, batch: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-            steps = {"d": loss_d} | ({"g": loss_g} if (self.counts.update + 1) % 3 == 0 else {})
+            steps = {"d": loss_d} | ({"g": loss_g} if (self.counts.step + 1) % 3 == 0 else {})
             for name, loss in steps.items():
                 self.optimizers[name].zero_grad()
                 self.backward(loss(self.model, batch[0]))

@@ -141,7 +141,7 @@ def test_dqn() -> None:
     class DQN(Trainer):
         def train_step(self, batch: Any) -> dict[str, Any] | None:
             self.state = act(self.model, self.state, self.memory)
-            if self.counts.update % 4 == 0:
+            if self.counts.step % 4 == 0:
                 self.model["target"].load_state_dict(self.model["online"].state_dict())
             return {"loss": loss_of(self.model, self.memory), "n_samples": 16} if len(self.memory) > 3 else None
 

@@ -129,7 +129,7 @@ def test_a_gan_with_several_critic_steps_equals_the_plain_loop(lean: bool, clip:
     model, losses = plain_wgan(3 * N, clip)
     assert same_weights(trainer.model, model)
     assert trainer.loss_history_train == losses
-    assert trainer.counts.update == trainer.counts.step == 3 * N
+    assert trainer.counts.step == trainer.counts.processed == 3 * N
     assert "train_loss_g" in trainer.history.last and ("train_grad_norm" in trainer.history.last) == bool(clip)
 
 
@@ -197,7 +197,7 @@ def plain_whole(n_batches: int, context: Any = nullcontext) -> nn.Module:
 def test_accumulating_by_hand_goes_on_over_the_ends_of_epochs_and_validations(lean: bool) -> None:
     trainer = make_whole(lightning={"val_check_interval": 3})
     run(trainer, 3, lean, valid_loader=BATCHES[:2])
-    assert N == 5 and trainer.counts.update == 3 * N // 2  # a batch counts as an update where something steps
+    assert N == 5 and trainer.counts.step == 3 * N // 2  # a batch counts as an update where something steps
     assert same_weights(trainer.model, plain_whole(3 * N))
 
 
@@ -226,14 +226,14 @@ def test_a_run_is_resumed_in_mid_epoch_and_mid_window_bit_for_bit(lean: bool, sa
     torch.manual_seed(99)
     again.run(3, BATCHES, resume="auto")
     assert same_weights(again.model, plain_whole(3 * N))
-    assert again.schedule.last_epoch == again.counts.update == 3 * N // 2
+    assert again.schedule.last_epoch == again.counts.step == 3 * N // 2
 
 
 @LOOPS
 def test_a_stopped_run_and_a_pause_change_nothing(lean: bool) -> None:
     class Pauses(Whole):
         def train_step(self, batch: Any) -> dict[str, Any]:
-            if self.counts.step == 7:
+            if self.counts.processed == 7:
                 self.pause()
             return super().train_step(batch)
 
@@ -241,7 +241,7 @@ def test_a_stopped_run_and_a_pause_change_nothing(lean: bool) -> None:
     trainer.lean_loops = lean
     torch.manual_seed(7)
     handle = trainer.run(3, BATCHES, background=True)
-    assert trainer.control.wait_settled(60) and trainer.control.state == "paused" and trainer.counts.step == 8
+    assert trainer.control.wait_settled(60) and trainer.control.state == "paused" and trainer.counts.processed == 8
     trainer.resume()
     assert handle.wait().status == "completed" and same_weights(trainer.model, plain_whole(3 * N))
 
@@ -251,16 +251,16 @@ def test_a_run_can_go_back(lean: bool) -> None:
     trainer = make_whole(keep_states=True)
     run(trainer, 3, lean)
     rows = without_times(trainer.history.epochs)
-    trainer.rewind(step=8)
+    trainer.rewind(step=4)
     trainer.run(2, BATCHES)
     assert same_weights(trainer.model, plain_whole(3 * N)) and without_times(trainer.history.epochs) == rows
     branch = trainer.branch(epoch=1)
     branch.run(2, BATCHES)
     assert same_weights(branch.model, trainer.model) and branch.schedule.last_epoch == trainer.schedule.last_epoch
-    seen = trainer.replay(9)
-    assert seen.loss == pytest.approx(trainer.loss_history_train[8]) and seen.layers
+    seen = trainer.replay(4)  # the update after the eighth batch
+    assert seen.loss == pytest.approx(trainer.loss_history_train[7]) and seen.layers
     with pytest.raises(ConfigError, match="Whole optimizes by hand, so its loss of one sample can't be computed"):
-        trainer.blame(9)
+        trainer.blame(4)
 
 
 def test_fp16_scales_the_loss_and_skips_an_update_that_is_not_finite() -> None:
@@ -269,7 +269,7 @@ def test_fp16_scales_the_loss_and_skips_an_update_that_is_not_finite() -> None:
 
         def train_step(self, batch: Any) -> dict[str, Any]:
             x, y = batch
-            loss = mse_loss(self.model(x).float(), y) * (1e38 if self.counts.step == 2 else 1)
+            loss = mse_loss(self.model(x).float(), y) * (1e38 if self.counts.processed == 2 else 1)
             self.optimizer.zero_grad()
             self.backward(loss)
             self.optimizer.step()
@@ -306,7 +306,7 @@ def test_steps_are_limited_and_saved_by_updates(lean: bool, tmp_path: Path) -> N
     kind: Any = Whole.add_on(StateManagerAddon, LimitsAddon)
     trainer = make_whole(kind, save_path=tmp_path, every_n_steps=2, keep_last_n=9, max_steps=5)
     run(trainer, 9, lean)
-    assert trainer.counts.update == 5 and trainer.counts.step == 10
+    assert trainer.counts.step == 5 and trainer.counts.processed == 10
     assert {path.name for path in tmp_path.glob("run-*/checkpoints/epoch=*")} >= {"epoch=0-step=2.ckpt", "epoch=1-step=4.ckpt"}
     assert same_weights(trainer.model, plain_whole(10))
 
@@ -336,7 +336,7 @@ def test_a_step_may_return_nothing(lean: bool) -> None:
     trainer = make_whole(Silent)
     result = run(trainer, 3, lean, valid_loader=BATCHES[:2])
     assert result.status == "completed" and same_weights(trainer.model, plain_whole(3 * N))
-    assert trainer.counts.update == 7 and trainer.counts.left_out == 0 and "val_loss" in trainer.history.last
+    assert trainer.counts.step == 7 and trainer.counts.left_out == 0 and "val_loss" in trainer.history.last
     assert "train_loss" not in trainer.history.last
 
 
@@ -345,11 +345,11 @@ def test_a_step_may_return_a_loss_for_some_batches(lean: bool) -> None:
     class Later(Whole):
         def train_step(self, batch: Any) -> dict[str, Any] | None:  # pyright: ignore[reportIncompatibleMethodOverride]
             found = super().train_step(batch)
-            return found if self.counts.step > 2 else None
+            return found if self.counts.processed > 2 else None
 
     trainer = make_whole(Later)
     run(trainer, 2, lean)
-    assert len(trainer.loss_history_train) == 7 and trainer.counts.step == 10
+    assert len(trainer.loss_history_train) == 7 and trainer.counts.processed == 10
 
 
 @LOOPS
@@ -363,7 +363,7 @@ def test_an_epoch_without_a_step_is_noted(lean: bool) -> None:
     run(trainer, 2, lean)
     text = "train_step has not stepped an optimizer in a whole epoch: with automatic_optimization = False it calls self.backward(loss) and "
     assert [note for note in notes if "stepped" in note] == [text + "self.optimizer.step()."]
-    assert trainer.counts.update == 0
+    assert trainer.counts.step == 0
 
 
 def test_hooks_see_each_step_and_its_gradients() -> None:
@@ -405,7 +405,7 @@ def test_loggers_get_a_point_at_each_update(tmp_path: Path) -> None:
     seen: list[Any] = []
     kind: Any = Whole.add_on(LoggersAddon)
     run(make_whole(kind, loggers=[Points(tmp_path)], save_path=tmp_path, lightning={"log_every_n_steps": 1}), 2)
-    assert seen == [0, 1, 1, 2, 3, 4]  # five updates in ten batches; the first epoch ends between two
+    assert seen == [1, 2, 2, 3, 4, 5]  # five updates in ten batches; the first epoch ends between two
 
 
 def test_each_optimizer_has_its_bound() -> None:
@@ -467,13 +467,13 @@ def test_it_trains_alike_under_a_lightning_trainer_of_ones_own() -> None:
     with pytest.warns(UserWarning):
         other.fit(module, BatchList(BATCHES))
     assert same_weights(trainer.model, plain_wgan(2 * N)[0])
-    assert other.global_step == trainer.counts.update == 2 * N
+    assert other.global_step == trainer.counts.step == 2 * N
 
 
 def test_mode_test_and_a_single_batch_work() -> None:
     assert make(mode="test", optimizer=None).evaluate(BATCHES).keys() == {"mean"}
     trainer = make()
-    assert trainer.run_batch(BATCHES[0]).keys() == {"loss"} and trainer.counts.update == 1
+    assert trainer.run_batch(BATCHES[0]).keys() == {"loss"} and trainer.counts.step == 1
 
 
 def test_the_optimizers_have_names() -> None:

@@ -92,7 +92,7 @@ def test_run_that_improves_has_no_tip() -> None:
 def test_slow_loader_is_told_where_more_workers_may_help(
     wait_s: float, options: dict[str, int], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nbtrain.run.record._n_cores", lambda: options["n_cores"])
+    monkeypatch.setattr("nbtrain.run.record.n_cores", lambda: options["n_cores"])
     trainer: Any = make_trainer(Timed)
     loader = Slow(make_loader().dataset, 16)
     trainer.clock = loader.clock = Clock()
