@@ -425,7 +425,7 @@ def draw(seed: int) -> dict[str, Any]:
         if trainer.get("check_val_every_n_epoch", 1) is not None:
             trainer.pop("val_check_interval", None)
         callbacks = [name for name in callbacks if name != "accumulation that changes"]
-    if "accumulates" in changes:  # in an open window, in which Lightning's loop keeps old gradients
+    if {"accumulates", "by hand"} & changes.keys():  # in an open window, in which Lightning's loop keeps old gradients, or its old end
         trainer.pop("accumulate_grad_batches", None)
     loader = rng.choice([*LOADERS, "shuffled", "shuffled"])
     if loader == "without length" and trainer.get("limit_train_batches") == 7:  # its epoch ends before, and is validated then

@@ -297,14 +297,14 @@ def test_slider_of_a_finished_run_rewinds_says_so_and_gives_way_without_its_kern
     lab.press("Branch here")
     _wait(lab, r"Branched from the end of epoch 2 · trainer\.branches\[0\] is the branch")
     lab.press("Rewind here")
-    _wait(lab, r"Rewound to the end of epoch 2, step 120 · ")
+    _wait(lab, r"Rewound to the end of epoch 2, step 60 · ")
     assert lab.page.evaluate(_TOP_OF_SLIDER) == top
     lab.command("docmanager:save", wait=True)
     lab.show(path)  # the kernel is there
     _wait(lab, r"Rewound to the end of epoch 2")
     _place(lab, 1)
     lab.press("Rewind here")
-    _wait(lab, r"Rewound to the end of epoch 1, step 60")
+    _wait(lab, r"Rewound to the end of epoch 1, step 30")
     lab.command("docmanager:save", wait=True)
     lab.command("kernelmenu:shutdown", wait=True)
     _wait_without_slider(lab)
