@@ -24,6 +24,7 @@ from ..addons.accumulation import AccumulationAddon
 from ..addons.performance import CudaGraphAddon
 from ..distributed.launcher import Launcher
 from ..engine.addon import AddOnBase
+from ..engine.protocol import TrainerProtocol
 from ..addons.limits import Duration
 from ..data.batch import describe
 from ..data.several_loaders import named_loaders
@@ -182,11 +183,16 @@ def make_optimizer(optimizer: Any, model: nn.Module, mode: str, *, by_hand: bool
     return make_optimizer(made, model, mode, by_hand=by_hand)
 
 
-def check_by_hand(title: str, addons: Iterable[AddOnBase], options: Mapping[str, Any], lightning: Mapping[str, Any]) -> None:
-    """Raise ConfigError for what can't be used with steps that are made by hand."""
-    own = f"{title} has automatic_optimization = False"
+def check_by_hand(trainer: TrainerProtocol, addons: Iterable[AddOnBase], options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for what can't be used where `trainer` makes its steps by hand."""
+    if trainer.automatic_optimization:
+        return
+    own = f"{trainer.title} has automatic_optimization = False"
     refused: dict[str, tuple[bool, str]] = {
-        "accumulated gradients": (accumulates(lightning), "Accumulate in train_step: call self.optimizer.step() in each n-th batch."),
+        "accumulated gradients": (
+            accumulates(trainer.lightning),
+            "Accumulate in train_step: step in each n-th batch.",
+        ),
         'nonfinite="skip"': (options["nonfinite"] == "skip", "Look at the gradients in train_step, and step only where they are finite."),
         'on_error="pause"': (options["on_error"] == "pause", "Leave it out: a step that has failed may have changed the weights."),
     }

@@ -195,7 +195,7 @@ class Trainer(TrainerBase):
 
         launcher = next((addon for addon in type(self).addons if issubclass(addon, Launcher)), None)
         self.device = launcher.home(device) if launcher is not None else resolve_device(device)
-        self.model = model.to(self.device)
+        self.model, self.count_samples, self.given = model.to(self.device), count_samples, given
         self.toggle(mode)
         self.optimizer = check_by_name(
             make_optimizer(optimizer, model, mode, by_hand=not self.automatic_optimization), gradient_clip=gradient_clip
@@ -205,7 +205,6 @@ class Trainer(TrainerBase):
         self.log_bar, self.seed, self.save_path, self.on_error = log_bar, seed, save_path, on_error
         self.keep_source: bool | Literal["names"] = keep_source
         self.advice, self.compare_with = advice, find_run(compare_with).resolve() if compare_with is not None else None
-        self.count_samples, self.given = count_samples, given
         self.keep_states: Literal["auto"] | bool = keep_states
         self.precision = resolve_precision(precision, self.device)
         self.monitor, self.monitor_mode = monitor, resolve_monitor(monitor, monitor_mode)
@@ -214,8 +213,7 @@ class Trainer(TrainerBase):
         addon_given = {**addon_options, **take_strategy(type(self), self.lightning, addon_options)}
         self._addons = make_addons(type(self), addon_given, shared, accumulates=accumulates(self.lightning))
         self[HooksAddon].gather(self)  # for its errors
-        if not self.automatic_optimization:
-            check_by_hand(self.title, self._addons.values(), {"nonfinite": nonfinite, "on_error": on_error}, self.lightning)
+        check_by_hand(self, self._addons.values(), {"nonfinite": nonfinite, "on_error": on_error})
         self._begin_state()
         self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user
 

@@ -36,6 +36,7 @@ EXCEPTIONS = {
     "mixup": "called in each batch",
     "cutmix": "called in each batch",
     "TrainerBase.log": "called in each batch; Lightning checks it",
+    "TrainerBase.backward": "called in each batch",
     "Composable.drop_addons": "called by a rewind",
     "Composable.add_on": "raises AddOnError, which names what was given",
     "TrainerArgs.__init__": "a configuration is checked as a whole, by `check()`",
@@ -251,7 +252,7 @@ VALUES: dict[str, tuple[Callable[[], Any], str]] = {
     "monitor": (lambda: make_trainer(monitor=None), "monitor must be a string, got None."),
     "quotes": (
         lambda: make_trainer(gradient_clip="1"),
-        "gradient_clip must be a number, got '1'.\n  Leave out the quotes: gradient_clip=1.",
+        "gradient_clip must be a number or a dict, got '1'.\n  Leave out the quotes: gradient_clip=1.",
     ),
     "class of a callback": (
         lambda: make_trainer(lightning={"callbacks": [nbtrain.Callback]}),

@@ -87,8 +87,8 @@ def storm(trainer: Any, n_requests: int, folder: Path, seed: int = 0, n_threads:
 
 
 def measured(trainer: Trainer) -> list[dict[str, Any]]:
-    """The rows of the epochs. Their `step` counts the batches of all validations, also of those that were requested."""
-    return [{name: value for name, value in row.items() if name != "step"} for row in without_times(trainer.history.epochs)]
+    """The rows of the epochs. Their `processed` counts the batches of all validations, also of those that were requested."""
+    return [{name: value for name, value in row.items() if name != "processed"} for row in without_times(trainer.history.epochs)]
 
 
 def same_state(one: Any, other: Any) -> bool:
