@@ -47,12 +47,12 @@ def _groups(root: Path, kind: str) -> list[tuple[bool, Path]]:
     return found
 
 
-def _number(file: Path, key: str = "") -> float | None:
-    """The number in `file`, or after `key` in one of its lines; None where there is none."""
+def _number(file: Path, key: str = "", word: int = 0) -> float | None:
+    """The number in `file`, or after `key` in one of its lines: the `word`-th there; None where there is none."""
     try:
         lines = [line.split() for line in file.read_text().splitlines()]
-        return float(next(words[-1] for words in lines if words and (not key or words[0] == key)))
-    except (OSError, ValueError, StopIteration):  # also "max"
+        return float(next(words[word + bool(key)] for words in lines if words and (not key or words[0] == key)))
+    except (OSError, ValueError, IndexError, StopIteration):  # also "max"
         return None
 
 
@@ -62,19 +62,11 @@ _NONE = 2**60  # bytes: what version 1 says where there is no limit is larger
 
 
 def _of_machine(root: Path) -> float:
-    free = _number_kb(root / "proc/meminfo", "MemAvailable:")
-    if free is not None:
-        return free
+    free_kb = _number(root / "proc/meminfo", "MemAvailable:")
+    if free_kb is not None:
+        return free_kb * 1024
     pages, size = os.sysconf_names.get("SC_PHYS_PAGES"), os.sysconf_names.get("SC_PAGE_SIZE")
     return os.sysconf(pages) * os.sysconf(size) / 4 if pages is not None and size is not None else _UNKNOWN
-
-
-def _number_kb(file: Path, key: str) -> float | None:
-    """The bytes after `key` in `file`, which counts in kB."""
-    try:
-        return next(float(line.split()[1]) * 1024 for line in file.read_text().splitlines() if line.startswith(key))
-    except (OSError, ValueError, IndexError, StopIteration):
-        return None
 
 
 def _of_groups(root: Path) -> Iterator[float]:
@@ -93,9 +85,9 @@ def _of_process(root: Path) -> Iterator[float]:
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    used = _number_kb(root / "proc/self/status", "VmSize:")
-    if limit != resource.RLIM_INFINITY and used is not None:
-        yield limit - used
+    used_kb = _number(root / "proc/self/status", "VmSize:")
+    if limit != resource.RLIM_INFINITY and used_kb is not None:
+        yield limit - used_kb * 1024
 
 
 def free_memory(root: Path = _ROOT) -> int:
@@ -111,16 +103,8 @@ def n_cores(root: Path = _ROOT) -> int:
     """The number of cores that this process may use: by its affinity, and by its container's share of the processors."""
     found = float(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
     for is_new, folder in _groups(root, "cpu"):
-        period = _number(folder / ("cpu.max" if is_new else "cpu.cfs_period_us"))
-        quota = _quota(folder / "cpu.max") if is_new else _number(folder / "cpu.cfs_quota_us")
+        quota = _number(folder / ("cpu.max" if is_new else "cpu.cfs_quota_us"))
+        period = _number(folder / "cpu.max", word=1) if is_new else _number(folder / "cpu.cfs_period_us")
         if quota is not None and quota > 0 and period:
             found = min(found, quota / period)
     return max(1, math.ceil(found))
-
-
-def _quota(file: Path) -> float | None:
-    """The first of the two numbers in a `cpu.max`."""
-    try:
-        return float(file.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return None
