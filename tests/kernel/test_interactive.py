@@ -74,7 +74,8 @@ class Kernel:
     def run(self, code: str, *, stop_on_error: bool = True) -> list[dict[str, Any]]:
         """Execute a cell. Returns its messages, those that came later by another thread apart."""
         messages: list[dict[str, Any]] = []
-        self.client.execute_interactive(code, timeout=600, output_hook=messages.append, stop_on_error=stop_on_error)
+        reply = self.client.execute_interactive(code, timeout=600, output_hook=messages.append, stop_on_error=stop_on_error)
+        assert reply["content"]["status"] != "aborted", "the kernel has not run this cell, because one before it ended with an error"
         return [message for message in messages if message["msg_type"] != "status"]
 
     def value(self, expression: str) -> Any:
