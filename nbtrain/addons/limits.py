@@ -20,10 +20,12 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["Duration", "ValidateEpochs", "LimitsAddon"]
-
+__all__ = ["Duration", "ValidateSteps", "LimitsAddon"]
 
 # %% ../../nbs/addons/limits.ipynb #61838431
+_NEVER = 2**62  # batches
+
+
 class _ValidateFirst(L.Callback):
     def __init__(self, trainer: TrainerProtocol) -> None:
         self.trainer = trainer
@@ -43,20 +45,27 @@ class _ValidateFirst(L.Callback):
         pl_trainer.training = True
 
 
-class ValidateEpochs(L.Callback):
-    """Validates at the end of every `n_epochs`-th epoch, in addition to validations by steps. Lightning has only one interval."""
+class ValidateSteps(L.Callback):
+    """Validates after every `n_steps`-th update and, if given, at the end of every `n_epochs`-th epoch.
 
-    def __init__(self, n_epochs: int) -> None:
-        self.n_epochs = n_epochs
+    Lightning has one interval, which counts batches. Under your own `lightning.Trainer` it is the batches of `n_steps` whole updates.
+    """
+
+    def __init__(self, n_steps: int, n_epochs: int | None = None) -> None:
+        self.n_steps, self.n_epochs = n_steps, n_epochs
 
     def on_fit_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         loop = pl_trainer.fit_loop.epoch_loop
-        if not isinstance(loop, LeanEpochLoop):
+        if isinstance(loop, LeanEpochLoop):
+            loop.validate_steps, loop.validate_epochs = self.n_steps, self.n_epochs
+            pl_trainer.val_check_interval = _NEVER
+        elif self.n_epochs is None:
+            pl_trainer.val_check_interval = self.n_steps * pl_trainer.accumulate_grad_batches
+        else:
             raise ConfigError(
                 "Your own lightning.Trainer can't validate by steps and by epochs.",
                 remedy="Leave out one of val_every_n_steps and val_every_n_epochs, or use the trainer's run().",
             )
-        loop.validate_epochs = self.n_epochs
 
 
 # %% ../../nbs/addons/limits.ipynb #b56e4f13
@@ -78,7 +87,7 @@ class LimitsAddon(AddOnBase):
         steps_per_epoch: Batches per epoch. Each epoch starts the loader again; a stream without a length continues where the previous
             epoch ended.
         max_val_steps: Batches per validation.
-        val_every_n_steps: Validate every n training batches, counted across epochs, instead of after each epoch.
+        val_every_n_steps: Validate every n optimizer updates, counted across epochs, instead of after each epoch.
         val_every_n_epochs: Validate every n epochs; together with `val_every_n_steps`, the run validates at both intervals.
         val_first: Also validate before the first training step. The result is epoch 0 in `history.validations`, may be the best, and is
             in `history.tests` too.
@@ -106,8 +115,8 @@ class LimitsAddon(AddOnBase):
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         found: list[L.Callback] = [_ValidateFirst(trainer)] if self.val_first else []
-        if self.val_every_n_steps is not None and self.val_every_n_epochs is not None:
-            found.append(ValidateEpochs(self.val_every_n_epochs))
+        if self.val_every_n_steps is not None:
+            found.append(ValidateSteps(self.val_every_n_steps, self.val_every_n_epochs))
         return found
 
     def lightning_args(self, trainer: TrainerProtocol) -> dict[str, Any]:

@@ -168,11 +168,11 @@ def limits(settings: Settings, accumulate: int) -> dict[str, Any]:
         "max_steps": settings.max_train_steps,
         "accumulate_grad_batches": accumulate if accumulate > 1 else None,
         "limit_val_batches": settings.max_val_steps and settings.max_val_steps * accumulate,
-        "val_check_interval": every and every * accumulate,
+        "val_check_interval": every,
     }
     given = {name: value for name, value in table.items() if value is not None}
     if every is not None:
-        return given | {"check_val_every_n_epoch": None}  # its batches are counted over the ends of epochs
+        return given | {"check_val_every_n_epoch": None}  # its steps are counted over the ends of epochs
     return given | ({} if settings.val_every_n_epochs == 1 else {"check_val_every_n_epoch": settings.val_every_n_epochs or NEVER})
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from ..addons.accumulation import AccumulationAddon
-from ..addons.limits import ValidateEpochs
+from ..addons.limits import ValidateSteps
 from ..addons.multi_gpu import MultiGPUAddon
 from ..addons.state_manager import StateManagerAddon
 from ..checkpoint.weights import load_weights, read_weights
@@ -325,8 +325,8 @@ def build(settings: Settings, document: Document, callbacks: Iterable[L.Callback
     n_readers = plan.n_copies * plan.n_sharing
     n_epoch = n_epochs(settings, math.ceil(n_batches / n_readers) if n_batches is not None else None, accumulate)
     callbacks = list(callbacks)
-    if settings.val_every_n_train_steps is not None and settings.val_every_n_epochs is not None:
-        callbacks.append(ValidateEpochs(settings.val_every_n_epochs))
+    if settings.val_every_n_train_steps is not None:
+        callbacks.append(ValidateSteps(settings.val_every_n_train_steps, settings.val_every_n_epochs))
     trainer = _trainer(settings, maker, model, optimizer, callbacks, limits(settings, accumulate))
     resume = settings.checkpoint.resume_from
     return Job(trainer, n_epoch, loaders["train"], loaders["val"], loaders["test"], resume, notes(settings))

@@ -143,8 +143,8 @@ class LeanEpochLoop(_TrainingEpochLoop):
     `stood_aside` says why the newest epoch ran on Lightning's own: empty where it was lean, None before the first. `control`: the
     requests to the run. `start_at`: how many batches of the first epoch are finished already. `window_start`: the batch from which on
     windows of accumulated gradients are counted. `validate_next`: validate after this batch, once; `validate_last`: after the
-    state that ends the run is taken. `validate_epochs`: validate at the end of each so many epochs, too. `boundary_due`: notify the
-    boundary callbacks after this batch, once. `whole_step`: see `WholeStep`.
+    state that ends the run is taken. `validate_steps`, `validate_epochs`: validate after each so many updates, and at the end of each so
+    many epochs, too. `boundary_due`: notify the boundary callbacks after this batch, once. `whole_step`: see `WholeStep`.
     """
 
     lean = True
@@ -152,7 +152,9 @@ class LeanEpochLoop(_TrainingEpochLoop):
     start_at = window_start = 0
     has_stepped = True  # of a lean epoch: whether the newest batch has made an update
     validate_next = validate_last = boundary_due = False
+    validate_steps: int | None = None
     validate_epochs: int | None = None
+    n_updates = 0  # before this batch
     stood_aside: str | None = None
     whole_step: WholeStep | None = None
     _pass: _TrainingPass | None = None
@@ -273,8 +275,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
             module.end_train_pass()
             vars(module)["_current_fx_name"] = None
         publish(pl_trainer, self._results, on_step=True)
-        n = self.validate_epochs
-        is_due = n is not None and (pl_trainer.current_epoch + 1) % n == 0
+        is_due = self.is_step_due() or self._is_epoch_due()
         is_due = is_due or (pl_trainer.val_check_batch == math.inf and self._should_check_val_epoch())
         if is_due and pl_trainer.enable_validation:
             pl_trainer.validating = True
@@ -287,12 +288,21 @@ class LeanEpochLoop(_TrainingEpochLoop):
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
         if self.trainer.should_stop and (self._should_accumulate() or self._num_ready_batches_reached()):
             return validates_anyway(self.trainer)  # a whole epoch has the validations of any epoch: a resumed run has no more either
-        n = self.validate_epochs if self._num_ready_batches_reached() else None
-        is_due = self.validate_next or (n is not None and (self.trainer.current_epoch + 1) % n == 0)
+        is_due = self.validate_next or self.is_step_due() or (self._num_ready_batches_reached() and self._is_epoch_due())
         return (is_due and self.trainer.enable_validation) or super()._should_check_val_fx(data_fetcher)
+
+    def is_step_due(self) -> bool:
+        """Whether this batch has made the update after which `validate_steps` asks for a validation; a batch may make several."""
+        n = self.validate_steps
+        return n is not None and updates_of(self.trainer).completed // n > self.n_updates // n
+
+    def _is_epoch_due(self) -> bool:
+        n = self.validate_epochs
+        return n is not None and (self.trainer.current_epoch + 1) % n == 0
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)
+        self.n_updates = updates_of(self.trainer).completed
         if self.control.requested:
             self.attend()
         if isinstance(data_fetcher, LiveFetcher):
@@ -340,6 +350,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
         if self.made_no_update:
             self._batches_that_stepped -= 1
         self.validate_next = self.validate_last = False
+        self.n_updates = updates_of(self.trainer).completed
         self.notify_boundary()
         if is_extra:
             stepped = not self.made_no_update
@@ -527,9 +538,12 @@ class _TrainingPass(LeanPass):
             or self.signals.received_sigterm
         )
         if self.validates and not needs_lightning:
-            n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
-            every = pl_trainer.val_check_batch or 1
-            is_due = self.progress.is_last_batch if every == math.inf else n % every == 0
+            if loop.validate_steps is not None:
+                is_due = loop.is_step_due()
+            else:
+                n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
+                every = pl_trainer.val_check_batch or 1
+                is_due = self.progress.is_last_batch if every == math.inf else n % every == 0
             if is_due and self.validates_plainly and not loop._skip_next_val:
                 return self._validate()
             needs_lightning = is_last or is_due
@@ -542,6 +556,7 @@ class _TrainingPass(LeanPass):
             self.has_changed = has_changed or self.assignments.changed()
             return self.is_over()
         if loop.has_stepped:
+            loop.n_updates = self.updates.completed
             loop._batches_that_stepped += 1
             if self.has_loggers and loop._batches_that_stepped % self.log_every == 0 and self.logs_anything():
                 loop._batches_that_stepped -= 1  # the loggers' step is that of the batch
@@ -568,7 +583,7 @@ class _TrainingPass(LeanPass):
         if self.assignments.changed():  # a plateau's schedule was set in it, perhaps
             loop.update_lr_schedulers("step", update_plateau_schedulers=True)
         loop._batches_that_stepped += loop.has_stepped
-        loop.validate_next = False
+        loop.validate_next, loop.n_updates = False, self.updates.completed
         if self.signals.received_sigterm and not self.is_last():
             loop.notify_boundary()
             raise SIGTERMException

@@ -13,7 +13,7 @@ import pytest
 import torch
 from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
 
-from nbtrain import EarlyStoppingAddon, LimitsAddon, Plan, StateManagerAddon
+from nbtrain import AccumulationAddon, EarlyStoppingAddon, LimitsAddon, Plan, StateManagerAddon
 from nbtrain.best import known_mode
 from nbtrain.errors import ConfigError
 
@@ -141,10 +141,36 @@ def test_limit_of_time_stops_at_the_next_batch() -> None:
     assert (result.status, result.reason, trainer.counts.step) == ("stopped", "max_time is over", 1)
 
 
-def test_validation_comes_every_so_many_batches_over_the_epochs() -> None:
+def test_validation_comes_every_so_many_updates_over_the_epochs() -> None:
     trainer = make_trainer(Limited, val_every_n_steps=7)  # more than the five batches of an epoch
     trainer.run(3, make_loader(), make_valid())
     assert ["val_loss" in row for row in trainer.history.epochs] == [False, True, True]  # after 7 and 14 of 15
+
+
+Windowed = Limited.add_on(AccumulationAddon)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("sized", [True, False])
+@pytest.mark.parametrize("accumulate", [2, 3, {0: 1, 1: 4}])
+@pytest.mark.parametrize("options", [{"val_every_n_steps": 2}, {"val_every_n_steps": 3, "val_every_n_epochs": 2}])
+def test_validations_by_steps_count_updates(options: Any, accumulate: Any, sized: bool, lean: bool) -> None:
+    seen = Validations()
+    trainer = make_trainer(Windowed, accumulate=accumulate, lightning={"callbacks": [seen]}, **options)
+    trainer.lean_loops = lean
+    trainer.run(4, make_loader() if sized else Unsized(), make_valid())  # five batches an epoch
+    ends = [row["step"] for row in trainer.history.epochs]
+    by_epoch = set(ends[1::2]) if "val_every_n_epochs" in options else set()
+    assert seen.updates == sorted({*range(0, ends[-1] + 1, options["val_every_n_steps"])} - {0} | by_epoch)
+
+
+def test_under_your_own_lightning_trainer_the_batches_of_whole_updates_are_counted() -> None:
+    seen = Validations()
+    trainer = make_trainer(Windowed, accumulate=2, val_every_n_steps=2)
+    own = L.Trainer(max_epochs=3, **trainer.lightning_args())
+    own.callbacks.append(seen)
+    own.fit(trainer.as_lightning_module(), make_loader(), make_valid())
+    assert seen.updates == [2, 4, 7]  # after 4, 8 and 12 batches: an epoch ends with a window of one
 
 
 class Validations(L.Callback):

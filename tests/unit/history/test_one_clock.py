@@ -16,7 +16,6 @@ from tracker_files import tensorboard_log, wandb_series
 
 from nbtrain import (
     AccumulationAddon,
-    LimitsAddon,
     LoggersAddon,
     MultiOptimizerTrainer,
     StateManagerAddon,
@@ -71,8 +70,9 @@ def test_windows_have_their_steps_however_the_recorder_is_flushed() -> None:
 
 
 def test_validations_within_a_window_stand_at_the_newest_update() -> None:
-    kind = Regress.add_on(AccumulationAddon, LimitsAddon)
-    trainer = run(kind, accumulate=2, val_every_n_steps=1, n_epochs=1, valid=DataLoader(make_data(4, seed=3), 4))
+    every_batch = {"val_check_interval": 1, "check_val_every_n_epoch": None}
+    kind, valid = Regress.add_on(AccumulationAddon), DataLoader(make_data(4, seed=3), 4)
+    trainer = run(kind, accumulate=2, lightning=every_batch, n_epochs=1, valid=valid)
     assert [row["step"] for row in trainer.history.validations] == [0, 1, 1, 2, 3]
     assert list(trainer.history.steps["train"].steps) == [1, 1, 2, 2, 3]
 
