@@ -33,7 +33,7 @@ from ..distributed.launcher import launcher_of, world_of
 from ..distributed.world import World
 from ..engine.callback import as_list
 from ..engine.control import Control
-from ..optim.joint_optimizer import named_parts
+from ..optim.joint_optimizer import named_parts, single
 from ..optim.optimizer_modes import OptimizerModes, with_modes
 from ..engine.precision import precision_args
 from ..engine.protocol import EventSink, Ran, Turn
@@ -309,14 +309,14 @@ class TrainerBase(Composable, TracebackKeeper):
             "changed": None,
             "sinks": [self.train_state.history],
             "branches": [],
-            "_marked": list(map(is_marked, self.all_optimizers)),
+            "_marked": list(map(is_marked, single(self.all_optimizers))),
         }
         return new_instance, (base, () if base is type(self) else given_addons(type(self))), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         marked = state.pop("_marked", ())
         vars(self).update(state)
-        for optimizer, was_marked in zip(self.all_optimizers, marked):
+        for optimizer, was_marked in zip(single(self.all_optimizers), marked):
             if was_marked:
                 mark_step(optimizer)
 

@@ -54,13 +54,15 @@ def schedules(optimizers: list[Optimizer]) -> dict[str, StepLR]:
     return {"muon": StepLR(optimizers[0], 1, 0.5), "sparseadam": StepLR(optimizers[2], 2, 0.9)}
 
 
-def plain_loop(clip: float = 0.0, accumulate: int = 1) -> nn.Module:
+def plain_loop(clip: float = 0.0, accumulate: int = 1, precision: str = "32-true") -> nn.Module:
     model = Words().to(DEVICE)
     optimizers = three(model)
     schedulers = schedules(optimizers).values()
     for _ in range(N_EPOCHS):
         for i, (x, y) in enumerate(BATCHES):
-            (mse_loss(model(x.to(DEVICE)), y.to(DEVICE)) / accumulate).backward()
+            with torch.autocast(torch.device(DEVICE).type, torch.bfloat16, enabled=precision == "bf16-mixed"):
+                loss = mse_loss(model(x.to(DEVICE)), y.to(DEVICE))
+            (loss / accumulate).backward()
             if (i + 1) % accumulate == 0:
                 if clip:
                     clip_grad_norm_(model.layers.parameters(), clip)  # type: ignore[union-attr, operator]
@@ -79,12 +81,12 @@ def make(kind: type[Trainer] = Fit, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_they_train_as_in_a_plain_loop(accumulate: int, lean: bool) -> None:
-    trainer = make(lightning={"accumulate_grad_batches": accumulate})
+@pytest.mark.parametrize(("accumulate", "precision"), [(1, "32-true"), (2, "32-true"), (2, "bf16-mixed")])
+def test_they_train_as_in_a_plain_loop(accumulate: int, precision: str, lean: bool) -> None:
+    trainer = make(lightning={"accumulate_grad_batches": accumulate}, precision=precision)
     trainer.lean_loops = lean
     trainer.run(N_EPOCHS, BATCHES)
-    assert same_weights(trainer.model, plain_loop(accumulate=accumulate))
+    assert same_weights(trainer.model, plain_loop(accumulate=accumulate, precision=precision))
     assert trainer.counts.step == N_EPOCHS * N_BATCHES // accumulate
 
 
@@ -156,6 +158,12 @@ def test_they_go_back_branch_and_repeat_a_step() -> None:
     copied = copy.deepcopy(trainer)
     assert all(same_weights(one.model, plain_loop()) for one in (branch, trainer, copied))
     assert trainer.replay(step=2 * N_BATCHES).loss == trainer.history.steps["train"]["train_loss"][2 * N_BATCHES - 1]
+
+
+def test_a_copy_trains_without_a_warning_of_its_schedules() -> None:
+    copied = copy.deepcopy(make())
+    copied.run(N_EPOCHS, BATCHES)
+    assert same_weights(copied.model, plain_loop())
 
 
 def test_a_rate_is_set_for_one_of_them_and_scales_its_schedule() -> None:
