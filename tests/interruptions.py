@@ -130,10 +130,10 @@ def live(case: Case, folder: Path, seed: int, end: Interruption | None, report: 
 
 
 def notes(folder: Path) -> list[str]:
-    """What the records in `folder` say that a resume lacks: nothing, for what is drawn here."""
+    """What the records in `folder` say that a resume lacks, or that has changed: nothing, for what is drawn here."""
     lines = [line for path in folder.glob("run-*/events.jsonl") for line in path.read_text().splitlines()]
-    texts = [event["data"]["text"] for event in map(json.loads, lines) if event["kind"] == "note"]
-    return [text for text in texts if "not exact" in text or "not saved" in text or "lost" in text]
+    texts = [event["data"]["text"] for event in map(json.loads, lines) if event["kind"] in ("note", "mark")]
+    return [text for text in texts if any(word in text for word in ("not exact", "not saved", "lost", " changed"))]
 
 
 def run_life(case: Case, folder: Path, seed: int, end: Interruption | None, report: Path) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 import dis
 import functools
+import hashlib
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -50,6 +52,10 @@ def _meaning(code: CodeType, doc: Any = None) -> tuple[Any, ...]:
     if doc is not None and constants and constants[0] == repr(doc):
         constants[0] = repr(None)
     return code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_argcount, tuple(constants)
+
+
+def _digest(meaning: Any) -> str:
+    return hashlib.sha256(repr(meaning).encode()).hexdigest()[:16]
 
 
 def _repr(constant: Any) -> str:
@@ -197,14 +203,16 @@ class _Search:
 
 # %% ../../nbs/source/step_changes.ipynb #e73898bc
 _MAX_LINES = 60
+_PYTHON = sys.implementation.cache_tag  # its bytecode differs from that of others
 
 
 @dataclass(frozen=True)
 class Part:
-    """A function or a constant: what it computes or is, and its text, empty if it can't be found."""
+    """A function or a constant: a digest of what it computes, or its value; and its text, empty if it can't be found."""
 
-    meaning: Any
+    meaning: str
     text: str = field(default="", compare=False)
+    is_constant: bool = field(default=False, compare=False)
 
 
 class Texts:
@@ -235,8 +243,8 @@ def _parts_of(search: _Search, texts: Texts) -> dict[str, Part]:
     for name, functions in search.functions.items():
         meaning = sorted((_meaning(f.__code__, f.__doc__) for f in functions), key=repr)
         written = list(map(texts.of, functions))
-        found[name] = Part(meaning, "\n".join(written) if all(written) else "")
-    return found | {name: Part(value, f"{name} = {value[:200]}") for name, value in search.constants.items() if name not in found}
+        found[name] = Part(_digest(meaning), "\n".join(written) if all(written) else "")
+    return found | {name: Part(value, f"{name} = {value[:200]}", True) for name, value in search.constants.items() if name not in found}
 
 
 class StepCode:
@@ -268,6 +276,24 @@ class StepCode:
             search.read(methods_of(type(item)) if is_user(type(item)) else ())
         self._objects |= _parts_of(search.run(), self._texts)
 
+    def state_dict(self, *, whole: bool) -> dict[str, Any]:
+        """The digests of all parts. Without `whole`, those of functions alone: in another process, a path or a date may be another."""
+        groups = {**self.roots, "": self._objects}
+        digests = {
+            root: {name: part.meaning for name, part in parts.items() if whole or not part.is_constant} for root, parts in groups.items()
+        }
+        return {"python": _PYTHON, "parts": digests, "methods": sorted(self._methods) if whole else []}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> StepCode | None:
+        """The code of a state, without its texts; None if another version of Python has compiled it."""
+        if state["python"] != _PYTHON:
+            return None
+        code = cls()
+        groups = {root: {name: Part(digest) for name, digest in parts.items()} for root, parts in state["parts"].items()}
+        code._objects, code.roots, code._methods = groups.pop("", {}), groups, set(state["methods"])
+        return code
+
     def _differing(self, before: StepCode, roots: Iterable[str]) -> dict[str, tuple[Part | None, Part | None]]:
         """The parts that differ, old and new; None for one that is not there."""
         found: dict[str, tuple[Part | None, Part | None]] = {}
@@ -282,8 +308,11 @@ class StepCode:
         return self._differing(before, self.roots) | both
 
     def _counted(self, before: StepCode, found: Mapping[str, tuple[Part | None, Part | None]]) -> list[str]:
-        """The names of what has changed among `found`. What is only new or gone was imported late, or follows from another change."""
-        methods = self._methods | before._methods
+        """The names of what has changed among `found`. What is only new or gone was imported late, or follows from another change.
+
+        Of another process, whose methods are not known, it may also have become a package that is not the user's.
+        """
+        methods = self._methods | before._methods if before._methods else set[str]()
         return [name for name, sides in found.items() if None not in sides or name in methods]
 
     def changes(self, before: StepCode) -> list[str]:

@@ -27,6 +27,7 @@ from ..loops.lean_training import LeanEpochLoop
 from ..optim.optimizer_state import inner_states, kept_gradients, load_gradients, load_inner_states, load_optimizer
 from ..optim.joint_optimizer import single
 from ..optim.param_groups import group_names, set_group_names, switch_off, switched_off
+from ..source.step_changes import StepCode
 from .settings import frozen_names
 from .states import StatefulTrainer, of_rank
 
@@ -343,6 +344,15 @@ def _load_gathered(at: Moment, value: Mapping[str, Any]) -> None:
             callback.load_pass_state(value[type(callback).__name__])
 
 
+def _code(at: Moment) -> dict[str, Any] | None:
+    """Your code at the beginning of the newest operation: what is continued with other code is marked."""
+    return at.trainer.code.state_dict(whole=at.whole) if at.trainer.code is not None else None
+
+
+def _load_code(at: Moment, value: Mapping[str, Any]) -> None:
+    at.trainer.code = StepCode.from_state_dict(value) or at.trainer.code
+
+
 # %% ../../nbs/state/parts.ipynb #951fcdf3
 PARTS: dict[str, Part] = {
     # in Lightning's part of a state
@@ -356,6 +366,7 @@ PARTS: dict[str, Part] = {
     "loops": Part(None, _load_loop, "setup"),
     # in nbtrain's part
     "history": Part(None, _load_history),  # a checkpoint gets its place when it is written; for memory, the trainer's is cut
+    "code": Part(_code, _load_code),
     "metrics": Part(_metrics, _load_metrics),
     "lr": Part(lambda at: at.trainer.recorder.rate(), _load_rate, in_epoch=True),  # for an epoch that has no more batches
     "lrs": Part(lambda at: at.trainer.recorder.rates(), _load_rates, in_epoch=True),

@@ -16,6 +16,7 @@ from ..distributed.world import reader_number
 from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError
 from ..rng import random_state
+from ..source.step_changes import StepCode
 from .attribute_state import AttributeState
 from .kept_states import KeptStates
 from .settings import Setup
@@ -136,3 +137,4 @@ class StatefulTrainer(TrainerProtocol, Protocol):
     resumed: bool  # a state was restored since the last run
     parent: str | None  # the checkpoint that a new run continues from
     finished_phase: int  # the newest phase that the trainer finished, or found finished
+    code: StepCode | None  # yours, as it was when the newest operation began

@@ -254,6 +254,29 @@ def test_resumed_run_keeps_where_the_best_started_again(tmp_path: Path) -> None:
     assert [row["epoch"] for row in again.history.candidates] == [3]
 
 
+@pytest.mark.parametrize("new", [TIMES_TEN, COMMENTED])
+def test_steps_that_were_changed_before_a_new_process_are_marked_where_it_continues(new: str, tmp_path: Path) -> None:
+    Saved, Again = (written(text).add_on(StateManagerAddon) for text in (STEPS, new))
+    make_trainer(Saved, save_path=tmp_path).run(2, make_loader(), make_valid())
+    again = make_trainer(Again, save_path=tmp_path)
+    again.run(3, make_loader(), make_valid(), resume="auto")
+    best = f"{again.history.epochs[1]['val_loss']:.4g}"
+    expected = [f"distance changed; best starts again, apply_weights(before=1) has val_loss {best}"] if new is TIMES_TEN else []
+    assert marks_of(again) == expected == [text for _, text in load_run(again.run_dir).marks]
+    assert again.history.best["epoch"] == 3
+
+
+def test_steps_that_were_changed_after_the_epoch_that_a_run_goes_back_to_are_marked_there() -> None:
+    trainer = make_trainer(written(STEPS), keep_states=True)
+    trainer.run(2, make_loader(), make_valid())
+    trainer.use(written(TIMES_TEN))
+    trainer.run(1, make_loader(), make_valid())
+    trainer.rewind(epoch=1)
+    trainer.run(1, make_loader(), make_valid())
+    assert [text[:36] for text in marks_of(trainer)[1:]] == ["distance changed; best starts again,"]
+    assert trainer.history.best["epoch"] == 2
+
+
 def test_early_stopping_forgets_the_best_of_the_old_steps() -> None:
     trainer = make_trainer(written(STEPS).add_on(EarlyStoppingAddon), patience=1, restore_best=True)
     trainer.run(2, make_loader(), make_valid())
