@@ -34,6 +34,7 @@ from ..distributed.world import World
 from ..engine.callback import as_list
 from ..engine.control import Control
 from ..optim.joint_optimizer import named_parts, single
+from ..optim.optimizer_state import uncopied, with_inner
 from ..optim.optimizer_modes import OptimizerModes, with_modes
 from ..engine.precision import precision_args
 from ..engine.protocol import EventSink, Ran, Turn
@@ -309,16 +310,21 @@ class TrainerBase(Composable, TracebackKeeper):
             "changed": None,
             "sinks": [self.train_state.history],
             "branches": [],
-            "_marked": list(map(is_marked, single(self.all_optimizers))),
+            "_of_optimizers": [(is_marked(optimizer), uncopied(optimizer)) for optimizer in self._each_optimizer()],
         }
         return new_instance, (base, () if base is type(self) else given_addons(type(self))), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        marked = state.pop("_marked", ())
+        of_optimizers = state.pop("_of_optimizers", ())
         vars(self).update(state)
-        for optimizer, was_marked in zip(single(self.all_optimizers), marked):
+        for optimizer, (was_marked, attributes) in zip(self._each_optimizer(), of_optimizers):
+            vars(optimizer).update(attributes)
             if was_marked:
                 mark_step(optimizer)
+
+    def _each_optimizer(self) -> list[Any]:
+        """The optimizers, and those that they join or wrap."""
+        return with_inner([*self.all_optimizers, *single(self.all_optimizers)])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy is a branch: its next run has a new folder, which begins with the history so far."""

@@ -13,13 +13,30 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 # %% auto #0
-__all__ = ["load_optimizer", "inner_states", "load_inner_states", "kept_gradients", "load_gradients"]
+__all__ = ["uncopied", "with_inner", "load_optimizer", "inner_states", "load_inner_states", "kept_gradients", "load_gradients"]
 
 
 # %% ../../nbs/optim/optimizer_state.ipynb #204c59e0
 def _inner(optimizer: Optimizer) -> dict[str, Optimizer]:
     """The optimizers in the attributes of `optimizer`."""
     return {name: value for name, value in vars(optimizer).items() if isinstance(value, Optimizer)}
+
+
+def uncopied(optimizer: Any) -> dict[str, Any]:
+    """The attributes that a copy of `optimizer` lacks, its hooks and those of a subclass: torch copies defaults, groups and states.
+
+    What a scheduler of torch has set to notice the steps is left out.
+    """
+    copied = {*optimizer.__getstate__(), "step", "_opt_called"} if isinstance(optimizer, Optimizer) else vars(optimizer)
+    return {name: value for name, value in vars(optimizer).items() if name not in copied}
+
+
+def with_inner(optimizers: Iterable[Any]) -> list[Any]:
+    """The optimizers, and those in their attributes, such as the one that a SAM wraps."""
+    found = dict.fromkeys(optimizers)
+    for optimizer in list(found):
+        found |= dict.fromkeys(with_inner(_inner(optimizer).values()))
+    return list(found)
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any], cast: Container[int] = ()) -> None:

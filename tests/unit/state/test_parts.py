@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from samples import Regress, make_loader, make_trainer
 
 from nbtrain import MultiGPUAddon, StateManagerAddon
 from nbtrain.addons.multi_gpu import _pool
+from nbtrain.state import memory
 from nbtrain.state.parts import PARTS, Part
 
 
@@ -111,6 +113,7 @@ def test_state_for_both_places_is_taken_once(tmp_path: Path, monkeypatch: pytest
         return dump(self, **options)
 
     monkeypatch.setattr(_CheckpointConnector, "dump_checkpoint", counted)
+    monkeypatch.setattr(memory, "time", SimpleNamespace(perf_counter=lambda: 0.0))  # a slow copy is not held
     trainer = make_trainer(Saving, save_path=tmp_path, keep_states=True)
     trainer.run(3, make_loader())
     assert taken == [0, 0, 1, 2]  # the start, and the end of each epoch
