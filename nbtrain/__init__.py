@@ -69,6 +69,7 @@ PUBLIC = {
     "Trainer": "trainer.trainer",
     "TrainerArgs": "jobs.trainer_args",
     "TrainerOptions": "base.addon_options",
+    "TrainerProtocol": "engine.protocol",
     "WandBLoggerAddon": "loggers.addon",
     "WarmUpScheduler": "optim.schedulers",
     "WorkerError": "errors",
@@ -158,6 +159,7 @@ if TYPE_CHECKING:
     from nbtrain.optim.schedulers import warmup_cosine as warmup_cosine
     from nbtrain.data.seeded_loader import SeededLoader as SeededLoader
     from nbtrain.base.addon_options import TrainerOptions as TrainerOptions
+    from nbtrain.engine.protocol import TrainerProtocol as TrainerProtocol
     from nbtrain.base.progress_checker import ProgressChecker as ProgressChecker
     from nbtrain.trainer.trainer import Trainer as Trainer
 

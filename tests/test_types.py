@@ -33,14 +33,16 @@ class Message(NamedTuple):
 USER = """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import lightning as L
 import torch
 from torch import nn
 from typing_extensions import Unpack, reveal_type
 
 from nbtrain import AddOnBase, EarlyStoppingAddon, EMAAddon, GradientClipAddon, MetricsAddon, ModelTrainer, StateManagerAddon
-from nbtrain import Trainer, TrainerOptions
+from nbtrain import Trainer, TrainerOptions, TrainerProtocol
 
 
 class Digits(Trainer):
@@ -123,6 +125,23 @@ Digits.add_on(StateManagerAddon(every_n_steps="20"))  # error: reportArgumentTyp
 Digits.add_on(Tilt(alpha=1))(net, optimiser=adam)  # error: reportCallIssue
 reveal_type(Digits.add_on(Tilt, StateManagerAddon)(net, alpha=1, every_n_steps=20))  # type: Digits
 reveal_type(Digits.add_on(Tilt).add_on(EMAAddon)(net, alpha=1))  # type: Digits
+
+
+class Waits(AddOnBase):
+    def callbacks(self, trainer: TrainerProtocol) -> Sequence[L.Callback]:
+        return (L.Callback(),) if trainer.mode == "train" else ()
+
+
+# a run, and what comes of it
+result = trainer.run(1, [])
+reveal_type(result)  # type: RunResult
+result.last["epoch"] + trainer.history.best["val_loss"]
+handle = trainer.run(1, [], background=True)
+reveal_type(handle)  # type: RunHandle
+handle.pause()
+trainer.resume().status
+trainer.resume(background=True).wait(timeout_s=3)
+ModelTrainer(net).run(1, background=True).wait()
 
 
 # other ways to a class

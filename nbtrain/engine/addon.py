@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import cache, wraps
 from itertools import combinations, count
@@ -122,7 +122,7 @@ class AddOnBase:
         if not has_constructor:
             cls.__init__ = _with_known_options(cls)
 
-    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
+    def callbacks(self, trainer: TrainerProtocol) -> Sequence[L.Callback]:
         """Return new callbacks for one use of Lightning: a run, a single batch, an evaluation. Batch hooks cost time in each batch."""
         return []
 
@@ -182,7 +182,7 @@ class AddOnBase:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
 
-    def lightning_loggers(self, trainer: TrainerProtocol) -> list[Logger]:
+    def lightning_loggers(self, trainer: TrainerProtocol) -> Sequence[Logger]:
         """Return Lightning loggers for each run."""
         return []
 

@@ -286,18 +286,21 @@ class History:
         return self._best.compares_validations(self.validations, self.monitor, self.monitor_mode)
 
     @property
-    def last(self) -> Row | None:
+    def last(self) -> Row | Any:
         """The row of the newest epoch; of the newest test if there is no epoch; None before the first one."""
         rows = self.epochs or self.tests
         return rows[-1] if rows else None
 
     @property
-    def best(self) -> Row | None:
-        """The row with the best monitored value; on a tie the earlier one, never a NaN. It may be a validation inside an epoch."""
+    def best(self) -> Row | Any:
+        """The row with the best monitored value, None before the first; on a tie the earlier one, never a NaN.
+
+        It may be a validation inside an epoch.
+        """
         return self._best.of(self.epochs, self.validations, self.monitor, self.monitor_mode)
 
     @checked
-    def best_before(self, number: int) -> Row | None:
+    def best_before(self, number: int) -> Row | Any:
         """The best row before the code that computes the monitored value changed for the `number`th time, from 1; None if there is none."""
         has_validations, restarts = self.compares_validations, self.restarts
         rows = self.validations if has_validations else self.epochs
@@ -423,8 +426,8 @@ class RunResult:
 
     status: Status
     reason: str = ""
-    best: Row | None = None
-    last: Row | None = None
+    best: Row | Any = None
+    last: Row | Any = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     history: History = field(default_factory=History)
     run_dir: Path | None = None

@@ -140,6 +140,13 @@ class RunHandle:
         self._control, self._place, self._refresh, self._name = control, place, refresh, name
         self._thread, self.is_waited_for = RunThread(control), False
 
+    @classmethod
+    def finished(cls, control: Control, result: RunResult) -> RunHandle:
+        """The handle to a run that had ended before."""
+        handle = cls(control, lambda: "")
+        handle._thread.result = result
+        return handle
+
     @property
     def result(self) -> RunResult | None:
         """The result; None until the run has ended."""

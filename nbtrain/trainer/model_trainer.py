@@ -239,6 +239,16 @@ class DatasetTrainer(Trainer):
         valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
+        background: Literal[True],
+    ) -> RunHandle: ...
+    @overload
+    def run(
+        self,
+        n_epoch: int,
+        loader: Loaders | L.LightningDataModule | L.LightningModule | None = None,
+        valid_loader: Loaders | None = None,
+        *,
+        resume: str | Path | None = None,
         background: bool,
     ) -> RunResult | RunHandle: ...
     @checked

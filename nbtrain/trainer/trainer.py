@@ -241,6 +241,16 @@ class Trainer(TrainerBase):
         valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
+        background: Literal[True],
+    ) -> RunHandle: ...
+    @overload
+    def run(
+        self,
+        n_epoch: int,
+        loader: Loaders | L.LightningDataModule | L.LightningModule,
+        valid_loader: Loaders | None = None,
+        *,
+        resume: str | Path | None = None,
         background: bool,
     ) -> RunResult | RunHandle: ...
     @checked
@@ -285,7 +295,8 @@ class Trainer(TrainerBase):
             n_epoch = epochs_left(self, n_epoch, resume, None if is_data_source(loader) else loader)
             if n_epoch == 0:
                 RunSinks(self).show_finished()
-                return RunOutcome(self).conclude("completed", "finished before")
+                result = RunOutcome(self).conclude("completed", "finished before")
+                return RunHandle.finished(self.control, result) if background else result
         return Run(self, n_epoch, loader, valid_loader, travel_of(self)).start(background=background)
 
     @checked
@@ -305,6 +316,14 @@ class Trainer(TrainerBase):
         if threading.current_thread() is not self.control.thread:
             self.control.wait_paused()
 
+    @overload
+    def resume(
+        self, steps: type[TrainerBase] | type[L.LightningModule] | None = None, *, skip: bool = False, background: Literal[False] = False
+    ) -> RunResult | Any: ...
+    @overload
+    def resume(
+        self, steps: type[TrainerBase] | type[L.LightningModule] | None = None, *, skip: bool = False, background: bool
+    ) -> RunHandle | Any: ...
     @checked
     def resume(
         self, steps: type[TrainerBase] | type[L.LightningModule] | None = None, *, skip: bool = False, background: bool = False
