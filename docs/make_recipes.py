@@ -15,7 +15,8 @@ _HEAD = """# Recipes beside plain loops
 <!-- Written by docs/make_recipes.py -->
 
 Each recipe trains a small model twice: with nbtrain, and by a loop of plain PyTorch. Both must end with the same weights, bit for bit
-(`torch.equal`); the tests of nbtrain run them all. The code is in `tests/recipes`, a function for each recipe, to be copied.
+(`torch.equal`); the tests of nbtrain run them all. The code is in `tests/recipes`, a function for each recipe, to be copied. A linked
+recipe has a how-to page.
 
 A step is *automatic* if it returns the loss, and *manual* if it calls `optimizer.step()` itself: see
 [Manual optimization](../nbs/howto/manual_optimization.ipynb).
@@ -23,6 +24,28 @@ The lines are those of code in which the two differ; what both use, such as the 
 """
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 _NAMES = {name.lower(): name for name in ("AdamW", "CTC", "DQN", "GAN", "Muon", "PINN", "PPO", "REINFORCE", "SAM", "VAE")}
+_PAGES = {  # the how-to page of a recipe, by the name of its test
+    "active_learning": "active_learning",
+    "curriculum": "growing_data",
+    "k_fold": "cross_validation",
+    "truncated_backpropagation_through_time": "truncated_bptt",
+    "ctc": "ctc",
+    "contrastive_learning": "self_supervised",
+    "queue_and_momentum_encoder": "self_supervised",
+    "distillation": "distillation",
+    "diffusion_with_averaged_weights": "diffusion",
+    "full_batch_graph_network": "graph_network",
+    "ppo": "reinforcement_learning",
+    "dqn": "reinforcement_learning",
+    "muon_and_adamw": "several_optimizers",
+    "gan_with_n_critic": "manual_optimization",
+    "sam": "manual_after_automatic",
+    "pinn": "physics_informed",
+    "manual_after_automatic": "manual_after_automatic",
+    "growing_batch_size": "growing_data",
+    "learned_task_weights": "learned_task_weights",
+    "meta_learning": "meta_learning",
+}
 Definition = ast.FunctionDef | ast.ClassDef
 
 
@@ -62,8 +85,10 @@ def _row(source: str, test: ast.FunctionDef, shared: Mapping[str, Definition]) -
         nodes = [known[name] for name in own - other] + ([way] if isinstance(way, ast.Lambda) else [])
         lines.append(len(set[int]().union(*(_code_lines(source, node) for node in nodes))))
     manual = any("automatic_optimization = False" in ast.unparse(known[name]) for name in used[0])
-    title = " ".join(_NAMES.get(word, word) for word in test.name.removeprefix("test_").split("_"))
+    name = test.name.removeprefix("test_")
+    title = " ".join(_NAMES.get(word, word) for word in name.split("_"))
     title = title[0].upper() + title[1:]
+    title = f"[{title}](../nbs/howto/{_PAGES[name]}.ipynb)" if name in _PAGES else title
     what = " ".join((ast.get_docstring(test) or "").split())
     return f"| {title} | {what} | {'manual' if manual else 'automatic'} | {lines[0]} | {lines[1]} |"
 
@@ -74,7 +99,7 @@ def rows() -> Iterator[str]:
         source = path.read_text(encoding="utf-8")
         tree = ast.parse(source)
         tests = [item for item in tree.body if isinstance(item, ast.FunctionDef) and item.name.startswith("test_")]
-        yield f"\n## {path.stem.removeprefix('test_').capitalize()}\n\n{ast.get_docstring(tree)}\n"
+        yield f"\n## {path.stem.removeprefix('test_').replace('_', ' ').capitalize()}\n\n{ast.get_docstring(tree)}\n"
         yield "| recipe | what is special | step | lines, nbtrain | lines, plain loop |\n|---|---|---|---|---|"
         yield from (_row(source, test, _definitions(tree.body)) for test in tests)
 

@@ -178,10 +178,11 @@ class StateManagerAddon(AddOnBase):
         """Return the checkpoint that `resume` names: "last", "best", "auto", a path or a URL. None if there is none yet."""
         return world_of(trainer).agree(partial(find_checkpoint, self.saves_to, resume, trainer.recorder.note))
 
-    def restore(self, trainer: StatefulTrainer, checkpoint: str | Path, loader: Any = None) -> str | Path:
+    def restore(self, trainer: StatefulTrainer, checkpoint: str | Path, loader: Any = None, *, phase: int | None = None) -> str | Path:
         """Restore the trainer from a checkpoint, by path or URL; callbacks and loader are restored in the next run. Returns the file.
 
-        `loader`: the loader of the next run, if known. Raises CheckpointError for a state that does not fit; then nothing changes.
+        `loader`: the loader of the next run, if known; `phase`: the number of that run, if a state of a later one needs none of it.
+        Raises CheckpointError for a state that does not fit; then nothing changes.
         """
         run_dir = None
         if not url_of(checkpoint):
@@ -197,7 +198,8 @@ class StateManagerAddon(AddOnBase):
         if run_dir is not None and loader is not None:  # a run follows at once
             world_of(trainer).agree(RunLock(run_dir).check)
         state = read_state(trainer, checkpoint)
-        found = fit_setup(trainer, state, checkpoint, loader, strict=self.strict)
+        is_finished = phase is not None and phase < state["nbtrain"].get("phase", 1)
+        found = fit_setup(trainer, state, checkpoint, None if is_finished else loader, strict=self.strict)
         if "optimizer" not in found:
             check_optimizer(trainer, state, Path(checkpoint))
         note_differences(trainer, checkpoint, found)

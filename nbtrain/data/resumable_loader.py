@@ -16,7 +16,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities.combined_loader import _shutdown_workers_and_reset_iterator
 from torch.utils.data import DataLoader, IterableDataset
 
-from .loader import LoaderWrapper, StatefulLoader, is_default_collate, is_fixed
+from .loader import BatchList, LoaderWrapper, StatefulLoader, is_default_collate, is_fixed
 from .loader_state import LoaderState
 from .order_check import OrderCheck, same_random
 from .stream import is_torchdata, lost_in_pass, loses_buffer, place_keeper, stream_of
@@ -104,7 +104,9 @@ def why_read_again(loader: Any) -> str:
     stream = stream_of(loader)
     if stream is not None and loader.num_workers and isinstance(stream, StatefulLoader):
         return f"{type(stream).__name__} has its state in worker processes; torchdata's StatefulDataLoader saves it there"
-    if isinstance(loader, (list, tuple)) or place_keeper(loader) is not None or can_skip(loader):
+    if isinstance(loader, BatchList):
+        return why_read_again(loader.batches)
+    if isinstance(loader, (list, tuple, range)) or place_keeper(loader) is not None or can_skip(loader):
         return ""
     if isinstance(loader, LoaderWrapper):
         return why_read_again(loader.loader) or "its batches are dealt to several processes, each of which reads its own"

@@ -167,7 +167,7 @@ class PassModule(L.LightningModule):
         self._left_out_at: tuple[int, str] | None = None  # the newest batch and turn that were left out
         self._batches: Any = None  # Lightning's count of them
         self._recorded: tuple[int, str] | None = None  # the newest batch and the turn whose output was counted
-        self._counted: set[Mode] = set()  # the modes in which a batch was counted
+        self._doubts: dict[Mode, str] = {}  # about the number of samples in the first batch that was counted in a mode
         self._losses: list[Tensor] = []  # of the newest batch, if it has several steps
         self.watch: StepWatch | None = None  # of the steps that `train_step` makes by hand
         self.has_stepped = True  # whether one was made for the newest batch
@@ -184,10 +184,11 @@ class PassModule(L.LightningModule):
             values, n = split_count(output, f"{self.owner.title}, mode {mode!r}")
         else:
             values, n = output, count_samples(self.owner, batch)
-            if mode not in self._counted:
-                self._counted.add(mode)
-                if doubt := doubt_of_count(self.owner, batch, n):
-                    self.owner.recorder.note(doubt, once=True)
+            if mode not in self._doubts:
+                self._doubts[mode] = doubt_of_count(self.owner, batch, n)
+            if self._doubts[mode] and meter.n_batches:  # the mean of a single batch is its own, whatever it counts
+                self.owner.recorder.note(self._doubts[mode], once=True)
+                self._doubts[mode] = ""
         meter.add(values, n)
         ends = [f"_{batch.name}"] if type(batch) is Task and self.owner.turn is None else []
         ends += [f"/{self.loader_name}"] if mode == "test" and self.loader_name is not None else []

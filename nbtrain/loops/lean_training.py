@@ -292,7 +292,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
         return (is_due and self.trainer.enable_validation) or super()._should_check_val_fx(data_fetcher)
 
     def is_step_due(self) -> bool:
-        """Whether this batch has made the update after which `validate_steps` asks for a validation; a batch may make several."""
+        """Whether this batch has made the update after which `validate_steps` wants a validation; a batch may make several."""
         n = self.validate_steps
         return n is not None and updates_of(self.trainer).completed // n > self.n_updates // n
 

@@ -37,8 +37,9 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
     if path is None:
         trainer.recorder.note(f"resume={resume!r}: nothing was saved in {str(trainer.save_path)!r} yet, so this is a fresh run.")
         return n_epoch
-    path = manager.restore(trainer, path, loader)
-    number = number if resume in ("auto", "last") else state.phase
+    by_number = resume in ("auto", "last")
+    path = manager.restore(trainer, path, loader, phase=number if by_number else None)
+    number = number if by_number else state.phase
     left = _left(trainer, n_epoch, number, trainer.states.restored or {})
     trainer.resumed, trainer.continues_run = left > 0, left > 0 and number == state.phase
     state.run += not trainer.continues_run  # a new run gets the next number

@@ -172,8 +172,9 @@ def fit_setup(trainer: TrainerProtocol, state: dict[str, Any], checkpoint: str |
     if trainer.mode == "test":
         return {}
     own = state["nbtrain"]
-    if loader is not None and own["finished"] is not None:
-        set_epoch(loader, own["counts"]["epoch"])  # a dataset may grow from epoch to epoch
+    n_begun = own["counts"]["epoch"] + (own["finished"] is not None)
+    if loader is not None and n_begun:
+        set_epoch(loader, n_begun - 1)  # a dataset may grow from epoch to epoch
     given = setup_of(trainer, loader)
     found = check_setup(own, given, Path(checkpoint), strict=strict)
     restored = restored_parts(own, given)

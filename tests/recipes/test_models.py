@@ -37,7 +37,7 @@ def by_loss(model: Any, loss_of: Any, data: Any, n_epoch: int = 2, **options: An
 def test_truncated_backpropagation_through_time() -> None:
     """Windows of a long sequence: the hidden state is kept, its gradient is not."""
     sequence = torch.randn(4, 31, 3, generator=torch.Generator().manual_seed(2))
-    windows = list(zip(sequence[:, :-1].split(5, 1), sequence[:, 1:].split(5, 1)))
+    windows = [(sequence[:, i : i + 5], sequence[:, i + 1 : i + 6], i == 0) for i in range(0, 30, 5)]  # with: does a sequence begin?
 
     def networks() -> nn.ModuleDict:
         return nn.ModuleDict({"rnn": nn.GRU(3, 8, batch_first=True), "head": nn.Linear(8, 3)})
@@ -46,10 +46,8 @@ def test_truncated_backpropagation_through_time() -> None:
         hidden: Tensor | None = None
 
         def train_step(self, batch: Any) -> dict[str, Any]:
-            x, y = batch
-            if self.counts.processed % len(windows) == 0:  # the sequence begins
-                self.hidden = None
-            output, hidden = self.model["rnn"](x, self.hidden)
+            x, y, begins = batch
+            output, hidden = self.model["rnn"](x, None if begins else self.hidden)
             self.hidden = hidden.detach()
             return {"loss": mse_loss(self.model["head"](output), y)}
 
@@ -58,10 +56,10 @@ def test_truncated_backpropagation_through_time() -> None:
 
     def plain(model: Any) -> None:
         optimizer = Adam(model.parameters())
+        hidden = None
         for _ in range(2):
-            hidden = None
-            for x, y in windows:
-                output, hidden = model["rnn"](x, hidden)
+            for x, y, begins in windows:
+                output, hidden = model["rnn"](x, None if begins else hidden)
                 hidden = hidden.detach()
                 optimizer.zero_grad()
                 mse_loss(model["head"](output), y).backward()

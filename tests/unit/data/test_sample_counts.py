@@ -226,6 +226,15 @@ def test_a_guess_is_noted_once_with_the_remedy() -> None:
     ]
 
 
+def test_a_guess_for_the_only_batch_of_a_pass_changes_no_mean_and_is_not_noted() -> None:
+    trainer = make()
+    notes, batch = Notes(trainer), Opaque(VALUES[0])
+    trainer.run(3, [batch], [batch])
+    assert notes.texts == []
+    trainer.run(1, [batch, batch])
+    assert [text[:40] for text in notes.texts] == ["The means count a Opaque as one sample, "]
+
+
 def test_the_trainers_function_counts_the_samples() -> None:
     trainer = make(count_samples=lambda batch: len(batch.x))
     notes, batches = Notes(trainer), [Opaque(values) for values in VALUES]

@@ -18,7 +18,7 @@ from nbtrain import SeededLoader, StateManagerAddon
 from nbtrain.addons.limits import LimitsAddon
 from nbtrain.data.continued_loader import ContinuedLoader
 from nbtrain.data.epoch import keeps_epoch
-from nbtrain.data.loader import LoaderWrapper
+from nbtrain.data.loader import BatchList, LoaderWrapper, as_loader
 from nbtrain.data.resumable_loader import why_read_again
 
 N, BATCH_SIZE = 64, 4
@@ -302,8 +302,9 @@ def test_why_a_pass_is_read_again() -> None:
     assert why_read_again(stock(TensorDataset(torch.zeros(8)), num_workers=2, persistent_workers=True)) == workers
     assert why_read_again(stock(ByArguments())).startswith("ByArguments has no state")
     assert why_read_again(stock(Buffered(), num_workers=2)).startswith("the buffer in which its dataset shuffles is not in")
-    assert why_read_again(range(3)) == "range has no state; with state_dict and load_state_dict it is read from where it was"
-    assert why_read_again(StatefulLoader(sized=False)) == why_read_again([1, 2]) == ""
+    assert why_read_again({1, 2}) == "set has no state; with state_dict and load_state_dict it is read from where it was"
+    assert why_read_again(StatefulLoader(sized=False)) == why_read_again(as_loader([1, 2])) == why_read_again(range(3)) == ""
+    assert why_read_again(BatchList(stock(Stream()))).startswith("Stream has no state")
 
 
 def test_workers_of_a_fixed_dataset_begin_at_the_batch_of_a_resume(tmp_path: Path) -> None:

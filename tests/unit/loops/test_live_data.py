@@ -325,6 +325,7 @@ def test_a_resume_reads_on_in_the_epoch_as_it_was(name: str, lean: bool, tmp_pat
         assert same_weights(resumed.model, whole.model), path.name
         rows = [[{k: v for k, v in row.items() if k != "time_s"} for row in trainer.history.epochs] for trainer in (whole, resumed)]
         assert rows[0] == rows[1], path.name
+        assert not any("another loader" in events.read_text() for events in tmp_path.glob("*/events.jsonl")), path.name
 
 
 # -- the number of the epoch

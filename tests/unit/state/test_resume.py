@@ -10,11 +10,13 @@ import random
 import shutil
 import warnings
 from collections import Counter, OrderedDict, defaultdict, namedtuple
+from collections.abc import Iterable
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -320,13 +322,13 @@ def test_states_of_a_parameter_whose_dtype_was_changed_are_cast_with_it() -> Non
 
 
 # -- phases
-def notebook(folder: Path, lines: tuple[int, ...], resume: str | None = "auto", **options: Any) -> Any:
+def notebook(folder: Path, lines: tuple[int, ...], resume: str | None = "auto", sizes: Iterable[int] = repeat(70), **options: Any) -> Any:
     trainer = make_trainer(options.pop("kind", Saving), save_path=folder, **options)
     torch.manual_seed(1)
     random.seed(1)
     np.random.seed(1)
-    for n_epoch in lines:
-        trainer.run(n_epoch, make_loader(), make_valid(), resume=resume)
+    for n_epoch, n in zip(lines, sizes):
+        trainer.run(n_epoch, make_loader(n), make_valid(), resume=resume)
     return trainer
 
 
@@ -342,10 +344,11 @@ def test_a_notebook_of_phases_executed_again_changes_nothing(lines: tuple[int, .
 
 @pytest.mark.parametrize("breaks", [3, 12, 18, 27])
 def test_phases_that_are_broken_off_anywhere_end_as_if_nothing_had_happened(breaks: int, tmp_path: Path) -> None:
-    expected = outcome(notebook(tmp_path / "plain", (2, 1, 3), resume=None))
+    lines, sizes = (2, 1, 3), (70, 40, 100)  # each with a loader that differs from the one before
+    expected = outcome(notebook(tmp_path / "plain", lines, None, sizes))
     with pytest.raises(Broken):
-        notebook(tmp_path / "broken", (2, 1, 3), every_n_steps=1, lightning={"callbacks": [Breaks(breaks)]})
-    assert outcome(notebook(tmp_path / "broken", (2, 1, 3), every_n_steps=1)) == expected
+        notebook(tmp_path / "broken", lines, sizes=sizes, every_n_steps=1, lightning={"callbacks": [Breaks(breaks)]})
+    assert outcome(notebook(tmp_path / "broken", lines, sizes=sizes, every_n_steps=1)) == expected
 
 
 def test_a_line_after_a_run_without_resume_is_not_trained_once_more(tmp_path: Path) -> None:

@@ -519,6 +519,26 @@ def test_an_automatic_step_that_calls_backward_is_refused() -> None:
         run(make_whole(Both), 1)
 
 
+@pytest.mark.parametrize("what", ["calls backward", "steps an optimizer"])
+def test_an_evaluation_that_would_train_is_refused(what: str) -> None:
+    class Trains(Trainer):
+        automatic_optimization = False
+
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            loss = mse_loss(self.model(batch[0]), batch[1])
+            if what == "calls backward":
+                self.backward(loss)
+            self.optimizers["sgd"].step()
+            return {"loss": loss}
+
+        test_step = torch.enable_grad()(train_step)
+
+    model = nn.Linear(8, 1)
+    trainer = Trains(model, "cpu", optimizer=SGD(model.parameters(), lr=0.1), log_bar=False)
+    with pytest.raises(StepError, match=f"^Trains.test_step {what}: it would train on the data of an evaluation"):
+        trainer.run(1, BATCHES, BATCHES)
+
+
 def test_several_optimizers_in_turn_are_another_trainer() -> None:
     class Turns(MultiOptimizerTrainer):
         automatic_optimization = False
