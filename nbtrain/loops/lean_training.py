@@ -538,12 +538,7 @@ class _TrainingPass(LeanPass):
             or self.signals.received_sigterm
         )
         if self.validates and not needs_lightning:
-            if loop.validate_steps is not None:
-                is_due = loop.is_step_due()
-            else:
-                n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
-                every = pl_trainer.val_check_batch or 1
-                is_due = self.progress.is_last_batch if every == math.inf else n % every == 0
+            is_due = self._is_validation_due()
             if is_due and self.validates_plainly and not loop._skip_next_val:
                 return self._validate()
             needs_lightning = is_last or is_due
@@ -567,6 +562,15 @@ class _TrainingPass(LeanPass):
             self.has_changed = self.assignments.changed()
             return self.is_over()
         return is_last
+
+    def _is_validation_due(self) -> bool:
+        """Whether the number of this batch, or that of its update, is one after which the run validates."""
+        loop, pl_trainer = self.loop, self.pl_trainer
+        if loop.validate_steps is not None:
+            return loop.is_step_due()
+        n = self.total.ready if pl_trainer.check_val_every_n_epoch is None else self.current.ready
+        every = pl_trainer.val_check_batch or 1
+        return self.progress.is_last_batch if every == math.inf else n % every == 0
 
     def _validate(self) -> bool:
         """Validate, and do what Lightning does after it. Returns whether the epoch is over."""
