@@ -183,6 +183,9 @@ class _Reader(dcp.FileSystemReader):
     def read(self, stored: Mapping[str, Any]) -> Weights:
         """Read some of the tensors."""
         tensors = {item.name: torch.empty(item.entry.size, dtype=item.entry.properties.dtype) for item in stored.values()}
+        for place, at in self.index.storage_data.items():
+            if place.fqn in tensors and not Path(self.path, at.relative_path).is_file():
+                raise CheckpointError(f"{at.relative_path} is missing, in which {place.fqn} is.", where=str(self.path))
         with warnings.catch_warnings():  # that there is one process, which is meant
             warnings.simplefilter("ignore")
             dcp.load(tensors, storage_reader=self, no_dist=True)
@@ -212,14 +215,16 @@ def _open(path: Path) -> tuple[Any, Callable[[Mapping[str, Any]], Weights]]:
     try:
         reader = _Reader(path.parent)
         return reader.tree(), lambda stored: _read_stored(reader, stored, path.parent)
-    except Exception as error:
+    except Exception as error:  # an untrusted file can make the reader raise anything
         raise _unreadable(path.parent, error) from error
 
 
 def _read_stored(reader: _Reader, stored: Mapping[str, Any], folder: Path) -> Weights:
     try:
         return reader.read(stored)
-    except Exception as error:
+    except CheckpointError:
+        raise
+    except (Exception, dcp.CheckpointException) as error:  # torch's is a BaseException
         raise _unreadable(folder, error) from error
 
 
