@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.checkpoint import metadata as dcp_metadata
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from .files import read_checkpoint, verify_weights
 from ..compat.weight_names import of_part
@@ -65,7 +67,7 @@ def _read_file(path: Path) -> Any:
         raise _unreadable(path, error) from error
 
 
-def _unreadable(path: Path, error: Exception) -> CheckpointError:
+def _unreadable(path: Path, error: BaseException) -> CheckpointError:
     remedy = "It is damaged, or it holds Python objects, which are not unpickled; save it again as .safetensors."
     if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
         remedy = (
@@ -149,7 +151,7 @@ class _IndexUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"GLOBAL {module}.{name}")
 
 
-class _Reader(dcp.FileSystemReader):
+class _Reader(FileSystemReader):
     """Reads a checkpoint of torch.distributed.checkpoint whose index has been read safely."""
 
     def __init__(self, folder: Path) -> None:
@@ -188,7 +190,7 @@ class _Reader(dcp.FileSystemReader):
                 raise CheckpointError(f"{at.relative_path} is missing, in which {place.fqn} is.", where=str(self.path))
         with warnings.catch_warnings():  # that there is one process, which is meant
             warnings.simplefilter("ignore")
-            dcp.load(tensors, storage_reader=self, no_dist=True)
+            load_tensors(tensors, storage_reader=self, no_dist=True)
         return {name: tensors[item.name] for name, item in stored.items()}
 
 
@@ -224,14 +226,14 @@ def _read_stored(reader: _Reader, stored: Mapping[str, Any], folder: Path) -> We
         return reader.read(stored)
     except CheckpointError:
         raise
-    except (Exception, dcp.CheckpointException) as error:  # torch's is a BaseException
+    except (Exception, CheckpointException) as error:  # torch's is a BaseException
         raise _unreadable(folder, error) from error
 
 
 # %% ../../nbs/checkpoint/weight_files.ipynb #65e67304
 _TRAINED = ("state_dict", "model_state_dict", "model", "model_state", "net", "network", "module", "weights", "params", "parameters")
 _AVERAGED = re.compile(r"(^|[._])(ema|swa)([._]|$)|averag|shadow")
-_OTHER = re.compile(r"optim|sched|scaler|loop|callback|config|args|hyper|metric|(^|_)rng|random|_extra_state$|^nbtrain$|^lightning|^amp$")
+_OTHER = re.compile(r"optim|sched|scaler|loop|callback|config|args|hyper|metric|(^|_)rng|random|extra_state$|^nbtrain$|^lightning|^amp$")
 _DEEP = 4
 _IN_CHECKPOINT = {"nbtrain", "pytorch-lightning_version"}
 
@@ -254,13 +256,13 @@ def _tensors(content: Mapping[Any, Any]) -> list[Any]:
 
 
 def _candidates(content: Any, at: str = "", depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each mapping of names to tensors in `content`, with its key. The state of an optimizer is none."""
+    """Each mapping of names to tensors in `content`, with its key. The state of an optimizer is left out."""
     if not isinstance(content, Mapping) or "param_groups" in content or depth > _DEEP or not all(isinstance(name, str) for name in content):
         return
     below = [pair for name, part in content.items() if not _OTHER.search(name) for pair in _candidates(part, _join(at, name), depth + 1)]
     own = len(_tensors(content))
     if own and own >= max((len(_tensors(part)) for _, part in below), default=0):  # a number beside the weights may be a tensor, too
-        yield at, {name: value for name, value in content.items() if not isinstance(value, Mapping) or name.endswith("_extra_state")}
+        yield at, {name: value for name, value in content.items() if not isinstance(value, Mapping) or name.endswith("extra_state")}
     else:
         yield from below
 

@@ -55,7 +55,7 @@ _COUNT = "n_averaged"
 
 
 def _wrappers(names: Iterable[str]) -> list[str]:
-    """The prefixes of wrappers before some of the names, the shortest first, which is none."""
+    """The prefixes of wrappers before some of the names, the shortest first, which is ""."""
     found = {""}
     for name in names:
         at = 0

@@ -101,9 +101,8 @@ def _votes(unknown: Mapping[str, Shape], missing: Mapping[str, Shape]) -> Counte
     if not pairs:  # "gamma" for "weight"
         shapes = {shape: [name for name in missing if missing[name] == shape] for shape in set(unknown.values())}
         pairs = [(name, new) for name, shape in unknown.items() for new in shapes[shape][:24]]
-    votes = Counter((_entry(*pair),) for pair in pairs)
-    votes.update(entries for pair in pairs if (entries := _entries_inside(*pair)))
-    return votes
+    entries: list[Entries] = [(_entry(*pair),) for pair in pairs]
+    return Counter([*entries, *filter(None, (_entries_inside(*pair) for pair in pairs))])
 
 
 def _entry(old: str, new: str) -> tuple[str, str]:

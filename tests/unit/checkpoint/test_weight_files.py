@@ -49,7 +49,7 @@ def refused(path: Any, model: nn.Module | None = None, **options: Any) -> Checkp
 def adam(model: nn.Module) -> dict[str, Any]:
     """The state of an optimizer that has made a step."""
     optimizer = torch.optim.Adam(model.parameters())
-    sum(p.sum() for p in model.parameters()).backward()
+    torch.stack([p.sum() for p in model.parameters()]).sum().backward()
     optimizer.step()
     return optimizer.state_dict()
 
@@ -358,7 +358,7 @@ def test_every_way_uses_the_same_finder(tmp_path: Path) -> None:
     parts.apply_weights(path)
     loaded = Parts.load_from_checkpoint(path, model=make_model(3), device="cpu", log_bar=False)
     trainer = make_trainer(Regress.add_on(StateManagerAddon), model=make_model(2), save_path=tmp_path / "runs")
-    assert Job(trainer, 1, make_loader(), None, None, path, []).load() == "a.pt"
+    assert Job(trainer, 1, make_loader(), None, None, str(path), []).load() == "a.pt"
     for one in (parts, loaded, trainer):
         assert same_weights(one.model, make_model(1)) and notes(one) == [said]
 
