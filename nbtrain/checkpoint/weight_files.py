@@ -6,13 +6,10 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import pathlib
-import pickle
 import re
 import types
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +18,9 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
+from .dcp_files import DcpReader, StoredTensor
 from .files import read_checkpoint, verify_weights
 from ..compat.weight_names import of_part
 from ..errors import CheckpointError, listed, nearest
@@ -79,6 +74,7 @@ def _unreadable(path: Path, error: BaseException) -> CheckpointError:
 
 # %% ../../nbs/checkpoint/weight_files.ipynb #4afec664
 _INDEX = ".index.json"
+_OTHER = re.compile(r"optim|(^|_)opt(_|$)|sched|scaler|loop|callback|config|args|hyper|metric|(^|_)rng|random|extra_state$|^(nbtrain|amp)$")
 _SUFFIXES = (".safetensors", ".safetensor", ".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -90,10 +86,10 @@ def _in_folder(folder: Path) -> Path:
             return folder / name
     indices = [name for name in names if name.endswith(_INDEX)]
     shards = {shard for name in indices for shard in _weight_map(folder / name).values()}
-    single = [name for name in names if name.endswith(_SUFFIXES) and name not in shards]
+    single = [name for name in names if name.endswith(_SUFFIXES) and name not in shards and not _OTHER.search(name)]
     for kind in (".safetensors", ""):  # as in transformers: safetensors before others, and one file before shards
         for found in (single, indices):
-            fitting = [name for name in found if kind in name and name != "training_args.bin"]
+            fitting = [name for name in found if kind in name]
             if len(fitting) == 1:
                 return folder / fitting[0]
             if fitting:
@@ -133,79 +129,6 @@ def _read_shards(index: Path) -> Weights:
 
 
 # %% ../../nbs/checkpoint/weight_files.ipynb #773ffec5
-_DCP = dcp_metadata.__name__
-_OF_INDEX = {(_DCP, name) for name in ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata")}
-_OF_INDEX |= {(_DCP, name) for name in ("BytesStorageMetadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")}
-_OF_INDEX |= {("torch.distributed.checkpoint.filesystem", "_StorageInfo"), ("torch", "Size"), ("torch.serialization", "_get_layout")}
-_OF_INDEX |= {("collections", "OrderedDict")}
-
-
-class _IndexUnpickler(pickle.Unpickler):
-    """Unpickles only the classes of an index."""
-
-    def find_class(self, module: str, name: str, /) -> Any:
-        if module in ("pathlib", "pathlib._local"):
-            return _WINDOWS if "Windows" in name else _POSIX
-        if (module, name) in _OF_INDEX or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"GLOBAL {module}.{name}")
-
-
-class _Reader(FileSystemReader):
-    """Reads a checkpoint of torch.distributed.checkpoint whose index has been read safely."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.index: dcp_metadata.Metadata = _IndexUnpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
-        for place in self.index.storage_data.values():
-            if Path(place.relative_path).is_absolute() or ".." in Path(place.relative_path).parts:
-                raise CheckpointError(f"The index has a file outside of the folder: {place.relative_path!r}.")
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> dcp_metadata.Metadata:
-        return self.index
-
-    def tree(self) -> dict[str, Any]:
-        """Tensors without memory, by the names under which they were saved."""
-        found: dict[str, Any] = {}
-        for name, entry in self.index.state_dict_metadata.items():
-            if isinstance(entry, dcp_metadata.TensorStorageMetadata):
-                self._check(name, entry)
-                path = (self.index.planner_data or {}).get(name) or (name,)
-                place = found
-                for part in path[:-1]:
-                    place = place.setdefault(part, {})
-                place[path[-1]] = _Stored(name, entry)
-        return found
-
-    def _check(self, name: str, entry: dcp_metadata.TensorStorageMetadata) -> None:
-        """Raise CheckpointError if some of a tensor is not stored; torch would return memory with whatever was in it."""
-        if sum(chunk.sizes.numel() for chunk in entry.chunks) < entry.size.numel():
-            raise CheckpointError(f"{name} is not stored as a whole.")
-
-    def read(self, stored: Mapping[str, Any]) -> Weights:
-        """Read some of the tensors."""
-        tensors = {item.name: torch.empty(item.entry.size, dtype=item.entry.properties.dtype) for item in stored.values()}
-        for place, at in self.index.storage_data.items():
-            if place.fqn in tensors and not Path(self.path, at.relative_path).is_file():
-                raise CheckpointError(f"{at.relative_path} is missing, in which {place.fqn} is.", where=str(self.path))
-        with warnings.catch_warnings():  # that there is one process, which is meant
-            warnings.simplefilter("ignore")
-            load_tensors(tensors, storage_reader=self, no_dist=True)
-        return {name: tensors[item.name] for name, item in stored.items()}
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor in a checkpoint of torch.distributed.checkpoint, before it is read: the `name` in the checkpoint, and what its index has."""
-
-    name: str
-    entry: dcp_metadata.TensorStorageMetadata
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.entry.size)
-
-
 def _open(path: Path) -> tuple[Any, Callable[[Mapping[str, Any]], Weights]]:
     """The content of a file or a folder, and the function that reads the weights chosen from it."""
     if path.is_dir():
@@ -215,13 +138,13 @@ def _open(path: Path) -> tuple[Any, Callable[[Mapping[str, Any]], Weights]]:
     if path.name != ".metadata" and path.suffix != ".distcp":
         return _read_file(path), dict
     try:
-        reader = _Reader(path.parent)
+        reader = DcpReader(path.parent)
         return reader.tree(), lambda stored: _read_stored(reader, stored, path.parent)
     except Exception as error:  # an untrusted file can make the reader raise anything
         raise _unreadable(path.parent, error) from error
 
 
-def _read_stored(reader: _Reader, stored: Mapping[str, Any], folder: Path) -> Weights:
+def _read_stored(reader: DcpReader, stored: Mapping[str, Any], folder: Path) -> Weights:
     try:
         return reader.read(stored)
     except CheckpointError:
@@ -233,7 +156,7 @@ def _read_stored(reader: _Reader, stored: Mapping[str, Any], folder: Path) -> We
 # %% ../../nbs/checkpoint/weight_files.ipynb #65e67304
 _TRAINED = ("state_dict", "model_state_dict", "model", "model_state", "net", "network", "module", "weights", "params", "parameters")
 _AVERAGED = re.compile(r"(^|[._])(ema|swa)([._]|$)|averag|shadow")
-_OTHER = re.compile(r"optim|sched|scaler|loop|callback|config|args|hyper|metric|(^|_)rng|random|extra_state$|^nbtrain$|^lightning|^amp$")
+_OF_OPTIMIZER = {"param_groups", "exp_avg", "momentum_buffer"}
 _DEEP = 4
 _IN_CHECKPOINT = {"nbtrain", "pytorch-lightning_version"}
 
@@ -252,19 +175,19 @@ class FoundWeights:
 
 
 def _tensors(content: Mapping[Any, Any]) -> list[Any]:
-    return [value for name, value in content.items() if isinstance(name, str) and isinstance(value, (Tensor, _Stored))]
+    return [value for name, value in content.items() if isinstance(name, str) and isinstance(value, (Tensor, StoredTensor))]
 
 
 def _candidates(content: Any, at: str = "", depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Each mapping of names to tensors in `content`, with its key. The state of an optimizer is left out."""
-    if not isinstance(content, Mapping) or "param_groups" in content or depth > _DEEP or not all(isinstance(name, str) for name in content):
+    if not isinstance(content, Mapping) or content.keys() & _OF_OPTIMIZER or depth > _DEEP:
         return
-    below = [pair for name, part in content.items() if not _OTHER.search(name) for pair in _candidates(part, _join(at, name), depth + 1)]
-    own = len(_tensors(content))
-    if own and own >= max((len(_tensors(part)) for _, part in below), default=0):  # a number beside the weights may be a tensor, too
-        yield at, {name: value for name, value in content.items() if not isinstance(value, Mapping) or name.endswith("extra_state")}
-    else:
-        yield from below
+    named = {name: part for name, part in content.items() if isinstance(name, str)}
+    below = [pair for name, part in named.items() if not _OTHER.search(name) for pair in _candidates(part, _join(at, name), depth + 1)]
+    tensors = _tensors({name: part for name, part in named.items() if not below or not _OTHER.search(name)})
+    if any(not below or len(tensor.shape) for tensor in tensors):  # a number beside the weights may be a tensor, too
+        yield at, {name: part for name, part in named.items() if not isinstance(part, Mapping) or name.endswith("extra_state")}
+    yield from below
 
 
 def _join(at: str, name: str) -> str:
@@ -276,7 +199,7 @@ def _rank(key: str) -> tuple[int, int]:
     if _AVERAGED.search(key):
         return 2, 0
     known = [_TRAINED.index(part) for part in key.split(".") if part in _TRAINED]
-    return (0, min(known)) if known or not key else (1, 0)
+    return (0, min(known)) if known else (1, 0)
 
 
 def _below(content: Any, key: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
@@ -317,7 +240,7 @@ def find_weights(path: Path, key: str | None = None, fitness: Fitness = lambda w
         raise CheckpointError(f"{path.name} holds no weights that can be read safely.", where=str(path), remedy=_content(content))
     at, weights = found[0] if len(found) == 1 else _choose(path, found, fitness)
     weights = read(weights)
-    others = tuple(other for other, _ in found if other != at)
+    others = tuple(other for other, _ in found if other not in ("", at))
     return FoundWeights(of_part(weights) if of_module else weights, at, others, of_module or (path / "state.json").is_file())
 
 
@@ -325,7 +248,7 @@ def _choose(path: Path, found: list[tuple[str, Mapping[str, Any]]], fitness: Fit
     fits = [fitness(weights) for _, weights in found]
     best = sorted((pair for pair, fit in zip(found, fits, strict=True) if fit == max(fits)), key=lambda pair: _rank(pair[0]))
     if len(best) > 1 and _rank(best[0][0]) == _rank(best[1][0]) == (1, 0):
-        names = " or ".join(f"key={key!r}" for key, _ in best[:4])
+        names = " or ".join(f"key={key!r}" for key, _ in best[:4] if key)
         raise CheckpointError(f"{path.name} has several weights that fit equally.", where=str(path), remedy=f"Choose with {names}.")
     return best[0]
 

@@ -80,6 +80,12 @@ SAVED: dict[str, tuple[Callable[[nn.Module], Any], str]] = {  # what a script sa
         lambda m: {"ema": {"decay": 0.9, "module": AveragedModel(m).state_dict()}},
         "the weights below 'ema.module', 'module.' was taken from the names",
     ),
+    "tensors beside them": (
+        lambda m: {"model": m.state_dict(), "opt": {"state": {"0.weight": {"exp_avg": torch.ones(1)}}}, "rng": torch.get_rng_state(), 0: 1}
+        | {f"loss_{i}": torch.ones(()) for i in range(9)},
+        "the weights below 'model'",
+    ),
+    "some numbers in a mapping": (lambda m: {**m.state_dict(), "norm": {"mean": torch.ones(3)}}, ""),
     "deeper": (lambda m: {"state": {"network": m.state_dict()}, "step": 1}, "the weights below 'state.network'"),
     "another name": (lambda m: {"my_cnn": m.state_dict()}, "the weights below 'my_cnn'"),
     "net. and model.": (
@@ -274,7 +280,8 @@ def test_index_that_leads_out_of_its_folder_is_refused(place: str, shards: Path)
 
 def test_folder_with_one_file_is_loaded_and_several_are_refused(tmp_path: Path) -> None:
     torch.save(make_model(1).state_dict(), tmp_path / "pytorch_model.bin")
-    torch.save(argparse.Namespace(lr=1), tmp_path / "training_args.bin")
+    for name in ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        torch.save({}, tmp_path / name)
     assert same_weights(applied(tmp_path).model, make_model(1))
     torch.save(make_model(1).state_dict(), tmp_path / "second.pt")
     assert "has several files of weights: pytorch_model.bin, second.pt" in str(refused(tmp_path))
