@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .frozen_base import with_base
 from .weight_files import FoundWeights, find_weights
@@ -40,8 +40,8 @@ class PretrainedFile:
     def load(self, strict: bool = True) -> str:
         """Load them into the model. Returns a note of what was guessed, and of what is not whole; "" if there is nothing to say."""
         loaded = load_weights(self.model, self.found.weights, strict, self.rename, self.where)
-        said = [self._taken(loaded), loaded.words]
-        return f"{Path(self.path).name}: {'; '.join(filter(None, said))}." if any(said) else ""
+        said = "; ".join(filter(None, (self._taken(loaded), loaded.words.rstrip("."))))
+        return f"{Path(self.path).name}: {said}." if said else ""
 
     def _taken(self, loaded: Loaded) -> str:
         """What was guessed: the key, and the prefixes in the names. In a checkpoint of nbtrain or Lightning nothing is."""
@@ -68,11 +68,12 @@ def open_pretrained(path: str | Path, model: nn.Module, key: str | None = None, 
 
     `rename`: names in the file, or their beginnings, and what they are in the model. Raises CheckpointError as `find_weights` does.
     """
-    shapes = {name: getattr(value, "shape", None) for name, value in model.state_dict().items()}
+    shapes = {name: value.shape for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
     def fitness(weights: Mapping[str, Any]) -> tuple[int, int]:
         fit = fit_names(weights, shapes)
-        return fit.n, sum(name in shapes and tuple(shapes[name] or ()) == tuple(value.shape) for name, value in fit.weights.items())
+        same = [name for name in shapes.keys() & fit.weights.keys() if getattr(fit.weights[name], "shape", None) == shapes[name]]
+        return fit.n, len(same)
 
     with local_file(path) as file:
         found = find_weights(file, key, fitness)

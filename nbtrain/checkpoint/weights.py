@@ -145,7 +145,7 @@ class Loaded:
         parts = [f"loaded {self.n} of {self.n_all} weights"]
         parts += [f"not in it: {_named(self.missing)}"] if self.missing else []
         parts += [f"not used: {_named(self.unused)}"] if self.unused else []
-        return "; ".join(parts) if self.missing or self.unused else ""
+        return f"{'; '.join(parts)}." if self.missing or self.unused else ""
 
 
 def _named(names: Sequence[str]) -> str:
@@ -271,4 +271,5 @@ def _proposal(rename: Mapping[str, str], fits: Mapping[str, str], n: int, ours: 
     old, new = next(iter(fits.items()))
     shown = json.dumps(dict(list(rename.items())[:4]))
     given = f"rename={shown}" if len(rename) <= 4 else f"rename=error.rename of this error ({shown[:-1]}, ... and {len(rename) - 4} more)"
-    return f"Give {given}: then {n + len(fits)} of {len(ours)} fit, for example {old} {ours[new]} as {new}."
+    other = " Or load what fits with strict=False." if n else ""
+    return f"Give {given}: then {n + len(fits)} of {len(ours)} fit, for example {old} {ours[new]} as {new}.{other}"

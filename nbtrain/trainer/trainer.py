@@ -693,19 +693,18 @@ class Trainer(TrainerBase):
             if before is not None:
                 raise ConfigError("apply_weights got a file and before=.", remedy="Give one of them.")
             file = open_pretrained(filename, self.model, key, rename)
-            self._note_of_weights(self.control.do(lambda at: file.load(strict)))
+            self.control.do(lambda at: self._note_of_weights(file.load(strict)))
             return
         if key is not None or rename is not None:
             raise ConfigError("apply_weights got key= or rename=, and no file.", remedy="Give the file first.")
         weights = weights_before(self, before) if before is not None else self.train_state.best_weights
         if weights is None:
             raise CheckpointError("There are no best weights yet.", remedy="Run an epoch first, or give a filename.")
-        words = self.control.do(lambda at: load_weights(self.model, weights, strict)).words
-        self._note_of_weights(f"The best weights: {words}." if words else "")
+        self.control.do(lambda at: self._note_of_weights(load_weights(self.model, weights, strict).words, "The best weights: "))
 
-    def _note_of_weights(self, text: str) -> None:
+    def _note_of_weights(self, text: str, before: str = "") -> None:
         if text:
-            self.recorder.note(text)
+            self.recorder.note(f"{before}{text}")
 
     @staticmethod
     @checked

@@ -199,6 +199,23 @@ def test_note_says_how_many_are_loaded_and_names_the_others(tmp_path: Path) -> N
     assert any(text.startswith("a.pt: loaded 2 of 4 weights") for text in seen)
 
 
+def test_weights_are_loaded_by_a_step_during_a_run(tmp_path: Path) -> None:
+    weights = make_model(1).state_dict()
+    torch.save({"0.weight": weights["0.weight"]}, tmp_path / "a.pt")
+    seen: list[str] = []
+
+    class Loads(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            self.apply_weights(tmp_path / "a.pt", strict=False)
+            assert torch.equal(self.model[0].weight, weights["0.weight"])
+            return super().train_step(batch)
+
+    trainer = make_trainer(Loads)
+    trainer.sinks.append(argparse.Namespace(update=lambda event: seen.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.run(1, make_loader(16))
+    assert "a.pt: loaded 1 of 4 weights; not in it: 0.bias, 3.weight, 3.bias." in seen
+
+
 # -- other names
 def encoder(name: str) -> nn.Module:
     model = nn.Sequential()
@@ -226,6 +243,14 @@ def test_mapping_is_proposed_by_the_order_of_the_shapes(tmp_path: Path) -> None:
     assert error.rename == {"first.": "0.", "second.": "2.", "third.": "4."}
     trainer = applied(tmp_path / "a.pt", plain, rename=error.rename)
     assert torch.equal(trainer.model[4].weight, named["third"].weight)
+
+
+def test_error_of_some_weights_names_both_ways(tmp_path: Path) -> None:
+    one = nn.ModuleDict({"body": nn.Linear(2, 3), "head": nn.Linear(3, 4)})
+    torch.save(one.state_dict(), tmp_path / "a.pt")
+    error = str(refused(tmp_path / "a.pt", nn.ModuleDict({"body": nn.Linear(2, 3), "fc": nn.Linear(3, 4)})))
+    assert error.splitlines()[-1].endswith("for example head.weight (4, 3) as fc.weight. Or load what fits with strict=False.")
+    assert 'Give rename={"head.": "fc."}: then 4 of 4 fit' in error
 
 
 def test_mapping_that_does_not_fit_is_refused(tmp_path: Path) -> None:
