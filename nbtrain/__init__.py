@@ -164,8 +164,16 @@ if TYPE_CHECKING:
     from nbtrain.trainer.trainer import Trainer as Trainer
 
 
+def _renamed_to(name: str) -> str:
+    from nbtrain.compat.config_fields import renamed_to
+
+    return renamed_to(name)
+
+
 def __getattr__(name: str) -> Any:
     if name not in PUBLIC:
+        if not name.startswith("_") and (new := _renamed_to(name)):
+            raise ImportError(f"{name} is now {new}: from nbtrain import {new.partition('(')[0]}")  # Python would hide an AttributeError
         raise AttributeError(f"module 'nbtrain' has no attribute {name!r}")
     from nbtrain.deferred_imports import deferring
 

@@ -42,7 +42,7 @@ _MIN, _MAX = frozenset(_DOWN.split()), frozenset(_UP.split())
 
 def known_mode(monitor: str) -> MonitorMode | None:
     """Whether lower ("min") or higher ("max") values of the metric `monitor` are better; None if its exact name is unknown."""
-    name = re.sub("^(train|val|eval|test)_", "", monitor).partition("/")[0]  # without a loader's name, as in val_loss/hard
+    name = re.sub("^((train|val|eval|test)_)+", "", monitor).partition("/")[0]  # without a loader's name, as in val_loss/hard
     if name in _MIN:
         return "min"
     return "max" if name in _MAX else None

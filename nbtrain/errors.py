@@ -5,7 +5,7 @@
 # %% ../nbs/errors.ipynb #4e41cd24
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 # %% auto #0
@@ -50,7 +50,12 @@ class AddOnError(NbtrainError, TypeError):
 
 
 class CheckpointError(NbtrainError):
-    """A checkpoint is missing or damaged, or does not fit the model, loader or settings."""
+    """A checkpoint is missing or damaged, or does not fit the model, loader or settings.
+
+    `rename`: if other names would make the weights fit, a mapping for `apply_weights(rename=)`.
+    """
+
+    rename: Mapping[str, str] | None = None
 
 
 class StepError(NbtrainError):

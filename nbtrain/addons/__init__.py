@@ -13,6 +13,8 @@ __all__ = sorted(name for name, module in nbtrain.PUBLIC.items() if module.start
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
+        if not name.startswith("_"):
+            getattr(nbtrain, name, None)  # raises ImportError for a name that was renamed
         raise AttributeError(f"module 'nbtrain.addons' has no attribute {name!r}")
     return getattr(import_module("nbtrain"), name)
 

@@ -292,7 +292,8 @@ class _Measure(PassKeeper):
                 if isinstance(group, int):
                     names = self.trainer.module.loader_names if isinstance(self.trainer.module, StepModule) else ()
                     end = f"/{names[group] if names else group}"  # of one of several loaders
-                named = {f"{key}{end}": math.nan if values is None else values[key] for key in self.addon.keys.get(name, (name,))}
+                keys = self.addon.keys[name] if name in self.addon.keys else self._unknown(name, phase)
+                named = {f"{key}{end}": math.nan if values is None else values[key] for key in keys}
                 missing += named if values is None else ()
                 found |= named
         if missing and phase not in self._noted:
@@ -300,6 +301,16 @@ class _Measure(PassKeeper):
             what = f"A {_PASSES[phase]} pass has only labels of {self.addon.ignore_index}"
             self.trainer.recorder.note(f"{what}, so these metrics are nan: {', '.join(missing)}.")
         return found
+
+    def _unknown(self, name: str, phase: Phase) -> tuple[str, ...]:
+        """The names of a metric that has not returned any yet: its own, and that of the monitor if nothing else has it."""
+        prefix = {"train": "train_", "valid": "val_", "test": "test_"}[phase]
+        monitor = self.trainer.train_state.history.monitor
+        key, log = monitor.removeprefix(prefix), self.trainer.train_state.meters["train" if phase == "train" else "test"].log
+        known = {*log, *self._measures(None), *(key for keys in self.addon.keys.values() for key in keys)}
+        if not monitor.startswith(prefix) or self.trainer.reads_tensors or key in known:
+            return (name,)
+        return (key,) if name == "<lambda>" else tuple(dict.fromkeys([name, key]))
 
 
 # %% ../../nbs/addons/metrics.ipynb #2091e078

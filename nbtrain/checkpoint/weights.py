@@ -5,34 +5,34 @@
 # %% ../../nbs/checkpoint/weights.ipynb #36ebb2ea
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from fsspec.core import url_to_fs
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .atomic import sync, written
-from .files import read_checkpoint, verify_weights
-from ..compat.weight_names import bare, fitted, of_part
+from .weight_files import Weights, find_weights
+from ..compat.weight_names import bare, fit_names
+from ..compat.weight_renames import Shape, hits, propose_rename
 from ..distributed.parallelism import whole
 from ..errors import CheckpointError, first_line
 
 # %% auto #0
-__all__ = ["Weights", "copy_weights", "url_of", "local_file", "save_weights", "read_weights", "load_weights", "check_weights"]
+__all__ = ["copy_weights", "url_of", "local_file", "save_weights", "read_weights", "Loaded", "load_weights", "check_weights"]
+
 
 # %% ../../nbs/checkpoint/weights.ipynb #c2077b6a
-Weights = dict[str, Tensor]
-
-
 def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping[str, Tensor] | None = None) -> Weights:
     """Copy the model's weights to the CPU, by the names of the uncompiled model, into the tensors of `into` if they fit.
 
@@ -112,8 +112,8 @@ def save_weights(model: nn.Module, path: str | Path, *, overwrite: bool = False)
     return path
 
 
-def read_weights(path: str | Path) -> Weights:
-    """Read the weights from a safetensors file, a checkpoint folder, a torch file or a Lightning checkpoint, by their names in the model.
+def read_weights(path: str | Path, key: str | None = None) -> Weights:
+    """Read the weights from any file or folder that `find_weights` knows, by their names in the uncompiled model.
 
     The file may be given by its URL, such as "s3://bucket/last.ckpt"; fsspec may then need a package such as s3fs.
 
@@ -121,71 +121,87 @@ def read_weights(path: str | Path) -> Weights:
     and for one that can't be read this way.
     """
     with local_file(path) as file:
-        return _read_weights(file)
-
-
-def _read_weights(path: Path) -> Weights:
-    if path.is_dir():
-        if any(path.glob("rank-*.safetensors")):
-            return of_part(read_checkpoint(path)["state_dict"])
-        path = path / "model.safetensors"
-    if not path.is_file():
-        raise CheckpointError(f"There is no file {str(path)!r}.", remedy="Give the path of a file of weights.")
-    verify_weights(path)
-    try:
-        return dict(bare(_read_safetensors(path))) if path.suffix == ".safetensors" else _read_torch(path)
-    except Exception as error:  # an untrusted file can make the readers raise anything
-        raise CheckpointError(
-            f"{path.name} holds no weights that can be read safely.",
-            where=str(path),
-            remedy="It is damaged, or it holds Python objects, which are not unpickled; save it again as .safetensors.",
-        ) from error
-
-
-def _read_torch(path: Path) -> Weights:
-    found = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(found, Mapping):
-        return {}
-    weights = found.get("state_dict", found)
-    return of_part(weights) if found.keys() & {"nbtrain", "pytorch-lightning_version"} else dict(bare(weights))
-
-
-def _read_safetensors(path: Path) -> Weights:
-    with safe_open(path, framework="pt") as file:
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        tied = file.metadata() or {}  # one of several tied weights is stored; the metadata has the other names
-    return weights | {name: weights[stored] for name, stored in tied.items() if stored in weights and name != "format"}
+        return dict(bare(find_weights(file, key).weights))
 
 
 # %% ../../nbs/checkpoint/weights.ipynb #25826310
-def load_weights(model: nn.Module, weights: Mapping[str, Any], strict: bool = True) -> None:
+@dataclass(frozen=True)
+class Loaded:
+    """What of a model was loaded: `n` of its `n_all` weights; which are `missing` in what was given; which of that were `unused`.
+
+    `removed`, `added`: the prefix that was removed from the names, and the one that was put before them.
+    """
+
+    n: int
+    n_all: int
+    missing: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    removed: str = ""
+    added: str = ""
+
+    @property
+    def words(self) -> str:
+        """What is not whole; empty if all was loaded, and nothing was left."""
+        parts = [f"loaded {self.n} of {self.n_all} weights"]
+        parts += [f"not in it: {_named(self.missing)}"] if self.missing else []
+        parts += [f"not used: {_named(self.unused)}"] if self.unused else []
+        return f"{'; '.join(parts)}." if self.missing or self.unused else ""
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def load_weights(
+    model: nn.Module, weights: Mapping[str, Any], strict: bool = True, rename: Mapping[str, str] | None = None, where: str = ""
+) -> Loaded:
     """Load `weights` into the model. Raises a CheckpointError that lists what does not fit; with `strict=False`, only for wrong shapes.
 
+    If none of them fits, that is always an error, `where`: from where they are, for its message. `rename`: names in `weights`, or their
+    beginnings, and what they are in the model. Prefixes of wrappers, such as `module.`, are removed or added.
+
     As in torch, a module with a custom `_load_from_state_dict` decides what fits. A buffer gets the saved shape. Extra states that are not
-    tensors may be missing, because a weights file can't have them.
+    tensors may be missing, because a weights file can't have them. A weight that is tied to another one need not be there twice.
     """
     state = model.state_dict()
-    weights = fitted(weights, state)
-    _check_fits(model, weights, state, strict)
-    _fit_buffers(model, weights)
-    found = OrderedDict(weights)
+    fit = fit_names(weights, state, rename)
+    given = _with_tied(model, fit.weights)
+    _check_fits(model, given, state, strict, where)
+    _fit_buffers(model, given)
+    found = OrderedDict(given)
     found._metadata = getattr(state, "_metadata", None)  # pyright: ignore[reportAttributeAccessIssue]  # the versions of the modules
     try:
         result = model.load_state_dict(found, strict=False)
     except RuntimeError as error:
-        raise _other_model(model, [str(error)]) from error
-    left = [n for n in result.missing_keys if isinstance(state.get(n), Tensor)]
-    if strict and (left or result.unexpected_keys):
-        raise _other_model(model, [*(f"{n} is missing" for n in left), *(f"{n} is unknown" for n in result.unexpected_keys)])
+        raise _other_model(model, [str(error)], where=where) from error
+    n_all = sum(isinstance(value, Tensor) for value in state.values())
+    left = tuple(n for n in result.missing_keys if isinstance(state.get(n), Tensor))
+    loaded = Loaded(n_all - len(left), n_all, left, tuple(result.unexpected_keys), fit.removed, fit.added)
+    if (strict and (left or loaded.unused)) or (n_all and weights and not loaded.n):
+        differences = [*(f"{n} is missing" for n in left), *(f"{n} is unknown" for n in loaded.unused)]
+        raise _other_model(model, differences, where=where, weights=given, state=state)
+    return loaded
 
 
 def check_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
     """Raise the CheckpointError that `load_weights` would raise, before anything is loaded."""
     state = model.state_dict()
-    _check_fits(model, fitted(weights, state), state, strict=True)
+    _check_fits(model, _with_tied(model, fit_names(weights, state).weights), state, strict=True)
 
 
-def _check_fits(model: nn.Module, weights: Mapping[str, Any], state: Mapping[str, Any], strict: bool) -> None:
+def _with_tied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """`weights`, with those that are the same parameter under another name, of which files often have one."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    found = dict(weights)
+    for tied in names.values():
+        stored = next((name for name in tied if name in weights), None)
+        found |= {name: weights[stored] for name in tied if name not in weights} if stored is not None else {}
+    return found
+
+
+def _check_fits(model: nn.Module, weights: Mapping[str, Any], state: Mapping[str, Any], strict: bool, where: str = "") -> None:
     names = {id(part): f"{path}." if path else "" for path, part in model.named_modules()}
     free = tuple(names[id(part)] for part in model.modules() if _loads_itself(part))
     buffers = {f"{names[id(part)]}{name}" for part in model.modules() for name in part._buffers}
@@ -194,8 +210,10 @@ def _check_fits(model: nn.Module, weights: Mapping[str, Any], state: Mapping[str
     missing = [n for n, v in state.items() if n not in weights and isinstance(v, Tensor)]
     unknown = [n for n in weights if n not in state]
     absent = [f"{n} is {what}" for kind, what in ((missing, "missing"), (unknown, "unknown")) for n in kind if not n.startswith(free)]
-    if (strict and absent) or wrong:
-        raise _other_model(model, [*wrong, *absent], remedy=not wrong)
+    if wrong:
+        raise _other_model(model, [*wrong, *absent], where=where)
+    if strict and absent:
+        raise _other_model(model, absent, where=where, weights=weights, state=state)
 
 
 def _loads_itself(module: nn.Module) -> bool:
@@ -213,9 +231,45 @@ def _fit_buffers(model: nn.Module, weights: Mapping[str, Any]) -> None:
                 part._buffers[name] = buffer.new_empty(saved.shape)
 
 
-def _other_model(model: nn.Module, differences: Sequence[str], *, remedy: bool = True) -> CheckpointError:
-    more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
-    return CheckpointError(
-        f"The weights are not those of a {type(model).__name__}: {', '.join(differences[:5])}{more}.",
-        remedy="Create the model as it was when they were saved, or load what fits with strict=False." if remedy else "",
-    )
+def _other_model(
+    model: nn.Module,
+    differences: Sequence[str],
+    *,
+    where: str = "",
+    weights: Mapping[str, Any] | None = None,
+    state: Mapping[str, Any] | None = None,
+) -> CheckpointError:
+    """The error for weights that don't fit. With `weights` and the model's `state`, it says what to do about their names."""
+    what, remedy, rename = f"The weights are not those of a {type(model).__name__}: {_named(differences)}", "", None
+    if weights is not None and state is not None:
+        ours, theirs = _shapes(state), _shapes(weights)
+        n = len(ours.keys() & theirs.keys())
+        what += f"; {n or 'none'} of its {len(ours)} weights {'is' if n < 2 else 'are'} there"
+        unknown, missing = ({k: v for k, v in a.items() if k not in b} for a, b in ((theirs, ours), (ours, theirs)))
+        rename = propose_rename(unknown, missing)
+        if rename:
+            remedy = _proposal(rename, hits(rename, unknown, missing), n, ours)
+        elif n:
+            remedy = "Create the model as it was when they were saved, or load what fits with strict=False."
+        else:
+            both = [
+                f"{who} {_named([f'{k} {v}' for k, v in list(part.items())[:2]])}"
+                for who, part in (("given is", theirs), ("the model has", ours))
+            ]
+            remedy = f"Create the model as it was when they were saved, or give rename=: {', '.join(both)}."
+    error = CheckpointError(f"{what}.", where=where, remedy=remedy)
+    error.rename = rename or None
+    return error
+
+
+def _shapes(weights: Mapping[str, Any]) -> dict[str, Shape]:
+    return {name: tuple(value.shape) for name, value in weights.items() if isinstance(value, Tensor)}
+
+
+def _proposal(rename: Mapping[str, str], fits: Mapping[str, str], n: int, ours: Mapping[str, Shape]) -> str:
+    """What to do if `rename` makes more weights fit than the `n` that do."""
+    old, new = next(iter(fits.items()))
+    shown = json.dumps(dict(list(rename.items())[:4]))
+    given = f"rename={shown}" if len(rename) <= 4 else f"rename=error.rename of this error ({shown[:-1]}, ... and {len(rename) - 4} more)"
+    other = " Or load what fits with strict=False." if n else ""
+    return f"Give {given}: then {n + len(fits)} of {len(ours)} fit, for example {old} {ours[new]} as {new}.{other}"

@@ -26,6 +26,7 @@ __all__ = [
     "translate_fields",
     "describe_accepted",
     "current_name",
+    "renamed_to",
     "translate_addons",
 ]
 
@@ -159,6 +160,14 @@ def current_name(name: str) -> str:
 
 # %% ../../nbs/compat/config_fields.ipynb #7d11aa02
 JOINED = {"ThroughputAddon": ("SystemMonitorAddon", {"throughput": True, "monitor_system": False})}
+
+
+def renamed_to(name: str) -> str:
+    """What to write instead of a public name that was renamed or joined with another; "" for any other name."""
+    if name == "AddonError":
+        return "AddOnError"
+    addon, options = JOINED.get(name, ("", {}))
+    return f"{addon}({', '.join(f'{key}={value}' for key, value in options.items())})" if addon else ""
 
 
 def translate_addons(document: Fields) -> None:

@@ -138,11 +138,16 @@ def _as_whole(number: float) -> float:
 
 # %% ../../nbs/engine/meter.ipynb #4b6850be
 class EpochLog(dict[str, list[Any]]):
-    """This epoch's values by key, one per batch: floats for scalars; tensors too, if the class has a `metric_on_epoch_end`."""
+    """This epoch's values by key, one per batch: floats for scalars; tensors too, if the class has a `metric_on_epoch_end`.
+
+    Before the first batch of a pass, each key has an empty list.
+    """
 
     def __missing__(self, key: str) -> list[Any]:
+        if not self:
+            return []
         raise KeyError(
-            f"{key!r} is not in this epoch's log, which has: {', '.join(self) or 'nothing yet'}. Other tensors than "
+            f"{key!r} is not in this epoch's log, which has: {', '.join(self)}. Other tensors than "
             "scalars are kept only where the class has a metric_on_epoch_end to read them."
         )
 

@@ -22,7 +22,7 @@ from ..addons.accumulation import AccumulationAddon
 from ..addons.limits import ValidateSteps
 from ..addons.multi_gpu import MultiGPUAddon
 from ..addons.state_manager import StateManagerAddon
-from ..checkpoint.weights import load_weights, read_weights
+from ..checkpoint.pretrained import open_pretrained
 from ..compat.config_fields import AUTOMATIC
 from ..config.compute_plan import device_batches, limits, n_epochs, plan_compute
 from ..config.document import At, Document, Problems
@@ -73,7 +73,8 @@ class Job:
         if path is None:
             return ""
         try:
-            load_weights(self.trainer.model, read_weights(path))
+            if note := open_pretrained(path, self.trainer.model).load():
+                self.trainer.recorder.note(note)
         except CheckpointError as error:
             remedy = "Use the configuration of that run, or --checkpoint.resume_from with another state."
             raise CheckpointError(first_line(error), where=str(path), remedy=remedy) from error

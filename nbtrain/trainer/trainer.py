@@ -40,9 +40,9 @@ from ..base.compose import check_addon_options, constructor_parameters, make_add
 from ..base.operation import operate
 from ..base.trainer_base import TrainerBase
 from ..base.written_steps import check_written_steps, uncalled_methods
-from ..checkpoint.frozen_base import with_base
 from ..checkpoint.sharded import merge_checkpoint
-from ..checkpoint.weights import Weights, load_weights, read_weights, save_weights
+from ..checkpoint.pretrained import open_pretrained
+from ..checkpoint.weights import Weights, load_weights, save_weights
 from ..data.several_loaders import Loaders
 from ..data.tensor_loader import as_tensor, is_array
 from ..distributed.devices import Device, device_args, resolve_device
@@ -687,23 +687,46 @@ class Trainer(TrainerBase):
         return self.control.do(lambda at: save_weights(self.model, filename, overwrite=overwrite))
 
     @checked
-    def apply_weights(self, filename: str | Path | None = None, strict: bool = True, *, before: PositiveInt | None = None) -> None:
+    def apply_weights(
+        self,
+        filename: str | Path | None = None,
+        strict: bool = True,
+        *,
+        key: str | None = None,
+        rename: Mapping[str, str] | None = None,
+        before: PositiveInt | None = None,
+    ) -> None:
         """Load weights into the model, from a file or a URL. The default is the weights of the best epoch.
 
-        If you change the code that computes the monitored value, the best starts again, and the mark of the change has a number: with
-        `before=1` it loads the best weights before that. With `strict=False`, the weights that fit are loaded and the others are ignored.
+        `filename`: a torch or safetensors file, or a folder of shards, of any tool; its weights may be below a key such as "model".
+        If there are several, it takes those that fit the model best, and of equals the trained ones before their average; `key` chooses
+        others, such as "model_ema". Prefixes such as "module." before the names don't matter. `rename`: other names, or the beginnings
+        of names, in the file, and what they are in the model: `{"backbone.": "encoder."}`. What was guessed is said in a note.
 
-        Raises CheckpointError if there are no weights, or if they don't fit the model.
+        If you change the code that computes the monitored value, the best starts again, and the mark of the change has a number: with
+        `before=1` it loads the best weights before that. With `strict=False`, the weights that fit are loaded, and a note names the others.
+
+        Raises CheckpointError if there are no weights, or if they don't fit the model; also with `strict=False` if none fits.
         """
-        if filename is not None and before is not None:
-            raise ConfigError("apply_weights got a file and before=.", remedy="Give one of them.")
-        if before is not None:
-            weights = weights_before(self, before)
-        else:
-            weights = self.train_state.best_weights if filename is None else with_base(read_weights(filename), self.model, filename)
+        if filename is not None:
+            if before is not None:
+                raise ConfigError("apply_weights got a file and before=.", remedy="Give one of them.")
+            file = open_pretrained(filename, self.model, key, rename)
+            self.control.do(lambda at: self._note_of_weights(file.load(strict)))
+            return
+        if key is not None or rename is not None:
+            raise ConfigError("apply_weights got key= or rename=, and no file.", remedy="Give the file first.")
+        weights = weights_before(self, before) if before is not None else self.train_state.best_weights
         if weights is None:
             raise CheckpointError("There are no best weights yet.", remedy="Run an epoch first, or give a filename.")
-        self.control.do(lambda at: load_weights(self.model, weights, strict))
+        self.control.do(lambda at: self._note_of_weights(load_weights(self.model, weights, strict).words, "The best weights: "))
+
+    def _note_of_weights(self, text: str, before: str = "") -> None:
+        if not text:
+            return
+        self.recorder.note(f"{before}{text}")
+        if self.control.state == "idle":  # the record of the next run comes later, perhaps never
+            print(f"{before}{text}")
 
     @staticmethod
     @checked
@@ -719,12 +742,17 @@ class Trainer(TrainerBase):
     # -- other ways to make a trainer
     @classmethod
     @checked
-    def load_from_checkpoint(cls: type[AnyTrainer], path: str | Path, **arguments: Any) -> AnyTrainer:
-        """Make a trainer with `arguments`, and load the model's weights from a Lightning checkpoint of this class (path or URL)."""
+    def load_from_checkpoint(
+        cls: type[AnyTrainer], path: str | Path, *, key: str | None = None, rename: Mapping[str, str] | None = None, **arguments: Any
+    ) -> AnyTrainer:
+        """Make a trainer with `arguments`, and load the model's weights from a checkpoint or any file of weights (path or URL).
+
+        `key`, `rename`: as in `apply_weights`.
+        """
         if "optimizer" not in arguments:
             arguments.setdefault("mode", "test")
         trainer = cls(**arguments)
-        load_weights(trainer.model, with_base(read_weights(path), trainer.model, path))
+        trainer._note_of_weights(open_pretrained(path, trainer.model, key, rename).load())
         return trainer
 
     @classmethod

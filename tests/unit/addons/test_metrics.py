@@ -152,6 +152,18 @@ def test_a_validation_without_labels_does_not_end_the_run_and_is_said_once(tmp_p
     assert trainer.history.best == trainer.history.last
 
 
+@pytest.mark.parametrize("metrics", [compute_metrics, lambda eval_pred: compute_metrics(eval_pred)], ids=["function", "lambda"])
+def test_monitored_metric_is_nan_while_all_labels_are_ignored(metrics: Any) -> None:
+    """Before the function has returned the names of its metrics."""
+    model = torch.nn.Linear(3, 3)
+    options = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "log_bar": False, "monitor_mode": "max"}
+    trainer = Measured(model, "cpu", monitor="val_hf_accuracy", metrics=metrics, **options)
+    assert trainer.run(1, make_batches(8, 8), UNLABELLED).status == "completed"
+    assert str(trainer.history.last["val_hf_accuracy"]) == "nan" and "val_<lambda>" not in trainer.history.last
+    trainer.run(1, make_batches(8, 8), make_batches(8, 8))
+    assert trainer.history.best == trainer.history.last
+
+
 def test_one_loader_of_several_without_labels() -> None:
     inputs, labels = torch.randn(20, 3), torch.full((20,), -100)
     loaders = [DataLoader(TensorDataset(inputs, torch.arange(20) % 3), 8), DataLoader(TensorDataset(inputs, labels), 8)]

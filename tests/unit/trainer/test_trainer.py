@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 import subprocess
 import sys
 from datetime import timedelta
@@ -251,6 +252,22 @@ def test_apply_weights_takes_the_best_copy() -> None:
     assert trainer.history.best["epoch"] == 1
     trainer.apply_weights()
     assert all(torch.equal(trainer.best_weights[name], value) for name, value in trainer.model.state_dict().items())
+
+
+def test_logs_are_empty_before_their_first_batch() -> None:
+    """A step of the first epoch may read the log of a validation that comes later."""
+    seen: list[Any] = []
+
+    class Reads(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            seen.append(list(self.log_test["loss"]))
+            return super().train_step(batch)
+
+    trainer = make_trainer(Reads)
+    trainer.run(2, make_loader(16), make_valid(16))
+    assert [len(values) for values in seen] == [0, 0, 1, 0]  # training, validation, training, validation
+    with pytest.raises(KeyError, match="'los' is not in this epoch's log, which has: loss, mae"):
+        _ = trainer.log_test["los"]
 
 
 def test_weights_that_are_not_there_or_do_not_fit(tmp_path: Path) -> None:
@@ -575,9 +592,20 @@ def test_a_progress_checker_counts_by_itself_and_that_of_a_trainer_its_batches()
     assert trainer.progress_checker.get_step() == trainer.counts.processed + 1 and trainer.progress_checker.get_epoch() == 2
 
 
-@pytest.mark.parametrize("name", ["eval_loss", "val_loss", "test_loss", "loss", "train_loss"])
+@pytest.mark.parametrize("name", ["eval_loss", "val_loss", "test_loss", "loss", "train_loss", "val_eval_loss"])
 def test_a_loss_is_better_where_it_is_lower_under_all_names(name: str) -> None:
     assert known_mode(name) == "min" and known_mode(name.replace("loss", "accuracy")) == "max"
+
+
+@pytest.mark.parametrize("place", ["nbtrain", "nbtrain.addons"])
+def test_name_that_was_renamed_is_refused_with_the_new_one(place: str) -> None:
+    now = "ThroughputAddon is now SystemMonitorAddon(throughput=True, monitor_system=False): from nbtrain import SystemMonitorAddon"
+    with pytest.raises(ImportError, match=re.escape(now)):
+        exec(f"from {place} import ThroughputAddon")
+    with pytest.raises(ImportError, match="AddonError is now AddOnError: from nbtrain import AddOnError"):
+        exec(f"from {place} import AddonError")
+    with pytest.raises(ImportError, match="cannot import name 'Traner'"):
+        exec(f"from {place} import Traner")
 
 
 @pytest.mark.long
