@@ -16,7 +16,7 @@ from ..annotations import Must, check_values
 from ..engine.addon import AddOnBase
 from ..loops.lean_training import LeanEpochLoop
 from ..engine.protocol import TrainerProtocol
-from ..engine.step_module import StepModule
+from ..engine.step_module import StepModule, is_whole_epoch
 from ..errors import ConfigError
 
 # %% auto #0
@@ -56,6 +56,8 @@ class ValidateSteps(L.Callback):
 
     def on_fit_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         loop = pl_trainer.fit_loop.epoch_loop
+        if not is_whole_epoch(pl_module):
+            return
         if isinstance(loop, LeanEpochLoop):
             loop.validate_steps, loop.validate_epochs = self.n_steps, self.n_epochs
             pl_trainer.val_check_interval = _NEVER
