@@ -42,7 +42,7 @@ from ..engine.recorder_callback import RecorderCallback
 from ..engine.step_module import StepModule
 from ..engine.train_state import Mode, TrainState
 from ..errors import ConfigError, StepError
-from ..events import Event, MonitorMode
+from ..events import Event, MonitorMode, Status
 from ..history.history import History, RunResult
 from ..history.run_folder import open_run_folder
 from ..history.run_tree import Fork, open_branch_folder
@@ -77,6 +77,21 @@ class HandleProtocol(Protocol):
     def thread(self) -> Thread: ...
     def join(self) -> None: ...  # wait until the run has ended, or an error has paused it
     def stop_by_hand(self) -> None: ...  # as ■ does
+
+
+class SessionProtocol(Protocol):
+    """A session, as the parts of its trainer see it."""
+
+    sinks: list[EventSink]  # of its record, open over all its runs
+    view: View | None  # one of them
+    is_left: bool  # by ■ or an error
+    begins: bool  # with the newest run
+
+    @property
+    def joins(self) -> bool: ...  # whether its newest run follows another one
+    def run(self, n_epoch: int, loader: Any, valid_loader: Any, travel: Any, *, resume: Any, background: bool) -> Any: ...
+    def rest(self) -> None: ...  # a run has ended
+    def end(self, status: Status, reason: str = "") -> None: ...
 
 
 # %% ../../nbs/base/trainer_base.ipynb #0ce189f5
@@ -269,6 +284,7 @@ class TrainerBase(Composable, TracebackKeeper):
         self.continues_run = False  # the next run is the one that was saved
         self.finished_phase = 0  # the newest phase that this trainer finished, or found finished
         self.handle: HandleProtocol | None = None  # of the newest run in a thread
+        self.open_session: SessionProtocol | None = None  # whose runs are one run in the view and the history
         self.view: View | None = None  # of the newest run
         self.slider_view: NotebookView | None = None  # of the newest training: an evaluation leaves its slider
         self.probed: dict[str, Any] = {}  # the steps of the last dry run by mode, and its monitor
@@ -300,6 +316,7 @@ class TrainerBase(Composable, TracebackKeeper):
             "ran": None,
             "stream": None,
             "handle": None,
+            "open_session": None,
             "operations": [],
             "_mode": self.mode,  # a replica in another process continues this operation
             "view": None,
