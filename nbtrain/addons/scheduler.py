@@ -148,7 +148,11 @@ class _Step(PassCallback):
             n_updates=_n_updates(self.trainer, pl_trainer, range(first_epoch, goal), now["update"]) if n_batches != math.inf else None,
         )
         total = None if is_open else plan.total_steps
-        self._begin = now | ({} if total is None else {"total": total}) | ({} if session is None else {"n_batches": n_batches, "first_epoch": first_epoch})
+        self._begin = (
+            now
+            | ({} if total is None else {"total": total})
+            | ({} if session is None else {"n_batches": n_batches, "first_epoch": first_epoch})
+        )
         return plan
 
     @property

@@ -64,7 +64,7 @@ from ..views.notebook import NotebookView, in_shell
 from ..views.terminal import View
 
 # %% auto #0
-__all__ = ["HandleProtocol", "TrainerBase"]
+__all__ = ["HandleProtocol", "SessionProtocol", "TrainerBase"]
 
 
 # %% ../../nbs/base/trainer_base.ipynb #70207257

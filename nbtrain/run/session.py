@@ -11,13 +11,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from ..addons.state_manager import StateManagerAddon
 from ..base.arguments import check_run
 from ..base.trainer_base import TrainerBase
 from ..data.resumable_loader import NO_PLACE
 from ..engine.control import refuse_while_on
 from ..engine.protocol import EventSink
-from ..errors import CheckpointError, ConfigError, NbtrainError, RunPaused, RunStopped
+from ..errors import CheckpointError, ConfigError, RunPaused, RunStopped
 from ..events import Status
 from ..history.event_group import deliver
 from ..history.history import RunResult
@@ -31,31 +33,206 @@ from ..views.terminal import View
 from .data_module import is_data_source
 from .failed_runs import end_paused
 from .handle import RunHandle
-from .live_edits import resume
+from .live_edits import resume as resume_run
 from .outcome import RunOutcome
 from .resume import continue_from
 from .run import Run
 
 # %% auto #0
-__all__ = ["Session"]
+__all__ = ["RoundMemory", "SavedSession", "Session"]
 
 
 # %% ../../nbs/run/session.ipynb #sess0004
-def _new_place(first_epoch: int, n_rounds: int | None, epochs: int | None) -> dict[str, Any]:
+def _new_place(first_epoch: int) -> dict[str, Any]:
     """The place of a session as plain data, which is a part of the trainer's state.
 
-    `round`: finished rounds. `number`: of its run; 0 before the first one. `n_runs`: runs of this round that have begun. `start`, `ends`: the
-    checkpoints of the round's start, and of the end of each of its runs. `kept`: your state, until the round's first run. `same_loader`:
-    whether the newest two runs had one loader. `schedule`: the state of the schedule at the end of the newest run.
+    `round`: finished rounds. `goal`: the epochs at its end, if they are known. `number`: of its run; 0 before the first one. `n_runs`: runs
+    of this round that have begun. `start`, `ends`: the checkpoints of the start of the round, and of the end of each of its runs. `kept`:
+    your state, until its first run. `same_loader`: whether the newest two runs had one loader. `schedule`: the state of the schedule at
+    the end of the newest run.
     """
     return {
-        "round": 0, "n_rounds": n_rounds, "first_epoch": first_epoch, "goal": _goal(first_epoch, n_rounds, epochs), "number": 0, "n_runs": 0,
-        "start": None, "ends": [], "kept": None, "same_loader": None, "schedule": None, "done": False,
+        "round": 0, "n_rounds": None, "first_epoch": first_epoch, "goal": None, "number": 0, "n_runs": 0, "start": None, "ends": [],
+        "kept": None, "same_loader": None, "schedule": None, "done": False,
     }  # fmt: skip
 
 
-def _goal(first_epoch: int, n_rounds: int | None, epochs: int | None) -> int | None:
-    return None if n_rounds is None or epochs is None else first_epoch + n_rounds * epochs
+# %% ../../nbs/run/session.ipynb #sess000a
+class RoundMemory:
+    """What this process knows of a round: copies of your `state` where the round and its runs began, and the runs that have ended.
+
+    Attributes:
+        kept: The copy of the start of the round.
+        random: The random numbers of its start.
+        ended: The runs that have ended, each with the random numbers after it.
+        n_epochs: Those of all runs that were called.
+    """
+
+    def __init__(self, state: dict[str, Any], device: torch.device) -> None:
+        self.state, self.device = state, device
+        self.kept: Any = None
+        self.random: dict[str, Any] = {}
+        self.ended: list[tuple[RunResult, dict[str, Any]]] = []
+        self._at_runs: list[Any] = []
+        self._n_called = self.n_epochs = 0
+
+    def begin(self) -> None:
+        """A new round begins here."""
+        self.ended, self._at_runs, self.kept, self.random = [], [], self.copy(), random_state()
+
+    def go_back(self, kept: Any, random: dict[str, Any]) -> None:
+        """Restore the start of the round."""
+        self.kept, self.random = kept, random
+        self.put(kept)
+        set_random_state(random)
+
+    def iterate(self) -> None:
+        """The code of the round is executed."""
+        self._n_called = self.n_epochs = 0
+
+    def call(self, n_epoch: int) -> int:
+        """A run is called. Returns its index. If it has begun before the cell was run again, your state is as it was then."""
+        index, self._n_called, self.n_epochs = self._n_called, self._n_called + 1, self.n_epochs + n_epoch
+        if index < len(self._at_runs):
+            self.put(self._at_runs[index])
+        else:
+            self._at_runs.append(self.copy())
+        return index
+
+    def result(self, index: int) -> RunResult | None:
+        """The result of a run that has ended before the cell was run again, with the random numbers after it."""
+        if index >= len(self.ended):
+            return None
+        result, random = self.ended[index]
+        set_random_state(random)
+        return result
+
+    def copy(self) -> Any:
+        """A copy of your state as plain data. Raises ConfigError for what has no such form."""
+        for name, value in self.state.items():
+            try:
+                pack(value)
+            except Unsaved as error:
+                raise ConfigError(
+                    f"session.state[{name!r}] has a {error.name or type(value).__name__}, which can't be saved.",
+                    remedy="Give its class state_dict and load_state_dict; or keep what it is made of.",
+                ) from None
+        return deepcopy(pack(self.state))
+
+    def put(self, kept: Any) -> None:
+        """Restore your state from a copy, which stays as it is; None: nothing is known of it."""
+        if kept is None:
+            return
+        unpacker = Unpacker(self.device)
+        unpacker.unpack(deepcopy(kept), self.state)
+        if unpacker.missing:
+            raise ConfigError(
+                f"The session has a saved {unpacker.missing[0]} in its state, and none to restore it into.",
+                remedy="Give it in state={...}, as when the session began.",
+            )
+
+
+# %% ../../nbs/run/session.ipynb #sess000c
+def _existing(folder: Path, name: str | None, what: str) -> Path:
+    """The checkpoint `name`. Raises CheckpointError if there is none."""
+    if name is None or not (folder / name).exists():
+        raise CheckpointError(
+            f"The checkpoint of {what} is missing: {name}.", where=str(folder), remedy="Begin a new session, with another save_path."
+        )
+    return folder / name
+
+
+class SavedSession:
+    """The checkpoints of a session of `trainer`: where it was interrupted, and how it gets there."""
+
+    def __init__(self, trainer: TrainerBase) -> None:
+        self.trainer = trainer
+        self._newest: tuple[Path, Mapping[str, Any]] | None = None  # the checkpoint within the round, and its place, while it is ahead
+
+    @property
+    def manager(self) -> StateManagerAddon | None:
+        return next((addon for addon in self.trainer.active_addons if isinstance(addon, StateManagerAddon)), None)
+
+    def save(self) -> None:
+        """Save the start of a round, or the end of the session."""
+        place = self.trainer.train_state.session
+        if self.manager is not None and place is not None:
+            path = self.manager.save_state(self.trainer)
+            place["start"] = path.name if path is not None else None
+
+    def resume(self, resume: str | Path) -> str:
+        """Restore the session that `resume` names. Returns where it is: "new", in a "round", or "finished"."""
+        trainer, state = self.trainer, self.trainer.train_state
+        manager: StateManagerAddon = trainer[StateManagerAddon]
+        number = trainer.finished_phase + 1
+        if number > state.phase > 0:  # this trainer itself finished all earlier phases
+            return "new"
+        found = manager.find(trainer, resume)
+        if found is None:
+            trainer.recorder.note(f"resume={resume!r}: nothing was saved in {str(trainer.save_path)!r} yet, so this is a new session.")
+            return "new"
+        path, own = Path(found), read_state(trainer, found)["nbtrain"]
+        saved, phase = own.get("session"), own.get("phase", 1)
+        if saved is None and phase == number:
+            raise CheckpointError(
+                f"{path.name} is the state of a run, not of a session.", where=str(path), remedy="Resume it with run(..., resume=)."
+            )
+        if saved is not None and not saved["done"] and phase in (number - 1, number):
+            self._go_back(path, saved)
+            return "round"
+        self._restore(path)
+        if phase != number:
+            state.session = None
+        trainer.finished_phase += phase >= number
+        return "finished" if phase >= number else "new"
+
+    def _go_back(self, path: Path, saved: Mapping[str, Any]) -> None:
+        """Restore the start of the round in which the checkpoint `path` was saved, at the place `saved`."""
+        start = path
+        if saved["n_runs"]:
+            start = _existing(path.parent, saved["start"], f"the start of round {saved['round'] + 1}")
+            self._newest = path, saved
+        self._restore(start)
+        assert self.trainer.train_state.session is not None
+        self.trainer.train_state.session["start"] = start.name
+        self.trainer.recorder.note(f"resumed in round {saved['round'] + 1} from {path.name}")
+
+    def _restore(self, path: Path) -> None:
+        """Restore the trainer to a state between two runs."""
+        trainer = self.trainer
+        trainer[StateManagerAddon].restore(trainer, path)
+        trainer.continues_run = False
+        trainer.train_state.run += 1
+        restore_end(trainer)
+        self._drop_loader()
+
+    def _drop_loader(self) -> None:
+        """The next run has another loader than the restored state, unless the newest runs before had one."""
+        restored = self.trainer.states.restored
+        if restored is not None and not (self.trainer.train_state.session or {}).get("same_loader"):
+            own = restored["nbtrain"]
+            setup = {name: part for name, part in own.get("setup", {}).items() if name != "loader"}
+            restored["nbtrain"] = own | {"loader": NO_PLACE, "setup": setup}
+
+    def left(self, index: int, n_epoch: int, loader: Any) -> int:
+        """The epochs that are left of the run `index` of the round, after restoring what was saved of it."""
+        if self._newest is None:
+            return n_epoch
+        trainer, (path, saved) = self.trainer, self._newest
+        if index < saved["n_runs"] - 1:
+            end = saved["ends"][index] if index < len(saved["ends"]) else None
+            self._restore(_existing(path.parent, end, f"the end of run {index + 1} of round {saved['round'] + 1}"))
+            return 0
+        self._newest = None
+        if index >= saved["n_runs"]:  # nothing was saved of it
+            return n_epoch
+        finished = trainer.finished_phase
+        trainer[StateManagerAddon].restore(trainer, path, loader)
+        left = continue_from(trainer, path, n_epoch, trainer.train_state.phase)
+        trainer.finished_phase = finished
+        if not left:
+            self._drop_loader()
+        return left
 
 
 # %% ../../nbs/run/session.ipynb #sess0006
@@ -78,16 +255,25 @@ class Session:
         self.view: View | None = None
         self.begins = True  # with the newest run
         self.is_left = False  # by ■ or an error: the next session of the trainer goes on with it
-        self._kept: Any = None  # a copy of your state at the start of the round
-        self._at_runs: list[Any] = []  # and where each of its runs began
-        self._random: Mapping[str, Any] = {}  # at the start of the round
-        self._random_after: Mapping[str, Any] = {}  # at the end of the newest run
-        self._ended: list[tuple[RunResult, Mapping[str, Any]]] = []  # the runs of this round, each with the random numbers after it
-        self._n_called = self._n_epochs = 0  # calls of run in this round, and their epochs
-        self._newest: tuple[Path, Mapping[str, Any]] | None = None  # the checkpoint within the round, and its place, while it is ahead
-        self._is_restored = False  # the next round has begun before
+        self._memory, self._saved = RoundMemory(state, trainer.device), SavedSession(trainer)
+        self._has_begun = False  # the next round, before this loop
+        self._random_after: dict[str, Any] = {}  # at the end of the newest run
         self._loader: Any = None  # of the newest run
         self._top = 0  # the highest number of a run
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        place = self.trainer.train_state.session
+        assert place is not None
+        return place
+
+    @property
+    def round(self) -> int:
+        return self._place["round"]
+
+    @property
+    def results(self) -> list[RunResult]:
+        return [result for result, _ in self._memory.ended]
 
     # -- begin
     def __enter__(self) -> Session:
@@ -102,159 +288,60 @@ class Session:
         else:
             end_paused(trainer)
             refuse_while_on(trainer.control, trainer.recorder.place)
-            if left is not None:
-                trainer.train_state.session = trainer.open_session = None
+            trainer.train_state.session = trainer.open_session = None
             self._open()
+        n_epochs = self.n_rounds * self.epochs if self.n_rounds is not None and self.epochs is not None else None
+        goal = None if n_epochs is None else self._place["first_epoch"] + n_epochs
+        self._place.update(n_rounds=self.n_rounds, goal=goal)
         trainer.open_session = self
         return self
 
     def _open(self) -> None:
         trainer, state = self.trainer, self.trainer.train_state
-        if self.resume is not None and self._resume(self.resume):
+        found = "new" if self.resume is None else self._saved.resume(self.resume)
+        kept = state.session["kept"] if state.session is not None else None
+        if found == "round":
+            self._has_begun = True
+            self._memory.go_back(kept, random_state())
             return
-        if state.run == 0 and trainer.seed is not None and trainer.states.restored is None:
+        if found == "new" and state.run == 0 and trainer.seed is not None and trainer.states.restored is None:
             seed_all(trainer.seed)
-        state.session = _new_place(state.counts.epoch, self.n_rounds, self.epochs)
+        self._memory.put(kept if found == "finished" else None)
+        state.session = _new_place(state.counts.epoch) | {"done": found == "finished"}
 
     def _adopt(self, left: Session) -> None:
         """Go on with the round in which a session of this process was left."""
-        trainer, place = self.trainer, self._place
-        for name in ("sinks", "view", "_kept", "_random", "_at_runs", "_ended", "_loader", "_top"):
-            setattr(self, name, getattr(left, name))
-        result = trainer.result
-        if len(self._ended) < place["n_runs"] and trainer.control.state == "idle" and result is not None and result.status == "completed":
+        trainer, result, self._memory = self.trainer, self.trainer.result, left._memory
+        self.sinks, self.view, self._loader, self._top, self._has_begun = left.sinks, left.view, left._loader, left._top, True
+        is_open = len(self._memory.ended) < self._place["n_runs"] and trainer.control.state == "idle"
+        if is_open and result is not None and result.status == "completed":
             self._add(result, left._random_after)  # resume() has ended the run that was paused
-        self._put_state(self._kept)
-        set_random_state(self._random)
-        self._set_length()
-        self._is_restored = True
+        self._memory.state = self.state
+        self._memory.go_back(self._memory.kept, self._memory.random)
         if isinstance(self.view, NotebookView) and self.sinks:
             self.view.show(once=True)
 
-    def _set_length(self) -> None:
-        place = self._place
-        place |= {"n_rounds": self.n_rounds, "goal": _goal(place["first_epoch"], self.n_rounds, self.epochs)}
-
-    def _resume(self, resume: str | Path) -> bool:
-        """Restore the saved session at the start of its round. Returns False if a new one begins."""
-        trainer, state = self.trainer, self.trainer.train_state
-        manager: StateManagerAddon = trainer[StateManagerAddon]
-        number = trainer.finished_phase + 1
-        if number > state.phase > 0:
-            return False
-        found = manager.find(trainer, resume)
-        if found is None:
-            trainer.recorder.note(f"resume={resume!r}: nothing was saved in {str(trainer.save_path)!r} yet, so this is a new session.")
-            return False
-        path, own = Path(found), read_state(trainer, found)["nbtrain"]
-        saved, phase = own.get("session"), own.get("phase", 1)
-        if saved is None and phase == number:
-            raise CheckpointError(
-                f"{path.name} is the state of a run, not of a session.", where=str(path), remedy="Resume it with run(..., resume=)."
-            )
-        is_here = saved is not None and not saved["done"] and phase in (number - 1, number)
-        self._restore(_start_of(path, saved) if is_here else path)
-        if is_here:
-            self._newest = (path, saved) if saved["n_runs"] else None
-            self._kept, self._is_restored, self._random = self._place["kept"], True, random_state()
-            self._put_state(self._kept)
-            self._set_length()
-            trainer.recorder.note(f"resumed in round {saved['round'] + 1} from {path.name}")
-            return True
-        ended, state.session = state.session, None
-        if phase >= number:  # it was finished before
-            trainer.finished_phase = number
-            self._put_state((ended or {}).get("kept") if phase == number else None)
-            state.session = _new_place(state.counts.epoch, 0, None) | {"done": True}
-            return True
-        return False
-
-    def _restore(self, path: Path) -> None:
-        """Restore the trainer to a state between two runs."""
-        trainer = self.trainer
-        trainer[StateManagerAddon].restore(trainer, path)
-        trainer.continues_run = False
-        trainer.train_state.run += 1
-        restore_end(trainer)
-        self._drop_loader()
-
-    def _drop_loader(self) -> None:
-        """The next run has another loader than the restored state, unless all runs before had one."""
-        restored = self.trainer.states.restored
-        if restored is not None and not (self.trainer.train_state.session or {}).get("same_loader"):
-            own = restored["nbtrain"]
-            setup = {name: part for name, part in own.get("setup", {}).items() if name != "loader"}
-            restored["nbtrain"] = own | {"loader": NO_PLACE, "setup": setup}
-
     # -- rounds
-    @property
-    def _place(self) -> dict[str, Any]:
-        place = self.trainer.train_state.session
-        assert place is not None
-        return place
-
-    @property
-    def round(self) -> int:
-        return self._place["round"]
-
-    @property
-    def results(self) -> list[RunResult]:
-        return [result for result, _ in self._ended]
-
     def __iter__(self) -> Iterator[Any]:
         if self.trainer.open_session is not self:
             raise ConfigError("The session is not open.", remedy="Write with trainer.session(...) as session: for round in session: ...")
         while not self._place["done"] and (self.n_rounds is None or self.round < self.n_rounds):
-            self._begin_round()
+            self._memory.iterate()
+            if not self._has_begun:
+                self._memory.begin()
+                self._place.update(n_runs=0, start=None, ends=[], kept=self._memory.kept)
+                self._saved.save()
+            self._has_begun = False
             yield self.round if self._items is None else self._items[self.round]
-            self._end_round()
-
-    def _end_round(self) -> None:
-        place, n, planned = self._place, self._n_epochs, self.epochs or 0
-        if n < planned:
-            what = f"{self._words} trained {n} of the {planned} epochs that session(epochs={planned}) plans"
-            self.trainer.recorder.note(f"{what}, and a schedule is made for.", once=True)
-        place["round"] += 1
-
-    def _begin_round(self) -> None:
-        self._n_called = self._n_epochs = 0
-        if self._is_restored:
-            self._is_restored = False
-            return
-        self._ended, self._at_runs, self._kept, self._random = [], [], self._packed(), random_state()
-        self._place.update(n_runs=0, start=None, ends=[], kept=self._kept)
-        self._save()
-
-    def _save(self) -> None:
-        if (manager := self._manager) is not None:
-            path = manager.save_state(self.trainer)
-            self._place["start"] = path.name if path is not None else None
+            n, planned = self._memory.n_epochs, self.epochs or 0
+            if n < planned:
+                what = f"{self._words} trained {n} of the {planned} epochs that session(epochs={planned}) plans"
+                self.trainer.recorder.note(f"{what}, also for a schedule.", once=True)
+            self._place["round"] += 1
 
     @property
-    def _manager(self) -> StateManagerAddon | None:
-        return next((addon for addon in self.trainer.active_addons if isinstance(addon, StateManagerAddon)), None)
-
-    def _packed(self) -> Any:
-        """A copy of your state as plain data."""
-        for name, value in self.state.items():
-            try:
-                pack(value)
-            except Unsaved as error:
-                raise ConfigError(
-                    f"session.state[{name!r}] has a {error.name or type(value).__name__}, which can't be saved.",
-                    remedy="Give its class state_dict and load_state_dict; or keep what it is made of.",
-                ) from None
-        return deepcopy(pack(self.state))
-
-    def _put_state(self, packed: Any) -> None:
-        """Restore your state from a copy, which stays as it is."""
-        unpacker = Unpacker(self.trainer.device)
-        unpacker.unpack(deepcopy(packed or {}), self.state)
-        if unpacker.missing:
-            raise ConfigError(
-                f"The session has a saved {unpacker.missing[0]} in its state, and none to restore it into.",
-                remedy="Give it in state={...}, as when the session began.",
-            )
+    def _words(self) -> str:
+        return f"round {self.round + 1}" + (f" of {self.n_rounds}" if self.n_rounds is not None else "")
 
     # -- runs
     @property
@@ -264,81 +351,56 @@ class Session:
 
     def run(
         self, n_epoch: int, loader: Any, valid_loader: Any, travel: Travel, *, resume: str | Path | None, background: bool
-    ) -> RunResult | RunHandle | None:
+    ) -> RunResult:
         """Do what `trainer.run` does in a session: begin the next run, or go on with the one that was interrupted in this round."""
         if resume is not None:
             raise ConfigError("resume= in a session: the session is what resumes.", remedy="Give it to session(..., resume='auto').")
         if background:
             raise ConfigError("background=True in a session: its loop would go on before the run has ended.", remedy="Leave it out.")
         check_run(n_epoch, loader, valid_loader)
-        if self._n_epochs + n_epoch > (self.epochs or self._n_epochs + n_epoch):
+        n = self._memory.n_epochs + n_epoch
+        if self.epochs is not None and n > self.epochs:
             raise ConfigError(
-                f"{self._words} would train {self._n_epochs + n_epoch} epochs, and session(epochs={self.epochs}) plans {self.epochs}.",
+                f"{self._words} would train {n} epochs, and session(epochs={self.epochs}) plans {self.epochs}.",
                 remedy="Give epochs= for all runs of a round together; or leave it out, if no schedule needs it.",
             )
-        index = self._n_called
-        self._n_called, self._n_epochs = index + 1, self._n_epochs + n_epoch
-        if index < len(self._at_runs):  # it has begun before the cell was run again, and your state was made then
-            self._put_state(self._at_runs[index])
-        else:
-            self._at_runs.append(self._packed())
-        if index < len(self._ended):
-            result, random = self._ended[index]
-            set_random_state(random)
-            return result
+        index = self._memory.call(n_epoch)
+        if (known := self._memory.result(index)) is not None:
+            return known
         if self.trainer.control.state == "paused":
-            result = resume_here(self.trainer)
+            result = resume_run(self.trainer, None, skip=False, background=False)
         else:
             result = self._start(index, n_epoch, loader, valid_loader, travel)
+        assert isinstance(result, RunResult)
         self._add(result, random_state())
         return result
 
-    def _start(self, index: int, n_epoch: int, loader: Any, valid_loader: Any, travel: Travel) -> RunResult:
+    def _start(self, index: int, n_epoch: int, loader: Any, valid_loader: Any, travel: Travel) -> RunResult | RunHandle:
         trainer, state = self.trainer, self.trainer.train_state
-        left = self._left(index, n_epoch, None if is_data_source(loader) else loader)
+        left = self._saved.left(index, n_epoch, None if is_data_source(loader) else loader)
         if left == 0:
             return RunOutcome(trainer).conclude("completed", "finished before")
         place = self._place
+        if index < place["n_runs"] and trainer.states.restored is None:
+            trainer.recorder.note(f"{self._words} begins run {index + 1} again, with the weights at which it ended early.")
         self._top = max(self._top, state.run)
         number, self.begins = place["number"] or state.run + 1, not place["number"]
-        place |= {"number": number, "n_runs": index + 1, "kept": None, "same_loader": None if self._loader is None else loader is self._loader}
+        same = place["same_loader"] if self._loader is None else loader is self._loader
+        place.update(number=number, n_runs=index + 1, kept=None, same_loader=same)
         self._loader, state.run = loader, number - 1
         trainer.resumed = trainer.states.restored is not None
-        result = Run(trainer, left, loader, valid_loader, travel).start()
-        assert isinstance(result, RunResult)
-        return result
-
-    def _left(self, index: int, n_epoch: int, loader: Any) -> int:
-        """The epochs that are left of the run `index` of this round, after restoring what was saved of it."""
-        if self._newest is None:
-            return n_epoch
-        trainer, (path, saved) = self.trainer, self._newest
-        if index >= saved["n_runs"]:  # nothing was saved of it
-            self._newest = None
-            return n_epoch
-        if index < saved["n_runs"] - 1:
-            end = saved["ends"][index] if index < len(saved["ends"]) else None
-            self._restore(_existing(path.parent, end, f"the end of run {index + 1} of round {saved['round'] + 1}"))
-            return 0
-        self._newest = None
-        finished = trainer.finished_phase
-        trainer[StateManagerAddon].restore(trainer, path, loader)
-        left = continue_from(trainer, path, n_epoch, trainer.train_state.phase)
-        trainer.finished_phase = finished
-        if not left:
-            self._drop_loader()
-        return left
+        return Run(trainer, left, loader, valid_loader, travel).start()
 
     def rest(self) -> None:
         """A run has ended, in its thread."""
         self._random_after = random_state()
 
-    def _add(self, result: RunResult, random: Mapping[str, Any]) -> None:
+    def _add(self, result: RunResult, random: dict[str, Any]) -> None:
         """A run of this round has ended, with these random numbers."""
-        self._ended.append((result, random))
+        self._memory.ended.append((result, random))
         place, epochs = self._place, self.trainer.train_state.history.epochs
-        path = epochs[-1].path if epochs and self._manager is not None else None
-        place["ends"] = [*place["ends"][: len(self._ended) - 1], path.name if path is not None else None]
+        path = epochs[-1].path if epochs and self._saved.manager is not None else None
+        place["ends"] = [*place["ends"][: len(self._memory.ended) - 1], path.name if path is not None else None]
 
     # -- end
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -346,37 +408,33 @@ class Session:
         self.is_left = error is not None
         if trainer.control.state == "paused":
             if isinstance(error, RunPaused):
-                how = f"run this cell again to go on with the session · {variable_name(trainer)}.stop() ends it"
+                how = f"run this cell again to continue the session · {variable_name(trainer)}.stop() ends it"
                 raise RunPaused(f"session paused in {where}, at {trainer.recorder.place} · {how}") from None
-            return
-        if error is None:
+        elif error is None:
             self.end("completed")
-        elif isinstance(error, (KeyboardInterrupt, SystemExit)):
-            self.close("stopped" if isinstance(error, RunStopped) and trainer.control.signum is None else "interrupted", where)
+        elif isinstance(error, RunStopped):
+            self._close("stopped", where)
+            trainer.open_session = trainer.train_state.session = None  # only a checkpoint leads back
         else:
-            self.close("failed", f"{type(error).__name__} in {where}")
-
-    @property
-    def _words(self) -> str:
-        return f"round {self.round + 1}" + (f" of {self.n_rounds}" if self.n_rounds is not None else "")
+            is_failed = isinstance(error, Exception)
+            self._close("failed" if is_failed else "interrupted", f"{type(error).__name__} in {where}" if is_failed else where)
 
     def end(self, status: Status, reason: str = "") -> None:
         """End the session: another one of this trainer is a new one."""
         trainer, place = self.trainer, self._place
         was_open = place["number"] > 0
-        if not place["done"]:
-            place |= {"done": True, "kept": self._packed(), "n_runs": 0}
-            if was_open:
-                trainer.finished_phase = trainer.train_state.phase
-                self._save()
-        self.close(status, reason)
+        if was_open and not place["done"]:
+            place.update(done=True, kept=self._memory.copy(), n_runs=0)
+            trainer.finished_phase = trainer.train_state.phase
+            self._saved.save()
+        self._close(status, reason)
         trainer.open_session = trainer.train_state.session = None
         if status == "completed" and place["round"] and not was_open:
             raise ConfigError(
                 f"No round of the session had a run of {trainer.title}.", remedy="Call run() of the trainer that the session belongs to."
             )
 
-    def close(self, status: Status, reason: str = "") -> None:
+    def _close(self, status: Status, reason: str) -> None:
         """Record the end, and close the record."""
         trainer = self.trainer
         if self.sinks:
@@ -387,25 +445,3 @@ class Session:
             trainer.sinks[:] = [sink for sink in trainer.sinks if sink not in self.sinks]
             self.sinks, self.view = [], None
         trainer.train_state.run = max(trainer.train_state.run, self._top)
-
-
-def resume_here(trainer: TrainerBase) -> RunResult:
-    """Continue the run that is paused, and wait for it."""
-    result = resume(trainer, None, skip=False, background=False)
-    assert isinstance(result, RunResult)
-    return result
-
-
-# %% ../../nbs/run/session.ipynb #sess0008
-def _existing(folder: Path, name: str | None, what: str) -> Path:
-    """The checkpoint `name`. Raises CheckpointError if there is none."""
-    if name is None or not (folder / name).exists():
-        raise CheckpointError(
-            f"The checkpoint of {what} is missing: {name}.", where=str(folder), remedy="Begin a new session, with another save_path."
-        )
-    return folder / name
-
-
-def _start_of(path: Path, saved: Mapping[str, Any]) -> Path:
-    """The checkpoint of the start of the round in which `path` was saved."""
-    return _existing(path.parent, saved["start"], f"the start of round {saved['round'] + 1}") if saved["n_runs"] else path

@@ -90,7 +90,9 @@ def own_part(at: Moment) -> dict[str, Any]:
     restored = at.trainer.states.restored
     if restored is None:
         return take_parts(at)
-    own = restored["nbtrain"] | take_named(at, ("attributes", "session", *(("run", "first_epoch", "phase") if at.pl_trainer is not None else ())))
+    own = restored["nbtrain"] | take_named(
+        at, ("attributes", "session", *(("run", "first_epoch", "phase") if at.pl_trainer is not None else ()))
+    )
     own.pop("history", None)
     return own | ({"random": at.random} if own["random"] is None else {})
 

@@ -309,10 +309,10 @@ class Trainer(TrainerBase):
     ) -> Session:
         """Open a session around a loop with several runs: `with trainer.session(50) as session: for round in session: ...`.
 
-        All runs of this trainer in it are one run: one record, one history whose rows have the `round`, one run folder, one run of a logger,
-        and one schedule. Iterating over the session gives the rounds: 0 to `rounds - 1`, the items of a sequence such as `[32, 64, 128]`, or
-        without `rounds` 0, 1, 2, … until you `break`. `epochs` is the number of epochs of each round, over which a schedule is planned; a
-        schedule that needs it raises ConfigError without it.
+        All runs of this trainer in it are one run: one record, one history whose rows have the `round`, one run folder, one run of a
+        logger, and one schedule. Iterating over the session gives the rounds: 0 to `rounds - 1`, the items of a sequence such as
+        `[32, 64, 128]`, or without `rounds` 0, 1, 2, … until you `break`. `epochs` is the number of epochs of each round: the schedule of
+        a factory is planned over `rounds` × `epochs`, and raises ConfigError if it reads this length and it is unknown.
 
         `state` has what you keep from round to round, and is `session.state`: numbers, tensors, collections, objects with a `state_dict`.
 
@@ -320,9 +320,9 @@ class Trainer(TrainerBase):
         interrupted, with the weights, the random numbers and `session.state` of its start, so that your code makes the same data again;
         `run` then continues at the batch of the newest checkpoint. `seed` seeds when the session begins.
 
-        In a notebook ■ pauses the run and ends the cell; run the cell again to go on with the session, also after an error; `stop()` ends it.
-        An evaluation in a session has no separate record. Raises ConfigError for a session in a session, `background=True` in one, and a
-        session in which this trainer never runs.
+        In a notebook ■ pauses the run and ends the cell; run the cell again to continue the session, also after an error; `stop()`
+        ends it. An evaluation in a session has no separate record. Raises ConfigError for a session in a session, `background=True` in
+        one, and a session in which this trainer never runs.
         """
         return Session(self, rounds, epochs, {} if state is None else state, resume)
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TextIO
 
 from ..events import Event
-from .text import Board, Row, adds_row, cells, format_value, header_line, joins, mark_line, note_line, place_words, progress_line
-from .text import rate_words, round_words, shown_columns, state_words, summary_line, time_words, tip_lines, titles, visible
+from .text import Board, Row, adds_row, cells, format_value, header_line, joins, mark_line, note_line, shown_columns
+from .text import place_words, progress_line, rate_words, round_words, state_words, summary_line, time_words, tip_lines, titles
+from .text import visible
 
 # %% auto #0
 __all__ = [

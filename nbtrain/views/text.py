@@ -384,7 +384,15 @@ def joins(event: Event, board: Board) -> bool:
 def header_line(header: Mapping[str, Any], run: int) -> str:
     """`Digits · SmallCNN · 1.2M params · cuda:0 · 32-true · run 1`, in a session with `round 3 of 50`."""
     n_params = f"{format_count(header['n_params'])} params" if "n_params" in header else None
-    parts = [header.get("title"), header.get("model"), n_params, header.get("device"), header.get("precision"), f"run {run}", round_words(header)]
+    parts = [
+        header.get("title"),
+        header.get("model"),
+        n_params,
+        header.get("device"),
+        header.get("precision"),
+        f"run {run}",
+        round_words(header),
+    ]
     return " · ".join(visible(str(part)) for part in parts if part)
 
 

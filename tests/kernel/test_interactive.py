@@ -420,7 +420,7 @@ def test_a_session_that_was_paused_goes_on_when_its_cell_is_run_again(kernel: Ke
     cell = SESSION.format(name="paused", more="if round == 3 and broken: raise OSError('no data')")
     name, text, shown = kernel.error(cell)
     assert name == "RunPaused" and shown == [f"‖ {text}"]
-    how = "run this cell again to go on with the session · trainer.stop() ends it".replace("trainer", "paused")
+    how = "run this cell again to continue the session · trainer.stop() ends it".replace("trainer", "paused")
     assert text == f"session paused in round 2 of 4, at epoch 3, batch 4 · {how}"
     assert "round 3 of 4, at epoch 5, batch 5" in kernel.error(cell)[1]
     kernel.run("paused.resume()")  # the run, to its end
