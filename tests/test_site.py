@@ -19,7 +19,10 @@ QUERIES = {
     # data
     "custom dataset": "nbs/howto/custom_dataset",
     "iterable dataset": "nbs/howto/iterable_dataset",
-    "active learning": "nbs/howto/growing_data",
+    "active learning": "nbs/howto/run_in_a_loop",
+    "rollouts": "nbs/howto/run_in_a_loop",
+    "outer loop": "nbs/howto/run_in_a_loop",
+    "curriculum learning": "nbs/howto/growing_data",
     "pandas dataframe": "nbs/howto/tabular_data",
     "numpy": "nbs/howto/tabular_data",
     "mixup": "nbs/howto/data_augmentation",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import lightning as L
@@ -56,7 +57,8 @@ class _OpenPlan(Plan):
 
     @property
     def total_steps(self) -> int:
-        return self.max_steps if self.max_steps is not None else _unknown("total_steps")
+        known = [n for n in (self.n_updates, self.max_steps) if n is not None]
+        return min(known) if known else _unknown("total_steps")
 
     def __getattribute__(self, name: str) -> Any:
         return _unknown(name) if name == "n_epochs" else super().__getattribute__(name)
@@ -65,7 +67,7 @@ class _OpenPlan(Plan):
 def _unknown(name: str) -> Any:
     raise ConfigError(
         f"The schedule needs plan.{name}, and the session has no length.",
-        remedy="Give session(rounds=50, epochs=4); or a schedule without a length, such as a function step -> lr.",
+        remedy="Give session(rounds=50, epochs=4), or steps=10_000; or a schedule without a length, such as a function step -> lr.",
     )
 
 
@@ -122,6 +124,8 @@ class _Step(PassCallback):
         self.addon.is_base_set = False
         self._take_factor(optimizer)
         self._is_said, self._planned = self._begin.get("said", False), plan.batches_per_epoch
+        if session is not None and session["steps"] is not None:
+            self._planned = None  # its length is that of all rounds, which may differ
         if self._schedule.scheduler is self.scheduler:
             self._note_length(plan)
 
@@ -130,29 +134,32 @@ class _Step(PassCallback):
 
         In a session that of all its rounds, as it was when the first of its runs began.
         """
-        n_batches, first_epoch, session = pl_trainer.num_training_batches, pl_trainer.current_epoch, self.trainer.train_state.session
+        session, n_batches, first_epoch = self.trainer.train_state.session, pl_trainer.num_training_batches, pl_trainer.current_epoch
         now: dict[str, Any] = {"update": pl_trainer.global_step, "accumulate": pl_trainer.accumulate_grad_batches}
         if self._goes_on:
             first_epoch = self._first_epoch
             in_a_row = first_epoch * math.ceil(n_batches / now["accumulate"]) if n_batches != math.inf else 0
             now = self._begin or now | {"update": in_a_row}  # missing in older checkpoints
         goal = max(pl_trainer.max_epochs or 0, now.get("goal", 0))  # a run that was rewound keeps its plan
+        kind, n_updates = Plan, None
         if session is not None:
-            first_epoch, goal, n_batches = session["first_epoch"], max(goal, session["goal"] or 0), now.get("n_batches", n_batches)
-        is_open = session is not None and session["goal"] is None
-        plan = (_OpenPlan if is_open else Plan)(
+            first_epoch, n_updates = session["first_epoch"], session["steps"]
+            kind, goal = (_OpenPlan, goal) if session["goal"] is None else (Plan, max(goal, session["goal"]))
+            n_batches = now.get("n_batches", n_batches)
+            now = now | {"n_batches": n_batches, "first_epoch": first_epoch}
+        if n_updates is None and n_batches != math.inf:
+            n_updates = _n_updates(self.trainer, pl_trainer, range(first_epoch, goal), now["update"])
+        plan = kind(
             n_epochs=goal - first_epoch,
             batches_per_epoch=int(n_batches) if n_batches != math.inf else None,
             accumulate=now["accumulate"],
             max_steps=max(pl_trainer.max_steps - now["update"], 0) if pl_trainer.max_steps >= 0 else None,
-            n_updates=_n_updates(self.trainer, pl_trainer, range(first_epoch, goal), now["update"]) if n_batches != math.inf else None,
+            n_updates=n_updates,
         )
-        total = None if is_open else plan.total_steps
-        self._begin = (
-            now
-            | ({} if total is None else {"total": total})
-            | ({} if session is None else {"n_batches": n_batches, "first_epoch": first_epoch})
-        )
+        total = None
+        with suppress(ConfigError):  # it is unknown
+            total = plan.total_steps
+        self._begin = now if total is None else now | {"total": total}
         return plan
 
     @property

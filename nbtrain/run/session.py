@@ -46,14 +46,14 @@ __all__ = ["RoundMemory", "SavedSession", "Session"]
 def _new_place(first_epoch: int) -> dict[str, Any]:
     """The place of a session as plain data, which is a part of the trainer's state.
 
-    `round`: finished rounds. `goal`: the epochs at its end, if they are known. `number`: of its run; 0 before the first one. `n_runs`: runs
-    of this round that have begun. `start`, `ends`: the checkpoints of the start of the round, and of the end of each of its runs. `kept`:
-    your state, until its first run. `same_loader`: whether the newest two runs had one loader. `schedule`: the state of the schedule at
-    the end of the newest run.
+    `round`: finished rounds. `goal`, `steps`: the epochs at its end, and its updates, if they are known. `number`: of its run; 0 before the
+    first one. `n_runs`: runs of this round that have begun. `start`, `ends`: the checkpoints of the start of the round, and of the end of
+    each of its runs. `kept`: your state, until its first run. `same_loader`: whether the newest two runs had one loader. `schedule`: the
+    state of the schedule at the end of the newest run.
     """
-    return {
-        "round": 0, "n_rounds": None, "first_epoch": first_epoch, "goal": None, "number": 0, "n_runs": 0, "start": None, "ends": [],
-        "kept": None, "same_loader": None, "schedule": None, "done": False,
+    known: dict[str, Any] = {"round": 0, "n_rounds": None, "first_epoch": first_epoch, "goal": None, "steps": None, "done": False}
+    return known | {
+        "number": 0, "n_runs": 0, "start": None, "ends": [], "kept": None, "same_loader": None, "schedule": None,
     }  # fmt: skip
 
 
@@ -246,9 +246,15 @@ class Session:
     """
 
     def __init__(
-        self, trainer: TrainerBase, rounds: int | Sequence[Any] | None, epochs: int | None, state: dict[str, Any], resume: str | Path | None
+        self,
+        trainer: TrainerBase,
+        rounds: int | Sequence[Any] | None,
+        epochs: int | None,
+        steps: int | None,
+        state: dict[str, Any],
+        resume: str | Path | None,
     ) -> None:
-        self.trainer, self.epochs, self.state, self.resume = trainer, epochs, state, resume
+        self.trainer, self.epochs, self.steps, self.state, self.resume = trainer, epochs, steps, state, resume
         self._items = range(rounds) if isinstance(rounds, int) else rounds
         self.n_rounds = len(self._items) if self._items is not None else None
         self.sinks: list[EventSink] = []
@@ -292,7 +298,7 @@ class Session:
             self._open()
         n_epochs = self.n_rounds * self.epochs if self.n_rounds is not None and self.epochs is not None else None
         goal = None if n_epochs is None else self._place["first_epoch"] + n_epochs
-        self._place.update(n_rounds=self.n_rounds, goal=goal)
+        self._place.update(n_rounds=self.n_rounds, goal=goal, steps=self.steps)
         trainer.open_session = self
         return self
 

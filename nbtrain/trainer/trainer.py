@@ -304,6 +304,7 @@ class Trainer(TrainerBase):
         rounds: PositiveInt | Sequence[Any] | None = None,
         epochs: PositiveInt | None = None,
         *,
+        steps: PositiveInt | None = None,
         state: dict[str, Any] | None = None,
         resume: str | Path | None = None,
     ) -> Session:
@@ -312,7 +313,8 @@ class Trainer(TrainerBase):
         All runs of this trainer in it are one run: one record, one history whose rows have the `round`, one run folder, one run of a
         logger, and one schedule. Iterating over the session gives the rounds: 0 to `rounds - 1`, the items of a sequence such as
         `[32, 64, 128]`, or without `rounds` 0, 1, 2, … until you `break`. `epochs` is the number of epochs of each round: the schedule of
-        a factory is planned over `rounds` × `epochs`, and raises ConfigError if it reads this length and it is unknown.
+        a factory is planned over `rounds` × `epochs`, as long as the first one, or over `steps` updates in all if the rounds differ. It
+        raises ConfigError if it reads a length that is unknown.
 
         `state` has what you keep from round to round, and is `session.state`: numbers, tensors, collections, objects with a `state_dict`.
 
@@ -324,7 +326,7 @@ class Trainer(TrainerBase):
         ends it. An evaluation in a session has no separate record. Raises ConfigError for a session in a session, `background=True` in
         one, and a session in which this trainer never runs.
         """
-        return Session(self, rounds, epochs, {} if state is None else state, resume)
+        return Session(self, rounds, epochs, steps, {} if state is None else state, resume)
 
     # -- change a run in progress
     @boundary

@@ -100,6 +100,19 @@ def test_schedule_keeps_its_plan_when_the_data_grow_and_says_so_once() -> None:
     assert len([note for note in notes if note.startswith("Epoch 2 has 4 batches, and the schedule was planned for 2")]) == len(notes) == 1
 
 
+def test_schedule_over_rounds_that_differ_is_planned_over_the_steps_that_are_given() -> None:
+    for length in ((3, 1), (None, None)):
+        factory = lambda optimizer, plan: LinearLR(optimizer, 1.0, 0.1, plan.total_steps)  # noqa: E731
+        trainer = make_trainer(scheduler=factory, log_bar=True)
+        with trainer.session(*length, steps=12) as session:
+            for round in session:
+                trainer.run(1, make_loader(20 * (1 + round), batch_size=10))
+                if round == 2:
+                    break
+        assert trainer.current_step == 12 and trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3)
+        assert not trainer.view.board.notes
+
+
 def test_without_a_length_only_a_schedule_that_reads_it_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"(?s)needs plan.total_steps, and the session has no length.*rounds=50, epochs=4"):
         train(make_trainer(scheduler=lambda optimizer, plan: LinearLR(optimizer, total_iters=plan.total_steps)), None)
