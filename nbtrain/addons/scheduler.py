@@ -233,7 +233,7 @@ class _Step(PassCallback):
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         session = self.trainer.train_state.session
         if session is not None and stage == "fit" and is_whole_epoch(pl_module) and self._schedule is not None:
-            session["schedule"] = self.state_dict()  # the next run of the session goes on with it
+            session["schedule"] = self.state_dict()  # the next run of the session continues it
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop this schedule if a callback has added one of Lightning's."""

@@ -210,7 +210,7 @@ class Recorder:
         self.emit_now("state", {"state": state})
 
     def rest(self) -> None:
-        """End a run of a session, whose record and clock go on."""
+        """End a run of a session, whose record and clock continue."""
         self.flush()
         self.pass_place = PassPlace()
         self._notes.close()

@@ -260,7 +260,7 @@ class Session:
         self.sinks: list[EventSink] = []
         self.view: View | None = None
         self.begins = True  # with the newest run
-        self.is_left = False  # by ■ or an error: the next session of the trainer goes on with it
+        self.is_left = False  # by ■ or an error: the next session of the trainer continues it
         self._memory, self._saved = RoundMemory(state, trainer.device), SavedSession(trainer)
         self._has_begun = False  # the next round, before this loop
         self._random_after: dict[str, Any] = {}  # at the end of the newest run
@@ -316,7 +316,7 @@ class Session:
         state.session = _new_place(state.counts.epoch) | {"done": found == "finished"}
 
     def _adopt(self, left: Session) -> None:
-        """Go on with the round in which a session of this process was left."""
+        """Continue the round in which a session of this process was left."""
         trainer, result, self._memory = self.trainer, self.trainer.result, left._memory
         self.sinks, self.view, self._loader, self._top, self._has_begun = left.sinks, left.view, left._loader, left._top, True
         is_open = len(self._memory.ended) < self._place["n_runs"] and trainer.control.state == "idle"
@@ -358,11 +358,11 @@ class Session:
     def run(
         self, n_epoch: int, loader: Any, valid_loader: Any, travel: Travel, *, resume: str | Path | None, background: bool
     ) -> RunResult:
-        """Do what `trainer.run` does in a session: begin the next run, or go on with the one that was interrupted in this round."""
+        """Do what `trainer.run` does in a session: begin the next run, or continue the one that was interrupted in this round."""
         if resume is not None:
             raise ConfigError("resume= in a session: the session is what resumes.", remedy="Give it to session(..., resume='auto').")
         if background:
-            raise ConfigError("background=True in a session: its loop would go on before the run has ended.", remedy="Leave it out.")
+            raise ConfigError("background=True in a session: its loop would continue before the run has ended.", remedy="Leave it out.")
         check_run(n_epoch, loader, valid_loader)
         n = self._memory.n_epochs + n_epoch
         if self.epochs is not None and n > self.epochs:
