@@ -86,11 +86,8 @@ class _Step(PassCallback):
         self._goes_on = False  # the schedule of a run that was saved, or of the run before in a session
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._update, session = pl_trainer.global_step, self.trainer.train_state.session
-        if session is not None and session["schedule"] is not None and not self._begin:
-            self._load_place(session["schedule"])
-        of_session = session is not None and self._begin.get("first_epoch") == session["first_epoch"]
-        self._goes_on = self.trainer.continues_run or of_session
+        self._update = pl_trainer.global_step
+        self._join_session()
         planned = self._begin.get("total") if self._goes_on else None
         plan = self._plan(pl_trainer)
         total = self._begin.get("total")
@@ -124,10 +121,15 @@ class _Step(PassCallback):
         self.addon.is_base_set = False
         self._take_factor(optimizer)
         self._is_said, self._planned = self._begin.get("said", False), plan.batches_per_epoch
-        if session is not None and session["steps"] is not None:
-            self._planned = None  # its length is that of all rounds, which may differ
         if self._schedule.scheduler is self.scheduler:
             self._note_length(plan)
+
+    def _join_session(self) -> None:
+        """Continue the schedule of the session's run before, in this process or as it was saved."""
+        session = self.trainer.train_state.session or {"schedule": None, "first_epoch": None}
+        if session["schedule"] is not None and not self._begin:
+            self._load_place(session["schedule"])
+        self._goes_on = self.trainer.continues_run or self._begin.get("first_epoch", -1) == session["first_epoch"]
 
     def _plan(self, pl_trainer: L.Trainer) -> Plan:
         """The length of the run, for a resumed run the whole length, so that its schedule is that of an uninterrupted run.
@@ -247,7 +249,8 @@ class _Step(PassCallback):
     def _check_plan(self, pl_trainer: L.Trainer) -> None:
         """Note once that a schedule whose length was planned in updates or batches no longer fits the length of the epochs."""
         n_batches = pl_trainer.num_training_batches
-        if self._is_said or self._planned is None or n_batches in (math.inf, self._planned):
+        session = self.trainer.train_state.session or {}
+        if self._is_said or self._planned is None or session.get("steps") is not None or n_batches in (math.inf, self._planned):
             return
         assert self._schedule is not None
         scheduler = self._schedule.scheduler
