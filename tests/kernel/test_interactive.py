@@ -414,6 +414,10 @@ with {name}.session(4, 2, state={{"memory": []}}) as session:
 
 
 def test_a_session_that_was_paused_goes_on_when_its_cell_is_run_again(kernel: Kernel) -> None:
+    evaluated = SESSION.format(name="shown", more="shown.evaluate(DataLoader(TensorDataset(x), 8))")
+    messages = kernel.run("shown = make()\n" + evaluated)
+    shown = {message["content"]["transient"]["display_id"] for message in messages if message["msg_type"] == "display_data"}
+    assert len({name.removesuffix("-live") for name in shown}) == 1  # one record of all rounds
     kernel.run("never = make()\n" + SESSION.format(name="never", more="pass"))
     never = kernel.value("session.state['memory'], torch.rand(()).item()")
     kernel.run("paused, broken = make(), True\npaused.presses = {13, 24, 33}")
