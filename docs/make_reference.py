@@ -35,7 +35,7 @@ TOPICS = {  # title, what the page is for, the packages whose public names it li
     ),
     "configuration": ("Commands and configuration", "The command line, and the fields of a YAML file.", ("jobs", "config")),
 }
-MOVED = {"AddOnBase": "addons", "RunHandle": "runs", "RunPaused": "runs", "RunStopped": "runs"}  # where a reader looks for them
+MOVED = {"AddOnBase": "addons"} | dict.fromkeys(("RunHandle", "RunPaused", "RunStopped", "Session"), "runs")  # where to look
 
 
 def topic_of(name: str) -> str | None:

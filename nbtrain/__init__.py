@@ -58,6 +58,7 @@ PUBLIC = {
     "SchedulerAddon": "addons.scheduler",
     "SchedulerBase": "optim.schedulers",
     "SchedulerChain": "optim.schedulers",
+    "Session": "run.session",
     "SeededLoader": "data.seeded_loader",
     "StateManagerAddon": "addons.state_manager",
     "StepError": "errors",
@@ -140,6 +141,7 @@ if TYPE_CHECKING:
     from nbtrain.travel.replay import Replay as Replay
     from nbtrain.travel.rewind import Rewound as Rewound
     from nbtrain.run.handle import RunHandle as RunHandle
+    from nbtrain.run.session import Session as Session
     from nbtrain.trainer.model_trainer import ModelTrainer as ModelTrainer
     from nbtrain.trainer.multi_optimizer import MultiOptimizerTrainer as MultiOptimizerTrainer
     from nbtrain.data.task_loader import Task as Task

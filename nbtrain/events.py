@@ -105,7 +105,7 @@ def _number(value: Any) -> Any:
 
 
 # %% ../nbs/events.ipynb #99d87157
-OWN_COLUMNS = frozenset({"epoch", "step", "processed", "lr", "time_s"})  # of a row, beside its metrics
+OWN_COLUMNS = frozenset({"epoch", "round", "step", "processed", "lr", "time_s"})  # of a row, beside its metrics
 
 
 def is_rate(name: str) -> bool:

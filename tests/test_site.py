@@ -20,6 +20,8 @@ QUERIES = {
     "custom dataset": "nbs/howto/custom_dataset",
     "iterable dataset": "nbs/howto/iterable_dataset",
     "active learning": "nbs/howto/active_learning",
+    "rollouts": "nbs/howto/run_in_a_loop",
+    "outer loop": "nbs/howto/run_in_a_loop",
     "curriculum learning": "nbs/howto/growing_data",
     "distillation": "nbs/howto/distillation",
     "contrastive learning": "nbs/howto/self_supervised",

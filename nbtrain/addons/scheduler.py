@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import lightning as L
@@ -51,6 +52,25 @@ def _n_updates(trainer: TrainerProtocol, pl_trainer: L.Trainer, epochs: range, f
     return update - first
 
 
+class _OpenPlan(Plan):
+    """The plan of a session of unknown length: a factory that reads the length raises ConfigError."""
+
+    @property
+    def total_steps(self) -> int:
+        known = [n for n in (self.n_updates, self.max_steps) if n is not None]
+        return min(known) if known else _unknown("total_steps")
+
+    def __getattribute__(self, name: str) -> Any:
+        return _unknown(name) if name == "n_epochs" else super().__getattribute__(name)
+
+
+def _unknown(name: str) -> Any:
+    raise ConfigError(
+        f"The schedule needs plan.{name}, and the session has no length.",
+        remedy="Give session(rounds=50, epochs=4), or steps=10_000; or a schedule without a length, such as a function step -> lr.",
+    )
+
+
 # %% ../../nbs/addons/scheduler.ipynb #6473bfa9
 class _Step(PassCallback):
     def __init__(self, trainer: TrainerProtocol, addon: SchedulerAddon, scheduler: Scheduler, on_batch: bool) -> None:
@@ -62,12 +82,15 @@ class _Step(PassCallback):
         self._saved_class: str | None = None  # the class of that scheduler
         self._is_said = False  # that the plan no longer holds
         self._planned: int | None = None  # the batches of an epoch when the schedule was planned
-        self._begin: dict[str, int] = {}  # the first update of the run, the window and the schedule's steps then, and the planned updates
+        self._begin: dict[str, Any] = {}  # the first update of the run, the window and the schedule's steps then, and what was planned
+        self._goes_on = False  # the schedule of a run that was saved, or of the run before in a session
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._update = pl_trainer.global_step
-        planned = self._begin.get("total") if self.trainer.continues_run else None
+        self._join_session()
+        planned = self._begin.get("total") if self._goes_on else None
         plan = self._plan(pl_trainer)
+        total = self._begin.get("total")
         optimizer = self.trainer.optimizer
         assert optimizer is not None
         groups: list[dict[str, Any]] = [
@@ -82,13 +105,13 @@ class _Step(PassCallback):
             check_direction(
                 self._schedule.scheduler, self.trainer.train_state.history.monitor, self.trainer.train_state.history.monitor_mode
             )
-        if planned not in (None, plan.total_steps) and is_factory(self.scheduler) and not from_metrics:
-            self._follow(plan, planned, pl_trainer.current_epoch)
+        if planned not in (None, total) and is_factory(self.scheduler) and not from_metrics:
+            self._follow(planned, total, pl_trainer.current_epoch)
         elif self._saved is not None and self._saved_class not in (None, kind):
             self.trainer.recorder.note(
                 f"The schedule is a {kind}, and was a {self._saved_class} when the state was saved: it begins again."
             )
-        elif self._saved is not None and (self.trainer.continues_run or self._schedule.scheduler is self.scheduler):
+        elif self._saved is not None and (self._goes_on or self._schedule.scheduler is self.scheduler):
             self._schedule.scheduler.load_state_dict(self._saved)
             for group, values in zip(optimizer.param_groups, groups):  # the constructor of a scheduler sets its first learning rate
                 set_group_lr(group, values.pop("lr"))
@@ -97,34 +120,61 @@ class _Step(PassCallback):
             self.trainer.recorder.note("The scheduler factory sets its own learning rates, so the one that was set by hand is not used.")
         self.addon.is_base_set = False
         self._take_factor(optimizer)
-        self._is_said, self._planned = False, plan.batches_per_epoch
+        self._is_said, self._planned = self._begin.get("said", False), plan.batches_per_epoch
         if self._schedule.scheduler is self.scheduler:
             self._note_length(plan)
 
+    def _join_session(self) -> None:
+        """Continue the schedule of the session's run before, in this process or as it was saved."""
+        session = self.trainer.train_state.session or {"schedule": None, "first_epoch": None}
+        if session["schedule"] is not None and not self._begin:
+            self._load_place(session["schedule"])
+        self._goes_on = self.trainer.continues_run or self._begin.get("first_epoch", -1) == session["first_epoch"]
+
     def _plan(self, pl_trainer: L.Trainer) -> Plan:
-        """The length of the run, for a resumed run the whole length, so that its schedule is that of an uninterrupted run."""
-        n_batches, first_epoch = pl_trainer.num_training_batches, pl_trainer.current_epoch
-        now = {"update": pl_trainer.global_step, "accumulate": pl_trainer.accumulate_grad_batches}
-        if self.trainer.continues_run:
-            first_epoch = self.trainer.train_state.first_epoch
+        """The length of the run, for a resumed run the whole length, so that its schedule is that of an uninterrupted run.
+
+        In a session that of all its rounds, as it was when the first of its runs began.
+        """
+        session, n_batches, first_epoch = self.trainer.train_state.session, pl_trainer.num_training_batches, pl_trainer.current_epoch
+        now: dict[str, Any] = {"update": pl_trainer.global_step, "accumulate": pl_trainer.accumulate_grad_batches}
+        if self._goes_on:
+            first_epoch = self._first_epoch
             in_a_row = first_epoch * math.ceil(n_batches / now["accumulate"]) if n_batches != math.inf else 0
             now = self._begin or now | {"update": in_a_row}  # missing in older checkpoints
         goal = max(pl_trainer.max_epochs or 0, now.get("goal", 0))  # a run that was rewound keeps its plan
-        plan = Plan(
+        kind, n_updates = Plan, None
+        if session is not None:
+            first_epoch, n_updates = session["first_epoch"], session["steps"]
+            kind, goal = (_OpenPlan, goal) if session["goal"] is None else (Plan, max(goal, session["goal"]))
+            n_batches = now.get("n_batches", n_batches)
+            now = now | {"n_batches": n_batches, "first_epoch": first_epoch}
+        if n_updates is None and n_batches != math.inf:
+            n_updates = _n_updates(self.trainer, pl_trainer, range(first_epoch, goal), now["update"])
+        plan = kind(
             n_epochs=goal - first_epoch,
             batches_per_epoch=int(n_batches) if n_batches != math.inf else None,
             accumulate=now["accumulate"],
             max_steps=max(pl_trainer.max_steps - now["update"], 0) if pl_trainer.max_steps >= 0 else None,
-            n_updates=_n_updates(self.trainer, pl_trainer, range(first_epoch, goal), now["update"]) if n_batches != math.inf else None,
+            n_updates=n_updates,
         )
-        self._begin = now if plan.total_steps is None else now | {"total": plan.total_steps}
+        total = None
+        with suppress(ConfigError):  # it is unknown
+            total = plan.total_steps
+        self._begin = now if total is None else now | {"total": total}
         return plan
+
+    @property
+    def _first_epoch(self) -> int:
+        """The finished epochs when the run, or the session, began."""
+        session = self.trainer.train_state.session
+        return self.trainer.train_state.first_epoch if session is None else session["first_epoch"]
 
     def _note_length(self, plan: Plan) -> None:
         """Note or refuse an instance that ends before the run."""
-        if not self.trainer.continues_run and isinstance(begun := getattr(self.scheduler, "last_epoch", None), int):
+        if not self._goes_on and isinstance(begun := getattr(self.scheduler, "last_epoch", None), int):
             self._begin["scheduled"] = begun
-        if "scheduled" not in self._begin or (self.on_batch and plan.batches_per_epoch is None):
+        if "scheduled" not in self._begin or (self.on_batch and plan.batches_per_epoch is None) or isinstance(plan, _OpenPlan):
             return
         n_steps = plan.n_epochs * (plan.batches_per_epoch or 1) if self.on_batch else plan.n_epochs
         if self.on_batch and plan.max_steps is not None:
@@ -132,13 +182,13 @@ class _Step(PassCallback):
         if text := check_length(self.scheduler, self._begin["scheduled"] + n_steps, _OF_FACTORY, on_batch=self.on_batch):
             self.trainer.recorder.note(text)
 
-    def _follow(self, plan: Plan, planned: int | None, epoch: int) -> None:
+    def _follow(self, planned: int | None, total: int | None, epoch: int) -> None:
         """Continue a run that has become longer or shorter on the schedule of its new length."""
         assert self._schedule is not None and self.trainer.optimizer is not None
-        self._schedule.skip(self._update - self._begin["update"], epoch - self.trainer.train_state.first_epoch)
+        self._schedule.skip(self._update - self._begin["update"], epoch - self._first_epoch)
         scale_lr(self.trainer.optimizer, self.addon.factor)
         self.trainer.recorder.note(
-            f"The schedule was planned for {planned} updates, and the run now has {plan.total_steps}: it follows the new plan from here on."
+            f"The schedule was planned for {planned} updates, and the run now has {total}: it follows the new plan from here on."
         )
 
     def _take_factor(self, optimizer: Optimizer) -> None:
@@ -146,7 +196,7 @@ class _Step(PassCallback):
         assert self._schedule is not None
         if isinstance(self._schedule.scheduler, FunctionSchedule):
             scale_lr(optimizer, self.addon.factor)  # its constructor set the learning rate
-        elif self._schedule.scheduler is not self.scheduler and not self.trainer.continues_run:
+        elif self._schedule.scheduler is not self.scheduler and not self._goes_on:
             self.addon.factor = 1.0
         self._schedule.factor = self.addon.factor
 
@@ -175,9 +225,17 @@ class _Step(PassCallback):
         return state | {"scheduler": scheduler.state_dict(), "class": type(scheduler).__qualname__}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._load_place(state_dict)
+        self.addon.factor = state_dict["factor"]
+
+    def _load_place(self, state_dict: dict[str, Any]) -> None:
         self._saved, self._begin = state_dict.get("scheduler"), state_dict.get("begin", {})
         self._saved_class = state_dict.get("class")
-        self.addon.factor = state_dict["factor"]
+
+    def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        session = self.trainer.train_state.session
+        if session is not None and stage == "fit" and is_whole_epoch(pl_module) and self._schedule is not None:
+            session["schedule"] = self.state_dict()  # the next run of the session continues it
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop this schedule if a callback has added one of Lightning's."""
@@ -191,14 +249,15 @@ class _Step(PassCallback):
     def _check_plan(self, pl_trainer: L.Trainer) -> None:
         """Note once that a schedule whose length was planned in updates or batches no longer fits the length of the epochs."""
         n_batches = pl_trainer.num_training_batches
-        if self._is_said or self._planned is None or n_batches in (math.inf, self._planned):
+        session = self.trainer.train_state.session or {}
+        if self._is_said or self._planned is None or session.get("steps") is not None or n_batches in (math.inf, self._planned):
             return
         assert self._schedule is not None
         scheduler = self._schedule.scheduler
         has_length = any(getattr(scheduler, length, None) is not None for length in ("total_steps", "total_iters", "T_max"))
         if self._schedule.interval == "epoch" or not (has_length or is_factory(self.scheduler)):
             return
-        self._is_said = True
+        self._is_said = self._begin["said"] = True
         epoch = self.trainer.train_state.counts.epoch + 1
         self.trainer.recorder.note(
             f"Epoch {epoch} has {n_batches:.0f} batches, and the schedule was planned for {self._planned} in each: "

@@ -43,7 +43,7 @@ from ..engine.recorder_callback import RecorderCallback
 from ..engine.step_module import StepModule
 from ..engine.train_state import Mode, TrainState
 from ..errors import ConfigError, StepError
-from ..events import Event, MonitorMode
+from ..events import Event, MonitorMode, Status
 from ..history.history import History, RunResult
 from ..history.run_folder import open_run_folder
 from ..history.run_tree import Fork, open_branch_folder
@@ -65,7 +65,7 @@ from ..views.notebook import NotebookView, in_shell
 from ..views.terminal import View
 
 # %% auto #0
-__all__ = ["HandleProtocol", "TrainerBase"]
+__all__ = ["HandleProtocol", "SessionProtocol", "TrainerBase"]
 
 
 # %% ../../nbs/base/trainer_base.ipynb #70207257
@@ -78,6 +78,21 @@ class HandleProtocol(Protocol):
     def thread(self) -> Thread: ...
     def join(self) -> None: ...  # wait until the run has ended, or an error has paused it
     def stop_by_hand(self) -> None: ...  # as ■ does
+
+
+class SessionProtocol(Protocol):
+    """A session, as the parts of its trainer see it."""
+
+    sinks: list[EventSink]  # of its record, open over all its runs
+    view: View | None  # one of them
+    is_left: bool  # by ■ or an error
+    begins: bool  # with the newest run
+
+    @property
+    def joins(self) -> bool: ...  # whether its newest run follows another one
+    def run(self, n_epoch: int, loader: Any, valid_loader: Any, travel: Any, *, resume: Any, background: bool) -> Any: ...
+    def rest(self) -> None: ...  # a run has ended
+    def end(self, status: Status, reason: str = "") -> None: ...
 
 
 # %% ../../nbs/base/trainer_base.ipynb #0ce189f5
@@ -270,6 +285,7 @@ class TrainerBase(Composable, TracebackKeeper):
         self.continues_run = False  # the next run is the one that was saved
         self.finished_phase = 0  # the newest phase that this trainer finished, or found finished
         self.handle: HandleProtocol | None = None  # of the newest run in a thread
+        self.open_session: SessionProtocol | None = None  # whose runs are one run in the view and the history
         self.view: View | None = None  # of the newest run
         self.slider_view: NotebookView | None = None  # of the newest training: an evaluation leaves its slider
         self.probed: dict[str, Any] = {}  # the steps of the last dry run by mode, and its monitor
@@ -301,6 +317,7 @@ class TrainerBase(Composable, TracebackKeeper):
             "ran": None,
             "stream": None,
             "handle": None,
+            "open_session": None,
             "operations": [],
             "_mode": self.mode,  # a replica in another process continues this operation
             "view": None,

@@ -42,7 +42,7 @@ class CheckpointStore:
     def settle(self, path: Path, best: Path | None, top: Sequence[Path] = ()) -> list[Path]:
         """Set the links and remove old checkpoints after a save to `path`. Returns the removed paths.
 
-        `best`: the best checkpoint. `top`: the best `keep_best_n`.
+        `best`: the best checkpoint. `top`: the best `keep_best_n`, and others that are still needed.
         """
         self._top = list(top)
         if progress := progress_of(path.name):

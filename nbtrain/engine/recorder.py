@@ -172,18 +172,23 @@ class Recorder:
     ) -> None:
         self.trainer, self.emit, self.every_s, self.clock, self.wall = trainer, emit, every_s, clock, wall
         self.n_epochs = self.first_epoch = 0  # the epochs at which the run ends and began
+        self.begun_s = 0.0  # when the run began, by its clock: the session's may have begun before
         self.lr: float | Tensor | None = None  # of the newest update
         self.lrs: dict[str, float | Tensor | None] = {}  # those of several optimizers, by name
         self.timer, self.pass_place, self.due_s, self.wait = RunTimer(), PassPlace(), 0.0, DataWait()
         self._notes = HeldNotes(self.emit_now)
 
-    def start(self, n_epochs: int, header: Mapping[str, Any]) -> None:
-        """Begin a run, which ends when `n_epochs` epochs are finished."""
+    def start(self, n_epochs: int, header: Mapping[str, Any], *, joins: bool = False) -> None:
+        """Begin a run, which ends when `n_epochs` epochs are finished. `joins`: its clock is that of the run before, in one session."""
         self.trainer.train_state.run += 1
         self.n_epochs, self.pass_place = n_epochs, PassPlace()
         self.first_epoch = self.trainer.train_state.counts.epoch
-        self.timer.start(self.clock())
-        self.due_s = self.timer.start_s + self.every_s
+        now_s = self.clock()
+        if joins:
+            self.timer.proceed(now_s)
+        else:
+            self.timer.start(now_s)
+        self.begun_s, self.due_s = now_s - self.timer.start_s, now_s + self.every_s
         self.emit_now("start", header)
         self._notes.open()
 
@@ -203,6 +208,12 @@ class Recorder:
         else:
             self.timer.proceed(self.clock())
         self.emit_now("state", {"state": state})
+
+    def rest(self) -> None:
+        """End a run of a session, whose record and clock continue."""
+        self.flush()
+        self.pass_place = PassPlace()
+        self._notes.close()
 
     def end(self, status: str, reason: str = "") -> None:
         """End the run, after emitting the steps since the last flush. The clock of the run stops."""

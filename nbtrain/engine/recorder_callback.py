@@ -101,7 +101,8 @@ class RecorderCallback(PassCallback):
         counts.epoch += pl_module.whole_epoch
         rate = {} if (lr := recorder.rate()) is None else {"lr": lr}
         rate |= {f"lr/{name}": lr for name, lr in recorder.rates().items()}
-        before = {"epoch": counts.epoch, **_now(counts)}
+        session = recorder.trainer.train_state.session
+        before = {"epoch": counts.epoch, **({} if session is None else {"round": session["round"] + 1}), **_now(counts)}
         pl_module.after_epoch(partial(self._leave, "epoch", pl_trainer, pl_module, before, rate))
 
     def on_save_checkpoint(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

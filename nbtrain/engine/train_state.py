@@ -56,6 +56,7 @@ class TrainState:
         self.best_before: dict[
             tuple[int, int], dict[str, Tensor] | Path
         ] = {}  # by the place where the best started again: weights, or a file
+        self.session: dict[str, Any] | None = None  # the place of an open session, as plain data
 
     def state_dict(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """The parts as plain data; with `names`, only these."""
@@ -67,10 +68,10 @@ class TrainState:
             setattr(self, name, _unpacked(getattr(self, name), state[name]))
 
     def scratch(self) -> TrainState:
-        """A copy for a pass that must not change the original. History and best weights are shared."""
+        """A copy for a pass that must not change the original. History, best weights and session are shared."""
         made = copy(self)
         for name, piece in vars(self).items():
-            if name not in ("history", "best_weights", "best_before", "meters"):
+            if name not in ("history", "best_weights", "best_before", "meters", "session"):
                 setattr(made, name, deepcopy(piece))
         made.meters = {"train": Meter(), "test": Meter()}  # those of one rank, even where this is one of several
         made.metrics = {"train": {}, "test": {}}

@@ -81,7 +81,11 @@ class RunOutcome:
                 self.write_weights(trainer.run_dir)
             except CheckpointError as error:  # after a full disk there is still a result
                 trainer.recorder.note(f"The weights were not written: {first_line(error)}")
-        trainer.recorder.end(status, reason)
+        if trainer.open_session is not None and trainer.mode == "train":
+            trainer.recorder.rest()  # the session has the end
+            trainer.open_session.rest()
+        else:
+            trainer.recorder.end(status, reason)
         return self.conclude(status, reason)
 
     def write_weights(self, folder: Path) -> None:
@@ -112,6 +116,6 @@ class RunOutcome:
         last = history.tests[-1] if trainer.mode == "test" and history.tests else history.last
         metrics = ResultMetrics(last.metrics if last is not None else {}, history)
         at = trainer.recorder.progress
-        measured = {"n_epochs": at.epoch - trainer.recorder.first_epoch, "elapsed_s": at.elapsed_s}
+        measured = {"n_epochs": at.epoch - trainer.recorder.first_epoch, "elapsed_s": at.elapsed_s - trainer.recorder.begun_s}
         trainer.result = RunResult(status, reason, history.best, last, metrics, history, trainer.run_dir, **measured)
         return trainer.result

@@ -33,7 +33,7 @@ __all__ = ["header", "correct_model", "advise", "keep_source"]
 # %% ../../nbs/run/record.ipynb #681eb3b6
 def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> dict[str, Any]:
     """Describe a run; `arguments` are those of its `lightning.Trainer`."""
-    name = variable_name(trainer)
+    name, session = variable_name(trainer), trainer.train_state.session if trainer.mode == "train" else None
     n_processes = trainer.launcher.n_processes if trainer.launcher is not None else trainer.world.size
     return {
         "title": trainer.title,
@@ -54,6 +54,7 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
         **({"max_steps": arguments["max_steps"]} if arguments.get("max_steps", -1) >= 0 else {}),
         **({"advice": False} if not trainer.advice else _facts(trainer, loader)),
         **({"keeps_states": True} if trainer.keeps_states else {}),
+        **({"round": session["round"] + 1, "n_rounds": session["n_rounds"]} if session is not None else {}),
         **({"variable": name} if name != "trainer" else {}),  # for lines to be copied
     }
 

@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0
-__all__ = ["epochs_left"]
+__all__ = ["epochs_left", "continue_from"]
 
 
 # %% ../../nbs/run/resume.ipynb #cd2cd97f
@@ -37,9 +37,13 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
     if path is None:
         trainer.recorder.note(f"resume={resume!r}: nothing was saved in {str(trainer.save_path)!r} yet, so this is a fresh run.")
         return n_epoch
-    by_number = resume in ("auto", "last")
-    path = manager.restore(trainer, path, loader, phase=number if by_number else None)
-    number = number if by_number else state.phase
+    path = manager.restore(trainer, path, loader, phase=number if resume in ("auto", "last") else None)
+    return continue_from(trainer, path, n_epoch, number if resume in ("auto", "last") else state.phase)
+
+
+def continue_from(trainer: TrainerBase, path: str | Path, n_epoch: int, number: int) -> int:
+    """Continue from the restored state in `path` with the phase `number`, or be at its end. Returns the epochs that are left of it."""
+    state = trainer.train_state
     left = _left(trainer, n_epoch, number, trainer.states.restored or {})
     trainer.resumed, trainer.continues_run = left > 0, left > 0 and number == state.phase
     state.run += not trainer.continues_run  # a new run gets the next number

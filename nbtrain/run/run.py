@@ -165,6 +165,7 @@ class Run:
     def _try_steps(self) -> None:
         """Try the steps on one batch each. The view shows what is tried, and an error in it."""
         trainer, counts, goal = self.trainer, self.trainer.train_state.counts, self.trainer.train_state.counts.epoch + self.n_epoch
+        goal = max(goal, (trainer.train_state.session or {}).get("goal") or 0)
         place = Progress(trainer.train_state.run + 1, "idle", counts.epoch, goal, step=counts.step, processed=counts.processed)
         planned = {**precision_args(trainer.precision), **trainer.lightning}
 
@@ -190,27 +191,32 @@ class Run:
         self.pauses = pauses_on_error(trainer)
         if trainer.save_path is not None:
             self.sinks.claim()
-        if trainer.train_state.run == 0 and trainer.seed is not None and trainer.states.restored is None:
+        if trainer.train_state.run == 0 and trainer.seed is not None and trainer.states.restored is None and trainer.open_session is None:
             seed_all(trainer.seed)
 
     def _open(self) -> None:
         """Show the run, and begin its record."""
         trainer, state = self.trainer, self.trainer.train_state
+        session = trainer.open_session if trainer.mode == "train" else None
+        joins, begins = session is not None and session.joins, session is None or session.begins
         try:
             self.sinks.open(validates=validates(self.loader, self.valid_loader))
             self.arguments = trainer.lightning_args()
             self.arguments["callbacks"] = [*self.arguments["callbacks"], FollowsSource(trainer)]  # that list is the user's
             goal = state.counts.epoch + (self.n_epoch if trainer.mode == "train" else 0)
             if not trainer.continues_run:
-                state.first_epoch, state.phase = state.counts.epoch, state.phase + (trainer.mode == "train")
-            trainer.recorder.start(goal, header(trainer, self.arguments, self.loader, self.valid_loader))
+                state.first_epoch, state.phase = state.counts.epoch, state.phase + (trainer.mode == "train" and begins)
+            of_session = (state.session or {}).get("goal") or 0 if session is not None else 0
+            about = header(trainer, self.arguments, self.loader, self.valid_loader)
+            trainer.recorder.start(max(goal, of_session), about, joins=joins)
             correct_model(trainer)
             if state.run == 1:
                 advise(trainer, self.loader)
             for text in self.notes:
                 trainer.recorder.note(text)
-            keep_source(trainer, self.n_epoch, self.loader, self.valid_loader)
-            self.sinks.show_run_before()
+            if not joins and (session is not None or trainer.open_session is None):
+                keep_source(trainer, self.n_epoch, self.loader, self.valid_loader)
+                self.sinks.show_run_before()
             if trainer.mode == "train":
                 trainer.ran = Ran.after(trainer.ran, goal, self.loader, self.valid_loader)
         except BaseException:
@@ -230,7 +236,7 @@ class Run:
                     status, reason = run.execute(self.arguments)
                 else:
                     status, reason = self._launch(launcher)
-            if status in ("completed", "stopped") and trainer.mode == "train":
+            if status in ("completed", "stopped") and trainer.mode == "train" and trainer.open_session is None:
                 trainer.finished_phase = trainer.train_state.phase
             return self.outcome.finish(status, reason)
         finally:

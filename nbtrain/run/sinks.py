@@ -90,6 +90,11 @@ class RunSinks:
         trainer = self.trainer
         if not trainer.world.is_first:
             return
+        session = trainer.open_session if trainer.mode == "train" else None
+        if session is not None and session.sinks:
+            trainer.view, self._opened = session.view, session.sinks
+            trainer.sinks += self._opened
+            return
         trainer.view = self._view or self._open_view(validates=validates)
         if trainer.mode == "train":
             if trainer.slider_view is not None:
@@ -98,11 +103,15 @@ class RunSinks:
         self._opened = [EventGroup(self._folder(trainer.run_dir).update_all)] if trainer.run_dir is not None else []
         self._opened += [trainer.view] if trainer.view is not None else []
         trainer.sinks += self._opened
+        if session is not None:
+            session.view, session.sinks = trainer.view, self._opened
 
     @property
     def _shows(self) -> bool:
-        """Whether the run has a view."""
-        return self.trainer.log_bar and not asks_for_bar(self.trainer.lightning)
+        """Whether the run has a view. An evaluation in a session has none, so that the session has one in all."""
+        trainer = self.trainer
+        is_inside = trainer.open_session is not None and trainer.mode == "test"
+        return trainer.log_bar and not is_inside and not asks_for_bar(trainer.lightning)
 
     def show_finished(self) -> None:
         """In a notebook, show the record of the newest finished phase again: its cell was run again, and trains nothing."""
@@ -119,6 +128,8 @@ class RunSinks:
 
     def preview(self, event: Event, *, validates: bool = False) -> None:
         """Show an event of the dry run in the view alone, which its "start" opens."""
+        session = self.trainer.open_session if self.trainer.mode == "train" else None
+        self._view = self._view or (session.view if session is not None else None)
         if self._view is None and event.kind == "start" and self.trainer.world.is_first:
             self._view = self._open_view(validates=validates)
         if self._view is not None:

@@ -85,14 +85,13 @@ def own_part(at: Moment) -> dict[str, Any]:
     """nbtrain's part of a state, as `take_parts` returns it.
 
     Until the next run has reached its first batch, a restored state is the state: the place that it continues from is still to be reached.
-    Only your code and the attributes of your objects may have changed since, and in a run its number.
+    Only your code and the attributes of your objects may have changed since, and the session, and in a run its number.
     """
     restored = at.trainer.states.restored
     if restored is None:
         return take_parts(at)
-    own = restored["nbtrain"] | take_named(
-        at, ("attributes", "code", *(("run", "first_epoch", "phase") if at.pl_trainer is not None else ()))
-    )
+    of_run = ("run", "first_epoch", "phase") if at.pl_trainer is not None else ()
+    own = restored["nbtrain"] | take_named(at, ("attributes", "code", "session", *of_run))
     own.pop("history", None)
     return own | ({"random": at.random} if own["random"] is None else {})
 

@@ -194,6 +194,8 @@ class Disk:
             leave_out(state, self.options.base, self.trainer.model)
         self._expired = expired = list[Path]()
         top = [found.path for found in self.triggers.best_rows if found.path is not None]
+        session = self.trainer.train_state.session or {}
+        top += [path.with_name(name) for name in (session.get("start"), *session.get("ends", ())) if name is not None]
         self.triggers.saved()
 
         def settle(path: Path) -> None:

@@ -68,6 +68,7 @@ from ..run.outcome import RunOutcome
 from ..run.redefined import use_newest, with_newest
 from ..run.resume import epochs_left
 from ..run.run import Run
+from ..run.session import Session
 from ..run.sinks import RunSinks
 from ..tools.direct_prediction import predict_directly
 from ..tools.evaluate import batches_of, collect, evaluate, run_batch, validate
@@ -288,6 +289,10 @@ class Trainer(TrainerBase):
         Raises ConfigError for invalid arguments, before anything else happens; StepError for an invalid return value of a step;
         CheckpointError for a state that can't be restored; and the exceptions of your own code.
         """
+        if self.open_session is not None and self.mode == "train":
+            if not self.open_session.is_left:
+                return self.open_session.run(n_epoch, loader, valid_loader, travel_of(self), resume=resume, background=background)
+            self.stop()
         if place := end_paused(self):
             self.recorder.note(f"the run that was paused at {place} is ended; resume() would have continued it")
         if resume is not None:
@@ -303,6 +308,36 @@ class Trainer(TrainerBase):
     def run_epoch(self, loader: Loaders | L.LightningDataModule) -> RunResult:
         """Train one epoch on `loader`, or evaluate it in mode "test": the same as `run(1, loader)`."""
         return self.run(1, loader)
+
+    @checked
+    def session(
+        self,
+        rounds: PositiveInt | Sequence[Any] | None = None,
+        epochs: PositiveInt | None = None,
+        *,
+        steps: PositiveInt | None = None,
+        state: dict[str, Any] | None = None,
+        resume: str | Path | None = None,
+    ) -> Session:
+        """Open a session around a loop with several runs: `with trainer.session(50) as session: for round in session: ...`.
+
+        All runs of this trainer in it are one run: one record, one history whose rows have the `round`, one run folder, one run of a
+        logger, and one schedule. Iterating over the session gives the rounds: 0 to `rounds - 1`, the items of a sequence such as
+        `[32, 64, 128]`, or without `rounds` 0, 1, 2, … until you `break`. `epochs` is the number of epochs of each round: the schedule of
+        a factory is planned over `rounds` × `epochs`, as long as the first one, or over `steps` updates in all if the rounds differ. It
+        raises ConfigError if it reads a length that is unknown.
+
+        `state` has what you keep from round to round, and is `session.state`: numbers, tensors, collections, objects with a `state_dict`.
+
+        With `resume="auto"` (needs StateManagerAddon) the same lines begin a session, and resume it after a crash: in the round that was
+        interrupted, with the weights, the random numbers and `session.state` of its start, so that your code makes the same data again;
+        `run` then continues at the batch of the newest checkpoint. `seed` seeds when the session begins.
+
+        In a notebook ■ pauses the run and ends the cell; run the cell again to continue the session, also after an error; `stop()`
+        ends it. An evaluation in a session has no separate record. Raises ConfigError for a session in a session, `background=True` in
+        one, and a session in which this trainer never runs.
+        """
+        return Session(self, rounds, epochs, steps, {} if state is None else state, resume)
 
     # -- change a run in progress
     @boundary
@@ -364,6 +399,8 @@ class Trainer(TrainerBase):
         self.control.stop()
         if threading.current_thread() is not self.control.thread and self.handle is not None:
             self.handle.join()
+        if self.open_session is not None and self.open_session.is_left:
+            self.open_session.end("stopped")
         return self.result
 
     @boundary

@@ -130,6 +130,10 @@ def rewind(trainer: TrainerBase, at: str | None = None, epoch: int | None = None
     """Restore `trainer` to an earlier place, after ending a run that is paused, by hand or by an error."""
     end_paused(trainer)
     refuse_while_on(trainer.control, trainer.recorder.place)
+    if (session := trainer.open_session) is not None:
+        if not session.is_left:
+            raise ConfigError("A session is open, and its loop can't go back.", remedy="Leave the loop first; branch() works in it.")
+        session.end("stopped")
     there = place_of(trainer, at, epoch, step)
     state, n_recomputed = operate(trainer, "rewind", lambda operation: _find(trainer, there), mode="train", between_batches=False)
     found = _restore(trainer, state, n_recomputed)

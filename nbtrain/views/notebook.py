@@ -293,7 +293,7 @@ class NotebookView:
 
     def update(self, event: Event) -> None:
         with self._lock:
-            is_shown = self.board.trying != ""  # by a dry run
+            is_shown = self.board.trying != "" or text.joins(event, self.board)  # by a dry run, or by the run before
             self.board.update(event)
             self._seen_s, self._record.time_s = time.monotonic(), event.time_s
             if event.kind == "start" and is_shown:

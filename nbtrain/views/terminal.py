@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TextIO
 
 from ..events import Event
-from .text import Board, Row, adds_row, cells, format_value, header_line, mark_line, note_line, shown_columns
-from .text import place_words, progress_line, rate_words, state_words, summary_line, time_words, tip_lines, titles, visible
+from .text import Board, Row, adds_row, cells, format_value, header_line, joins, mark_line, note_line, shown_columns
+from .text import place_words, progress_line, rate_words, round_words, state_words, summary_line, time_words, tip_lines, titles
+from .text import visible
 
 # %% auto #0
 __all__ = [
@@ -188,6 +189,7 @@ def running_parts(board: Board, means: RunningMeans) -> list[LinePart]:
     first, batch = place_words(p)
     room = len(batch) if p.n_batches is None else len(batch) - len(str(p.batch)) + len(str(p.n_batches))
     parts = [LinePart(state_words(board.status), 0)] if board.status != "running" else []
+    parts += [LinePart(rounds, 2)] if (rounds := round_words(board.header)) else []
     parts += [LinePart(first, 1), LinePart(batch, 3, room)]
     parts.append(LinePart(time_words(board), 5, len("00:00 < 00:00")))
     rates = [] if p.phase == "test" else rate_words(board)
@@ -323,7 +325,7 @@ class TerminalView:
         if (validation := self._validations.before(event)) is not None:
             star = " ★" if validation.data["row"] is self.board.best else ""
             self._line(validation_line(validation) + star)
-        is_shown = self.board.trying != ""  # by a dry run
+        is_shown = self.board.trying != "" or joins(event, self.board)  # by a dry run, or by the run before
         self.board.update(event)
         self._means.update(event)
         if event.kind == "start":
@@ -383,7 +385,7 @@ class LogView:
         if (validation := self._validations.before(event)) is not None:
             star = " ★" if validation.data["row"] is self.board.best else ""
             self._line(validation_line(validation) + star, validation)
-        is_shown = self.board.trying != ""  # by a dry run
+        is_shown = self.board.trying != "" or joins(event, self.board)  # by a dry run, or by the run before
         self.board.update(event)
         if not (event.kind == "start" and is_shown) and (text := self._text(event)):
             self._line(text, event)

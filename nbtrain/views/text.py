@@ -33,6 +33,8 @@ __all__ = [
     "RunPlace",
     "Board",
     "state_words",
+    "round_words",
+    "joins",
     "header_line",
     "place_words",
     "place_now",
@@ -367,10 +369,30 @@ def state_words(state: str) -> str:
     return f"{ICONS[state]} {_WORDS.get(state, state)}"
 
 
+def round_words(header: Mapping[str, Any]) -> str:
+    """`round 3 of 50`, or `round 3` if the number of rounds is unknown; empty outside of a session."""
+    n_rounds = header.get("n_rounds")
+    return "" if "round" not in header else f"round {header['round']}" + ("" if n_rounds is None else f" of {n_rounds}")
+
+
+def joins(event: Event, board: Board) -> bool:
+    """Whether a run of a session begins that follows another one in the record of `board`."""
+    is_same = bool(board.header) and board.progress.run == event.progress.run
+    return event.kind == "start" and "round" in event.data and not event.data.get("resumed") and is_same
+
+
 def header_line(header: Mapping[str, Any], run: int) -> str:
-    """`Digits · SmallCNN · 1.2M params · cuda:0 · 32-true · run 1`."""
+    """`Digits · SmallCNN · 1.2M params · cuda:0 · 32-true · run 1`, in a session with `round 3 of 50`."""
     n_params = f"{format_count(header['n_params'])} params" if "n_params" in header else None
-    parts = [header.get("title"), header.get("model"), n_params, header.get("device"), header.get("precision"), f"run {run}"]
+    parts = [
+        header.get("title"),
+        header.get("model"),
+        n_params,
+        header.get("device"),
+        header.get("precision"),
+        f"run {run}",
+        round_words(header),
+    ]
     return " · ".join(visible(str(part)) for part in parts if part)
 
 
@@ -474,7 +496,7 @@ def summary_line(board: Board) -> str:
 
 # %% ../../nbs/views/text.ipynb #43a8afcd
 def column_names(rows: Iterable[Row]) -> list[str]:
-    """Columns in reading order: epoch, train_*, val_*, test_*, all others, lr, time_s."""
+    """Columns in reading order: epoch, round, train_*, val_*, test_*, all others, lr, time_s."""
     names = list(dict.fromkeys(name for row in rows for name in row if name not in OWN_COLUMNS and not is_rate(name)))
 
     def group(name: str) -> int:
@@ -482,7 +504,7 @@ def column_names(rows: Iterable[Row]) -> list[str]:
 
     present = list(dict.fromkeys(name for row in rows for name in row))
     ends = [*filter(is_rate, present), *(["time_s"] if "time_s" in present else [])]
-    return (["epoch"] if "epoch" in present else []) + sorted(names, key=group) + ends
+    return [name for name in ("epoch", "round") if name in present] + sorted(names, key=group) + ends
 
 
 def shown_columns(rows: Iterable[Row]) -> list[str]:
@@ -543,7 +565,7 @@ class Table:
         return gap_words(n, is_first=self.rows[0] == n, of_epochs=self.names[:1] == ["epoch"])
 
 
-_ALWAYS = ("epoch", "time_s")
+_ALWAYS = ("epoch", "round", "time_s")
 
 
 def _fold(names: Sequence[str], widths: Mapping[str, int], max_width: int) -> list[str]:

@@ -401,3 +401,36 @@ def test_ipykernel_6_pauses_and_works_in_the_background(press: bool) -> None:
         assert kernel.value("trainer.result.status") == "completed"
     finally:
         kernel.close()
+
+
+SESSION = """
+with {name}.session(4, 2, state={{"memory": []}}) as session:
+    for round in session:
+        session.state["memory"].append(float(torch.rand(())))
+        x = torch.randn(40, 4) + {name}.model(torch.zeros(1, 4)).item()
+        {more}
+        {name}.run(2, DataLoader(TensorDataset(x), 8, shuffle=True))
+"""
+
+
+def test_a_session_that_was_paused_goes_on_when_its_cell_is_run_again(kernel: Kernel) -> None:
+    evaluated = SESSION.format(name="shown", more="shown.evaluate(DataLoader(TensorDataset(x), 8))")
+    messages = kernel.run("shown = make()\n" + evaluated)
+    shown = {message["content"]["transient"]["display_id"] for message in messages if message["msg_type"] == "display_data"}
+    assert len({name.removesuffix("-live") for name in shown}) == 1  # one record of all rounds
+    kernel.run("never = make()\n" + SESSION.format(name="never", more="pass"))
+    never = kernel.value("session.state['memory'], torch.rand(()).item()")
+    kernel.run("paused, broken = make(), True\npaused.presses = {13, 24, 33}")
+    cell = SESSION.format(name="paused", more="if round == 3 and broken: raise OSError('no data')")
+    name, text, shown = kernel.error(cell)
+    assert name == "RunPaused" and shown == [f"‖ {text}"]
+    how = "run this cell again to continue the session · trainer.stop() ends it".replace("trainer", "paused")
+    assert text == f"session paused in round 2 of 4, at epoch 3, batch 4 · {how}"
+    assert "round 3 of 4, at epoch 5, batch 5" in kernel.error(cell)[1]
+    kernel.run("paused.resume()")  # the run, to its end
+    assert kernel.error("torch.rand(3)\n" + cell)[:2] == ("OSError", "no data")
+    kernel.run("broken = False")
+    assert "round 4 of 4" in kernel.error("torch.rand(3)\n" + cell)[1]
+    kernel.run(cell)
+    assert kernel.value("session.state['memory'], torch.rand(()).item()") == never
+    assert kernel.value("same(paused, never), paused.history.epochs[-1]['round'], paused.open_session") == (True, 4, None)

@@ -12,6 +12,7 @@ from side_by_side import equal, net
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import Adam
+from torch.utils.data import DataLoader, TensorDataset
 
 from nbtrain import Trainer
 
@@ -115,6 +116,45 @@ def test_ppo() -> None:
                 for part in parts(model, batch):
                     optimizer.zero_grad()
                     loss_of(model, *part).backward()
+                    optimizer.step()
+
+    equal(ours, plain, lambda: nn.ModuleDict({"policy": net(1, 2), "critic": net(1)}))
+
+
+def test_ppo_in_a_session() -> None:
+    """Each round plays episodes with the policy, and trains on them for two epochs in shuffled batches: the step is automatic."""
+
+    def collect(model: Any) -> DataLoader[Any]:
+        states, actions, returns = episode(model["policy"])
+        with torch.no_grad():
+            before = torch.distributions.Categorical(logits=model["policy"](states)).log_prob(actions)
+            advantages = returns - model["critic"](states).squeeze(1)
+        return DataLoader(TensorDataset(states, actions, returns, advantages, before), 32, shuffle=True)
+
+    def loss_of(model: Any, batch: Any) -> Tensor:
+        states, actions, returns, advantages, before = batch
+        ratio = (torch.distributions.Categorical(logits=model["policy"](states)).log_prob(actions) - before).exp()
+        surrogate = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+        return mse_loss(model["critic"](states).squeeze(1), returns) - surrogate
+
+    class PPO(Trainer):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            return {"loss": loss_of(self.model, batch)}
+
+    def ours(model: Any) -> None:
+        trainer = PPO(model, "cpu", optimizer=Adam(model.parameters(), lr=1e-2), log_bar=False)
+        with trainer.session(rounds=3, epochs=2) as session:
+            for _ in session:
+                trainer.run(2, collect(model))
+
+    def plain(model: Any) -> None:
+        optimizer = Adam(model.parameters(), lr=1e-2)
+        for _ in range(3):
+            loader = collect(model)
+            for _ in range(2):
+                for batch in loader:
+                    optimizer.zero_grad()
+                    loss_of(model, batch).backward()
                     optimizer.step()
 
     equal(ours, plain, lambda: nn.ModuleDict({"policy": net(1, 2), "critic": net(1)}))
