@@ -289,6 +289,10 @@ class Session:
             raise ConfigError("A session of this trainer is open.", remedy="Open one session around the outermost loop.")
         if trainer.mode == "test":
             raise ConfigError("In mode 'test' there is no session.", remedy='Call toggle("train") first.')
+        if trainer.launcher is not None or trainer.world.size > 1:
+            raise ConfigError(
+                "A session trains in this process alone, and this trainer in several.", remedy="Call run() without a session."
+            )
         if left is not None and (self.resume is None or trainer.control.state == "paused"):
             self._adopt(left)
         else:

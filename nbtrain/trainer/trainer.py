@@ -335,7 +335,7 @@ class Trainer(TrainerBase):
 
         In a notebook ■ pauses the run and ends the cell; run the cell again to continue the session, also after an error; `stop()`
         ends it. An evaluation in a session has no separate record. Raises ConfigError for a session in a session, `background=True` in
-        one, and a session in which this trainer never runs.
+        one, several processes, and a session in which this trainer never runs.
         """
         return Session(self, rounds, epochs, steps, {} if state is None else state, resume)
 

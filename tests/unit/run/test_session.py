@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, LinearLR
 
-from nbtrain import CheckpointError, ConfigError, EarlyStoppingAddon, StateManagerAddon
+from nbtrain import CheckpointError, ConfigError, EarlyStoppingAddon, MultiGPUAddon, StateManagerAddon
 
 Saving = Regress.add_on(StateManagerAddon)
 
@@ -210,6 +210,9 @@ def test_sessions_and_runs_are_phases_that_resume_in_their_order(tmp_path: Path)
 
 
 def test_wrong_use_of_a_session_is_refused(tmp_path: Path) -> None:
+    several = make_trainer(Regress.add_on(MultiGPUAddon), devices=2)
+    with pytest.raises(ConfigError, match="A session trains in this process alone"), several.session(2):
+        pass
     trainer, other = make_trainer(), make_trainer()
     with pytest.raises(ConfigError, match="The session is not open"):
         next(iter(trainer.session(2)))
