@@ -210,7 +210,7 @@ def test_sessions_and_runs_are_phases_that_resume_in_their_order(tmp_path: Path)
 
 
 def test_wrong_use_of_a_session_is_refused(tmp_path: Path) -> None:
-    several = make_trainer(Regress.add_on(MultiGPUAddon), devices=2)
+    several = make_trainer(Regress.add_on(MultiGPUAddon), device=["cpu", "cpu"])
     with pytest.raises(ConfigError, match="A session trains in this process alone"), several.session(2):
         pass
     trainer, other = make_trainer(), make_trainer()
