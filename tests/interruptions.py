@@ -94,6 +94,7 @@ class Life(L.Callback):
 
 def live(case: Case, folder: Path, seed: int, end: Interruption | None, report: Path) -> None:
     """One life of the run, in a process."""
+    os.setpgrp()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -141,6 +142,8 @@ def run_life(case: Case, folder: Path, seed: int, end: Interruption | None, repo
     process = CONTEXT.Process(target=live, args=(case, folder, seed, end, report))
     process.start()
     process.join(120)
+    with suppress(ProcessLookupError):  # a killed life leaves the workers of its loaders, each with half a gigabyte
+        os.killpg(process.pid or 0, signal.SIGKILL)
     assert process.exitcode is not None, f"stands still: {case} {end}"
     if end is not None and end.how.startswith("SIG") and process.exitcode == -signal.Signals[end.how]:  # SIGTERM: before the run has begun
         return {"cause": end.how}

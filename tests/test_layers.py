@@ -104,7 +104,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "addons",
         "base",
     ),
-    "tools": ("views", "data", "optim", "engine", "loops", "distributed", "base", "run"),
+    "tools": ("views", "data", "optim", "engine", "loops", "distributed", "addons", "base", "run"),
     "travel": ("rng", "views", "source", "objects", "history", "data", "engine", "loggers", "state", "addons", "base", "run", "tools"),
 }
 ALLOWED["trainer"] = tuple(ALLOWED)

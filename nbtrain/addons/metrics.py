@@ -33,7 +33,7 @@ from ..history.run_files import write_file
 from ..optim.schedulers import n_required
 
 # %% auto #0
-__all__ = ["Measure", "EvalPrediction", "without_ignored", "MetricsAddon"]
+__all__ = ["Measure", "EvalPrediction", "without_ignored", "label_and_output", "Gathered", "MetricsAddon"]
 
 # %% ../../nbs/addons/metrics.ipynb #54abd303
 Measure = Callable[..., Any] | Metric | MetricCollection
@@ -104,7 +104,7 @@ def _joined(parts: Sequence[Tensor]) -> Any:
     return (joined.float() if joined.dtype in (torch.bfloat16, torch.float16) else joined).numpy()
 
 
-def _label_and_output(phase: str, outputs: Any) -> tuple[Tensor, Tensor]:
+def label_and_output(phase: str, outputs: Any) -> tuple[Tensor, Tensor]:
     """Return the label and the output of a step. Raises StepError if one is missing."""
     missing = [name for name in ("label", "output") if not isinstance(outputs, Mapping) or not isinstance(outputs.get(name), Tensor)]
     if missing:
@@ -116,7 +116,7 @@ def _label_and_output(phase: str, outputs: Any) -> tuple[Tensor, Tensor]:
 
 
 # %% ../../nbs/addons/metrics.ipynb #4aaf238c
-class _Gathered:
+class Gathered:
     """Labels and outputs of one pass over one loader, or the metrics that are updated with them."""
 
     def __init__(self, measures: Mapping[str, Measure], ignore_index: int | None, device: torch.device, readers: Any) -> None:
@@ -211,7 +211,7 @@ _Group = int | str | None  # samples measured together: those of a loader, of a 
 class _Measure(PassKeeper):
     def __init__(self, trainer: TrainerProtocol, addon: MetricsAddon) -> None:
         self.trainer, self.addon = trainer, addon
-        self._passes: dict[str, dict[_Group, _Gathered]] = {"train": {}, "valid": {}, "test": {}}
+        self._passes: dict[str, dict[_Group, Gathered]] = {"train": {}, "valid": {}, "test": {}}
         self._noted: set[str] = set()
         self._rank: RankCallback | None = None
         self._resumed: list[Any] = []  # of the open pass, until its next batch
@@ -254,7 +254,7 @@ class _Measure(PassKeeper):
         groups = [group for group in dict.fromkeys(groups) if self._measures(group)]
         if not groups or getattr(module, "leaves_out", False):
             return
-        label, output = _label_and_output(phase, outputs)
+        label, output = label_and_output(phase, outputs)
         if phase == "train":
             for group, state in self._resumed:
                 self._passes["train"][group] = self._gathered(group, output.device)
@@ -266,8 +266,8 @@ class _Measure(PassKeeper):
             if self._rank is None or self._rank.counts:
                 self._passes[phase][group].add(label, output)
 
-    def _gathered(self, group: _Group, device: torch.device) -> _Gathered:
-        return _Gathered(self._measures(group), self.addon.ignore_index, device, self._readers)
+    def _gathered(self, group: _Group, device: torch.device) -> Gathered:
+        return Gathered(self._measures(group), self.addon.ignore_index, device, self._readers)
 
     @property
     def _readers(self) -> Any:
@@ -340,6 +340,10 @@ class MetricsAddon(AddOnBase):
     def __post_init__(self) -> None:
         self.measures = _by_task(self.metrics)
         self.keys: dict[str, tuple[str, ...]] = {}  # the names of the values that each metric returned
+
+    def gathered(self, device: torch.device) -> Gathered:
+        """What gathers the labels and outputs of a pass in this process alone."""
+        return Gathered(self.measures.get(None, {}), self.ignore_index, device, None)
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Measure(trainer, self)] if any(self.measures.values()) else []

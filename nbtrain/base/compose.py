@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 from weakref import WeakSet
@@ -258,6 +259,16 @@ class Composable(AddonCommands):
     def active_addons(self) -> list[AddOnBase]:
         """The addons in their order, including those of shorthand arguments such as `gradient_clip=`."""
         return list(self._addons.values())
+
+    @contextmanager
+    def with_addon(self, addon: AddOnBase) -> Iterator[None]:
+        """Use one more addon for a while."""
+        before = self._addons
+        self._addons = {**before, type(addon): addon}
+        try:
+            yield
+        finally:
+            self._addons = before
 
     def drop_addons(self, kinds: tuple[type[AddOnBase], ...]) -> None:
         """Remove the addons of these classes."""

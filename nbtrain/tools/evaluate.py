@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import lightning as L
@@ -17,6 +19,7 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch.utils.data import DataLoader
 
+from ..addons.metrics import Gathered, MetricsAddon, label_and_output
 from ..data.epoch import set_epoch
 from ..data.batch import to_device
 from ..data.loader import BatchList, is_dataset
@@ -158,19 +161,29 @@ def _alone(trainer: TrainerBase) -> dict[str, Any]:
 
 
 # %% ../../nbs/tools/evaluate.ipynb #ab4caf5a
-def measure(trainer: TrainerBase, loader: Any) -> dict[str, float]:
-    """Return the mean of each metric of `test_step`, computed between two batches of the current run, without affecting the run."""
-    return operate(trainer, "evaluate", lambda operation: _measure(trainer, loader))
+class _Asked(MetricsAddon):
+    """The metrics that one evaluation is asked for, beside those of the trainer."""
 
 
-def _measure(trainer: TrainerBase, loader: Any) -> dict[str, float]:
+def measure(trainer: TrainerBase, loader: Any, metrics: Any = None) -> dict[str, float]:
+    """Return the mean of each metric of `test_step`, computed between two batches of the current run, without affecting the run.
+
+    `metrics`: as for `evaluate`.
+    """
+    gathered = _Asked(metrics=metrics).gathered(trainer.device) if metrics is not None else None
+    return operate(trainer, "evaluate", lambda operation: _measure(trainer, loader, gathered))
+
+
+def _measure(trainer: TrainerBase, loader: Any, gathered: Gathered | None) -> dict[str, float]:
     module, index, n_all = StepModule(trainer), itertools.count(), n_batches(loader, "sequential")
     named = named_loaders(loader)
     module.loader_names = () if named is None else tuple(named)
     part = 0
 
     def step(batch: Any) -> int:
-        module.validation_step(batch, number := next(index), part)
+        output = module.validation_step(batch, number := next(index), part)
+        if gathered is not None and output is not None:
+            gathered.add(*label_and_output("test", output))
         advance(trainer, n_all)
         return number  # because Lightning warns about None
 
@@ -181,7 +194,9 @@ def _measure(trainer: TrainerBase, loader: Any) -> dict[str, float]:
     for part, one in enumerate([loader] if named is None else named.values()):  # noqa: B007  # `step` reads it
         _predict(trainer, module, one)
     meter.close()
-    return meter.means() | module.own_metrics()
+    asked = gathered.compute() if gathered is not None else {}
+    whole = {key: value for name, values in asked.items() for key, value in ({name: math.nan} if values is None else values).items()}
+    return meter.means() | module.own_metrics() | whole
 
 
 # %% ../../nbs/tools/evaluate.ipynb #b51ac985
@@ -190,15 +205,19 @@ def batches_of(data: Any, batch_size: int | None) -> Any:
     return DataLoader(data, batch_size or 32) if is_dataset(data) else data
 
 
-def evaluate(trainer: TrainerBase, loader: Any) -> dict[str, float]:
-    """Return the mean of each metric of `test_step`, by a run in mode "test"; during a run, between two of its batches."""
+def evaluate(trainer: TrainerBase, loader: Any, metrics: Any = None) -> dict[str, float]:
+    """Return the mean of each metric of `test_step`, by a run in mode "test"; during a run, between two of its batches.
+
+    `metrics`: those of all samples, as for MetricsAddon, which are computed beside them.
+    """
     if trainer.control.state != "idle":
         if is_data_source(loader):
             raise ConfigError("A data module can't be set up while a run is on.", remedy="Give a loader.")
-        return measure(trainer, loader)
+        return measure(trainer, loader, metrics)
     result = trainer.result
     try:
-        found = Run(trainer, 1, loader, name="evaluate", mode="test").evaluate().metrics
+        with trainer.with_addon(_Asked(metrics=metrics)) if metrics is not None else nullcontext():
+            found = Run(trainer, 1, loader, name="evaluate", mode="test").evaluate().metrics
         return {name.removeprefix("test_"): value for name, value in found.items() if name.startswith("test_")}
     finally:
         trainer.result = result

@@ -194,12 +194,17 @@ class LightningSteps(TrainerBase):
     # -- beside a run
     @checked
     @with_newest
-    def evaluate(self, data: Loaders | Dataset[Any] | L.LightningDataModule, batch_size: int = 32) -> dict[str, float]:
-        """Return what the module's `test_step` logs for `data`, by its names, and `test_loss` if it returns a loss."""
+    def evaluate(
+        self, data: Loaders | Dataset[Any] | L.LightningDataModule, batch_size: int = 32, *, metrics: Any = None
+    ) -> dict[str, float]:
+        """Return what the module's `test_step` logs for `data`, by its names, and `test_loss` if it returns a loss.
+
+        `metrics`: as in `Trainer.evaluate`, by names with "test_".
+        """
         self._need("test_step", "evaluate")
         if self.control.state != "idle":
             raise ConfigError("A LightningModule can't be evaluated while a run is on.", remedy="Wait for its end, or stop() it.")
-        evaluate(self, batches_of(data, batch_size))
+        evaluate(self, batches_of(data, batch_size), metrics)
         return dict(self.train_state.history.tests[-1].metrics)
 
     @checked

@@ -271,10 +271,10 @@ class DatasetTrainer(Trainer):
 
     @checked
     def evaluate(
-        self, data: Loaders | Dataset[Any] | L.LightningDataModule | None = None, batch_size: int | None = None
+        self, data: Loaders | Dataset[Any] | L.LightningDataModule | None = None, batch_size: int | None = None, *, metrics: Any = None
     ) -> dict[str, float]:
         """Like `Trainer.evaluate`, for a loader or a dataset; by default `eval_dataset`."""
-        return super().evaluate(self._needed(self.eval_loader if data is None else self._batches(data, batch_size)))
+        return super().evaluate(self._needed(self.eval_loader if data is None else self._batches(data, batch_size)), metrics=metrics)
 
     def _batches(self, data: Any, batch_size: int | None) -> Any:
         return replace(self.loading, batch_size=batch_size or self.loading.batch_size).evaluated(data)

@@ -452,15 +452,20 @@ class Trainer(TrainerBase):
 
     @checked
     @with_newest
-    def evaluate(self, data: Loaders | Dataset[Any] | L.LightningDataModule, batch_size: PositiveInt = 32) -> dict[str, float]:
+    def evaluate(
+        self, data: Loaders | Dataset[Any] | L.LightningDataModule, batch_size: PositiveInt = 32, *, metrics: Any = None
+    ) -> dict[str, float]:
         """Evaluate a loader or a dataset: return the mean of each metric of `test_step`, by the names that the step uses.
 
         For several loaders, `{"easy": a, "hard": b}`, it returns `loss` over all samples, `loss/easy` and `loss/hard`.
 
         The metrics are recorded in `history.tests`; mode and `result` don't change. `batch_size` applies to a dataset. During a run, also
         a paused one, it evaluates between two batches and records nothing; metrics of addons are then missing.
+
+        `metrics`: metrics of all samples that this evaluation computes, too, such as `{"f1": f1_score}`, as those of MetricsAddon: the
+        step returns "label" and "output".
         """
-        return evaluate(self, self._batches(data, batch_size))
+        return evaluate(self, self._batches(data, batch_size), metrics)
 
     @checked
     @with_newest

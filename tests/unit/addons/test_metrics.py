@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid
@@ -318,3 +319,36 @@ def test_metrics_are_saved_by_split(tmp_path: Path) -> None:
     trainer.run(1, make_valid())
     assert json.loads(trainer.save_metrics("test").read_text()) == trainer.history.tests[-1].metrics
     assert json.loads(trainer.save_metrics("train").read_text()) == {n: v for n, v in result.metrics.items() if n.startswith("train_")}
+
+
+# -- metrics of one evaluation
+class Labelled(Regress):
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        return super().test_step(batch) | {"output": self.model(batch[0]), "label": batch[1]}
+
+
+def largest_error(y_true: Any, y_pred: Any) -> float:
+    return float(abs(y_true - y_pred).max())
+
+
+@pytest.mark.parametrize("kind", [Labelled, Labelled.add_on(MetricsAddon(metrics={"own": largest_error}))])
+def test_one_evaluation_computes_the_metrics_it_is_asked_for(kind: Any) -> None:
+    trainer, loader = make_trainer(kind), make_valid()
+    errors = [(trainer.predict(x) - y).abs().max() for x, y in loader]
+    asked = {"worst": largest_error, "mse": MeanSquaredError()}
+    found = trainer.evaluate(loader, metrics=asked)
+    assert found["worst"] == pytest.approx(float(max(errors))) and found["mse"] == pytest.approx(found["loss"])
+    assert found.keys() - {"own"} == {"loss", "mae", "worst", "mse"} and trainer.history.tests[-1]["test_worst"] == found["worst"]
+    assert trainer.evaluate(loader).keys() - {"own"} == {"loss", "mae"}
+
+    class Asks(L.Callback):
+        found: Any = None
+
+        def on_train_start(self, *args: Any) -> None:
+            Asks.found = trainer.evaluate(loader, metrics=asked)
+
+    trainer.lightning["callbacks"] = [Asks()]
+    trainer.run(1, make_loader())
+    assert Asks.found["worst"] == found["worst"] and Asks.found["mse"] == pytest.approx(found["mse"])
+    with pytest.raises(ConfigError, match=r"metrics='f1' is not a metric"):
+        trainer.evaluate(loader, metrics="f1")
