@@ -143,7 +143,7 @@ def run_life(case: Case, folder: Path, seed: int, end: Interruption | None, repo
     process.start()
     process.join(120)
     with suppress(ProcessLookupError):  # a killed life leaves the workers of its loaders, each with half a gigabyte
-        os.killpg(process.pid or 0, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)  # type: ignore[arg-type]  # it has started
     assert process.exitcode is not None, f"stands still: {case} {end}"
     if end is not None and end.how.startswith("SIG") and process.exitcode == -signal.Signals[end.how]:  # SIGTERM: before the run has begun
         return {"cause": end.how}

@@ -161,8 +161,8 @@ def _alone(trainer: TrainerBase) -> dict[str, Any]:
 
 
 # %% ../../nbs/tools/evaluate.ipynb #ab4caf5a
-class _Asked(MetricsAddon):
-    """The metrics that one evaluation is asked for, beside those of the trainer."""
+class _Requested(MetricsAddon):
+    """The metrics that are requested for one evaluation, beside those of the trainer."""
 
 
 def measure(trainer: TrainerBase, loader: Any, metrics: Any = None) -> dict[str, float]:
@@ -170,7 +170,7 @@ def measure(trainer: TrainerBase, loader: Any, metrics: Any = None) -> dict[str,
 
     `metrics`: as for `evaluate`.
     """
-    gathered = _Asked(metrics=metrics).gathered(trainer.device) if metrics is not None else None
+    gathered = _Requested(metrics=metrics).gathered(trainer.device) if metrics is not None else None
     return operate(trainer, "evaluate", lambda operation: _measure(trainer, loader, gathered))
 
 
@@ -194,8 +194,8 @@ def _measure(trainer: TrainerBase, loader: Any, gathered: Gathered | None) -> di
     for part, one in enumerate([loader] if named is None else named.values()):  # noqa: B007  # `step` reads it
         _predict(trainer, module, one)
     meter.close()
-    asked = gathered.compute() if gathered is not None else {}
-    whole = {key: value for name, values in asked.items() for key, value in ({name: math.nan} if values is None else values).items()}
+    requested = gathered.compute() if gathered is not None else {}
+    whole = {key: value for name, values in requested.items() for key, value in ({name: math.nan} if values is None else values).items()}
     return meter.means() | module.own_metrics() | whole
 
 
@@ -216,7 +216,7 @@ def evaluate(trainer: TrainerBase, loader: Any, metrics: Any = None) -> dict[str
         return measure(trainer, loader, metrics)
     result = trainer.result
     try:
-        with trainer.with_addon(_Asked(metrics=metrics)) if metrics is not None else nullcontext():
+        with trainer.with_addon(_Requested(metrics=metrics)) if metrics is not None else nullcontext():
             found = Run(trainer, 1, loader, name="evaluate", mode="test").evaluate().metrics
         return {name.removeprefix("test_"): value for name, value in found.items() if name.startswith("test_")}
     finally:
