@@ -28,6 +28,7 @@ MADE_BY_NBTRAIN = {
     "RunHandle",
     "RunResult",
     "Sample",
+    "Session",
     "Task",
 }
 CALLED_BY_NBTRAIN = {"Callback", "HFCallback", "TrainHook", "NbtrainError"}  # hooks and errors: users write them, nbtrain calls them
@@ -52,6 +53,8 @@ EXCEPTIONS = {
     "Event.from_json": "reads what nbtrain has written",
     "RunHandle.start": "called by the run",
     "RunHandle.refuse_in_run": "called by the controls",
+    "Session.run": "called by the trainer's run, which is checked",
+    "Session.end": "called by the controls",
     "draw_sample": "called by matplotlib's figure",
     "TrainerBase.read_loader": "called by the run",
     "TrainerBase.step_module": "called by the run",
