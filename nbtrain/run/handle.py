@@ -136,16 +136,11 @@ class RunHandle:
         place: Callable[[], str],
         refresh: Callable[[], None] = lambda: None,
         name: Callable[[], str] = lambda: "trainer",
+        result: RunResult | None = None,  # of a run that had ended before
     ) -> None:
         self._control, self._place, self._refresh, self._name = control, place, refresh, name
         self._thread, self.is_waited_for = RunThread(control), False
-
-    @classmethod
-    def finished(cls, control: Control, result: RunResult) -> RunHandle:
-        """The handle to a run that had ended before."""
-        handle = cls(control, lambda: "")
-        handle._thread.result = result
-        return handle
+        self._thread.result = result
 
     @property
     def result(self) -> RunResult | None:

@@ -301,7 +301,7 @@ class Trainer(TrainerBase):
             if n_epoch == 0:
                 RunSinks(self).show_finished()
                 result = RunOutcome(self).conclude("completed", "finished before")
-                return RunHandle.finished(self.control, result) if background else result
+                return RunHandle(self.control, lambda: "", result=result) if background else result
         return Run(self, n_epoch, loader, valid_loader, travel_of(self)).start(background=background)
 
     @checked
