@@ -74,12 +74,14 @@ PUBLIC = {
     "WandBLoggerAddon": "loggers.addon",
     "WarmUpScheduler": "optim.schedulers",
     "WorkerError": "errors",
+    "Runs": "history.runs",
     "compare": "history.compare",
     "cutmix": "data.mixup",
     "get_combined_lr_scheduler": "optim.schedulers",
     "get_lr_scheduler": "optim.schedulers",
     "get_multi_step_lr_scheduler": "optim.schedulers",
     "load_run": "history.run_folder",
+    "runs": "history.runs",
     "mixup": "data.mixup",
     "param_groups": "optim.param_groups",
     "plot_schedule": "optim.schedulers",
@@ -134,6 +136,8 @@ if TYPE_CHECKING:
     from nbtrain.history.history import History as History
     from nbtrain.history.history import RunResult as RunResult
     from nbtrain.history.run_folder import load_run as load_run
+    from nbtrain.history.runs import Runs as Runs
+    from nbtrain.history.runs import runs as runs
     from nbtrain.data.mixup import cutmix as cutmix
     from nbtrain.data.mixup import mixup as mixup
     from nbtrain.engine.callback import Callback as Callback

@@ -68,6 +68,13 @@ def _compare(arguments: argparse.Namespace) -> None:
     print(comparison, comparison.save(arguments.output), sep="\n")
 
 
+def _report(arguments: argparse.Namespace) -> None:
+    from nbtrain.history.runs import Runs, runs
+
+    found = Runs(entry for path in arguments.runs for entry in runs(path))
+    print(found, found.save(arguments.output), sep="\n")
+
+
 def _merge(arguments: argparse.Namespace) -> None:
     from nbtrain.checkpoint.sharded import merge_checkpoint
 
@@ -410,6 +417,11 @@ def _add_records(commands: Any) -> None:
     compare.add_argument("runs", nargs="+", help="run folders, as for show")
     compare.add_argument("--output", default="compare.png", help="a PNG, or an HTML page (default: %(default)s)")
     compare.set_defaults(command=_compare)
+
+    report = commands.add_parser("report", help="write runs as one HTML page: curves, table, records, and what differs")
+    report.add_argument("runs", nargs="+", help="run folders, or folders of them (then all)")
+    report.add_argument("--output", default="report.html", help="the page to write (default: %(default)s)")
+    report.set_defaults(command=_report)
 
     merge = commands.add_parser("merge", help="merge the shards of a sharded checkpoint into one checkpoint")
     merge.add_argument("state", help="a checkpoint folder, or a run folder (then its newest checkpoint)")

@@ -62,6 +62,7 @@ from ..state.keeper import StateKeeper
 from ..state.memory import Memory
 from ..state.states import States
 from ..views.notebook import NotebookView, in_shell
+from ..views.runs import RunCard
 from ..views.terminal import View
 
 # %% auto #0
@@ -288,6 +289,7 @@ class TrainerBase(Composable, TracebackKeeper):
         self.open_session: SessionProtocol | None = None  # whose runs are one run in the view and the history
         self.view: View | None = None  # of the newest run
         self.slider_view: NotebookView | None = None  # of the newest training: an evaluation leaves its slider
+        self.card: RunCard | None = None  # of the newest training, beside other runs
         self.probed: dict[str, Any] = {}  # the steps of the last dry run by mode, and its monitor
         self.fork: Fork | None = None  # where this trainer branched from another
         self.branches: list[Any] = []  # made with the slider below a run
@@ -322,6 +324,7 @@ class TrainerBase(Composable, TracebackKeeper):
             "_mode": self.mode,  # a replica in another process continues this operation
             "view": None,
             "slider_view": None,
+            "card": None,
             "probed": {},
             "code": None,
             "changed": None,

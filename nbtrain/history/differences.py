@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from .provenance import read_record
 from .run_files import read_file
 
 # %% auto #0
-__all__ = ["differences", "kept"]
+__all__ = ["differences", "settings", "kept"]
 
 # %% ../../nbs/history/differences.ipynb #35cb5893
 _SETTING = re.compile(r"\b([A-Za-z_]\w*)=('[^']*'|\"[^\"]*\"|\([^()]*\)|\[[^\[\]]*\]|[^\s,()\[\]]+)")
@@ -135,6 +136,36 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 # %% ../../nbs/history/differences.ipynb #452ff538
+def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """A described value and the settings in it by name, as text: `("optimizer", "Adam"), ("lr", "0.1")` for `Adam(lr=0.1)`."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(str(key), item)
+    elif isinstance(value, str) and "(" in value:
+        yield name, _short(_head(value).removesuffix("()"))
+        yield from ((key, _short(text.strip("'\""))) for key, text in _SETTING.findall(value))
+        yield from ((unit, count) for count, unit in re.findall(r"([\d,]+) (params)\b", value))
+    elif value is not None:
+        yield name, _short(value)
+
+
+def settings(content: Mapping[str, Any]) -> dict[str, str]:
+    """What may differ between runs, by name, as text: values that the code reads, arguments, data, seed, and digests of the functions.
+
+    `content` is a record as returned by `kept`; of two settings of one name, such as the batch sizes of two loaders, the first counts.
+    """
+    run = {key: value for key, value in _last_run(content).items() if key not in (*_NOT_OF_RUN, "mode", "valid_loader")}
+    arguments = {key: value for key, value in _field(content, "arguments").items() if key not in _SILENT}
+    code = _definitions(str(content.get("steps") or ""))
+    functions = {name.removesuffix("."): f"#{hashlib.sha256(text.encode()).hexdigest()[:6]}" for name, text in code.items()}
+    last = {"seed": content.get("seed"), "n_epoch": _last_run(content).get("n_epoch")}
+    found: dict[str, str] = {}
+    for part in (_values(content), arguments, run, last, functions):
+        for name, text in _flat("", part):
+            found.setdefault(name, text)
+    return found
+
+
 def kept(folder: Path) -> dict[str, Any]:
     """The record of a run folder, with the newest source as `steps`; empty if nothing was kept or it can't be read."""
     try:

@@ -39,7 +39,7 @@ from ..source.user_code import is_kind, mro, name_of, own, state
 from ..views.text import Board, format_value, note_line, record_text, summary_line, titles, visible
 
 # %% auto #0
-__all__ = ["FROM_ENVIRONMENT", "describe", "git_state", "record", "read_record", "show", "diff"]
+__all__ = ["FROM_ENVIRONMENT", "describe", "git_state", "record", "describe_run", "read_record", "show", "diff"]
 
 # %% ../../nbs/history/provenance.ipynb #abc14f8c
 FROM_ENVIRONMENT = "<from the environment>"
@@ -318,6 +318,18 @@ def record(
     }
     content["runs"].append(entry)
     write_file(folder, "provenance.json", json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def describe_run(roots: Iterable[Any], arguments: Mapping[str, Any], run: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+    """What `record` would write of a run that differs between runs, without writing anything; the source is under `steps`."""
+    reached = reach(roots)
+    return {
+        "seed": seed,
+        "arguments": {name: describe(value, name) for name, value in arguments.items()},
+        "sources": {"source": {"values": _values(reached)}},
+        "runs": [{name: describe(value, name) for name, value in run.items()}],
+        "steps": _steps_text(reached, _labels(reached), names_only=False),
+    }
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:

@@ -20,14 +20,15 @@ from ..data.epoch import keeps_epoch
 from ..data.tensor_loader import suggest_loader
 from ..loops.fast_step import unknown_torch
 from ..loops.lean_pass import unknown_version
-from ..history.provenance import record
+from ..history.differences import settings
+from ..history.provenance import describe_run, record
 from .data_module import validates
 from ..base.trainer_base import TrainerBase
 from ..resources import n_cores
 from ..tracebacks import variable_name
 
 # %% auto #0
-__all__ = ["header", "correct_model", "advise", "keep_source"]
+__all__ = ["header", "correct_model", "advise", "settings_of", "keep_source"]
 
 
 # %% ../../nbs/run/record.ipynb #681eb3b6
@@ -124,16 +125,30 @@ def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:
 
 
 # %% ../../nbs/run/record.ipynb #f6d3877f
+def _described(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
+    """The arguments of the trainer and of this run, and the objects whose code it runs."""
+    arguments = {name: value for name, value in trainer.given.items() if value is not None}
+    run = {"mode": trainer.mode, "n_epoch": n_epoch, "loader": loader, "valid_loader": valid_loader}
+    return arguments, run, [trainer, loader, valid_loader]
+
+
+def settings_of(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any) -> dict[str, str]:
+    """What may differ between this run and others, by name, as text; empty if it can't be described."""
+    arguments, run, roots = _described(trainer, n_epoch, loader, valid_loader)
+    try:
+        return settings(describe_run(roots, arguments, run, trainer.seed))
+    except Exception:  # whatever an object of the user raises, the run begins
+        return {}
+
+
 def keep_source(trainer: TrainerBase, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
     """Save the provenance of this run in the run folder. If that fails, add a note and continue."""
     if trainer.parent is not None:
         trainer.recorder.note(f"This is a new run, and continues from {trainer.parent}")
     if trainer.run_dir is None or not trainer.keep_source or not trainer.world.is_first:
         return
-    arguments = {name: value for name, value in trainer.given.items() if value is not None}
-    run = {"mode": trainer.mode, "n_epoch": n_epoch, "loader": loader, "valid_loader": valid_loader}
+    arguments, run, roots = _described(trainer, n_epoch, loader, valid_loader)
     run |= {"parent": trainer.parent} if trainer.parent is not None else {}
-    roots = [trainer, loader, valid_loader]
     try:
         names_only = trainer.keep_source == "names"
         device = str(trainer.device)

@@ -40,7 +40,7 @@ from .handle import RunHandle
 from ..base.interrupts import ended_by_hand, exit_with_130, signals_stop, workers_ignore_interrupts
 from .outcome import RunOutcome
 from .redefined import FollowsSource, use_newest
-from .record import advise, correct_model, header, keep_source
+from .record import advise, correct_model, header, keep_source, settings_of
 from .sinks import RunSinks
 from ..tracebacks import variable_name
 from ..views.epoch_slider import Travel
@@ -83,7 +83,8 @@ class Run:
     ) -> None:
         self.trainer, self.n_epoch, self.loader, self.valid_loader = trainer, n_epoch, loader, valid_loader
         self.operation = Operation(trainer, name, mode or trainer.mode)
-        self.outcome, self.sinks = RunOutcome(trainer), RunSinks(trainer, travel)
+        self.outcome = RunOutcome(trainer)
+        self.sinks = RunSinks(trainer, travel, partial(settings_of, trainer, n_epoch, loader, valid_loader))
 
     def start(self, *, background: bool = False) -> RunResult | RunHandle:
         """Execute the run. Sets and returns `trainer.result`.

@@ -19,9 +19,11 @@ from ..history.ghost import ghost_of, run_before
 from ..history.history import short_path
 from ..history.run_folder import RunFolder, run_events
 from ..history.run_lock import RunLock
+from ..history.runs import KeptCard, RunEntry, TestedCard, keep_entry
 from ..views.curve import Ghost
 from ..views.epoch_slider import Travel
 from ..views.notebook import Controls, NotebookView, in_kernel, open_view
+from ..views.runs import RunCard
 from ..views.terminal import LogView, TerminalView, View
 from ..engine.protocol import EventSink
 from ..base.arguments import asks_for_bar
@@ -42,8 +44,9 @@ def _ghost(other: Path | None, folder: Path | None, title: str) -> Ghost | None:
 class RunSinks:
     """The sinks of a run's events, in addition to the trainer's history."""
 
-    def __init__(self, trainer: TrainerBase, travel: Travel | None = None) -> None:
-        self.trainer, self.travel = trainer, travel
+    def __init__(self, trainer: TrainerBase, travel: Travel | None = None, settings: Callable[[], dict[str, str]] = dict) -> None:
+        self.trainer, self.travel, self.settings = trainer, travel, settings
+        self._card: RunCard | None = None
         self._opened: list[EventSink] = []
         self._lock: RunLock | None = None  # of the run folder
         self._view: View | None = None  # opened by the dry run
@@ -102,9 +105,32 @@ class RunSinks:
             trainer.slider_view = trainer.view if isinstance(trainer.view, NotebookView) else None
         self._opened = [EventGroup(self._folder(trainer.run_dir).update_all)] if trainer.run_dir is not None else []
         self._opened += [trainer.view] if trainer.view is not None else []
+        self._opened += self._of_card()
         trainer.sinks += self._opened
         if session is not None:
             session.view, session.sinks = trainer.view, self._opened
+
+    def _new_card(self) -> RunCard | None:
+        """The card of a training run; of an evaluation, that of the run before it."""
+        trainer = self.trainer
+        if trainer.mode == "test":
+            return trainer.card
+        name = trainer.run_dir.name if trainer.run_dir is not None else trainer.title
+        return RunCard(f"{name} {trainer.train_state.run + 1}", settings=self.settings())
+
+    def _of_card(self) -> list[EventSink]:
+        """The sinks that keep the card of the run. A training run is added to the runs of this session."""
+        trainer, view = self.trainer, self.trainer.view
+        if trainer.mode == "test":
+            return [TestedCard(trainer.card)] if trainer.card is not None else []
+        card = self._card or self._new_card()
+        assert card is not None
+        trainer.card = card
+        keep_entry(RunEntry(card, trainer.run_dir))
+        if isinstance(view, (NotebookView, TerminalView, LogView)):
+            card.board = view.board
+            return []
+        return [KeptCard(card)]
 
     @property
     def _shows(self) -> bool:
@@ -124,7 +150,14 @@ class RunSinks:
                 view.show_finished(events, f"finished before · the record of {short_path(trainer.run_dir)}")
 
     def _open_view(self, *, validates: bool) -> View | None:
-        return open_view(self.controls(validates=validates)) if self._shows else None
+        if not self._shows:
+            return None
+        view = open_view(self.controls(validates=validates))
+        if isinstance(view, NotebookView):
+            view.card = self._card = self._new_card()
+            if self._card is not None and self.trainer.mode == "train":
+                self._card.board = view.board
+        return view
 
     def preview(self, event: Event, *, validates: bool = False) -> None:
         """Show an event of the dry run in the view alone, which its "start" opens."""

@@ -55,6 +55,7 @@ from ..errors import CheckpointError, ConfigError, StepError
 from ..events import MonitorMode
 from ..history.history import History, RunResult, short_path
 from ..history.run_folder import find_run
+from ..history.runs import Runs, runs, session_runs
 from ..loops.error_guard import Failure
 from ..optim.joint_optimizer import Schedulers, check_by_name, schedulers_by_name
 from ..optim.schedulers import check_stepping
@@ -672,6 +673,11 @@ class Trainer(TrainerBase):
     def history(self) -> History:
         """The metrics of all runs."""
         return self.train_state.history
+
+    @property
+    def runs(self) -> Runs:
+        """The runs in this trainer's `save_path`; without one, those of its class in this session. `nbtrain.runs()` lists all of both."""
+        return runs(self.made_in / self.save_path) if self.save_path is not None else session_runs(self.title)
 
     @property
     def train_metrics(self) -> dict[str, float]:

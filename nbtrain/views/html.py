@@ -193,17 +193,18 @@ def _mark_html(board: Board, i: int, number: str) -> str:
     return f'<details><summary>{line} · show diff</summary><pre style="{style}">{escape(visible(diff, lines=True))}</pre></details>'
 
 
-def record_html(board: Board, live: LiveRecord | None = None, *, gap: int = 0, has_slider: bool = False) -> str:
+def record_html(board: Board, live: LiveRecord | None = None, *, gap: int = 0, has_slider: bool = False, has_picture: bool = True) -> str:
     """The whole record as HTML, at most 720 px wide, with a separate line for each part.
 
     The lines and the picture at the top have fixed heights, and what grows is below them.
     `live`: it says when it was drawn, for a file that is read later. `gap`: space below the bars during the run, in px. `has_slider`:
-    after the run, the output above it is a widget.
+    after the run, the output above it is a widget. `has_picture=False` leaves out the curve of a finished run.
     """
     live = live if board.is_on or has_slider else None  # what stays is the same in every execution
     rules = live.rules_html if live is not None else ""
     parts = [rules, f'<div style="{_ONE_LINE}"><strong>{escape(title_line(board))}</strong></div>']
-    parts += _live_parts(board, live, gap) if board.is_on else [f"<div>{escape(summary_line(board))}</div>", record_picture(board)]
+    ended = [f"<div>{escape(summary_line(board))}</div>", record_picture(board) if has_picture else ""]
+    parts += _live_parts(board, live, gap) if board.is_on else ended
     caption = "Metrics of the test" if board.is_evaluation else "Metrics by epoch"
     parts.append(_table_html(record_table(board, _WIDTH, _TITLE), caption) if board.rows else "")
     parts += [f'<div style="{_QUIET}">{escape(tip)}</div>' for tip in tip_lines(board)]

@@ -17,7 +17,9 @@ from ..events import Event
 from ..tracebacks import ipython_shell
 from . import html, text
 from .epoch_slider import SLIDER, EpochSlider, Travel
+from .cell_runs import CellRuns, runs_of_cell, show_output
 from .marimo import MarimoView, marimo_output
+from .runs import RunCard
 from .terminal import View, stream_view
 
 # %% auto #0
@@ -109,14 +111,6 @@ class _Buttons:
         self.hint.close()
 
 
-# %% ../../nbs/views/notebook.ipynb #f180a6bc
-def _display(bundle: dict[str, Any], display_id: str, *, update: bool = False) -> None:
-    """Show an output in the current cell, or `update` it wherever it is shown."""
-    from IPython.display import display, update_display
-
-    (update_display if update else display)(bundle, raw=True, display_id=display_id)
-
-
 # %% ../../nbs/views/notebook.ipynb #livecell
 _LIVE = "nbtrain-live"
 _ENDED = ".jp-NotebookPanel:has(.jp-Notebook-ExecutionIndicator[data-status='unknown'])"  # in JupyterLab: there is no kernel
@@ -204,11 +198,11 @@ class _Live:
 
     def show(self) -> None:
         """Show the widgets in the current cell. Without a kernel or widget support, nothing is visible."""
-        _display(self._bundle(), self.display_id)
+        show_output(self._bundle(), self.display_id)
 
     def leave(self) -> None:
         """Replace the widgets by nothing, wherever they are shown: the record of the file is visible from now on."""
-        _display(self._bundle(), self.display_id, update=True)
+        show_output(self._bundle(), self.display_id, update=True)
 
     def _bundle(self) -> dict[str, Any]:
         is_shown = self.is_open or self.slider is not None
@@ -225,6 +219,13 @@ class _Live:
         buttons, self.buttons = self.buttons, None
         if buttons is not None:
             buttons.close()
+
+    def fold(self) -> None:
+        """Close everything: the run is a line of several now."""
+        self.withdraw()
+        self.leave()
+        for widget in (*self.widget.children, self.widget):
+            widget.close()
 
 
 # %% ../../nbs/views/notebook.ipynb #6b1a041c
@@ -265,11 +266,11 @@ class _Record:
 
     def show(self) -> None:
         """Show it in the current cell."""
-        _display(self._bundle(), self.name)
+        show_output(self._bundle(), self.name)
 
     def send(self) -> None:
         """Update it wherever it is shown."""
-        _display(self._bundle(), self.name, update=True)
+        show_output(self._bundle(), self.name, update=True)
 
 
 # %% ../../nbs/views/notebook.ipynb #11dc24dc
@@ -288,6 +289,9 @@ class NotebookView:
         self._last_s = self._last_saved_s = float("-inf")  # of a message, by the time of the events
         self._seen_s = self._drawn_s = 0.0  # the newest event and message, by this process's clock
         self._cell = 0  # where it was shown, by its execution count
+        self.card: RunCard | None = None  # beside other runs; an evaluation has that of the run before it
+        self.is_folded = False  # a line of several runs has its place
+        self._runs: CellRuns | None = None  # of the cell in which it began
         self._lock = threading.RLock()
         self._clock = _Clock(self._tick)
 
@@ -302,6 +306,8 @@ class NotebookView:
                 self._open()
             elif event.kind == "end":
                 self._close()
+                if self._runs is not None:
+                    self._runs.ended()
             elif event.kind == "state":
                 self._follow(event.data["state"])
             elif event.kind == "mark" or event.time_s - self._last_s >= self.every_s:
@@ -331,7 +337,11 @@ class NotebookView:
             if self._last_s - self._last_saved_s < self.saved_every_s and not saves:
                 return
         self._last_saved_s = self._last_s
-        self._record.send()
+        self._send()
+
+    def _send(self) -> None:
+        if not self.is_folded:
+            self._record.send()
 
     def show(self, *, once: bool = False) -> None:
         """Show the run again in the current cell; earlier outputs are still updated. `once`: not if this cell shows it already."""
@@ -351,17 +361,31 @@ class NotebookView:
     def refresh(self) -> None:
         """Send the record again from the current cell, for programs that execute notebooks: they see only messages of the current cell."""
         with self._lock:
-            self._record.send()
+            self._send()
 
     def refresh_slider(self, *, withdraw: bool = False) -> None:
         """Update the slider after the epochs that can be restored have changed; `withdraw`: remove it, because a newer run has it."""
         with self._lock:
             if self._live is not None and self._live.reoffer(withdraw=withdraw):
                 self._record.has_slider = False
-                self._record.send()
+                self._send()
                 self._live.leave()
 
+    def fold(self) -> str:
+        """Give up the output to the picture of several runs; returns its name. `show` shows the record again."""
+        with self._lock:
+            self.is_folded = True
+            live, self._live = self._live, None
+            if live is not None:
+                live.fold()
+            return self._record.name
+
     def _open(self) -> None:
+        if self.is_folded:  # a session that goes on
+            self.is_folded, self._record = False, _Record(self.board)
+        elif self.card is not None:
+            self._runs = runs_of_cell()
+            self._runs.add(self)
         if self.live:
             self._live = _Live(self.board, self._record.name, self.controls)
         self._display(with_live=False)
@@ -371,6 +395,8 @@ class NotebookView:
         self._cell = ipython_shell().execution_count
         if with_live and self._live is not None and (self._live.is_open or self._live.slider is not None):
             self._live.show()
+        if self.is_folded:
+            self._record = _Record(self.board)
         self._record.show()
 
     def _close(self) -> None:
