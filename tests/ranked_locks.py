@@ -14,6 +14,7 @@ ORDER = (
     "run.lightning_trainer",  # a Lightning trainer is made; Lightning's messages
     "engine.control",  # a run: its state, its requests and its events
     "history.event_group",  # a run folder
+    "views.cell_runs",  # of several runs in one cell
     "views.notebook",
     "loggers.background",  # a queue of calls; the levels of `logging`
     "loggers.hosted",

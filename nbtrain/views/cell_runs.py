@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any, Protocol
 
@@ -36,6 +37,9 @@ class FoldingView(Protocol):
     def fold(self) -> str: ...
 
 
+_NOTHING = {"text/html": "", "text/plain": ""}
+
+
 class CellRuns:
     """The runs of one cell, and the output that shows them from the second one on."""
 
@@ -45,7 +49,9 @@ class CellRuns:
         self.is_over = False  # the cell
         self._views: list[FoldingView] = []
         self._output = ""  # the name of the output that shows them
+        self._left: list[str] = []  # the outputs that are empty now
         self._sent_s = float("-inf")
+        self._lock = threading.RLock()  # before that of a view
 
     @property
     def cards(self) -> list[RunCard]:
@@ -55,28 +61,41 @@ class CellRuns:
 
     def add(self, view: FoldingView) -> None:
         """A run begins in this cell, and `view` is about to show it."""
-        self._views.append(view)
-        self.fold()
+        with self._lock:
+            self._views.append(view)
+            self.fold()
 
     def fold(self, *, at_once: bool = False) -> None:
         """Fold the runs that have ended, if there are several. Without `at_once` the picture is sent at most every `every_s` seconds."""
-        cards = self.cards
-        if len(cards) < 2:
-            return
-        for view in self._views:
-            if not view.board.is_on and not view.is_folded:
-                name = view.fold()
-                if not self._output:
-                    self._output = name
-                elif name != self._output:
-                    show_output({"text/html": "", "text/plain": ""}, name, update=True)
-        if at_once or time.monotonic() - self._sent_s >= self.every_s:
-            self._send(cards)
+        with self._lock:
+            if len(self.cards) < 2:
+                return
+            for view in self._views:
+                if not view.board.is_on and not view.is_folded:
+                    self._fold(view)
+            if at_once or time.monotonic() - self._sent_s >= self.every_s:
+                self._send()
 
-    def _send(self, cards: list[RunCard]) -> None:
+    def _fold(self, view: FoldingView) -> None:
+        """The first view gives its output to the picture, and the others leave theirs empty."""
+        name = view.fold()
+        if self._output:
+            self._left.append(name)
+            show_output(_NOTHING, name, update=True)
+        self._output = self._output or name
+
+    def _send(self) -> None:
+        cards = self.cards
         bundle = {"text/html": runs_html(cards, self.name), "text/plain": runs_text(cards)}
         show_output(bundle, self._output or self.name, update=bool(self._output))
         self._output, self._sent_s = self._output or self.name, time.monotonic()
+
+    def refresh(self) -> None:
+        """Send everything again from the current cell, for programs that execute notebooks: they see only messages of the current cell."""
+        with self._lock:
+            for name in self._left:
+                show_output(_NOTHING, name, update=True)
+            self._send()
 
     def end(self, *_: Any) -> None:
         """The cell has ended."""

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import NbtrainError
 
 # %% auto #0
-__all__ = ["SLIDER", "ReachableEpoch", "Travel", "EpochSlider"]
+__all__ = ["SLIDER", "ReachableEpoch", "Travel", "close_widgets", "EpochSlider"]
 
 
 # %% ../../nbs/views/epoch_slider.ipynb #c3e42b83
@@ -55,6 +55,14 @@ class Travel:
 SLIDER = "nbtrain-epochs"  # its CSS class
 _BAD = "color:var(--jp-error-color1,#d73a49);font-weight:600"
 _NOWHERE = ReachableEpoch(0)
+
+
+def close_widgets(*widgets: Any) -> None:
+    """Close the widgets, with their layouts and styles, which would stay in the kernel."""
+    for widget in widgets:
+        for part in (widget.layout, getattr(widget, "style", None), widget):
+            if part is not None:
+                part.close()
 
 
 class EpochSlider:
@@ -117,8 +125,7 @@ class EpochSlider:
 
     def close(self) -> None:
         """Remove the widgets."""
-        for widget in (*self.buttons.values(), self.slider, self.words, self._row, self.box):
-            widget.close()
+        close_widgets(*self.buttons.values(), self.slider, self.words, self._row, self.box)
 
     def _describe(self, change: Any = None) -> None:
         self._say(self.chosen.line)

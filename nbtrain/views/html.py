@@ -193,20 +193,20 @@ def _mark_html(board: Board, i: int, number: str) -> str:
     return f'<details><summary>{line} · show diff</summary><pre style="{style}">{escape(visible(diff, lines=True))}</pre></details>'
 
 
-def record_html(board: Board, live: LiveRecord | None = None, *, gap: int = 0, has_slider: bool = False, has_picture: bool = True) -> str:
+def record_html(board: Board, live: LiveRecord | None = None, *, gap: int = 0, has_slider: bool = False, is_short: bool = False) -> str:
     """The whole record as HTML, at most 720 px wide, with a separate line for each part.
 
     The lines and the picture at the top have fixed heights, and what grows is below them.
     `live`: it says when it was drawn, for a file that is read later. `gap`: space below the bars during the run, in px. `has_slider`:
-    after the run, the output above it is a widget. `has_picture=False` leaves out the curve of a finished run.
+    after the run, the output above it is a widget. `is_short`: of a finished run, without the picture and with twelve rows at most.
     """
     live = live if board.is_on or has_slider else None  # what stays is the same in every execution
     rules = live.rules_html if live is not None else ""
     parts = [rules, f'<div style="{_ONE_LINE}"><strong>{escape(title_line(board))}</strong></div>']
-    ended = [f"<div>{escape(summary_line(board))}</div>", record_picture(board) if has_picture else ""]
+    ended = [f"<div>{escape(summary_line(board))}</div>", "" if is_short else record_picture(board)]
     parts += _live_parts(board, live, gap) if board.is_on else ended
     caption = "Metrics of the test" if board.is_evaluation else "Metrics by epoch"
-    parts.append(_table_html(record_table(board, _WIDTH, _TITLE), caption) if board.rows else "")
+    parts.append(_table_html(record_table(board, _WIDTH, _TITLE, is_short=is_short), caption) if board.rows else "")
     parts += [f'<div style="{_QUIET}">{escape(tip)}</div>' for tip in tip_lines(board)]
     parts += [_mark_html(board, i, number) for i, number in enumerate(mark_numbers(board.marks))]
     parts += [f'<div style="white-space:pre-line">{escape(note_line(note))}</div>' for note in board.notes]

@@ -16,7 +16,7 @@ from typing import Any
 from ..events import Event
 from ..tracebacks import ipython_shell
 from . import html, text
-from .epoch_slider import SLIDER, EpochSlider, Travel
+from .epoch_slider import SLIDER, EpochSlider, Travel, close_widgets
 from .cell_runs import CellRuns, runs_of_cell, show_output
 from .marimo import MarimoView, marimo_output
 from .runs import RunCard
@@ -106,9 +106,7 @@ class _Buttons:
 
     def close(self) -> None:
         self.box.children = []  # the box stays: a list of widgets that changes draws those behind it again
-        for button in self.buttons.values():
-            button.widget.close()
-        self.hint.close()
+        close_widgets(*(button.widget for button in self.buttons.values()), self.hint)
 
 
 # %% ../../nbs/views/notebook.ipynb #livecell
@@ -224,8 +222,7 @@ class _Live:
         """Close everything: the run is a line of several now."""
         self.withdraw()
         self.leave()
-        for widget in (*self.widget.children, self.widget):
-            widget.close()
+        close_widgets(*self.widget.children, self.widget)
 
 
 # %% ../../nbs/views/notebook.ipynb #6b1a041c
@@ -296,6 +293,9 @@ class NotebookView:
         self._clock = _Clock(self._tick)
 
     def update(self, event: Event) -> None:
+        if event.kind == "start" and self.card is not None and self._runs is None:
+            self._runs = runs_of_cell()
+            self._runs.add(self)
         with self._lock:
             is_shown = self.board.trying != "" or text.joins(event, self.board)  # by a dry run, or by the run before
             self.board.update(event)
@@ -306,12 +306,12 @@ class NotebookView:
                 self._open()
             elif event.kind == "end":
                 self._close()
-                if self._runs is not None:
-                    self._runs.ended()
             elif event.kind == "state":
                 self._follow(event.data["state"])
             elif event.kind == "mark" or event.time_s - self._last_s >= self.every_s:
                 self._draw()
+        if event.kind == "end" and self._runs is not None:
+            self._runs.ended()
 
     def _follow(self, state: str) -> None:
         if self._live is not None:
@@ -360,6 +360,8 @@ class NotebookView:
 
     def refresh(self) -> None:
         """Send the record again from the current cell, for programs that execute notebooks: they see only messages of the current cell."""
+        if self.is_folded and self._runs is not None:
+            self._runs.refresh()
         with self._lock:
             self._send()
 
@@ -383,9 +385,6 @@ class NotebookView:
     def _open(self) -> None:
         if self.is_folded:  # a session that goes on
             self.is_folded, self._record = False, _Record(self.board)
-        elif self.card is not None:
-            self._runs = runs_of_cell()
-            self._runs.add(self)
         if self.live:
             self._live = _Live(self.board, self._record.name, self.controls)
         self._display(with_live=False)

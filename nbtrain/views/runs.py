@@ -16,6 +16,7 @@ from typing import Any
 from .axes import Axis, axis_of, count_ticks, is_drawn, short
 from .html import record_html
 from .svg import Area, dots, drawing, fitting, label, path, picture, spread, text_width, value_axis
+from ..best import best_row
 from .text import ICONS, Board, Row, format_time, format_value, visible
 
 # %% auto #0
@@ -47,15 +48,24 @@ class RunCard:
     tags: tuple[str, ...] = ()
 
     @property
-    def best(self) -> Row | None:
-        """The row of the best validation or epoch; None before the first."""
-        return self.board.best
-
-    @property
     def metric(self) -> str:
         """The metric that it is compared by: its monitor, or the training loss if that was not measured."""
-        monitor = self.board.header.get("monitor", "val_loss")
-        return monitor if self.best is None or monitor in self.best else "train_loss"
+        monitor, board = self.board.header.get("monitor", "val_loss"), self.board
+        rows = [*board.epochs, *board.validations]
+        return monitor if not rows or any(monitor in row for row in rows) else "train_loss"
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows with a value of `metric`: validations if they have it, else epochs; after a change of the steps, those behind it."""
+        board, metric, restarts = self.board, self.metric, self.board.growing.restarts
+        has_validations = any(metric in row for row in board.validations)
+        rows = [row for row in (board.validations if has_validations else board.epochs) if isinstance(row.get(metric), (int, float))]
+        return [row for row in rows if restarts.counts(row, is_epoch=not has_validations)]
+
+    @property
+    def best(self) -> Row | None:
+        """The row with the best value of `metric`; None before the first. The board's own answer grows in the thread of the run."""
+        return best_row(self.rows, self.metric, self.mode)
 
     @property
     def mode(self) -> Any:
@@ -70,9 +80,7 @@ class RunCard:
     @property
     def points(self) -> list[tuple[float, float]]:
         """`metric` by epoch; a validation inside an epoch has a part of one."""
-        board = self.board
-        all_rows = board.validations if any(self.metric in row for row in board.validations) else board.epochs
-        rows = [row for row in all_rows if isinstance(row.get(self.metric), (int, float))]
+        rows = self.rows
         epochs = [row.get("epoch", 0) for row in rows]
         if len(set(epochs)) < len(rows):
             epochs = [epochs[-1] * row["step"] / max(1, rows[-1]["step"]) for row in rows]
@@ -255,7 +263,7 @@ def _epoch_ticks(box: Area, first: float, last: float) -> list[str]:
 _MAX_COLUMNS = 3  # of what differs
 _MAX_TESTS = 2
 _MAX_SPREADS = 6  # lines of means
-_MAX_PICTURES = 40  # runs with a picture in their record, so that a file of 200 runs stays small
+_MAX_WHOLE = 40  # with more runs their records are short, so that a file of 200 runs stays small
 
 
 def spark(points: Sequence[tuple[float, float]]) -> str:
@@ -386,7 +394,7 @@ def _line(table: RunTable, i: int, orders: Sequence[Sequence[int]], more: str) -
     words = visible(" · ".join(filter(None, [*card.tags, card.note])))
     note = f'<span style="grid-column:2/-1;text-align:left;font-weight:400;{_QUIET}">{escape(words)}</span>' if words else ""
     summary = f'<summary class="line" style="list-style:none{weight}">{star}{cells}<span>{spark(card.points)}</span>{note}</summary>'
-    record = record_html(card.board, has_picture=len(table.cards) <= _MAX_PICTURES)
+    record = record_html(card.board, is_short=len(table.cards) > _MAX_WHOLE)
     return f'<details style="{places}">{summary}<div style="padding:2px 0 8px 1.6em">{record}{more}</div></details>'
 
 

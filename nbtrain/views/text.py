@@ -634,16 +634,17 @@ def fixed_lr(board: Board) -> float | None:
     return rates.pop() if len(rates) == 1 else None
 
 
-def record_table(board: Board, max_width: int, title: int = 99) -> Table:
+def record_table(board: Board, max_width: int, title: int = 99, *, is_short: bool = False) -> Table:
     """The table of a record, made once for each new row, so that a run of many epochs is drawn as fast as one of a few.
 
-    A learning rate that never changed has no column.
+    A learning rate that never changed has no column. `is_short`: at most twelve rows, as during a run.
     """
-    options, rows = (max_width, title, board.is_on), (len(board.rows), len(board.validations), *map(id, board.rows[-1:]))
+    is_short = is_short or board.is_on
+    options, rows = (max_width, title, is_short), (len(board.rows), len(board.validations), *map(id, board.rows[-1:]))
     made_for, table = board.tables.get(options, (None, None))
     if table is None or made_for != rows:
         has_lr = fixed_lr(board) is None
-        table = make_table(board.table, board.best, has_lr=has_lr, is_live=board.is_on, max_width=max_width, title=title)
+        table = make_table(board.table, board.best, has_lr=has_lr, is_live=is_short, max_width=max_width, title=title)
         board.tables[options] = rows, table
     return table
 

@@ -22,6 +22,7 @@ from nbtrain.errors import NbtrainError
 from nbtrain.events import Event
 from nbtrain.history.follow import follow
 from nbtrain.history.provenance import diff, show
+from nbtrain.history.runs import Runs, runs
 from nbtrain.history.run_folder import read_events, read_history
 from nbtrain.views import html, text
 from nbtrain.views.terminal import LogView, TerminalView
@@ -246,6 +247,10 @@ def loaded(folder: Path) -> str:
     return "\n".join([repr(history), *(str(warning.message) for warning in caught)])
 
 
+def listed(*folders: Path) -> Runs:
+    return Runs(run for folder in folders for run in runs(folder))
+
+
 READERS: dict[str, Callable[[Path, Path], str]] = {
     "show": lambda folder, other: show(folder),
     "diff": lambda folder, other: diff(folder, other) + diff(other, folder),
@@ -255,6 +260,8 @@ READERS: dict[str, Callable[[Path, Path], str]] = {
     "load_run": lambda folder, other: loaded(folder),
     "the record": lambda folder, other: text.record_text(board_of(folder)),
     "the record as HTML": lambda folder, other: html.record_html(board_of(folder)) + html.status_html(board_of(folder)),
+    "several runs": lambda folder, other: repr(listed(folder, other)),
+    "several runs as HTML": lambda folder, other: listed(folder, other)._repr_html_(),
     "a comparison as HTML": lambda folder, other: compare(folder, other)._repr_html_() + read_history(folder)._repr_html_(),
 }  # fmt: skip
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -1,0 +1,116 @@
+"""The runs of this session and of a folder: what is listed, noted, deleted and written to a page."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samples import Regress, make_loader, make_trainer, make_valid
+
+import nbtrain
+from nbtrain.cli import main
+from nbtrain.errors import ConfigError
+from nbtrain.history.runs import Runs, runs
+
+
+def sgd(lr: float) -> Any:
+    return lambda params: torch.optim.SGD(params, lr=lr)
+
+
+def train(folder: Path | None, lr: float = 0.1, n_epoch: int = 2, kind: type[Any] = Regress) -> Any:
+    trainer = make_trainer(kind, optimizer=sgd(lr), save_path=folder)
+    trainer.run(n_epoch, make_loader(), make_valid())
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs")
+    for lr in (0.1, 0.01):
+        train(path, lr)
+    return path
+
+
+def test_a_folder_of_runs_is_listed_with_what_differs(folder: Path) -> None:
+    found = nbtrain.runs(folder)
+    assert [run.name for run in found] == ["run-001", "run-002"] and [run.settings["lr"] for run in found] == ["0.1", "0.01"]
+    assert found.best is min(found, key=lambda run: run.best["val_loss"]) and found[0].status == "completed"
+    assert repr(found).splitlines()[0].split()[:3] == ["run", "lr", "val_loss"]
+    assert found[0].history.epochs == nbtrain.load_run(folder / "run-001").epochs
+
+
+def test_the_list_is_a_frame_and_a_sequence(folder: Path) -> None:
+    found = runs(folder)
+    assert list(found.df["lr"]) == ["0.1", "0.01"] and list(found.df["val_loss"]) == [run.best["val_loss"] for run in found]
+    assert isinstance(found[1:], Runs) and len(found[1:]) == 1
+
+
+def test_runs_of_this_session_need_no_folder_and_an_evaluation_is_a_column() -> None:
+    class Session(Regress):
+        pass
+
+    trainers = [train(None, lr, kind=Session) for lr in (0.1, 0.01)]
+    trainers[0].evaluate(make_valid())
+    found = trainers[0].runs
+    assert [run.settings["lr"] for run in found] == ["0.1", "0.01"] and found[0].card.tests["test_loss"] == trainers[0].history.tests[-1][
+        "test_loss"
+    ]
+    assert [run.best["val_loss"] for run in found] == [trainer.history.best["val_loss"] for trainer in trainers]
+    assert [run.name for run in nbtrain.runs()][-2:] == ["Session 1", "Session 1"]
+    with pytest.raises(ConfigError, match="no run folder"):
+        found[0].history
+
+
+def test_a_trainer_lists_its_save_path(folder: Path) -> None:
+    trainer = make_trainer(Regress, save_path=folder)
+    assert [run.name for run in trainer.runs] == ["run-001", "run-002"]
+
+
+def test_a_note_and_tags_are_kept_in_the_run_folder(folder: Path) -> None:
+    run = runs(folder)[0]
+    run.note, run.tags = "too slow", ("base", "v1")
+    again = runs(folder)[0]
+    assert (again.note, again.tags) == ("too slow", ("base", "v1")) and "base too slow" in repr(again).replace("v1 ", "")
+    run.note, run.tags = "", ()
+    with pytest.raises(ConfigError, match="note must be a text"):
+        run.note = 3  # type: ignore[assignment]
+
+
+def test_deleting_a_run_removes_its_folder_and_no_other(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "runs"))
+    runs(copy)[0].delete()
+    assert [path.name for path in copy.iterdir()] == ["run-002"]
+    (copy / "run-003").symlink_to(copy / "run-002")
+    with pytest.raises(ConfigError, match="not a run folder"):
+        runs(copy / "run-003")[0].delete()
+
+
+def test_points_of_a_sweep_are_listed_by_their_folders(folder: Path, tmp_path: Path) -> None:
+    for name, number in (("lr=0.1", "001"), ("lr=0.01", "002")):
+        shutil.copytree(folder / f"run-{number}", tmp_path / name / "run-001")
+    assert [run.name for run in runs(tmp_path)] == ["lr=0.01", "lr=0.1"]
+
+
+def test_the_page_needs_no_other_host_and_equal_runs_give_equal_pages(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(folder), "--output", str(tmp_path / "a.html")]) == 0
+    runs(folder).save(tmp_path / "b.html")
+    page = (tmp_path / "a.html").read_text()
+    assert (
+        page == (tmp_path / "b.html").read_text() and "what differs from run-001" in page and "0.1 → 0.01" in page and "<script" not in page
+    )
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert str(tmp_path / "a.html") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", ["missing", "empty"])
+def test_a_folder_without_a_run_is_refused(path: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="No run was recorded"):
+        runs(tmp_path / path)
+    with pytest.raises(ConfigError, match="can't be written"):
+        Runs([]).save(tmp_path / "missing" / "a.html")

@@ -1,0 +1,120 @@
+"""Many runs in one picture and one table: what differs, the best, and the order that a click gives."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from typing import Any
+
+import pytest
+from drawn import Drawing
+
+from nbtrain.events import Progress
+from nbtrain.views.runs import RunCard, best_of, label_of, run_table, runs_html, runs_svg, runs_text, spread_lines, varying
+from nbtrain.views.text import Board
+
+
+def card(values: list[float], name: str = "Toy 1", status: str = "completed", mode: str = "min", **settings: str) -> RunCard:
+    """A run with these validations, one an epoch."""
+    rows = [{"epoch": epoch, "step": 9 * epoch, "val_loss": value} for epoch, value in enumerate(values, start=1)]
+    header = {"monitor": "val_loss", "monitor_mode": mode, "title": "Toy"}
+    board = Board(
+        header=header, status=status, validations=list(rows), epochs=list(rows), rows=list(rows), progress=Progress(elapsed_s=3.0)
+    )
+    return RunCard(name, board, settings)
+
+
+def of_rates(*rates: str) -> list[RunCard]:
+    return [card([1.0, 1 / (i + 2)], lr=rate) for i, rate in enumerate(rates)]
+
+
+def test_columns_are_what_differs_and_a_name_that_differs_alike_has_none() -> None:
+    cards = [card([1.0], LR=lr, optimizer="SGD", lr=lr, seed=seed) for lr, seed in (("0.1", "0"), ("0.2", "0"), ("0.2", "1"))]
+    assert varying(cards) == ["LR", "seed"]
+    assert label_of(cards[2], ["LR", "seed"]) == "LR 0.2, seed 1" and label_of(cards[2], []) == "Toy 1"
+
+
+def test_a_setting_that_a_run_lacks_differs() -> None:
+    assert varying([card([1.0], momentum="0.9"), card([1.0])]) == ["momentum"]
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", 1), ("max", 0)])
+def test_the_best_run_has_the_star(mode: str, best: int) -> None:
+    cards = [card([0.9, 0.7], mode=mode), card([0.8, 0.5], mode=mode), card([math.nan], mode=mode), card([], mode=mode)]
+    assert best_of(cards) is cards[best]
+    lines = runs_text(cards).splitlines()
+    assert [line.endswith("★") for line in lines[1:5]] == [i == best for i in range(4)]
+    assert lines[0].split() == ["run", "val_loss", "at", "epoch", "time"] and lines[4].split()[1] == "–"
+
+
+def test_runs_that_are_compared_by_different_metrics_have_no_best() -> None:
+    other = card([0.5])
+    other.board.header["monitor"] = "train_loss"
+    other.board.epochs = [{"epoch": 1, "step": 9, "train_loss": 0.1}]
+    other.board.validations = []
+    assert best_of([card([0.5]), other]) is None and "★" not in runs_text([card([0.5]), other])
+
+
+def test_repeats_have_a_mean_and_a_standard_deviation_the_best_first() -> None:
+    cards = [card([value], lr=lr, seed=seed) for lr, seed, value in (("1", "0", 0.5), ("1", "1", 0.7), ("2", "0", 0.1), ("2", "1", 0.3))]
+    for number, each in enumerate(cards):
+        each.tests = {"test_acc": float(number)}
+    assert spread_lines(cards) == [
+        "lr 2: 2 runs, val_loss 0.2 ± 0.14, test_acc 2.5 ± 0.71",
+        "lr 1: 2 runs, val_loss 0.6 ± 0.14, test_acc 0.5 ± 0.71",
+    ]
+    assert spread_lines([card([0.2]), card([0.4])]) == ["all: 2 runs, val_loss 0.3 ± 0.14"]
+    assert spread_lines(of_rates("1", "2")) == []
+
+
+def picture_of(cards: list[RunCard]) -> Drawing:
+    return Drawing(runs_svg(cards))
+
+
+def test_one_line_for_each_run_the_best_in_front() -> None:
+    svg = runs_svg([card([1.0, 0.5], lr="1"), card([1.0, 0.2], lr="2"), card([1.0, 0.9], lr="3")])
+    lines = re.findall(r'<path class="run (c\d)( best)?"', svg)
+    assert [kind for kind, _ in lines] == ["c0", "c7", "c4"] and [best for _, best in lines] == ["", "", " best"]  # light to dark with lr
+    assert "★ lr 2" in svg
+
+
+def test_runs_without_a_value_are_not_drawn() -> None:
+    assert runs_svg([card([]), card([math.nan])]) == ""
+    assert runs_svg([card([]), card([0.5])]).count("<circle") == 1  # one epoch is a dot
+
+
+def test_two_hundred_runs_make_one_small_picture() -> None:
+    cards = [card([1 / (i + epoch) for epoch in range(1, 60)], lr=str(i)) for i in range(200)]
+    svg, page = runs_svg(cards), runs_html(cards, "many")
+    assert svg.count('class="run ') == 200 and len(svg) < 120_000
+    assert len(page) < 1_200_000 and page.count("<details") == 200
+
+
+def test_each_head_sorts_and_what_has_no_value_is_last() -> None:
+    cards = [card([0.5], lr="0.1"), card([0.2], lr="1e-3"), card([], lr="–"), card([0.3], lr="10")]
+    table = run_table(cards)
+    orders = dict(zip(table.heads, table.orders))
+    assert orders["run"] == [0, 1, 2, 3] and orders["lr"] == [1, 0, 3, 2] and orders["val_loss"] == [2, 0, 3, 1]
+    up = run_table([card([0.5], mode="max"), card([0.7], mode="max")])
+    assert dict(zip(up.heads, up.orders))["val_loss"] == [1, 0]  # the best first
+
+
+def test_a_line_opens_to_the_record_and_says_how_the_run_ended() -> None:
+    cards = [card([0.5], lr="1"), card([0.7], status="failed", lr="2")]
+    cards[1].board.reason, cards[1].note, cards[1].tags = "ValueError", "<b>too large</b>", ("wide",)
+    page = runs_html(cards, "two")
+    assert page.count("<details") == 2 and "✗ failed · ValueError" in page and "wide · &lt;b&gt;too large" in page and "<b>" not in page
+    assert "✗ failed · ValueError wide <b>too large" in runs_text(cards)
+
+
+def test_settings_of_strangers_are_shown_as_text() -> None:
+    cards = [card([0.5], lr="<script>"), card([0.7], lr="\x1b[31m")]
+    assert "<script" not in runs_html(cards, "x") and "\x1b" not in runs_html(cards, "x") + runs_text(cards)
+    pictures = re.findall(r"base64,([\w+/=]+)", runs_html(cards, "x"))
+    assert pictures and all(b"<script" not in base64.b64decode(found) for found in pictures)
+
+
+def test_what_has_no_column_is_counted() -> None:
+    cards = [card([0.5], **{name: f"{name}{i}" if i & bit else "0" for name, bit in zip("abcd", (1, 2, 4, 8))}) for i in range(16)]
+    assert "1 more settings differ" in runs_text(cards)
