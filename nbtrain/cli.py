@@ -294,9 +294,7 @@ def _sweep(line: CommandLine) -> int:
         raise ConfigError("No configuration was given.", remedy="Give a file: -f run.yaml.")
     codes = run_sweep(line.options["file"], line.overrides, folder, jobs, trust="trust" in line.switches)
     if table := compare_sweep(list(codes), folder):
-        print(
-            f"\n{table}\n\nIn a notebook nbtrain.runs({folder!r}) shows them, and nbtrain report {shlex.quote(folder)} writes them as a page."
-        )
+        print(f"\n{table}\n\nIn a notebook nbtrain.runs({folder!r}) shows them; nbtrain report {shlex.quote(folder)} writes a page.")
     return max(codes.values())
 
 

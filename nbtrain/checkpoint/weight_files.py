@@ -237,7 +237,7 @@ def find_weights(path: Path, key: str | None = None, fitness: Fitness = lambda w
             raise _unknown_key(path, key, [at for at, _ in _candidates(content)])
         found = chosen
     if not found:
-        raise CheckpointError(f"{path.name} holds no weights that can be read safely.", where=str(path), remedy=_content(content))
+        raise CheckpointError(f"{path.name} holds no weights.", where=str(path), remedy=_content(content))
     at, weights = found[0] if len(found) == 1 else _choose(path, found, fitness)
     weights = read(weights)
     others = tuple(other for other, _ in found if other not in ("", at))

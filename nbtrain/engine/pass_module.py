@@ -27,12 +27,12 @@ from .meter import N_SAMPLES, Meter, Scalar, as_float, snapshot
 from .protocol import TrainerProtocol, Turn
 from .step_output import LeftOut, count_samples, doubt_of_count, named, split_count
 from .train_state import Mode
-from ..errors import StepError
+from ..errors import ConfigError, StepError
 from ..optim.step_watch import StepWatch
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["Guard", "Round", "StepsProtocol", "numbers", "is_sanity_check", "TrainingModes", "PassModule"]
+__all__ = ["Guard", "Round", "StepsProtocol", "numbers", "joined_metrics", "is_sanity_check", "TrainingModes", "PassModule"]
 
 
 # %% ../../nbs/engine/pass_module.ipynb #stepsprot
@@ -94,6 +94,14 @@ def _checked(returned: Any, where: str) -> dict[str, float]:
         what = f"metric_on_epoch_end returned {type(returned).__name__}, not a dict."
         raise StepError(what, where=where, remedy="Return a dict, or None.")
     return numbers(returned, "metric_on_epoch_end returned", where)
+
+
+def joined_metrics(means: Mapping[str, float], own: Mapping[str, float], more: Mapping[str, float], origin: str) -> dict[str, float]:
+    """`own` and `more`, which `origin` has computed. Raises ConfigError if one has the name of a metric of the step or of the class."""
+    if twice := sorted(more.keys() & (means.keys() | own.keys())):
+        what = f"{origin} computes {twice[0]!r}, and the step or metric_on_epoch_end returns a metric of this name."
+        raise ConfigError(what, remedy=f'Give one of them another name, such as "whole_{twice[0]}".')
+    return {**own, **more}
 
 
 def is_sanity_check(pl_trainer: L.Trainer) -> bool:
@@ -406,10 +414,11 @@ class PassModule(L.LightningModule):
             self._check_empty(phase)
             return {}
         own = self.own_metrics() if self.guard is None else self.guard.call("metric_on_epoch_end", self.own_metrics) or {}
+        means = meter.means()
         for addon in self._addons:
-            own |= addon.pass_metrics(self.owner, phase)
+            own = joined_metrics(means, own, addon.pass_metrics(self.owner, phase), type(addon).__name__)
         state.metrics[mode] = own
-        return {f"{_PREFIX[phase]}_{name}": value for name, value in {**meter.means(), **own}.items()}
+        return {f"{_PREFIX[phase]}_{name}": value for name, value in {**means, **own}.items()}
 
     def _note_left_out(self, phase: Phase, meter: Meter) -> None:
         """Count the batches of a pass that were left out, and note the first such pass. Raises StepError if there are no others."""

@@ -30,15 +30,15 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
     if trainer.mode == "test":
         raise ConfigError("In mode 'test' there is no run to resume.", remedy="Load the state with load_state(path).")
     manager: StateManagerAddon = trainer[StateManagerAddon]
-    state, number = trainer.train_state, trainer.finished_phase + 1
-    if resume in ("auto", "last") and number > state.phase > 0:
+    state, number, is_newest = trainer.train_state, trainer.finished_phase + 1, resume in ("auto", "last")
+    if is_newest and number > state.phase > 0:
         return n_epoch  # this trainer itself finished all earlier phases
     path = manager.find(trainer, resume)
     if path is None:
         trainer.recorder.note(f"resume={resume!r}: nothing was saved in {str(trainer.save_path)!r} yet, so this is a fresh run.")
         return n_epoch
-    path = manager.restore(trainer, path, loader, phase=number if resume in ("auto", "last") else None)
-    return continue_from(trainer, path, n_epoch, number if resume in ("auto", "last") else state.phase)
+    path = manager.restore(trainer, path, loader, phase=number if is_newest else None)
+    return continue_from(trainer, path, n_epoch, number if is_newest else state.phase)
 
 
 def continue_from(trainer: TrainerBase, path: str | Path, n_epoch: int, number: int) -> int:

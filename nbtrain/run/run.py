@@ -163,11 +163,21 @@ class Run:
         if trainer.on_error == "pause" and (trainer.launcher is not None or trainer.world.size > 1):
             raise ConfigError('on_error="pause": a run in several processes can\'t be paused by an error.', remedy='Give on_error="raise".')
 
+    @property
+    def _goal(self) -> int:
+        """The number of finished epochs at the end of this run."""
+        return self.trainer.train_state.counts.epoch + (self.n_epoch if self.trainer.mode == "train" else 0)
+
+    @property
+    def _shown_goal(self) -> int:
+        """The number of finished epochs at the end of what the view shows: of this run, or of its session."""
+        session = self.trainer.train_state.session if self.trainer.mode == "train" and self.trainer.open_session is not None else None
+        return max(self._goal, (session or {}).get("goal") or 0)
+
     def _try_steps(self) -> None:
         """Try the steps on one batch each. The view shows what is tried, and an error in it."""
-        trainer, counts, goal = self.trainer, self.trainer.train_state.counts, self.trainer.train_state.counts.epoch + self.n_epoch
-        goal = max(goal, (trainer.train_state.session or {}).get("goal") or 0)
-        place = Progress(trainer.train_state.run + 1, "idle", counts.epoch, goal, step=counts.step, processed=counts.processed)
+        trainer, counts = self.trainer, self.trainer.train_state.counts
+        place = Progress(trainer.train_state.run + 1, "idle", counts.epoch, self._shown_goal, step=counts.step, processed=counts.processed)
         planned = {**precision_args(trainer.precision), **trainer.lightning}
 
         def say(text: str) -> None:
@@ -204,12 +214,10 @@ class Run:
             self.sinks.open(validates=validates(self.loader, self.valid_loader))
             self.arguments = trainer.lightning_args()
             self.arguments["callbacks"] = [*self.arguments["callbacks"], FollowsSource(trainer)]  # that list is the user's
-            goal = state.counts.epoch + (self.n_epoch if trainer.mode == "train" else 0)
             if not trainer.continues_run:
                 state.first_epoch, state.phase = state.counts.epoch, state.phase + (trainer.mode == "train" and begins)
-            of_session = (state.session or {}).get("goal") or 0 if session is not None else 0
             about = header(trainer, self.arguments, self.loader, self.valid_loader)
-            trainer.recorder.start(max(goal, of_session), about, joins=joins)
+            trainer.recorder.start(self._shown_goal, about, joins=joins)
             correct_model(trainer)
             if state.run == 1:
                 advise(trainer, self.loader)
@@ -219,7 +227,7 @@ class Run:
                 keep_source(trainer, self.n_epoch, self.loader, self.valid_loader)
                 self.sinks.show_run_before()
             if trainer.mode == "train":
-                trainer.ran = Ran.after(trainer.ran, goal, self.loader, self.valid_loader)
+                trainer.ran = Ran.after(trainer.ran, self._goal, self.loader, self.valid_loader)
         except BaseException:
             self.operation.end()
             self.sinks.close()

@@ -27,6 +27,7 @@ from ..data.several_loaders import n_batches, named_loaders
 from ..distributed.devices import device_args
 from ..engine.control import refuse_while_on
 from ..loops.lean_loops import use_lean_loops
+from ..engine.pass_module import joined_metrics
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
 from ..base.arguments import check_optimizer
@@ -196,7 +197,8 @@ def _measure(trainer: TrainerBase, loader: Any, gathered: Gathered | None) -> di
     meter.close()
     requested = gathered.compute() if gathered is not None else {}
     whole = {key: value for name, values in requested.items() for key, value in ({name: math.nan} if values is None else values).items()}
-    return meter.means() | module.own_metrics() | whole
+    means, own = meter.means(), module.own_metrics()
+    return means | joined_metrics(means, own, whole, "evaluate(metrics=...)")
 
 
 # %% ../../nbs/tools/evaluate.ipynb #b51ac985

@@ -104,7 +104,7 @@ class CellRuns:
         self.fold(at_once=True)
 
     def ended(self) -> None:
-        """A run has ended. While the cell goes on, its view stays until another run begins."""
+        """A run has ended. While the cell is executed, its view stays until another run begins."""
         if self.is_over:
             self.fold(at_once=True)
 

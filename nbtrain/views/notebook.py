@@ -297,7 +297,7 @@ class NotebookView:
             self._runs = runs_of_cell()
             self._runs.add(self)
         with self._lock:
-            is_shown = self.board.trying != "" or text.joins(event, self.board)  # by a dry run, or by the run before
+            is_shown = text.already_shown(event, self.board)
             self.board.update(event)
             self._seen_s, self._record.time_s = time.monotonic(), event.time_s
             if event.kind == "start" and is_shown:
@@ -383,7 +383,7 @@ class NotebookView:
             return self._record.name
 
     def _open(self) -> None:
-        if self.is_folded:  # a session that goes on
+        if self.is_folded:  # a session that continues
             self.is_folded, self._record = False, _Record(self.board)
         if self.live:
             self._live = _Live(self.board, self._record.name, self.controls)

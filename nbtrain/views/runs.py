@@ -155,7 +155,7 @@ _N_COLOURS, _MAX_LABELS, _POINTS = 8, 8, 3000
 
 
 def _numbers(cards: Sequence[RunCard], name: str) -> list[float] | None:
-    """The values of a setting as numbers; None if one is none."""
+    """The values of a setting as numbers; None if one is not a number."""
     try:
         found = [float(card.settings[name].replace(",", "")) for card in cards]
     except (KeyError, ValueError):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TextIO
 
 from ..events import Event
-from .text import Board, Row, adds_row, cells, format_value, header_line, joins, mark_line, note_line, shown_columns
+from .text import Board, Row, adds_row, already_shown, cells, format_value, header_line, mark_line, note_line, shown_columns
 from .text import place_words, progress_line, rate_words, round_words, state_words, summary_line, time_words, tip_lines, titles
 from .text import visible
 
@@ -325,7 +325,7 @@ class TerminalView:
         if (validation := self._validations.before(event)) is not None:
             star = " ★" if validation.data["row"] is self.board.best else ""
             self._line(validation_line(validation) + star)
-        is_shown = self.board.trying != "" or joins(event, self.board)  # by a dry run, or by the run before
+        is_shown = already_shown(event, self.board)
         self.board.update(event)
         self._means.update(event)
         if event.kind == "start":
@@ -385,7 +385,7 @@ class LogView:
         if (validation := self._validations.before(event)) is not None:
             star = " ★" if validation.data["row"] is self.board.best else ""
             self._line(validation_line(validation) + star, validation)
-        is_shown = self.board.trying != "" or joins(event, self.board)  # by a dry run, or by the run before
+        is_shown = already_shown(event, self.board)
         self.board.update(event)
         if not (event.kind == "start" and is_shown) and (text := self._text(event)):
             self._line(text, event)

@@ -34,7 +34,7 @@ __all__ = [
     "Board",
     "state_words",
     "round_words",
-    "joins",
+    "already_shown",
     "header_line",
     "place_words",
     "place_now",
@@ -375,10 +375,10 @@ def round_words(header: Mapping[str, Any]) -> str:
     return "" if "round" not in header else f"round {header['round']}" + ("" if n_rounds is None else f" of {n_rounds}")
 
 
-def joins(event: Event, board: Board) -> bool:
-    """Whether a run of a session begins that follows another one in the record of `board`."""
+def already_shown(event: Event, board: Board) -> bool:
+    """Whether the run that `event` begins is in the record of `board`: by its dry run, or by the run before it in a session."""
     is_same = bool(board.header) and board.progress.run == event.progress.run
-    return event.kind == "start" and "round" in event.data and not event.data.get("resumed") and is_same
+    return board.trying != "" or (event.kind == "start" and "round" in event.data and not event.data.get("resumed") and is_same)
 
 
 def header_line(header: Mapping[str, Any], run: int) -> str:

@@ -262,3 +262,42 @@ def test_a_paused_notebook_opened_with_a_dead_kernel_shows_where_it_paused(lab: 
     lab.wait_text(r"‖ paused · epoch 3/20 · \d+/45")
     _shoot(lab.page, "dark-reloaded")
     assert "Error displaying widget" not in lab.page.inner_text("body")
+
+
+SWEEP = """import torch
+from nbtrain.examples.digits import Digits, SmallCNN, digits_loaders
+
+train_loader, valid_loader = digits_loaders(batch_size=128)
+for i in range(20):
+    torch.manual_seed(0)
+    net = SmallCNN(4)
+    trainer = Digits(net, "cpu", optimizer=torch.optim.Adam(net.parameters(), lr=1e-4 * 1.6**i))
+    trainer.run(2, train_loader, valid_loader)"""
+
+
+def test_twenty_runs_of_a_cell_are_one_picture_under_900_px(lab: Any, lab_root: Path) -> None:
+    lab.open(write_notebook(lab_root, "sweep", SWEEP, "print('all ' + 'done')"))
+    lab.command("notebook:run-all-cells")
+    lab.wait_text(r"^\d runs · 1 is on")
+    _shoot(lab.page, "sweep-running")
+    lab.wait_text(r"^all done", 240)
+    lab.wait_text(r"^20 runs · ★ val_loss")
+    area = lab.page.locator(".jp-OutputArea:has(.lines)").first
+    assert area.bounding_box()["height"] < 900
+    assert area.locator(".jupyter-widgets").count() == 0  # what was live is closed
+    head = area.locator("label").nth(2)
+    assert head.inner_text() == "val_loss"
+    before = area.locator("details").evaluate_all("all => all.map(d => d.getBoundingClientRect().top)")
+    head.click()
+    after = area.locator("details").evaluate_all("all => all.map(d => d.getBoundingClientRect().top)")
+    best = area.locator("details").evaluate_all("all => all.findIndex(d => d.innerText.includes('★'))")
+    assert before == sorted(before) and after != before and after[best] == min(after)
+    _shoot(lab.page, "sweep-sorted")
+    area.locator("details").nth(best).locator("summary").click()
+    lab.wait_text(r"✓ completed · 2 epochs")
+    _shoot(lab.page, "sweep-open")
+    lab.command("docmanager:save", wait=True)
+    lab.command("kernelmenu:shutdown", wait=True)
+    lab.show("sweep.ipynb")
+    lab.wait_text(r"^20 runs · ★ val_loss")
+    _shoot(lab.page, "sweep-reloaded")

@@ -352,3 +352,11 @@ def test_one_evaluation_computes_the_metrics_it_is_asked_for(kind: Any) -> None:
     assert Asks.found["worst"] == found["worst"] and Asks.found["mse"] == pytest.approx(found["mse"])
     with pytest.raises(ConfigError, match=r"metrics='f1' is not a metric"):
         trainer.evaluate(loader, metrics="f1")
+
+
+def test_a_metric_with_the_name_of_one_that_the_step_returns_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"MetricsAddon computes 'loss', and the step .*\n.*\"whole_loss\""):
+        evaluate(make_batches(4, 4), metrics={"loss": accuracy})
+    plain = Classify(torch.nn.Identity(), "cpu", "test", log_bar=False)
+    with pytest.raises(ConfigError, match="computes 'loss'"):
+        plain.evaluate(make_batches(4, 4), metrics={"loss": accuracy})

@@ -703,7 +703,7 @@ def test_torch_files_without_checksums_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [{"state_dict": 3}, {"state_dict": {1: 2}, "nbtrain": 1}, {"state_dict": [1]}], ids=repr)
 def test_weights_of_a_wrong_type_are_refused(value: Any, tmp_path: Path) -> None:
     torch.save(value, tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match="holds no weights that can be read safely"):
+    with pytest.raises(CheckpointError, match="holds no weights"):
         read_weights(tmp_path / "a.pt")
 
 

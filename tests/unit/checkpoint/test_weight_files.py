@@ -350,7 +350,7 @@ class Bomb:
 def test_objects_in_the_index_of_a_distributed_checkpoint_are_not_unpickled(distributed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (distributed / ".metadata").write_bytes(pickle.dumps(Bomb()))
     error = str(refused(distributed))
-    assert "step-5 holds no weights that can be read safely" in error and "Python objects (builtins.print)" in error
+    assert "step-5 holds no weights" in error and "Python objects (builtins.print)" in error
     assert capsys.readouterr().out == ""
 
 
@@ -359,7 +359,7 @@ def test_damaged_distributed_checkpoint_is_refused(distributed: Path) -> None:
     entry = metadata.state_dict_metadata["model.module.0.weight"]
     entry.chunks.clear()  # torch would return memory with whatever was in it
     (distributed / ".metadata").write_bytes(pickle.dumps(metadata))
-    assert "holds no weights that can be read safely" in str(refused(distributed))
+    assert "holds no weights" in str(refused(distributed))
 
 
 def test_distributed_checkpoint_without_a_file_of_a_rank_is_refused(distributed: Path) -> None:
@@ -370,7 +370,7 @@ def test_distributed_checkpoint_without_a_file_of_a_rank_is_refused(distributed:
 def test_distributed_checkpoint_with_a_damaged_file_is_refused(distributed: Path) -> None:
     file = next(distributed.glob("*.distcp"))
     file.write_bytes(b"0" * file.stat().st_size)
-    assert "step-5 holds no weights that can be read safely" in str(refused(distributed))
+    assert "step-5 holds no weights" in str(refused(distributed))
 
 
 # -- every way to bring weights in
