@@ -80,6 +80,15 @@ def _neptune_export(arguments: argparse.Namespace) -> None:
     print(*export_neptune(Path(arguments.folder)), sep="\n")
 
 
+def _import(arguments: argparse.Namespace) -> None:
+    from nbtrain.foreign.imported import report, write_run
+    from nbtrain.foreign.readers import read_runs
+
+    for run in read_runs(arguments.path, trust=arguments.trust, epoch=arguments.epoch):
+        folder, _ = write_run(run, arguments.output)
+        print(report(run, folder))
+
+
 # %% ../nbs/cli.ipynb #aeba2c3b
 _OPTIONS = {"-f": "file", "-o": "out", "--devices": "devices", "--jobs": "jobs", "--memory": "memory"}
 _SWITCHES = {"-h": "help", "--help": "help", "--print-config": "print", "--trust": "trust"}
@@ -385,6 +394,12 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(command=_demo)
 
     _add_records(commands)
+    moved = commands.add_parser("import", help="make a run folder of a run of another system, such as Lightning or Neptune")
+    moved.add_argument("path", help="a checkpoint, the folder of one, or tables of Neptune")
+    moved.add_argument("-o", "--output", default="runs/imported", help="folder for run folders (default: %(default)s)")
+    moved.add_argument("--epoch", type=int, help="its finished epochs, if the files don't say")
+    moved.add_argument("--trust", action="store_true", help="unpickle Python objects in the files, which may run any code")
+    moved.set_defaults(command=_import)
     export = commands.add_parser("neptune-export", help="write Neptune's offline runs as CSV")
     export.add_argument("folder", help="a folder with .neptune in it, such as a run folder")
     export.set_defaults(command=_neptune_export)
