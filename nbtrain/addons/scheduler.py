@@ -74,7 +74,7 @@ def _unknown(name: str) -> Any:
 
 # %% ../../nbs/addons/scheduler.ipynb #6473bfa9
 def _other_schedule(saved: Mapping[str, Any], kind: str | None, scheduler: Any) -> str:
-    """What a `saved` schedule of class `kind` was, if `scheduler` is another one; else "". The class of one that was imported is unknown."""
+    """What a `saved` schedule of class `kind` was, if `scheduler` is another one; else "". That of an imported one is unknown."""
     if kind is not None:
         return "" if kind == type(scheduler).__qualname__ else f"a {kind}"
     given, had = ({name for name in state if not name.startswith("_")} for state in (scheduler.state_dict(), saved))

@@ -18,6 +18,7 @@ from ..best import known_mode
 from ..checkpoint.weight_files import Weights
 from .points import Point, history_of
 from ..history.history import History
+from ..views.text import best_words
 
 # %% auto #0
 __all__ = ["PARTS", "ForeignRun", "random_in", "is_optimizer", "updates_in"]
@@ -72,20 +73,22 @@ class ForeignRun:
     def history(self) -> History:
         """What was measured, up to the place of the weights."""
         points = [point for point in self.points if not self.weights or point.step <= self.step]
-        mode = known_mode(self.monitor) if self.monitor else None
-        return history_of(points, self.monitor or "val_loss", mode or "min", self.epoch if self.weights else None)
+        names = dict.fromkeys(name for point in points for name in point.values if name.startswith("val_"))
+        known = [name for name in ("val_loss", *names) if name in names and known_mode(name) is not None]
+        monitor = self.monitor or next(iter(known), "val_loss")
+        return history_of(points, monitor, known_mode(monitor) or "min", self.epoch if self.weights else None)
 
     def taken(self) -> dict[str, str]:
         """What was taken of each part, in words."""
-        history, counts = self.history, f"{_n(self.epoch, 'epoch')}, {_n(self.step, 'update')}"
-        steps = len(history.steps["train"])
+        history = self.history
+        counts, rows = ((self.epoch, "epoch"), (self.step, "update")), ((len(history), "epoch"), (len(history.steps["train"]), "step"))
         words = {
             "weights": _n(len(self.weights), "tensor") if self.weights else "",
             "optimizer": _n(len(self.optimizers), "state") if self.optimizers else "",
             "schedule": _n(len(self.schedules), "state") if self.schedules else "",
-            "epoch and step": counts if self.epoch or self.step else "",
-            "best": _best_words(history, self.best) if self.best is not None or history.best is not None else "",
-            "history": ", ".join(_n(n, what) for n, what in ((len(history.epochs), "epoch"), (steps, "step")) if n),
+            "epoch and step": ", ".join(_n(n, what) for n, what in counts if n),
+            "best": _best_words(history, self.best),
+            "history": ", ".join(_n(n, what) for n, what in rows if n),
             "random numbers": ", ".join(_GENERATORS[name] for name in _GENERATORS if name in self.random),
         }
         return {
@@ -111,7 +114,7 @@ _GENERATORS = {"torch": "torch", "torch.cuda": "CUDA", "numpy": "NumPy", "python
 
 def _best_words(history: History, weights: Weights | None) -> str:
     row = history.best
-    words = f"{history.monitor} {row[history.monitor]:.6g} after epoch {row['epoch']}" if row is not None else ""
+    words = best_words(row, history.monitor).removeprefix("best ") if row is not None else ""
     return ", ".join(filter(None, (words, "with its weights" if weights is not None else "")))
 
 

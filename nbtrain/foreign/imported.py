@@ -110,7 +110,7 @@ def _record(run: ForeignRun) -> dict[str, Any]:
     began = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     return {
         "command": ["nbtrain", "import", str(run.path)], "python": platform.python_version(), "platform": platform.platform(),
-        "versions": {}, "seed": None, "device": f"that of {run.system}", "git": None, "arguments": settings,
+        "versions": {}, "seed": None, "device": "?", "git": None, "arguments": settings,
         "sources": {"source": {"values": {}, "definitions": [], "no_source": []}},
         "runs": [{"began": began, "source": "source", "parent": str(run.path)}],
     }  # fmt: skip
@@ -123,6 +123,7 @@ def write_run(run: ForeignRun, root: str | Path, callbacks: Container[str] = ())
 
     Raises ConfigError or CheckpointError if it can't be written.
     """
+    events, state = _events(run), snapshot(imported_state(run, callbacks)) if run.weights else None
     folder = open_run_folder(root)
     write_file(folder, "provenance.json", json.dumps(_record(run), indent=2, ensure_ascii=False) + "\n")
     write_file(folder, "source/steps.py", f"# The code of this run is not here: it was imported from {run.system}.\n")
@@ -130,10 +131,9 @@ def write_run(run: ForeignRun, root: str | Path, callbacks: Container[str] = ())
         if weights:
             with written(folder / name) as temp:
                 save_file({name: value.clone().contiguous() for name, value in weights.items()}, temp)
-    RunFolder(folder, run.history).update_all(_events(run))
-    if not run.weights:
-        return folder, None
-    return folder, write_checkpoint(snapshot(imported_state(run, callbacks)), folder / FOLDER / f"epoch={run.epoch}-step={run.step}.ckpt")
+    RunFolder(folder, run.history).update_all(events)
+    name = f"epoch={run.epoch}-step={run.step}.ckpt"
+    return folder, write_checkpoint(state, folder / FOLDER / name) if state is not None else None
 
 
 # %% ../../nbs/foreign/imported.ipynb #f8fc96d7
@@ -157,6 +157,8 @@ def _fit_states(trainer: TrainerProtocol, run: ForeignRun, *, strict: bool) -> F
     parts, states = named_parts(trainer.optimizer), run.optimizers
     if trainer.optimizer is None:  # a LightningModule makes them in its run
         return run
+    if run.schedules and trainer.given.get("scheduler") is None:
+        run = replace(run, schedules=[], lost={**run.lost, "schedule": "the trainer has none: give scheduler= to continue it"})
     if not states:  # begin with the trainer's
         return replace(run, optimizers=[trainer.optimizer.state_dict()], lost={"optimizer": "not in the files", **run.lost})
     why = f"the files have {len(states)}, and the trainer {len(parts)}" if len(states) != len(parts) else ""

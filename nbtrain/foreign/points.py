@@ -32,13 +32,14 @@ _NO_WORD = ("metrics", "metric", "logs", "log", "batch", "epoch", "step", "loss_
 
 def own_name(name: str) -> str:
     """The name that nbtrain gives to a metric: `val_acc` for `eval_acc`, `metrics/val/acc` and `acc/valid`; "" for a count or a time."""
-    words = [part for part in re.split(r"[/.]", name) if part not in _NO_WORD]
+    parts = re.split(r"[/.]", name)
+    words = [part for part in parts if part not in _NO_WORD]
     phases = [part for part in words if part in _PHASES]
     joined = "_".join([*phases[:1], *(part for part in words if part not in phases)])
     first, _, rest = joined.partition("_")
     if _RATE.match(joined):
         return "lr"
-    if _NO_METRIC.search(joined.removesuffix("_epoch").removesuffix("_step")):
+    if _NO_METRIC.search(parts[-1].removesuffix("_epoch").removesuffix("_step")):
         return ""
     return f"{_PHASES[first]}_{rest}" if first in _PHASES and rest else "train_loss" if joined == "loss" else joined
 
@@ -127,21 +128,22 @@ def _row(epoch: int, points: Sequence[Point]) -> dict[str, Any]:
     last = {name: value for point in points for name, value in point.values.items()}
     trained = {name: fmean(p.values[name] for p in points if name in p.values) for name in last if name.startswith("train_")}
     found = {name: value for name, value in (last | trained).items() if not name.endswith(("_step", "_epoch"))}
-    for suffix in ("_step", "_epoch"):  # as Lightning names them; the mean of the epoch is the more exact one
-        found |= {name.removesuffix(suffix): value for name, value in (last | trained).items() if name.endswith(suffix)}
+    of_steps, of_epochs = ({n.removesuffix(s): v for n, v in (last | trained).items() if n.endswith(s)} for s in ("_step", "_epoch"))
+    found = of_steps | found | of_epochs  # Lightning has both of a metric; that of the epoch is more exact
     return {"epoch": epoch, "step": points[-1].step, "processed": points[-1].step, **found}
 
 
 def history_of(points: Iterable[Point], monitor: str = "val_loss", mode: MonitorMode = "min", n_epochs: int | None = None) -> History:
     """A history of these points. `n_epochs`: of finished epochs; one after them gets no row."""
-    history = History(monitor, mode)
-    for epoch, group in groupby(_numbered(points), key=lambda point: point.epoch or 1):
+    history, points = History(monitor, mode), _numbered(points)
+    doubled = {name.removesuffix("_step") for point in points for name in point.values if name.endswith("_step")}
+    for epoch, group in groupby(points, key=lambda point: point.epoch or 1):
         of_epoch = list(group)
         at = Progress(epoch=epoch)
         for point in of_epoch:
             at = Progress(1, "train", epoch - 1, step=point.step, processed=point.step)
-            trained = {name.removesuffix("_step"): [value] for name, value in point.values.items() if name.startswith("train_")}
-            trained = {name: values for name, values in trained.items() if not name.endswith("_epoch")}
+            trained = {name: value for name, value in point.values.items() if name.startswith("train_") and name not in doubled}
+            trained = {name.removesuffix("_step"): [value] for name, value in trained.items() if not name.endswith("_epoch")}
             validated = {name: value for name, value in point.values.items() if name.startswith("val_")}
             if trained:
                 history.update(Event("steps", at, data={"values": trained, "n": 1, "samples": 0, "lr": None, "steps": [point.step]}))

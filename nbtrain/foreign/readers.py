@@ -97,7 +97,7 @@ def _measured_in(content: Mapping[str, Any], epoch: int, step: int) -> list[Poin
     return [Point(step, single, max(epoch, 1))] if single else []
 
 
-def _plain(files: Files, choose: Choose, system: str = "a dict") -> ForeignRun:
+def _plain(files: Files, choose: Choose, system: str = "a script") -> ForeignRun:
     content: Mapping[str, Any] = files.content
     named = {**content, **_plain_values(content.get("train_status"))}
     notes: dict[str, str] = {}
@@ -123,10 +123,15 @@ def _plain(files: Files, choose: Choose, system: str = "a dict") -> ForeignRun:
 
 
 def _tlama(files: Files, choose: Choose) -> ForeignRun:
-    """tlama-core's, with its log in the folder beside."""
+    """tlama-core's, with its log in the folder beside, which has the last step of each epoch."""
     run = _plain(files, choose, "tlama-core")
+    run = replace(run, lost={**run.lost, "schedule": "it is a function of the step: give it as scheduler="})
     log = files.folder.parent / "logs" / "training_log.txt"
-    return replace(run, points=row_points(read_table(log), from_zero=True)) if log.is_file() else run
+    points = row_points(read_table(log), from_zero=True) if log.is_file() else []
+    length = max((point.step for point in points if point.epoch == 1), default=0)
+    if not points or length == points[-1].step:  # the first epoch may be open
+        return replace(run, points=points)
+    return replace(run, points=points, epoch=run.step // length, notes={**run.notes, "epoch and step": f"an epoch has {length} updates"})
 
 
 # %% ../../nbs/foreign/readers.ipynb #e1670a37
@@ -214,7 +219,7 @@ def _zae(files: Files, choose: Choose) -> ForeignRun:
     steps = updates_in(optimizers)
     lost = {"history": "zae-engine saves none", "random numbers": "zae-engine does not save them"}
     lost |= {"epoch and step": "the optimizer has not counted its updates"} if not steps else {}
-    notes = {"weights": "those of its best epoch", "epoch and step": "zae-engine saves no epoch; give epoch="}
+    notes = {"weights": "those of its best epoch", "epoch and step": "zae-engine saves no epoch, give epoch="}
     return ForeignRun(
         "zae-engine", files.path, weights=choose(weights, None), optimizers=optimizers, schedules=schedules, step=steps, notes=notes,
         lost=files.lost | lost,
@@ -298,6 +303,10 @@ def _keys(*names: str) -> Callable[[Files], bool]:
     return lambda files: isinstance(files.content, Mapping) and set(names) <= files.content.keys()
 
 
+def _is_of_tlama(files: Files) -> bool:
+    return files.path.name.startswith("checkpoint_") and _keys("model", "optimizer", "epoch", "step")(files)
+
+
 READERS = (
     Reader("Hugging Face Trainer", "`checkpoint-N/` with `trainer_state.json`", _has("trainer_state.json"), _hf_trainer),
     Reader("zae-engine", "`model.ckpt` or `model.safetensor`, `optimizer.zae`, `scheduler.zae`", _has("*.zae"), _zae),
@@ -306,8 +315,8 @@ READERS = (
     Reader("Neptune", "CSV or parquet", lambda files: any(name.endswith((".csv", ".parquet")) for name in files.names), _neptune),
     Reader("Lightning", "`.ckpt`, and `metrics.csv` of a CSVLogger beside", _keys("pytorch-lightning_version"), _lightning),
     Reader("nnScaler", "a merged checkpoint", _keys("model", "train_status"), partial(_plain, system="nnScaler")),
-    Reader("tlama-core", "`checkpoint_step_N.pt`, and its `logs/`", lambda files: files.path.name.startswith("checkpoint_") and _keys("model", "optimizer", "epoch", "step")(files), _tlama),
-    Reader("a dict", "what `torch.save({...})` wrote", _keys(), _plain),
+    Reader("tlama-core", "`checkpoint_step_N.pt`, and `logs/` beside", _is_of_tlama, _tlama),
+    Reader("a script", "what `torch.save({...})` wrote", _keys(), _plain),
 )  # fmt: skip
 
 
@@ -343,6 +352,4 @@ def read_runs(
         raise ConfigError(f"{files.path.name} is not a run of a known system.", where=str(files.path), remedy=f"{has} Give a checkpoint.")
     found = reader.read(files, choose)
     runs = found if isinstance(found, list) else [found]
-    return (
-        runs if epoch is None else [replace(run, epoch=epoch, notes={**run.notes, "epoch and step": "the epoch as given"}) for run in runs]
-    )
+    return runs if epoch is None else [replace(run, epoch=epoch, notes={**run.notes, "epoch and step": "as given"}) for run in runs]
