@@ -142,7 +142,7 @@ def _lightning_epochs(content: Mapping[str, Any]) -> tuple[int, int]:
     if current is None:
         return content.get("epoch", 0), 0
     is_whole = current["started"] == current["processed"] or batches.get("is_last_batch", False)
-    return current["started"] if is_whole else current["processed"], 0 if is_whole else batches.get("current", {}).get("completed", 0)
+    return current["started"] if is_whole else current["processed"], 0 if is_whole else batches.get("current", {}).get("processed", 0)
 
 
 def _lightning(files: Files, choose: Choose) -> ForeignRun:
