@@ -72,7 +72,6 @@ def _unknown(name: str) -> Any:
     )
 
 
-# %% ../../nbs/addons/scheduler.ipynb #6473bfa9
 def _other_schedule(saved: Mapping[str, Any], kind: str | None, scheduler: Any) -> str:
     """What a `saved` schedule of class `kind` was, if `scheduler` is another one; else "". That of an imported one is unknown."""
     if kind is not None:
@@ -81,6 +80,7 @@ def _other_schedule(saved: Mapping[str, Any], kind: str | None, scheduler: Any) 
     return f"one with {', '.join(sorted(had))}" if (had ^ given) - {"verbose"} else ""  # which older versions of torch had
 
 
+# %% ../../nbs/addons/scheduler.ipynb #6473bfa9
 class _Step(PassCallback):
     def __init__(self, trainer: TrainerProtocol, addon: SchedulerAddon, scheduler: Scheduler, on_batch: bool) -> None:
         self.trainer, self.addon, self.scheduler, self.on_batch = trainer, addon, scheduler, on_batch

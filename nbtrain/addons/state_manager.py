@@ -203,8 +203,7 @@ class StateManagerAddon(AddOnBase):
         run = fit_run(trainer, found, rename, strict=self.strict)
         folder, checkpoint = write_run(run, self.saves_to, [one.state_key for one in as_list(trainer.lightning.get("callbacks"))])
         assert checkpoint is not None
-        self.restore(trainer, checkpoint)
-        trainer.continues_run = True  # the next run is that run, with its schedule
+        self.restore(trainer, checkpoint, continues=True)
         print(report(run, folder))
         return folder
 
@@ -212,10 +211,13 @@ class StateManagerAddon(AddOnBase):
         """Return the checkpoint that `resume` names: "last", "best", "auto", a path or a URL. None if there is none yet."""
         return world_of(trainer).agree(partial(find_checkpoint, self.saves_to, resume, trainer.recorder.note))
 
-    def restore(self, trainer: StatefulTrainer, checkpoint: str | Path, loader: Any = None, *, phase: int | None = None) -> str | Path:
+    def restore(
+        self, trainer: StatefulTrainer, checkpoint: str | Path, loader: Any = None, *, phase: int | None = None, continues: bool = False
+    ) -> str | Path:
         """Restore the trainer from a checkpoint, by path or URL; callbacks and loader are restored in the next run. Returns the file.
 
-        `loader`: the loader of the next run, if known; `phase`: the number of that run, if a state of a later one needs none of it.
+        `loader`: the loader of the next run, if known; `phase`: the number of that run, if a state of a later one needs none of it;
+        `continues`: the next run is the one that was saved.
         Raises CheckpointError for a state that does not fit; then nothing changes.
         """
         run_dir = None
@@ -237,7 +239,7 @@ class StateManagerAddon(AddOnBase):
         if "optimizer" not in found:
             check_optimizer(trainer, state, Path(checkpoint))
         note_differences(trainer, checkpoint, found)
-        restore(trainer, checkpoint, state, run_dir, found)
+        restore(trainer, checkpoint, state, run_dir, found, continues=continues)
         if self.base is not None:
             self.base.resume(state["nbtrain"])
         return checkpoint

@@ -27,6 +27,7 @@ _RATE = re.compile(r"(learning_rate|lr)([-_/].*)?$")
 _NO_METRIC = re.compile(
     r"(^|_)(epoch|step|iter|iteration|index|runtime|per_second|per_sec|total_flos|time|time_s|timestamp|clock|created)$"
 )
+_SUFFIX = re.compile("_(step|epoch)$")  # of Lightning's names, which has both of a metric
 _NO_WORD = ("metrics", "metric", "logs", "log", "batch", "epoch", "step", "loss_curve", "")
 
 
@@ -39,7 +40,7 @@ def own_name(name: str) -> str:
     first, _, rest = joined.partition("_")
     if _RATE.match(joined):
         return "lr"
-    if _NO_METRIC.search(parts[-1].removesuffix("_epoch").removesuffix("_step")):
+    if _NO_METRIC.search(_SUFFIX.sub("", parts[-1])):
         return ""
     return f"{_PHASES[first]}_{rest}" if first in _PHASES and rest else "train_loss" if joined == "loss" else joined
 
@@ -73,7 +74,7 @@ def measured(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 # %% ../../nbs/foreign/points.ipynb #050b67e2
-_STEPS = ("step", "global_step", "_step", "iteration", "iter")
+_STEPS = ("step", "global_step", "iteration", "iter")
 
 
 def row_points(rows: Iterable[Mapping[str, Any]], *, from_zero: bool | None = None) -> list[Point]:
@@ -127,23 +128,26 @@ def _row(epoch: int, points: Sequence[Point]) -> dict[str, Any]:
     """The row of an epoch: the mean of what was measured in training, and the last of anything else."""
     last = {name: value for point in points for name, value in point.values.items()}
     trained = {name: fmean(p.values[name] for p in points if name in p.values) for name in last if name.startswith("train_")}
-    found = {name: value for name, value in (last | trained).items() if not name.endswith(("_step", "_epoch"))}
-    of_steps, of_epochs = ({n.removesuffix(s): v for n, v in (last | trained).items() if n.endswith(s)} for s in ("_step", "_epoch"))
-    found = of_steps | found | of_epochs  # Lightning has both of a metric; that of the epoch is more exact
+    of_kind: dict[str, dict[str, float]] = {"step": {}, "": {}, "epoch": {}}  # the later the more exact
+    for name, value in (last | trained).items():
+        suffix = _SUFFIX.search(name)
+        of_kind[suffix[1] if suffix is not None else ""][_SUFFIX.sub("", name)] = value
+    found = of_kind["step"] | of_kind[""] | of_kind["epoch"]
     return {"epoch": epoch, "step": points[-1].step, "processed": points[-1].step, **found}
 
 
 def history_of(points: Iterable[Point], monitor: str = "val_loss", mode: MonitorMode = "min", n_epochs: int | None = None) -> History:
     """A history of these points. `n_epochs`: of finished epochs; one after them gets no row."""
     history, points = History(monitor, mode), _numbered(points)
-    doubled = {name.removesuffix("_step") for point in points for name in point.values if name.endswith("_step")}
+    kinds = {name: suffix[1] if (suffix := _SUFFIX.search(name)) is not None else "" for point in points for name in point.values}
+    doubled = {_SUFFIX.sub("", name) for name, kind in kinds.items() if kind == "step"}
     for epoch, group in groupby(points, key=lambda point: point.epoch or 1):
         of_epoch = list(group)
         at = Progress(epoch=epoch)
         for point in of_epoch:
             at = Progress(1, "train", epoch - 1, step=point.step, processed=point.step)
-            trained = {name: value for name, value in point.values.items() if name.startswith("train_") and name not in doubled}
-            trained = {name.removesuffix("_step"): [value] for name, value in trained.items() if not name.endswith("_epoch")}
+            of_steps = [name for name in point.values if name.startswith("train_") and name not in doubled and kinds[name] != "epoch"]
+            trained = {_SUFFIX.sub("", name): [point.values[name]] for name in of_steps}
             validated = {name: value for name, value in point.values.items() if name.startswith("val_")}
             if trained:
                 history.update(Event("steps", at, data={"values": trained, "n": 1, "samples": 0, "lr": None, "steps": [point.step]}))

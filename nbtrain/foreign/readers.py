@@ -58,7 +58,7 @@ def _states(content: Mapping[str, Any], matches: Callable[[str, Any], bool]) -> 
 
 
 def _is_schedule(name: str, value: Any) -> bool:
-    return bool(_SCHEDULE.search(name)) and isinstance(value, Mapping) and bool({"last_epoch", "_step_count"} & value.keys())
+    return bool(_SCHEDULE.search(name)) and isinstance(value, Mapping) and "last_epoch" in value
 
 
 def _finished(named: tuple[str, int] | None, schedules: Sequence[Mapping[str, Any]], notes: dict[str, str]) -> int:
