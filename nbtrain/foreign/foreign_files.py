@@ -61,7 +61,7 @@ def _stand_ins(path: Path) -> list[Any]:
 
 
 # %% ../../nbs/foreign/foreign_files.ipynb #2ad74b1c
-_OF_TENSORS = {("collections", "OrderedDict"), ("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_parameter")}
+_OF_TENSORS = {("collections", "OrderedDict"), ("torch._utils", "_rebuild_tensor_v2")}
 
 
 class _Unpickler(pickle.Unpickler):
