@@ -110,7 +110,7 @@ def _record(run: ForeignRun) -> dict[str, Any]:
     began = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     return {
         "command": ["nbtrain", "import", str(run.path)], "python": platform.python_version(), "platform": platform.platform(),
-        "versions": {}, "seed": None, "device": "?", "git": None, "arguments": settings,
+        "imported": run.system, "versions": {}, "seed": None, "device": "?", "git": None, "arguments": settings,
         "sources": {"source": {"values": {}, "definitions": [], "no_source": []}},
         "runs": [{"began": began, "source": "source", "parent": str(run.path)}],
     }  # fmt: skip

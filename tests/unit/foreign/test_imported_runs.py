@@ -20,6 +20,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file
+from programs import script
 from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -405,7 +406,9 @@ def test_an_offline_run_of_neptune_s_client_becomes_a_run_folder(tmp_path: Path,
     history = load_run(tmp_path / "old")
     for name in ("train_loss", "val_loss"):
         assert [row[name] for row in history.epochs] == pytest.approx([row[name] for row in trainer.history.epochs])
+    capsys.readouterr()
     assert main(["compare", str(tmp_path / "old"), str(trainer.run_dir), "--output", str(tmp_path / "c.png")]) == 0
+    assert "runs/run-001 · Neptune → nbtrain" in capsys.readouterr().out
 
 
 def exported(run: str, name: str, kind: str, step: float | None, value: float) -> dict[str, Any]:
@@ -431,6 +434,11 @@ def test_the_tables_of_neptune_s_exporter_become_a_run_folder_for_each_run(tmp_p
     first, second = (load_run(tmp_path / "runs" / name) for name in ("run-001", "run-002"))
     assert [row["val_loss"] for row in first.epochs] == [0.2, 0.1] and [row["val_loss"] for row in second.epochs] == [1 / 6, 1 / 11]
     assert json.loads((tmp_path / "runs/run-001/provenance.json").read_text())["arguments"] == {"params/lr": 0.1}
+
+
+def test_the_table_of_the_site_is_that_of_the_files() -> None:
+    make = script("make_imports")
+    assert make.PAGE.read_text(encoding="utf-8") == make.page(), "run `make names`"
 
 
 # -- names and rows
