@@ -201,10 +201,13 @@ class StateManagerAddon(AddOnBase):
         refuse_while_on(trainer.control)
         found = read_runs(path, trust=trust, key=key, fitness=fitness_of(trainer.model), epoch=epoch)
         run = fit_run(trainer, found, rename, strict=self.strict)
-        folder, checkpoint = write_run(run, self.saves_to, [one.state_key for one in as_list(trainer.lightning.get("callbacks"))])
+        keys = [callback.state_key for callback in as_list(trainer.lightning.get("callbacks"))]
+        world = world_of(trainer)
+        folder, checkpoint = world.agree(partial(write_run, run, self.saves_to, keys))
         assert checkpoint is not None
         self.restore(trainer, checkpoint, continues=True)
-        print(report(run, folder))
+        if world.is_first:
+            print(report(run, folder))
         return folder
 
     def find(self, trainer: TrainerProtocol, resume: str | Path) -> str | Path | None:

@@ -45,7 +45,7 @@ class Unmade:
 
 def _numpy_globals() -> list[Any]:
     """What torch needs to read an array of NumPy's: the state of its random numbers is one."""
-    rebuild = np.zeros(1).__reduce__()[0]
+    rebuild: Any = np.zeros(1).__reduce__()[0]
     names = [f"{module}.{rebuild.__name__}" for module in ("numpy._core.multiarray", "numpy.core.multiarray")]
     kinds = [type(np.dtype(kind)) for kind in ("uint32", "int64", "float32", "float64")]
     return [np.ndarray, np.dtype, encode, *kinds, *((rebuild, name) for name in names)]

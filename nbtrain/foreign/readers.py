@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..checkpoint.weight_files import Fitness, Weights, choose_weights, find_weights
 from ..compat.weight_names import bare
-from ..errors import ConfigError, listed
+from ..errors import CheckpointError, ConfigError, NbtrainError, first_line, listed
 from .foreign_files import Files, Unmade, read_content, read_table
 from .foreign_run import ForeignRun, is_optimizer, random_in, updates_in
 from .points import Point, measured, own_name, row_points, series_points
@@ -52,7 +52,7 @@ def _states(content: Mapping[str, Any], matches: Callable[[str, Any], bool]) -> 
     found: list[Mapping[str, Any]] = []
     for name, value in content.items():
         several = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else []
-        inner = [value] if matches(str(name), value) else several
+        inner: list[Any] = [value] if matches(str(name), value) else several
         found += inner if inner and all(matches(str(name), item) for item in inner) else []
     return found
 
@@ -237,12 +237,13 @@ def _omnigenbench(files: Files, choose: Choose) -> ForeignRun:
         if (other := _OMNI_EPOCH.match(folder.name)) is not None and found is not None and other[1] == found[1]:
             values = re.findall(r"_seed_-?\d+_(.+?)_(-?\d+\.\d{4})", other[3])
             points.append(Point(int(other[2]), {f"val_{name}": float(value) for name, value in values}, int(other[2])))
-    weights, epoch = choose(files.folder, None), int(found[2]) if found is not None else 0
+    whole = files.find("pytorch_model.bin")  # the other files lack the head
+    weights, epoch = choose(whole or files.folder, None), int(found[2]) if found is not None else 0
     halves = {str(value.dtype).removeprefix("torch.") for value in weights.values() if value.is_floating_point()} - {"float32"}
     notes = {"weights": f"in {', '.join(sorted(halves))}, so rounded"} if halves else {}
     notes |= {"epoch and step": "OmniGenBench saves no step: each epoch counts as one"} if epoch else {}
-    saved = dict.fromkeys(("optimizer", "schedule", "random numbers"), "OmniGenBench saves the weights alone")
-    return ForeignRun("OmniGenBench", files.path, weights=weights, epoch=epoch, step=epoch, points=points, notes=notes, lost=saved)
+    lost: dict[str, str] = dict.fromkeys(("optimizer", "schedule", "random numbers"), "OmniGenBench saves the weights alone")
+    return ForeignRun("OmniGenBench", files.path, weights=weights, epoch=epoch, step=epoch, points=points, notes=notes, lost=lost)
 
 
 # %% ../../nbs/foreign/readers.ipynb #507afc04
@@ -265,12 +266,13 @@ def _neptune(files: Files, choose: Choose) -> list[ForeignRun]:
 
 
 def _neptune_run(files: Files, name: str, rows: Sequence[Mapping[str, Any]]) -> ForeignRun:
-    column = next((column for column in _NAMES if column in rows[0]), None)
+    column = next((column for column in _NAMES if column in rows[0] and set(_VALUES) & rows[0].keys()), "")
     series: dict[str, list[tuple[float, float]]] = {}
     settings: dict[str, Any] = {}
-    lost = dict.fromkeys(("weights", "optimizer", "schedule", "epoch and step", "random numbers"), "Neptune's tables have metrics")
-    for row in rows if column is not None else ():
-        path, value = str(row[column]), next((row[c] for c in _VALUES if row.get(c) not in (None, "")), None)
+    parts = "weights", "optimizer", "schedule", "epoch and step", "random numbers"
+    lost: dict[str, str] = dict.fromkeys(parts, "Neptune's tables have metrics alone")
+    for row in rows if column else ():
+        path, value = str(row.get(column)), next((row[c] for c in _VALUES if row.get(c) not in (None, "")), None)
         if path.startswith(_OF_NEPTUNE) or value is None:
             continue
         if row.get("step") in (None, ""):
@@ -280,7 +282,7 @@ def _neptune_run(files: Files, name: str, rows: Sequence[Mapping[str, Any]]) -> 
             series.setdefault(path, []).append((float(row["step"]), float(value)))
         except (TypeError, ValueError):  # a series of texts
             lost[path] = "a series of texts"
-    points = series_points(series) if column is not None else row_points(rows)
+    points = series_points(series) if column else row_points(rows)
     return ForeignRun("Neptune", files.path, name, points=points, settings=settings, is_finished=True, lost=lost)
 
 
@@ -350,6 +352,14 @@ def read_runs(
     if reader is None:
         has = f"It has {listed(files.names)}." if files.path.is_dir() and files.names else "It has no dict."
         raise ConfigError(f"{files.path.name} is not a run of a known system.", where=str(files.path), remedy=f"{has} Give a checkpoint.")
-    found = reader.read(files, choose)
+    try:
+        found = reader.read(files, choose)
+    except NbtrainError:
+        raise
+    except Exception as error:  # an untrusted file can make a reader raise anything
+        what = f"{files.path.name} is not as {reader.system} writes it: {first_line(error)}."
+        raise CheckpointError(what, where=str(files.path), remedy="Its weights may load with apply_weights(path).") from error
     runs = found if isinstance(found, list) else [found]
+    if not runs:
+        raise ConfigError(f"{files.path.name} has no rows.", where=str(files.path), remedy="Give a table with values.")
     return runs if epoch is None else [replace(run, epoch=epoch, notes={**run.notes, "epoch and step": "as given"}) for run in runs]

@@ -19,9 +19,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from safetensors.torch import load_file
 from programs import script
-from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights
+from safetensors.torch import load_file
+from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
@@ -49,8 +49,9 @@ def trainer_of(folder: Path, model: nn.Module | None = None, kind: type[Trainer]
 
 
 def still_model() -> nn.Module:
+    """The model without dropout."""
     model = make_model()
-    model[2].p = 0.0
+    model.get_submodule("2").p = 0.0
     return model
 
 
