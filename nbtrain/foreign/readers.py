@@ -82,7 +82,9 @@ def _measured_in(content: Mapping[str, Any], epoch: int, step: int) -> list[Poin
     """The metrics in a dict: rows, or lists with a value for each epoch, or values of the newest validation."""
     for name, value in content.items():
         if isinstance(value, list) and value and _HISTORY.search(str(name)) and all(isinstance(row, Mapping) for row in value):
-            return row_points(value)
+            points = row_points(value)
+            has_steps = any(name in row for row in value for name in _STEP)
+            return points if has_steps else [replace(point, step=step * i // len(points) or i) for i, point in enumerate(points, start=1)]
         if isinstance(value, Mapping) and _HISTORY.search(str(name)):
             return _measured_in(value, epoch, step)
     lists = {_singular(str(name)): value for name, value in content.items() if isinstance(value, (list, tuple))}
@@ -93,7 +95,7 @@ def _measured_in(content: Mapping[str, Any], epoch: int, step: int) -> list[Poin
     rows = [{name: values[i] for name, values in lists.items() if i < len(values)} for i in range(length)]
     single = {name: value for name, value in measured(content).items() if name.startswith("val_")}
     if rows:
-        return [Point(step * i // length if step else i, measured(row), i) for i, row in enumerate(rows, start=1)]
+        return [Point(step * i // length or i, measured(row), i) for i, row in enumerate(rows, start=1)]
     return [Point(step, single, max(epoch, 1))] if single else []
 
 
@@ -111,6 +113,8 @@ def _plain(files: Files, choose: Choose, system: str = "a script") -> ForeignRun
     lost = {str(name): "a Python object, which was not made" for name, value in content.items() if isinstance(value, Unmade)}
     scalers = [value for name, value in content.items() if _SCALER.search(str(name)) and isinstance(value, Mapping) and "scale" in value]
     points = _measured_in({name: value for name, value in content.items() if "best" not in str(name)}, epoch, n_steps)
+    if _count(named, _EPOCH) is None and len(points) > 1:
+        epoch, notes["epoch and step"] = max(point.epoch or 0 for point in points), "as many epochs as have values"
     bests = {name: value for name, value in measured(content).items() if "best" in name}
     if bests and not points:
         lost["best"] = "only its value is in the file: " + ", ".join(f"{name} {value:.6g}" for name, value in bests.items())
@@ -178,7 +182,7 @@ def _hf_trainer(files: Files, choose: Choose) -> ForeignRun:
     random = random_in(files.part("random numbers", "rng_state.pth"))
     if files.find("rng_state_1.pth"):
         files.lost["random numbers"] = "each of several processes had others"
-    if n_epochs % 1 > 1e-6:
+    if abs(n_epochs - round(n_epochs)) > 1e-6:
         files.lost["the place in the epoch"] = f"it was saved after epoch {n_epochs:.3g}; that epoch begins again"
     metric, best = state.get("best_metric"), state.get("best_model_checkpoint")
     found = [name for row in log for name, value in row.items() if value == metric and name.startswith("eval_")]

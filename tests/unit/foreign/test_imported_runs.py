@@ -154,6 +154,19 @@ def test_of_an_epoch_that_may_count_from_0_is_said_how_it_was_taken(tmp_path: Pa
     assert run.taken()["epoch and step"] == "5 epochs; as given"
 
 
+def test_lists_in_a_file_without_an_epoch_say_how_many_there_were(tmp_path: Path) -> None:
+    content = {
+        "state_dict": make_model().state_dict(),
+        "global_step": 9,
+        "history": {"train_losses": [3.0, 2.0, 1.0], "val_accs": [0.1, 0.2, 0.3]},
+    }
+    torch.save(content, tmp_path / "a.pt")
+    (run,) = read_runs(tmp_path / "a.pt")
+    assert run.taken()["epoch and step"] == "3 epochs, 9 updates; as many epochs as have values"
+    assert [(row["step"], row["train_loss"], row["val_acc"]) for row in run.history.epochs] == [(3, 3.0, 0.1), (6, 2.0, 0.2), (9, 1.0, 0.3)]
+    assert run.taken()["best"] == "val_acc 0.3 at epoch 3"
+
+
 # -- the real systems
 def groups(model: nn.Module) -> Any:
     """As Hugging Face's Trainer makes them: with weight decay, and without."""
