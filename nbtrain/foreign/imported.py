@@ -36,6 +36,7 @@ from ..history.run_folder import RunFolder, history_events, open_run_folder
 from ..optim.joint_optimizer import named_parts
 from ..rng import random_state
 from ..state.parts import VERSION
+from ..views.text import visible
 
 # %% auto #0
 __all__ = ["imported_state", "report", "write_run", "fit_run"]
@@ -86,7 +87,7 @@ def report(run: ForeignRun, folder: Path | None = None) -> str:
     width = max(map(len, (*PARTS, *others)))
     title = f"{run.system}: {run.name or short_path(run.path)}" + (f" → {short_path(folder)}" if folder is not None else "")
     lines = [f"  {part:{width}}  {taken[part] if part in taken else f'– lost: {lost[part]}'}" for part in (*PARTS, *others)]
-    return "\n".join([title, *lines])
+    return visible("\n".join([title, *lines]), lines=True)  # names in a file may be untrusted
 
 
 def _events(run: ForeignRun) -> list[Event]:
@@ -119,9 +120,7 @@ def _record(run: ForeignRun) -> dict[str, Any]:
 def write_run(run: ForeignRun, root: str | Path, callbacks: Container[str] = ()) -> tuple[Path, Path | None]:
     """Write a run folder for `run` in `root`: its record, its weights and, with weights, a checkpoint. Returns both paths.
 
-    `callbacks`: as for `imported_state`.
-
-    Raises ConfigError or CheckpointError if it can't be written.
+    `callbacks`: as for `imported_state`. Raises ConfigError or CheckpointError if it can't be written.
     """
     events, state = _events(run), snapshot(imported_state(run, callbacks)) if run.weights else None
     folder = open_run_folder(root)
@@ -155,7 +154,7 @@ def _joined(parts: Iterable[str], states: Sequence[Any]) -> Any:
 def _fit_states(trainer: TrainerProtocol, run: ForeignRun, *, strict: bool) -> ForeignRun:
     """`run` with states of optimizers and schedules that fit the trainer's. Raises CheckpointError for other optimizers with `strict`."""
     parts, states = named_parts(trainer.optimizer), run.optimizers
-    if trainer.optimizer is None:  # a LightningModule makes them in its run
+    if trainer.optimizer is None or trainer.configures_optimizers:  # a LightningModule makes them in its run
         return run
     if run.schedules and trainer.given.get("scheduler") is None:
         run = replace(run, schedules=[], lost={**run.lost, "schedule": "the trainer has none: give scheduler= to continue it"})

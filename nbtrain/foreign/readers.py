@@ -329,7 +329,7 @@ READERS = (
 # %% ../../nbs/foreign/readers.ipynb #f41644f2
 def _newest(path: Path) -> Path:
     """The newest checkpoint in the output folder of Hugging Face's Trainer or of Lightning; else the path itself."""
-    if not path.is_dir() or any(reader.knows(Files(path)) for reader in READERS[:4]):
+    if not path.is_dir() or any(reader.knows(Files(path)) for reader in READERS[:4]):  # those of folders
         return path
     numbered = [(int(n[1]), file) for file in path.iterdir() if (n := re.search(r"(?:^checkpoint-|step[=_])(\d+)", file.name))]
     last = [file for file in (path / "last.ckpt", path / "checkpoints") if file.exists()]

@@ -145,6 +145,28 @@ def test_a_schedule_by_updates_that_a_factory_makes_goes_on(tmp_path: Path) -> N
     assert same_weights(trainer.model, model)
 
 
+def test_several_optimizers_get_their_states_in_the_order_of_the_file(tmp_path: Path) -> None:
+    def parts(model: nn.Module) -> dict[str, Any]:
+        return {"first": torch.optim.AdamW(model.get_submodule("0").parameters()), "last": torch.optim.SGD(model[3].parameters(), 0.1, 0.9)}  # type: ignore[index]
+
+    model = still_model()
+    both = parts(model)
+    for x, y in make_loader(shuffle=False):
+        mse_loss(model(x), y).backward()
+        for optimizer in both.values():
+            optimizer.step()
+            optimizer.zero_grad()
+    states = [optimizer.state_dict() for optimizer in both.values()]
+    torch.save({"model": model.state_dict(), "optimizers": states, "epoch": 1, "iter_num": 5}, tmp_path / "a.pt")
+    own = zeroed(still_model())
+    trainer = trainer_of(tmp_path / "runs", own, optimizer=parts(own))
+    trainer.import_run(tmp_path / "a.pt")
+    found = trainer.optimizer_states()[0]
+    assert list(found) == ["first", "last"] and found["last"]["param_groups"][0]["momentum"] == 0.9
+    assert torch.equal(found["first"]["state"][0]["exp_avg"], states[0]["state"][0]["exp_avg"])
+    assert torch.equal(found["last"]["state"][0]["momentum_buffer"], states[1]["state"][0]["momentum_buffer"])
+
+
 def test_of_an_epoch_that_may_count_from_0_is_said_how_it_was_taken(tmp_path: Path) -> None:
     torch.save({"model": make_model().state_dict(), "epoch": 4, "best_acc": 0.5}, tmp_path / "a.pt")
     (run,) = read_runs(tmp_path / "a.pt")
