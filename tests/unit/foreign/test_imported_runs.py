@@ -427,6 +427,9 @@ def test_files_of_no_known_system_are_refused_with_what_they_have(tmp_path: Path
     assert main(["import", str(tmp_path)]) == 2
     assert "is not a run of a known system." in (said := capsys.readouterr().err) and "It has notes.txt." in said
     assert main(["import", str(tmp_path / "missing")]) == 2
+    torch.save({"pytorch-lightning_version": "2", "state_dict": make_model().state_dict(), "loops": 3}, tmp_path / "a.ckpt")
+    assert main(["import", str(tmp_path / "a.ckpt")]) == 1
+    assert "a.ckpt is not as Lightning writes it: 'int' object has no attribute 'get'." in capsys.readouterr().err
     (tmp_path / "a.pt").write_bytes(b"no file of torch")
     assert main(["import", str(tmp_path / "a.pt")]) == 1
     assert "a.pt can't be read." in capsys.readouterr().err
