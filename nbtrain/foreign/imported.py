@@ -63,12 +63,13 @@ def imported_state(run: ForeignRun, callbacks: Container[str] = ()) -> dict[str,
 
     `callbacks`: the keys of Lightning's callbacks whose states are taken. Random numbers that the run lacks are those of this process.
     """
+    best = run.weights if run.best is None and run.history.last_is_best else run.best
     own = {
         "version": VERSION, "model": run.name or run.system, "world_size": 1, "finished": None, "others": [],
         "run": 1, "first_epoch": 0, "phase": 1,
         "counts": {"epoch": run.epoch, "step": run.step, "processed": run.step, "left_out": 0},
         "random": random_state() | dict(run.random), "loader": NO_PLACE, "history": run.history.state_dict(),
-        "meters": None, "metrics": {"train": {}, "test": {}}, "best": None, "best_weights": run.best,
+        "meters": None, "metrics": {"train": {}, "test": {}}, "best": None, "best_weights": best,
     }  # fmt: skip
     return {
         "pytorch-lightning_version": L.__version__, "epoch": run.epoch, "global_step": run.step, "loops": _loops(run.epoch, run.step),

@@ -199,7 +199,9 @@ def _hf_trainer(files: Files, choose: Choose) -> ForeignRun:
 
 def _accelerate(files: Files, choose: Choose) -> ForeignRun:
     optimizers = _one(files.part("optimizer", "optimizer.bin"))
-    random = random_in({n: v for n, v in (files.part("random numbers", "random_states_0.pkl") or {}).items() if n != "step"})
+    random = random_in(files.part("random numbers", "random_states_0.pkl"))
+    if files.find("random_states_1.pkl"):
+        random, files.lost["random numbers"] = {}, "each of several processes had others"
     schedules = _one(files.part("schedule", "scheduler.bin"))
     named, notes = re.search(r"epoch_(\d+)$", files.folder.name), {}
     if named is not None:

@@ -106,6 +106,8 @@ def test_a_script_that_goes_on_in_nbtrain_equals_one_that_went_on(tmp_path: Path
         "  history         2 epochs\n"
         "  random numbers  torch\n"
     )
+    saved = torch.load(tmp_path / "last.pt")["model"]  # epoch 2 is the best, so its weights are
+    assert trainer.best_weights is not None and all(torch.equal(trainer.best_weights[name], value) for name, value in saved.items())
     trainer.run(3, make_loader())
     assert same_weights(own, model) and trainer.run_dir == folder
     assert (trainer.counts.epoch, trainer.counts.step) == (5, 25)
