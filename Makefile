@@ -128,6 +128,7 @@ names: .venv/installed-dev
 	$(BIN)/python docs/make_architecture.py
 	$(BIN)/python docs/make_hooks.py
 	$(BIN)/python docs/make_coming_from.py
+	$(BIN)/python docs/make_imports.py
 	$(BIN)/python docs/make_private_parts.py
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_recipes.py

@@ -87,6 +87,15 @@ def _neptune_export(arguments: argparse.Namespace) -> None:
     print(*export_neptune(Path(arguments.folder)), sep="\n")
 
 
+def _import(arguments: argparse.Namespace) -> None:
+    from nbtrain.foreign.imported import report, write_run
+    from nbtrain.foreign.readers import read_runs
+
+    for run in read_runs(arguments.path, trust=arguments.trust, epoch=arguments.epoch):
+        folder, _ = write_run(run, arguments.output)
+        print(report(run, folder))
+
+
 # %% ../nbs/cli.ipynb #aeba2c3b
 _OPTIONS = {"-f": "file", "-o": "out", "--devices": "devices", "--jobs": "jobs", "--memory": "memory"}
 _SWITCHES = {"-h": "help", "--help": "help", "--print-config": "print", "--trust": "trust"}
@@ -173,6 +182,9 @@ def _resume(line: CommandLine) -> int:
     newest = newest_valid(folder / "checkpoints").path
     if newest is None:
         raise ConfigError(f"There is no checkpoint in {str(folder)!r} to resume from.", remedy="Give a run folder with checkpoints.")
+    if not (folder / CONFIG_FILE).exists():
+        remedy = f"Resume it with your own: nbtrain fit -f run.yaml --checkpoint.resume_from {newest}, or run(..., resume=path)."
+        raise ConfigError(f"{str(folder)!r} has no configuration: nbtrain fit did not begin it.", remedy=remedy)
     at = Override(("checkpoint", "resume_from"), str(newest), False, "--checkpoint.resume_from")
     line = CommandLine({"file": [str(folder / CONFIG_FILE)]}, line.switches, [*line.overrides, at])
     return _train(_read(line))
@@ -392,6 +404,12 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(command=_demo)
 
     _add_records(commands)
+    moved = commands.add_parser("import", help="make a run folder of a run of another system, such as Lightning or Neptune")
+    moved.add_argument("path", help="a checkpoint, the folder of one, or tables of Neptune")
+    moved.add_argument("-o", "--output", default="runs/imported", help="folder for run folders (default: %(default)s)")
+    moved.add_argument("--epoch", type=int, help="its finished epochs, if the files don't say")
+    moved.add_argument("--trust", action="store_true", help="unpickle Python objects in the files, which may run any code")
+    moved.set_defaults(command=_import)
     export = commands.add_parser("neptune-export", help="write Neptune's offline runs as CSV")
     export.add_argument("folder", help="a folder with .neptune in it, such as a run folder")
     export.set_defaults(command=_neptune_export)

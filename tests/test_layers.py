@@ -52,6 +52,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "distributed",
         "checkpoint",
     ),
+    "foreign": ("compat", "events", "best", "rng", "views", "history", "data", "optim", "engine", "checkpoint", "state"),
     "addons": (
         "compat",
         "events",
@@ -66,6 +67,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "distributed",
         "checkpoint",
         "state",
+        "foreign",
     ),
     "config": ("compat", "rng", "source", "optim", "engine", "addons"),
     "base": (

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -71,6 +72,14 @@ def _unknown(name: str) -> Any:
     )
 
 
+def _other_schedule(saved: Mapping[str, Any], kind: str | None, scheduler: Any) -> str:
+    """What a `saved` schedule of class `kind` was, if `scheduler` is another one; else "". That of an imported one is unknown."""
+    if kind is not None:
+        return "" if kind == type(scheduler).__qualname__ else f"a {kind}"
+    given, had = ({name for name in state if not name.startswith("_")} for state in (scheduler.state_dict(), saved))
+    return f"one with {', '.join(sorted(had))}" if (had ^ given) - {"verbose"} else ""  # which older versions of torch had
+
+
 # %% ../../nbs/addons/scheduler.ipynb #6473bfa9
 class _Step(PassCallback):
     def __init__(self, trainer: TrainerProtocol, addon: SchedulerAddon, scheduler: Scheduler, on_batch: bool) -> None:
@@ -100,6 +109,7 @@ class _Step(PassCallback):
         rates = initial_lrs(optimizer) if self.addon.is_base_set else []
         self._schedule = resolve_schedule(self.scheduler, optimizer, plan, on_batch=self.on_batch, update=self._update)
         kind = type(self._schedule.scheduler).__qualname__
+        self._saved = self._saved if hasattr(self._schedule.scheduler, "load_state_dict") else None
         from_metrics = isinstance(self._schedule.scheduler, ReduceLROnPlateau)
         if isinstance(self._schedule.scheduler, ReduceLROnPlateau):
             check_direction(
@@ -107,10 +117,8 @@ class _Step(PassCallback):
             )
         if planned not in (None, total) and is_factory(self.scheduler) and not from_metrics:
             self._follow(planned, total, pl_trainer.current_epoch)
-        elif self._saved is not None and self._saved_class not in (None, kind):
-            self.trainer.recorder.note(
-                f"The schedule is a {kind}, and was a {self._saved_class} when the state was saved: it begins again."
-            )
+        elif self._saved is not None and (was := _other_schedule(self._saved, self._saved_class, self._schedule.scheduler)):
+            self.trainer.recorder.note(f"The schedule is a {kind}, and was {was} when the state was saved: it begins again.")
         elif self._saved is not None and (self._goes_on or self._schedule.scheduler is self.scheduler):
             self._schedule.scheduler.load_state_dict(self._saved)
             for group, values in zip(optimizer.param_groups, groups):  # the constructor of a scheduler sets its first learning rate
@@ -231,6 +239,10 @@ class _Step(PassCallback):
     def _load_place(self, state_dict: dict[str, Any]) -> None:
         self._saved, self._begin = state_dict.get("scheduler"), state_dict.get("begin", {})
         self._saved_class = state_dict.get("class")
+
+    def on_load_checkpoint(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Take the schedule of a run that was imported, which stands where Lightning has its own; before `load_state_dict`."""
+        self._saved = next(iter(checkpoint.get("lr_schedulers") or ()), None)
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         session = self.trainer.train_state.session

@@ -5,6 +5,7 @@
 # %% ../../nbs/addons/state_manager.ipynb #d1f9d204
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -12,15 +13,19 @@ from typing import Any, Literal
 from .accumulation import AccumulationAddon
 from ..checkpoint.files import SaveFormat
 from ..checkpoint.frozen_base import FrozenBase
+from ..checkpoint.pretrained import fitness_of
 from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder, own_run
 from ..checkpoint.weights import url_of
 from ..data.loader_state import draws_in_ranks
 from ..data.resumable_loader import ValidLoader
 from ..distributed.launcher import Launcher, n_readers, world_of
 from ..engine.addon import AddOnBase
+from ..engine.callback import as_list
 from ..engine.control import Boundary, refuse_while_on
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError, ConfigError
+from ..foreign.imported import fit_run, report, write_run
+from ..foreign.readers import read_runs
 from ..history.run_lock import RunLock
 from ..state.disk import Disk
 from ..state.keeper import StateKeeper
@@ -82,7 +87,7 @@ class StateManagerAddon(AddOnBase):
     stop_on_save_error: bool = False
     save_on_error: bool = True
 
-    commands = ("save_state", "load_state")
+    commands = ("save_state", "load_state", "import_run")
     after = (Launcher, AccumulationAddon)  # a resumed loader wraps the shard of a rank
 
     def __post_init__(self) -> None:
@@ -174,14 +179,48 @@ class StateManagerAddon(AddOnBase):
         trainer.train_state.first_epoch = trainer.train_state.counts.epoch
         return Path(found)
 
+    def import_run(
+        self,
+        trainer: StatefulTrainer,
+        path: str | Path,
+        *,
+        trust: bool = False,
+        key: str | None = None,
+        rename: Mapping[str, str] | None = None,
+        epoch: int | None = None,
+    ) -> Path:
+        """Take over a run of another system, as far as its files have it; the next `run` continues it. Returns its new run folder.
+
+        `path`: a checkpoint, or the folder of one, of Lightning, Hugging Face's Trainer, accelerate, zae-engine, OmniGenBench, tlama-core,
+        nnScaler (merged), or a dict that a script has saved. Weights, optimizer, schedule, counts, history, best and random numbers are
+        restored; it prints what was taken, and what was lost and why. `trust`: unpickle the Python objects in the files, which may run any
+        code. `key`, `rename`: as in `apply_weights`. `epoch`: how many epochs it had finished, if its files don't say.
+
+        Raises CheckpointError, and changes nothing, if the weights don't fit the model, or, with `strict`, the optimizer doesn't fit.
+        """
+        refuse_while_on(trainer.control)
+        found = read_runs(path, trust=trust, key=key, fitness=fitness_of(trainer.model), epoch=epoch)
+        run = fit_run(trainer, found, rename, strict=self.strict)
+        keys = [callback.state_key for callback in as_list(trainer.lightning.get("callbacks"))]
+        world = world_of(trainer)
+        folder, checkpoint = world.agree(partial(write_run, run, self.saves_to, keys))
+        assert checkpoint is not None
+        self.restore(trainer, checkpoint, continues=True)
+        if world.is_first:
+            print(report(run, folder))
+        return folder
+
     def find(self, trainer: TrainerProtocol, resume: str | Path) -> str | Path | None:
         """Return the checkpoint that `resume` names: "last", "best", "auto", a path or a URL. None if there is none yet."""
         return world_of(trainer).agree(partial(find_checkpoint, self.saves_to, resume, trainer.recorder.note))
 
-    def restore(self, trainer: StatefulTrainer, checkpoint: str | Path, loader: Any = None, *, phase: int | None = None) -> str | Path:
+    def restore(
+        self, trainer: StatefulTrainer, checkpoint: str | Path, loader: Any = None, *, phase: int | None = None, continues: bool = False
+    ) -> str | Path:
         """Restore the trainer from a checkpoint, by path or URL; callbacks and loader are restored in the next run. Returns the file.
 
-        `loader`: the loader of the next run, if known; `phase`: the number of that run, if a state of a later one needs none of it.
+        `loader`: the loader of the next run, if known; `phase`: the number of that run, if a state of a later one needs none of it;
+        `continues`: the next run is the one that was saved.
         Raises CheckpointError for a state that does not fit; then nothing changes.
         """
         run_dir = None
@@ -203,7 +242,7 @@ class StateManagerAddon(AddOnBase):
         if "optimizer" not in found:
             check_optimizer(trainer, state, Path(checkpoint))
         note_differences(trainer, checkpoint, found)
-        restore(trainer, checkpoint, state, run_dir, found)
+        restore(trainer, checkpoint, state, run_dir, found, continues=continues)
         if self.base is not None:
             self.base.resume(state["nbtrain"])
         return checkpoint

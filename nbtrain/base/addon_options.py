@@ -345,6 +345,19 @@ class AddonCommands:
         """Restore the checkpoint at `path`, by default the newest complete one of the newest run; the next `run` continues from it."""
         ...
 
+    @command_of("StateManagerAddon")
+    def import_run(
+        self,
+        path: str | Path,
+        *,
+        trust: bool = False,
+        key: str | None = None,
+        rename: Mapping[str, str] | None = None,
+        epoch: int | None = None,
+    ) -> Path:
+        """Take over a run of another system, as far as its files have it; the next `run` continues it. Returns its new run folder."""
+        ...
+
 
 # %% ../../nbs/base/addon_options.ipynb #cf1e4120
 _Made = TypeVar("_Made", covariant=True)

@@ -13,12 +13,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from .frozen_base import with_base
-from .weight_files import FoundWeights, find_weights
+from .weight_files import Fitness, FoundWeights, find_weights
 from .weights import Loaded, load_weights, local_file
 from ..compat.weight_names import bare_name, fit_names
 
 # %% auto #0
-__all__ = ["PretrainedFile", "open_pretrained"]
+__all__ = ["PretrainedFile", "fitness_of", "open_pretrained"]
 
 
 # %% ../../nbs/checkpoint/pretrained.ipynb #e9ff5f78
@@ -63,11 +63,8 @@ def _either(keys: tuple[str, ...]) -> str:
     return ", ".join(map(repr, keys[:3])) + more
 
 
-def open_pretrained(path: str | Path, model: nn.Module, key: str | None = None, rename: Mapping[str, str] | None = None) -> PretrainedFile:
-    """Find the weights for `model` in a file or a folder, by its path or URL. `key`: below which key they are, if there are several.
-
-    `rename`: names in the file, or their beginnings, and what they are in the model. Raises CheckpointError as `find_weights` does.
-    """
+def fitness_of(model: nn.Module) -> Fitness:
+    """How well some weights fit the model: how many names it knows, and how many of these have its shapes."""
     shapes = {name: value.shape for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
     def fitness(weights: Mapping[str, Any]) -> tuple[int, int]:
@@ -75,8 +72,16 @@ def open_pretrained(path: str | Path, model: nn.Module, key: str | None = None, 
         same = [name for name in shapes.keys() & fit.weights.keys() if getattr(fit.weights[name], "shape", None) == shapes[name]]
         return fit.n, len(same)
 
+    return fitness
+
+
+def open_pretrained(path: str | Path, model: nn.Module, key: str | None = None, rename: Mapping[str, str] | None = None) -> PretrainedFile:
+    """Find the weights for `model` in a file or a folder, by its path or URL. `key`: below which key they are, if there are several.
+
+    `rename`: names in the file, or their beginnings, and what they are in the model. Raises CheckpointError as `find_weights` does.
+    """
     with local_file(path) as file:
-        found = find_weights(file, key, fitness)
+        found = find_weights(file, key, fitness_of(model))
     if found.is_checkpoint and key is None:
         found = FoundWeights(with_base(found.weights, model, path), found.key, found.others, True)
     return PretrainedFile(path, model, found, rename, key is not None)

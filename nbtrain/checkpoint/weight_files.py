@@ -26,7 +26,7 @@ from ..compat.weight_names import of_part
 from ..errors import CheckpointError, listed, nearest
 
 # %% auto #0
-__all__ = ["Weights", "Fitness", "FoundWeights", "find_weights"]
+__all__ = ["Weights", "Fitness", "FoundWeights", "find_weights", "choose_weights"]
 
 # %% ../../nbs/checkpoint/weight_files.ipynb #17449f3e
 Weights = dict[str, Tensor]
@@ -226,9 +226,19 @@ def find_weights(path: Path, key: str | None = None, fitness: Fitness = lambda w
     without weights or with an unknown key, and if there are several without a reason to take one of them.
     """
     if path.is_dir() and any(path.glob("rank-*.safetensors")):
-        content, read = read_checkpoint(path), dict
-    else:
-        content, read = _open(path)
+        return choose_weights(path, read_checkpoint(path), key, fitness)
+    content, read = _open(path)
+    return choose_weights(path, content, key, fitness, read)
+
+
+def choose_weights(
+    path: Path,
+    content: Any,
+    key: str | None = None,
+    fitness: Fitness = lambda weights: (),
+    read: Callable[[Mapping[str, Any]], Weights] = dict,
+) -> FoundWeights:
+    """Find the weights in the `content` of the file `path`, as `find_weights` does. `read`: reads the tensors that were chosen."""
     of_module = isinstance(content, Mapping) and bool(content.keys() & _IN_CHECKPOINT)  # whose names begin with "model."
     found = list(_candidates(content["state_dict"], "state_dict") if of_module and "state_dict" in content else _candidates(content))
     if key is not None:

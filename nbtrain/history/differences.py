@@ -127,6 +127,9 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
     Both are records as returned by `kept`; a damaged field is left out.
     """
+    systems = [str(side.get("imported") or "nbtrain") for side in (a, b)]
+    if systems[0] != systems[1]:  # whose arguments have other names
+        return [" → ".join(systems)]
     labels: dict[str, str] = {}
     for label in _all(a, b):
         labels.setdefault(label.lower(), label)  # a global LR and the lr made from it

@@ -237,13 +237,21 @@ def _put_back(at: Moment) -> None:
 
 
 def restore(
-    trainer: StatefulTrainer, checkpoint: str | Path, state: dict[str, Any], run_dir: Path | None = None, differing: Container[str] = ()
+    trainer: StatefulTrainer,
+    checkpoint: str | Path,
+    state: dict[str, Any],
+    run_dir: Path | None = None,
+    differing: Container[str] = (),
+    *,
+    continues: bool = False,
 ) -> None:
     """Restore `trainer` from the `state` that `read_state` read from `checkpoint`.
 
     `run_dir`: the run folder in which the run continues. Without one, the next run is a new one, with this checkpoint as its parent.
-    `differing`: the parts of the setup that differ; a "model" or an "optimizer" among them is trained as it is given. The
-    meters of an open epoch, the place in its loader and the callbacks are restored when the next run begins.
+    `differing`: the parts of the setup that differ; a "model" or an "optimizer" among them is trained as it is given. `continues`: the
+    next run is the one that was saved, even if it does not say `resume`.
+
+    The meters of an open epoch, the place in its loader and the callbacks are restored when the next run begins.
     """
     own, path, states = state["nbtrain"], Path(checkpoint), trainer.states
     states.note_unsaved(trainer, states.attributes.begin(trainer))
@@ -252,7 +260,7 @@ def restore(
     at = Moment(trainer, state=state, name=checkpoint, without=[*without, *(["trained"] if "model" in differing else [])])
     _put_back(at)
     states.note_unsaved(trainer, f"{at.missing[0]} is made after the run has begun" if at.missing else "")
-    trainer.run_dir = run_dir
+    trainer.run_dir, trainer.continues_run = run_dir, continues
     trainer.parent = None if run_dir is not None else url_of(checkpoint) or str(path.resolve())
     history = trainer.train_state.history
     if lacks := own["history"].get("lacks"):

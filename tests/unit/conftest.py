@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-UNSEEN = {"checkpoint", "data", "engine", "jobs", "loops", "run", "state", "trainer", "travel"}
+UNSEEN = {"checkpoint", "data", "engine", "foreign", "jobs", "loops", "run", "state", "trainer", "travel"}
 
 
 @pytest.fixture(autouse=True)
