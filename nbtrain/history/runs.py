@@ -287,13 +287,8 @@ def session_runs(title: str | None = None) -> Runs:
 def runs(path: str | Path | None = None) -> Runs:
     """List runs: those of this session, or those recorded in the folder `path`, such as a `save_path` or the output of `nbtrain sweep`.
 
-    In a notebook they are one picture and a table. `runs(...).best` is the best of them, `.df` a DataFrame, `.save("runs.html")` a page to send
-    to others. Raises ConfigError if `path` has no recorded run.
-
-    Example:
-        >>> import nbtrain
-        >>> len(nbtrain.runs())
-        0
+    In a notebook they are one picture and a table. `runs(...).best` is the best of them, `.df` a DataFrame, and `.save("runs.html")` writes
+    a page to send to others. Raises ConfigError if `path` has no recorded run.
     """
     if path is None:
         return session_runs()

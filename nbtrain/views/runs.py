@@ -13,7 +13,7 @@ from html import escape
 from statistics import mean, stdev
 from typing import Any
 
-from .axes import Axis, axis_of, count_ticks, is_drawn, short
+from .axes import axis_of, count_ticks, is_drawn, short
 from .html import record_html
 from .svg import Area, dots, drawing, fitting, label, path, picture, spread, text_width, value_axis
 from ..best import best_row
@@ -23,6 +23,7 @@ from .text import ICONS, Board, Row, format_time, format_value, visible
 __all__ = [
     "RunCard",
     "varying",
+    "shown_setting",
     "label_of",
     "best_of",
     "spread_lines",
@@ -103,9 +104,18 @@ def varying(cards: Sequence[RunCard]) -> list[str]:
     return list(found.values())
 
 
+def shown_setting(card: RunCard, name: str) -> str:
+    """The value of a setting; a long number has five digits."""
+    text = card.settings.get(name, _MISSING)
+    try:
+        return text if len(text) < 9 or text.isdecimal() else f"{float(text):.5g}"
+    except ValueError:
+        return text
+
+
 def label_of(card: RunCard, names: Sequence[str]) -> str:
     """How a run differs from the others: `lr 0.1, seed 2`; its name if nothing does."""
-    return ", ".join(f"{name} {card.settings.get(name, _MISSING)}" for name in names) or card.name
+    return ", ".join(f"{name} {shown_setting(card, name)}" for name in names) or card.name
 
 
 def best_of(cards: Iterable[RunCard]) -> RunCard | None:
@@ -316,7 +326,7 @@ def run_table(cards: Sequence[RunCard]) -> RunTable:
     columns: dict[str, tuple[list[str], list[Any]]] = {"run": ([str(i + 1) for i in range(len(cards))], list(range(len(cards))))}
     for name in names[:_MAX_COLUMNS]:
         texts = [card.settings.get(name, _MISSING) for card in cards]
-        columns[name] = texts, list(map(_key, texts))
+        columns[name] = [shown_setting(card, name) for card in cards], list(map(_key, texts))
     for metric in metrics[:2]:
         values = [card.value if card.metric == metric else math.nan for card in cards]
         sign = -1 if any(card.mode == "max" for card in cards if card.metric == metric) else 1

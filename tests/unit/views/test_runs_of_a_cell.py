@@ -118,3 +118,12 @@ def test_settings_of_strangers_are_shown_as_text() -> None:
 def test_what_has_no_column_is_counted() -> None:
     cards = [card([0.5], **{name: f"{name}{i}" if i & bit else "0" for name, bit in zip("abcd", (1, 2, 4, 8))}) for i in range(16)]
     assert "1 more settings differ" in runs_text(cards)
+
+
+def test_a_long_number_has_five_digits_and_still_differs() -> None:
+    cards = [card([0.5], lr="0.04503599627370499"), card([0.7], lr="0.04503599627370498")]
+    assert (
+        varying(cards) == ["lr"]
+        and run_table(cards).columns[1] == ["0.045036", "0.045036"]
+        and "lr 0.045036" in runs_text(cards) + label_of(cards[0], ["lr"])
+    )
