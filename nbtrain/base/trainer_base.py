@@ -240,7 +240,7 @@ class TrainerBase(Composable, TracebackKeeper):
         return [self.optimizer] if self.optimizer is not None else []
 
     @checked
-    def step_alone(self, batch: Any, pl_trainer: L.Trainer) -> Any:
+    def _step_alone(self, batch: Any, pl_trainer: L.Trainer) -> Any:
         """Compute the loss of a batch after the run of `pl_trainer`."""
         if not self.automatic_optimization:
             what = f"{self.title} optimizes by hand, so its loss of one sample can't be computed."

@@ -143,7 +143,7 @@ class LightningSteps(TrainerBase):
     def step_method(self) -> tuple[Any, str]:
         return self.model, "training_step"
 
-    def step_alone(self, batch: Any, pl_trainer: L.Trainer) -> dict[str, Any]:
+    def _step_alone(self, batch: Any, pl_trainer: L.Trainer) -> dict[str, Any]:
         """Call `training_step` after a run, without logging. Raises ConfigError for a module that optimizes by hand."""
         return _step_alone(self.lightning_module, batch, pl_trainer)
 

@@ -56,7 +56,7 @@ def _alone(trainer: TrainerBase, batch: Any, step: int, pl_trainer: L.Trainer) -
     for parameter in trainer.model.parameters():
         parameter.grad = None
     with torch.enable_grad(), keep_random():
-        output = check_output(trainer.step_alone(batch, pl_trainer), "train_step", lambda: where)
+        output = check_output(trainer._step_alone(batch, pl_trainer), "train_step", lambda: where)
         output["loss"].backward()
     found = [p.grad.detach().double().norm() for p in trainer.model.parameters() if p.grad is not None]
     norm = float(torch.stack([value.cpu() for value in found]).norm()) if found else math.nan
