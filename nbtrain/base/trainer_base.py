@@ -352,11 +352,11 @@ class TrainerBase(Composable, TracebackKeeper):
             for addon in made.active_addons:
                 if isinstance(addon, StateManagerAddon):
                     addon.__post_init__()  # the checkpoints so far are not its own
-            made.begin_branch(self.run_dir.name, {})
+            made._begin_branch(self.run_dir.name, {})
         return made
 
     @checked
-    def begin_branch(self, parent: str, changes: Mapping[str, str]) -> None:
+    def _begin_branch(self, parent: str, changes: Mapping[str, str]) -> None:
         """This trainer is a copy of the run `parent` at its current place, with `changes`: it gets its own run folder."""
         counts = self.train_state.counts
         self.run_dir, self.fork = None, Fork(parent, counts.epoch, counts.step, counts.processed, changes)
