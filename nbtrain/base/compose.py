@@ -270,7 +270,7 @@ class Composable(AddonCommands):
         finally:
             self._addons = before
 
-    def drop_addons(self, kinds: tuple[type[AddOnBase], ...]) -> None:
+    def _drop_addons(self, kinds: tuple[type[AddOnBase], ...]) -> None:
         """Remove the addons of these classes."""
         self._addons = {kind: addon for kind, addon in self._addons.items() if not isinstance(addon, kinds)}
 

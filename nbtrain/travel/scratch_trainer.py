@@ -111,7 +111,7 @@ def scratch_trainer(trainer: TrainerBase) -> Iterator[TrainerBase]:
     """Yield a copy of `trainer` that shows, records and saves nothing. Objects that both share are restored afterwards."""
     with keep_random(), kept_objects(trainer):
         made = copy_trainer(trainer)
-        made.drop_addons(_SILENT)
+        made._drop_addons(_SILENT)
         made.operations = trainer.operations  # it is in these
         made.run_dir, made.save_path, made.log_bar, made.seed, made.on_error = None, None, False, None, "raise"
         made.lightning.pop("logger", None)

@@ -38,7 +38,7 @@ EXCEPTIONS = {
     "cutmix": "called in each batch",
     "TrainerBase.log": "called in each batch; Lightning checks it",
     "TrainerBase.backward": "called in each batch",
-    "Composable.drop_addons": "called by a rewind",
+    "Composable._drop_addons": "called by a rewind",
     "Composable.with_addon": "called by an evaluation",
     "Composable.add_on": "raises AddOnError, which names what was given",
     "TrainerArgs.__init__": "a configuration is checked as a whole, by `check()`",
