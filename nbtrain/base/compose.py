@@ -261,7 +261,7 @@ class Composable(AddonCommands):
         return list(self._addons.values())
 
     @contextmanager
-    def with_addon(self, addon: AddOnBase) -> Iterator[None]:
+    def _with_addon(self, addon: AddOnBase) -> Iterator[None]:
         """Use one more addon for a while."""
         before = self._addons
         self._addons = {**before, type(addon): addon}

@@ -216,7 +216,7 @@ def evaluate(trainer: TrainerBase, loader: Any, metrics: Any = None) -> dict[str
         return measure(trainer, loader, metrics)
     result = trainer.result
     try:
-        with trainer.with_addon(_Requested(metrics=metrics)) if metrics is not None else nullcontext():
+        with trainer._with_addon(_Requested(metrics=metrics)) if metrics is not None else nullcontext():
             found = Run(trainer, 1, loader, name="evaluate", mode="test").evaluate().metrics
         return {name.removeprefix("test_"): value for name, value in found.items() if name.startswith("test_")}
     finally:

@@ -39,7 +39,7 @@ EXCEPTIONS = {
     "TrainerBase.log": "called in each batch; Lightning checks it",
     "TrainerBase.backward": "called in each batch",
     "Composable._drop_addons": "called by a rewind",
-    "Composable.with_addon": "called by an evaluation",
+    "Composable._with_addon": "called by an evaluation",
     "Composable.add_on": "raises AddOnError, which names what was given",
     "TrainerArgs.__init__": "a configuration is checked as a whole, by `check()`",
     "TrainerArgs.from_document": "what the other constructors call",
