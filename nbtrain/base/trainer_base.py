@@ -454,7 +454,7 @@ class TrainerBase(Composable, TracebackKeeper):
             return own or given or False
         return [*own, *(given if isinstance(given, Iterable) else [given] if given is not None else [])]
 
-    def read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
+    def _read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         """Return `loader` as a run reads it, wrapped by the addons."""
         if training and any(addon.steps_per_epoch for addon in self.active_addons if isinstance(addon, LimitsAddon)):
             loader = self.stream = continued(loader, self.stream)

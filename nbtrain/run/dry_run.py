@@ -329,7 +329,7 @@ class DryRun:
         trainer, lightning, changes = self.trainer, self.trainer.lightning, (AddOnBase.configure_model, AddOnBase.loader)
         foreign = [kind for kind in self.foreign if issubclass(kind, AddOnBase)]
         by_addon = any(getattr(kind, change.__name__) is not change for kind in foreign for change in changes)
-        by_trainer = type(trainer).read_loader is not TrainerBase.read_loader
+        by_trainer = type(trainer)._read_loader is not TrainerBase._read_loader
         options = any(lightning.get(name, "auto") != "auto" for name in _ELSEWHERE)
         elsewhere = trainer.launcher is not None or trainer.world.size > 1 or options
         return not (by_addon or by_trainer or elsewhere) and lightning.get("num_sanity_val_steps") != 0

@@ -57,7 +57,7 @@ EXCEPTIONS = {
     "Session.run": "called by the trainer's run, which is checked",
     "Session.end": "called by the controls",
     "draw_sample": "called by matplotlib's figure",
-    "TrainerBase.read_loader": "called by the run",
+    "TrainerBase._read_loader": "called by the run",
     "TrainerBase.step_module": "called by the run",
     "SchedulerChain.rate": "called by the schedule",
     "WarmUpScheduler.rate": "called by the schedule",
