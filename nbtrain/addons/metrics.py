@@ -308,7 +308,7 @@ class _Measure(PassKeeper):
         monitor = self.trainer.train_state.history.monitor
         key, log = monitor.removeprefix(prefix), self.trainer.train_state.meters["train" if phase == "train" else "test"].log
         known = {*log, *self._measures(None), *(key for keys in self.addon.keys.values() for key in keys)}
-        if not monitor.startswith(prefix) or self.trainer.reads_tensors or key in known:
+        if not monitor.startswith(prefix) or self.trainer._reads_tensors or key in known:
             return (name,)
         return (key,) if name == "<lambda>" else tuple(dict.fromkeys([name, key]))
 

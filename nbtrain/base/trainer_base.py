@@ -196,7 +196,7 @@ class TrainerBase(Composable, TracebackKeeper):
         return written_class(type(self)).__name__
 
     @property
-    def reads_tensors(self) -> bool:
+    def _reads_tensors(self) -> bool:
         """Whether this class overrides `metric_on_epoch_end`, which may read the tensors of a pass."""
         return type(self).metric_on_epoch_end is not TrainerBase.metric_on_epoch_end
 

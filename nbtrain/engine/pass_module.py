@@ -64,7 +64,7 @@ class StepsProtocol(TrainerProtocol, Protocol):
     @property
     def turn(self) -> Turn | None: ...  # the current step, if a batch has several
     @property
-    def reads_tensors(self) -> bool: ...  # whether to keep tensors that are not scalars for metric_on_epoch_end
+    def _reads_tensors(self) -> bool: ...  # whether to keep tensors that are not scalars for metric_on_epoch_end
     @property
     def active_addons(self) -> list[AddOnBase]: ...
 
@@ -370,7 +370,7 @@ class PassModule(L.LightningModule):
 
     # -- the metrics of a pass
     def _begin(self, mode: Mode) -> None:
-        self.owner.train_state.meters[mode].reset(keep_tensors=self.owner.reads_tensors)
+        self.owner.train_state.meters[mode].reset(keep_tensors=self.owner._reads_tensors)
 
     def _end(self, phase: Phase, mode: Mode) -> None:
         self.enter_loader(None)

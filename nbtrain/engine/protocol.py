@@ -76,7 +76,7 @@ class TrainerProtocol(Protocol):
     @property
     def title(self) -> str: ...  # the name of the class that the user wrote
     @property
-    def reads_tensors(self) -> bool: ...  # whether the class has a `metric_on_epoch_end`
+    def _reads_tensors(self) -> bool: ...  # whether the class has a `metric_on_epoch_end`
     @property
     def keeps_states(self) -> bool: ...  # whether states are kept in memory, so that a step can be replayed
     @property

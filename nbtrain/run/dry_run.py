@@ -160,7 +160,7 @@ class _Trial:
     def _begin(self, mode: Mode) -> None:
         trainer = self.trainer
         trainer.mode = mode
-        trainer.train_state.meters[mode].reset(keep_tensors=trainer.reads_tensors)
+        trainer.train_state.meters[mode].reset(keep_tensors=trainer._reads_tensors)
 
     def try_train_step(self, batch: Any) -> _Names:
         """Try `train_step` and its backward pass on `batch`, and return the names of its metrics."""

@@ -190,7 +190,7 @@ def _measure(trainer: TrainerBase, loader: Any, gathered: Gathered | None) -> di
     module.predict = step
     trainer.train_state = trainer.train_state.scratch()
     meter = trainer.train_state.meters["test"]
-    meter.reset(keep_tensors=trainer.reads_tensors)
+    meter.reset(keep_tensors=trainer._reads_tensors)
     for part, one in enumerate([loader] if named is None else named.values()):  # noqa: B007  # `step` reads it
         _predict(trainer, module, one)
     meter.close()
