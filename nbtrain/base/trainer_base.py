@@ -397,7 +397,7 @@ class TrainerBase(Composable, TracebackKeeper):
         return None
 
     @checked
-    def scale_schedules(self, factor: float) -> None:
+    def _scale_schedules(self, factor: float) -> None:
         """Multiply all later learning rates, after the current one was set by hand."""
         scale_schedules(self, factor)
         if self.module is None:

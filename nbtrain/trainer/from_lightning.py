@@ -170,7 +170,7 @@ class LightningSteps(TrainerBase):
     def all_optimizers(self) -> list[Any]:
         return list(self.configured.optimizers)
 
-    def scale_schedules(self, factor: float) -> None:
+    def _scale_schedules(self, factor: float) -> None:
         """Multiply all later rates of the first optimizer, after its learning rate was set by hand."""
         assert self.optimizer is not None
         saved = (self.restored() or {}).get("lr_schedulers", [])
