@@ -230,7 +230,7 @@ class TrainerBase(Composable, TracebackKeeper):
         self._mode = mode
 
     @property
-    def step_method(self) -> tuple[Any, str]:
+    def _step_method(self) -> tuple[Any, str]:
         """The object and the name of its method that computes the loss of a batch in training."""
         return self, "train_step"
 

@@ -140,7 +140,7 @@ class LightningSteps(TrainerBase):
         return WrappedModule(self, whole_epoch=whole_epoch)
 
     @property
-    def step_method(self) -> tuple[Any, str]:
+    def _step_method(self) -> tuple[Any, str]:
         return self.model, "training_step"
 
     def _step_alone(self, batch: Any, pl_trainer: L.Trainer) -> dict[str, Any]:

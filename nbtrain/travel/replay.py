@@ -215,7 +215,7 @@ class StepWatcher(Checkpoint):
         self.called.watch(model)
         if self.keeps_weights:
             self.weights = deepcopy(model.state_dict())
-        owner, name = self.trainer.step_method
+        owner, name = self.trainer._step_method
         train_step = getattr(owner, name)
 
         @wraps(train_step)
