@@ -296,10 +296,10 @@ class TrainerBase(Composable, TracebackKeeper):
         self.changed: tuple[tuple[int, int], StepCode, str] | None = (
             None  # where it has changed, what it was before, and the text of the mark
         )
-        self.holds_steps = newest(self.written_steps) is not None  # it keeps its class, although there is a newer one of that name
+        self.holds_steps = newest(self._written_steps) is not None  # it keeps its class, although there is a newer one of that name
 
     @property
-    def written_steps(self) -> type[Any]:
+    def _written_steps(self) -> type[Any]:
         """The class that has your steps."""
         return written_class(type(self))
 

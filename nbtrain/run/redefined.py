@@ -200,7 +200,7 @@ def _give(trainer: TrainerBase, steps: type[Any]) -> None:
 
 
 def _take_newest(trainer: TrainerBase) -> None:
-    steps = newest(trainer.written_steps)
+    steps = newest(trainer._written_steps)
     if steps is not None and issubclass(steps, TrainerBase):
         change_class(trainer, steps)
 

@@ -124,7 +124,7 @@ class LightningSteps(TrainerBase):
         return self.model
 
     @property
-    def written_steps(self) -> type[Any]:
+    def _written_steps(self) -> type[Any]:
         return type(self.model)
 
     def _begin_state(self) -> None:

@@ -324,7 +324,7 @@ def test_class_that_derives_from_its_predecessor_is_the_newest(notebook: Any) ->
     for n in (1, 2):
         kind = notebook(derived)["Noisy"]
         trainer.run(1, make_loader(), make_valid())
-        assert trainer.written_steps is kind and len(marks_of(trainer)) == n
+        assert trainer._written_steps is kind and len(marks_of(trainer)) == n
 
 
 @pytest.mark.parametrize("addons", [(), (EarlyStoppingAddon,)])
@@ -341,7 +341,7 @@ def test_trainer_holds_an_older_class_that_it_is_given(notebook: Any, addons: An
     trainer.use(new)
     newest = notebook(NOTEBOOK)["Noisy"]
     trainer.run(1, make_loader(), make_valid())
-    assert trainer.written_steps is newest
+    assert trainer._written_steps is newest
 
 
 def test_class_of_the_same_name_elsewhere_is_not_the_newest(notebook: Any) -> None:
