@@ -121,7 +121,7 @@ class TrainerBase(Composable, TracebackKeeper):
     own_names: frozenset[str]  # attributes of nbtrain, not added by your class or steps
     lean_loops = True  # False: all epochs run on Lightning's own loops
     control = Control()  # without a run, until the constructor has finished
-    own_thread = True  # False: a run in a notebook uses the main thread, and can't be paused
+    _own_thread = True  # False: a run in a notebook uses the main thread, and can't be paused
     automatic_optimization = True  # False in your class: `train_step` calls `self.backward(loss)` and steps the optimizers
     configures_optimizers = False  # True: a LightningModule makes the optimizers when a run begins
 
