@@ -110,7 +110,7 @@ class _Skip(L.Callback):
 
     def _count(self, module: StepModule, *, is_bad: bool) -> None:
         """Record whether the update is skipped. The means are those of batches whose update is not."""
-        turn, meter = module.owner.turn, module.owner.train_state.meters["train"]
+        turn, meter = module.owner._turn, module.owner.train_state.meters["train"]
         self._is_bad = is_bad or (self._is_bad and not (turn is None or turn.is_first))
         self._skipped.append(("skipped" if turn is None else f"skipped_{turn.name}", float(is_bad)))
         if turn is None or turn.is_last:

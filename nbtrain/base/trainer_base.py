@@ -392,7 +392,7 @@ class TrainerBase(Composable, TracebackKeeper):
         return (rank_zero_only.rank or 0) == 0  # pyright: ignore[reportFunctionMemberAccess]
 
     @property
-    def turn(self) -> Turn | None:
+    def _turn(self) -> Turn | None:
         """The current step, if a batch has several steps, as with several optimizers; else None."""
         return None
 

@@ -203,7 +203,7 @@ class _Trial:
         names = _scalars(output, batch)
         of_train = names if type(trainer).test_step is type(trainer).train_step else set.union(*seen) if seen else None
         names |= {f"{name}/{loader_name}" for name in names} if loader_name is not None else set()
-        if isinstance(batch, Task) or type(trainer).turn is not TrainerBase.turn:  # these add suffixes to the names
+        if isinstance(batch, Task) or type(trainer)._turn is not TrainerBase._turn:  # these add suffixes to the names
             return _Names(None if isinstance(batch, Task) else names, None, self.module.names)
         return _Names(names, of_train, self.module.names)
 
@@ -305,7 +305,7 @@ class DryRun:
             addon for addon in trainer.active_addons if type(addon) in self.foreign and type(addon).wrap_step is not AddOnBase.wrap_step
         ]
         splits = any(getattr(addon, "auto_micro_batch", False) for addon in trainer.active_addons)  # a whole batch may not fit
-        is_one = trainer._step_method == (trainer, "train_step") and type(trainer).turn is TrainerBase.turn and not (wraps or splits)
+        is_one = trainer._step_method == (trainer, "train_step") and type(trainer)._turn is TrainerBase._turn and not (wraps or splits)
         is_read = self.loader is not None and not is_data_source(self.loader) and self._limit("limit_train_batches") != 0
         return is_one and is_read and self.n_epoch > 0 and not is_hooked and sum(p.nbytes for p in parameters) <= _COPIED_BYTES
 

@@ -208,7 +208,7 @@ class MultiOptimizerTrainer(Trainer):
         return [recorder, *([_Refusals()] if self.joint is not None else []), *others]
 
     @property
-    def turn(self) -> Turn | None:
+    def _turn(self) -> Turn | None:
         if self.joint is None or self.joint.turn is None:
             return None
         first, *_, last = [*self.joint.optimizers, *self.joint.optimizers]
