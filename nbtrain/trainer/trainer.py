@@ -684,7 +684,7 @@ class Trainer(TrainerBase):
         return self.train_state.metrics["test"]
 
     @property
-    def meters(self) -> dict[Mode, Meter]:
+    def _meters(self) -> dict[Mode, Meter]:
         """The values of the newest passes, by mode."""
         return self.train_state.meters
 
@@ -696,12 +696,12 @@ class Trainer(TrainerBase):
     @property
     def log_train(self) -> EpochLog:
         """The values of the newest training pass by name: a float per batch, or tensors if `metric_on_epoch_end` may read them."""
-        return self.meters["train"].log
+        return self._meters["train"].log
 
     @property
     def log_test(self) -> EpochLog:
         """The values of the newest validation or test pass by name, as in `log_train`."""
-        return self.meters["test"].log
+        return self._meters["test"].log
 
     @property
     def loss_history_train(self) -> list[float]:
