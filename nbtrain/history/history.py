@@ -274,7 +274,7 @@ class History:
             table.n_saved = len(table) if journal is not None else 0
 
     @property
-    def candidates(self) -> list[Row]:
+    def _candidates(self) -> list[Row]:
         """The rows to choose `best` from: validations if `monitor` is one of their metrics, else epochs; after a restart, newer ones."""
         has_validations = self.compares_validations
         rows = self.validations if has_validations else self.epochs
