@@ -276,12 +276,12 @@ class History:
     @property
     def _candidates(self) -> list[Row]:
         """The rows to choose `best` from: validations if `monitor` is one of their metrics, else epochs; after a restart, newer ones."""
-        has_validations = self.compares_validations
+        has_validations = self._compares_validations
         rows = self.validations if has_validations else self.epochs
         return [row for row in rows if self.restarts.counts(row, is_epoch=not has_validations)]
 
     @property
-    def compares_validations(self) -> bool:
+    def _compares_validations(self) -> bool:
         """Whether the best is one of the validations, and not of the epochs."""
         return self._best.compares_validations(self.validations, self.monitor, self.monitor_mode)
 
@@ -302,7 +302,7 @@ class History:
     @checked
     def best_before(self, number: int) -> Row | Any:
         """The best row before the code that computes the monitored value changed for the `number`th time, from 1; None if there is none."""
-        has_validations, restarts = self.compares_validations, self.restarts
+        has_validations, restarts = self._compares_validations, self.restarts
         rows = self.validations if has_validations else self.epochs
         earlier = [row for row in rows if restarts.n_before(row, is_epoch=not has_validations) == number - 1]
         place = restarts.places[number - 1] if 0 < number <= len(restarts.places) else (-1, -1)
