@@ -328,7 +328,7 @@ class History:
         return ranked(rows, self.monitor, self.monitor_mode)[:n]
 
     @property
-    def last_is_best(self) -> bool:
+    def _last_is_best(self) -> bool:
         """Whether the newest epoch is the best so far."""
         return self.best is not None and bool(self.epochs) and self.best is self.epochs[-1]
 

@@ -94,7 +94,7 @@ class BestWeights(L.Callback):
         """Copy the weights if the epoch that has just ended is the best."""
         self._check_monitor(pl_trainer)
         history = self.trainer.train_state.history
-        if history.last_is_best:
+        if history._last_is_best:
             if self._processed != self.trainer.train_state.counts.processed:  # not copied yet by a validation at the end of the epoch
                 self._copy()
             notify(pl_trainer, "on_best_changed", history.last)

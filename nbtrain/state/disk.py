@@ -266,7 +266,7 @@ class Disk:
         self.writer.release({"end": rest | {"nbtrain": own}})
         self._finish(pl_trainer)
         self.writer.wait()
-        for old in self.options.store.adopt_best(path) if state.history.last_is_best else []:
+        for old in self.options.store.adopt_best(path) if state.history._last_is_best else []:
             notify(pl_trainer, "on_checkpoint_expired", old)
 
     def save_after_error(self, pl_trainer: L.Trainer, *, was_paused: bool = False) -> None:

@@ -116,7 +116,7 @@ def test_the_best_that_is_kept_is_the_best_of_all_rows(mode: MonitorMode, valida
             resumed = {"monitor": "val_loss", "monitor_mode": mode, "resumed": True}
             history.update(Event("start", Progress(step=14, processed=14, epoch=14), data=resumed))
         best = best_row(history.epochs, "val_loss", mode)
-        assert history.best is best and history.last_is_best is (best is history.epochs[-1])
+        assert history.best is best and history._last_is_best is (best is history.epochs[-1])
     history.monitor = "train_loss"
     assert history.best is best_row(history.epochs, "train_loss", mode)
 
@@ -153,7 +153,7 @@ def test_history_becomes_what_its_state_was_made_of() -> None:
     one.update(Event("steps", Progress(phase="train", step=3, processed=3), data={"n": 3, "values": {"loss": [0.1, math.nan, 5e-324]}}))
     one.update(Event("epoch", Progress(), data={"row": {"epoch": 1, "step": 3, "processed": 3, "train_loss": 0.1}}))
     two.update(Event("epoch", Progress(), data={"row": {"epoch": 1, "step": 3, "processed": 3, "train_loss": 0.05}}))
-    assert two.last_is_best
+    assert two._last_is_best
     two.load_state_dict(one.state_dict())
     assert two.state_dict() == one.state_dict() and two.best is two.epochs[0]
     assert two.steps["train"]["loss"][::2] == [0.1, 5e-324] and list(two.steps["train"].steps) == [1, 2, 3]
