@@ -333,7 +333,7 @@ class History:
         return self.best is not None and bool(self.epochs) and self.best is self.epochs[-1]
 
     @property
-    def last_validation_is_best(self) -> bool:
+    def _last_validation_is_best(self) -> bool:
         """Whether the newest validation is the best so far, if validations are compared."""
         return self.best is not None and bool(self.validations) and self.best is self.validations[-1]
 
