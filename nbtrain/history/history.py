@@ -323,7 +323,7 @@ class History:
         return [best, *last] if at < len(rows) and rows[at] is best else last
 
     @checked
-    def ranked(self, rows: Iterable[Row], n: int) -> list[Row]:
+    def _ranked(self, rows: Iterable[Row], n: int) -> list[Row]:
         """The best `n` of `rows` by `monitor`, the best first; on a tie the earlier one, never a NaN."""
         return ranked(rows, self.monitor, self.monitor_mode)[:n]
 

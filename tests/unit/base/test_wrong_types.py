@@ -48,7 +48,7 @@ EXCEPTIONS = {
     "History.drop_after": "called by a resume",
     "History.load_state_dict": "called by a resume",
     "History.set_journal": "called by a save",
-    "History.ranked": "called by a save",
+    "History._ranked": "called by a save",
     "SeededLoader.load_state_dict": "called by a resume",
     "TensorLoader.load_state_dict": "called by a resume",
     "Event.from_json": "reads what nbtrain has written",
