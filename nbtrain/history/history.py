@@ -262,10 +262,10 @@ class History:
         self.restarts.places = [(processed, epoch) for processed, epoch in state.get("restarts", ())]  # not in an older version's state
         for phase, table in state["steps"].items():
             self.steps[phase].load_state_dict(table)
-        self.set_journal(state.get("saved"))
+        self._set_journal(state.get("saved"))
 
     @checked
-    def set_journal(self, journal: tuple[str, list[int]] | None) -> None:
+    def _set_journal(self, journal: tuple[str, list[int]] | None) -> None:
         """Note that the journal of this file and place has all rows; None: no journal has any."""
         self.journal = journal
         for name in self.n_saved:

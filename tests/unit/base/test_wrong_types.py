@@ -47,7 +47,7 @@ EXCEPTIONS = {
     "History.update": "called by the recorder",
     "History.drop_after": "called by a resume",
     "History.load_state_dict": "called by a resume",
-    "History.set_journal": "called by a save",
+    "History._set_journal": "called by a save",
     "History._ranked": "called by a save",
     "SeededLoader.load_state_dict": "called by a resume",
     "TensorLoader.load_state_dict": "called by a resume",
