@@ -308,7 +308,7 @@ class History:
         place = restarts.places[number - 1] if 0 < number <= len(restarts.places) else (-1, -1)
         return best_row([row for row in earlier if row.get("processed", 0) <= place[0]], self.monitor, self.monitor_mode)
 
-    def short_state(self) -> dict[str, Any]:
+    def _short_state(self) -> dict[str, Any]:
         """As `state_dict`, but only with the last and the best rows, which a resumed run needs."""
         rows = {name: list(map(dict, self._best_and_last(getattr(self, name)))) for name in ("epochs", "validations", "tests")}
         steps = {phase: {"steps": b"", "processed": b"", "columns": {}, **table.thinning} for phase, table in self.steps.items()}

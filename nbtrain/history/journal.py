@@ -99,7 +99,7 @@ def save_history(history: History, checkpoint: Path) -> dict[str, Any]:
     history._set_journal((str(file), place))
     counts = {name: len(getattr(history, name)) for name in history.n_saved} | {"steps": sum(map(len, history.steps.values()))}
     name = file.relative_to(checkpoint.parent.absolute()).as_posix()
-    return history.short_state() | {"journal": {"file": name, "place": place, "rows": counts}}
+    return history._short_state() | {"journal": {"file": name, "place": place, "rows": counts}}
 
 
 def flush_journal(state: Mapping[str, Any], checkpoint: Path) -> None:
