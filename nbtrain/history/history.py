@@ -343,7 +343,7 @@ class History:
         return text.with_best(self.epochs or self.tests, self.best, self.validations)
 
     @property
-    def under_way(self) -> Row | None:
+    def _under_way(self) -> Row | None:
         """The epoch that is not finished: the means over its training batches and its newest validation so far; None without a batch."""
         epoch, end = (self.epochs[-1]["epoch"], self.epochs[-1].get("processed", math.inf)) if self.epochs else (0, 0)
         table = self.steps["train"]
@@ -378,7 +378,7 @@ class History:
     @property
     def _shown(self) -> list[text.Row]:
         """The rows of the table, and the epoch that is under way."""
-        row = self.under_way
+        row = self._under_way
         return [*self.table, *([row] if row is not None else [])]
 
     def __repr__(self) -> str:

@@ -93,13 +93,13 @@ def test_history_shows_the_epoch_that_is_under_way_with_what_is_there() -> None:
     assert repr(history) == "   epoch  train_loss\n1 so far           2"
     assert "1 so far" in history._repr_html_() and history.epochs == [] and history.best is None
     history.update(Event("valid", Progress(1, "train", 0, 3), 0.0, {"row": {"epoch": 1, "step": 2, "processed": 2, "val_loss": 1.5}}))
-    assert history.under_way == {"epoch": "1 so far", "step": 2, "train_loss": 2.0, "val_loss": 1.5}
+    assert history._under_way == {"epoch": "1 so far", "step": 2, "train_loss": 2.0, "val_loss": 1.5}
     steps(3, 0, 2.0)
     row = {"epoch": 1, "step": 3, "processed": 3, "train_loss": 2.0, "val_loss": 1.5}
     history.update(Event("epoch", Progress(1, "idle", 1, 3), 0.0, {"row": row}))
-    assert history.under_way is None and "so far" not in repr(history)
+    assert history._under_way is None and "so far" not in repr(history)
     steps(5, 1, 1.0, 0.5)
-    assert history.under_way == {"epoch": "2 so far", "step": 5, "train_loss": 0.75}
+    assert history._under_way == {"epoch": "2 so far", "step": 5, "train_loss": 0.75}
     assert repr(history).splitlines()[-1].split()[:3] == ["2", "so", "far"]
 
 
