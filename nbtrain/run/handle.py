@@ -190,7 +190,7 @@ class RunHandle:
         """
         self.refuse_in_run("wait")
         try:
-            with self.listening():
+            with self._listening():
                 settled = self._control.wait_settled(timeout_s)
         finally:
             self._refresh()
@@ -204,7 +204,7 @@ class RunHandle:
         return self._thread.finish(self._place(), f"{self._name()}.result has what it reached")
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def _listening(self) -> Iterator[None]:
         """A context in which a cell waits for the run: ■ or Ctrl-C pauses it, and a second one ends it."""
         self.is_waited_for = True
         try:

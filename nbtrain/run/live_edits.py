@@ -216,7 +216,7 @@ def resume(
     if background:
         trainer.control.proceed("skip" if skip else "retry")
         return handle
-    with handle.listening():
+    with handle._listening():
         trainer.control.proceed("skip" if skip else "retry")
         if isinstance(trainer.view, NotebookView):
             trainer.view.show(once=True)

@@ -96,7 +96,7 @@ class Run:
         control.begin(partial(self.sinks.follow, self.outcome.follow), can_pause=self.operation.mode == "train")
         if background or needs_thread(trainer):
             handle = RunHandle(control, lambda: trainer.recorder.place, self._refresh_view, lambda: variable_name(trainer))
-            with nullcontext() if background else handle.listening():  # ■ pauses the run as soon as it is shown
+            with nullcontext() if background else handle._listening():  # ■ pauses the run as soon as it is shown
                 trainer.handle = handle  # for the Stop button
                 self._open()
                 handle.start(self._work)
