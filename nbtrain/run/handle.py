@@ -188,7 +188,7 @@ class RunHandle:
         Raises RunPaused if the run is paused, RunStopped if a second ■ or the Stop button ends it, TimeoutError after `timeout_s` seconds,
         and ConfigError if called in the thread of the run, as in a step.
         """
-        self.refuse_in_run("wait")
+        self._refuse_in_run("wait")
         try:
             with self._listening():
                 settled = self._control.wait_settled(timeout_s)
@@ -216,12 +216,12 @@ class RunHandle:
     @boundary
     def join(self) -> None:
         """Wait until the run has ended, successfully or not, or an error has paused it."""
-        self.refuse_in_run("join")
+        self._refuse_in_run("join")
         self._control.wait_over()
         if self._control.failure is None:
             self._thread.join()
 
-    def refuse_in_run(self, name: str) -> None:
+    def _refuse_in_run(self, name: str) -> None:
         """Raise ConfigError in the thread of this run."""
         if self._thread.is_current:
             raise ConfigError(f"{name}() in a step or a callback would wait for its own run.", remedy="Call it in the cell or the script.")

@@ -208,7 +208,7 @@ def resume(
         return None
     handle = handle_of(trainer)
     if not background:
-        handle.refuse_in_run("resume")
+        handle._refuse_in_run("resume")
     if skip and trainer.control.failure is None:
         raise ConfigError("skip=True: no error has paused this run.", remedy="resume() continues it at its next batch.")
     if steps is not None:

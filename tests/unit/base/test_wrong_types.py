@@ -53,7 +53,7 @@ EXCEPTIONS = {
     "TensorLoader.load_state_dict": "called by a resume",
     "Event.from_json": "reads what nbtrain has written",
     "RunHandle.start": "called by the run",
-    "RunHandle.refuse_in_run": "called by the controls",
+    "RunHandle._refuse_in_run": "called by the controls",
     "Session.run": "called by the trainer's run, which is checked",
     "Session.end": "called by the controls",
     "draw_sample": "called by matplotlib's figure",
