@@ -89,7 +89,7 @@ class SessionProtocol(Protocol):
     begins: bool  # with the newest run
 
     @property
-    def joins(self) -> bool: ...  # whether its newest run follows another one
+    def _joins(self) -> bool: ...  # whether its newest run follows another one
     def run(self, n_epoch: int, loader: Any, valid_loader: Any, travel: Any, *, resume: Any, background: bool) -> Any: ...
     def rest(self) -> None: ...  # a run has ended
     def end(self, status: Status, reason: str = "") -> None: ...

@@ -198,7 +198,7 @@ class Run:
         """Show the run, and begin its record."""
         trainer, state = self.trainer, self.trainer.train_state
         session = trainer.open_session if trainer.mode == "train" else None
-        joins, begins = session is not None and session.joins, session is None or session.begins
+        joins, begins = session is not None and session._joins, session is None or session.begins
         try:
             self.sinks.open(validates=validates(self.loader, self.valid_loader))
             self.arguments = trainer.lightning_args()

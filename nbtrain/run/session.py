@@ -355,7 +355,7 @@ class Session:
 
     # -- runs
     @property
-    def joins(self) -> bool:
+    def _joins(self) -> bool:
         """Whether the newest run follows another one of the session in this record."""
         return bool(self.sinks)
 
