@@ -91,7 +91,7 @@ class SessionProtocol(Protocol):
     @property
     def _joins(self) -> bool: ...  # whether its newest run follows another one
     def run(self, n_epoch: int, loader: Any, valid_loader: Any, travel: Any, *, resume: Any, background: bool) -> Any: ...
-    def rest(self) -> None: ...  # a run has ended
+    def _rest(self) -> None: ...  # a run has ended
     def end(self, status: Status, reason: str = "") -> None: ...
 
 

@@ -401,7 +401,7 @@ class Session:
         trainer.resumed = trainer.states.restored is not None
         return Run(trainer, left, loader, valid_loader, travel).start()
 
-    def rest(self) -> None:
+    def _rest(self) -> None:
         """A run has ended, in its thread."""
         self._random_after = random_state()
 
