@@ -534,7 +534,7 @@ class AccumulationAddon(AddOnBase):
         given = {name: getattr(self, name) for name in names if name != "accumulate" or self.accumulate is not None}
         return {"accumulation": given}
 
-    def window_at(self, update: int) -> int | None:
+    def _window_at(self, update: int) -> int | None:
         """The number of batches in the window of `update`, if `accumulate` is a dict; else None."""
         return _at(self.accumulate, update) if isinstance(self.accumulate, Mapping) else None
 

@@ -38,7 +38,7 @@ _OF_FACTORY = "A factory gets the length of each run: scheduler=lambda optimizer
 
 def _n_updates(trainer: TrainerProtocol, pl_trainer: L.Trainer, epochs: range, first: int) -> int | None:
     """The number of updates in `epochs`, of which the first is `first`, if windows change in length; else None."""
-    windows = next((addon.window_at for addon in trainer.active_addons if isinstance(addon, AccumulationAddon)), None)
+    windows = next((addon._window_at for addon in trainer.active_addons if isinstance(addon, AccumulationAddon)), None)
     callback = next((c for c in pl_trainer.callbacks if isinstance(c, GradientAccumulationScheduler)), None)  # pyright: ignore[reportAttributeAccessIssue]
     update = first
     for epoch in epochs:
