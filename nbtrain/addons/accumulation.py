@@ -332,7 +332,7 @@ class _Accumulate(PassCallback):
             self.on_validation_batch_end = self._notify_of_validation  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        wanted = self.addon.window(self.trainer, pl_trainer)
+        wanted = self.addon._window(self.trainer, pl_trainer)
         if wanted is None:
             return
         given = pl_trainer.accumulate_grad_batches
@@ -538,7 +538,7 @@ class AccumulationAddon(AddOnBase):
         """The number of batches in the window of `update`, if `accumulate` is a dict; else None."""
         return _at(self.accumulate, update) if isinstance(self.accumulate, Mapping) else None
 
-    def window(self, trainer: TrainerProtocol, pl_trainer: L.Trainer) -> int | None:
+    def _window(self, trainer: TrainerProtocol, pl_trainer: L.Trainer) -> int | None:
         """The number of batches in the current window; None if no option gives it."""
         if isinstance(self.accumulate, Mapping):
             return _at(self.accumulate, pl_trainer.global_step)
