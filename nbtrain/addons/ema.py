@@ -87,7 +87,7 @@ class _Averaging(L.Callback):
             self.addon.average.add(self.trainer.model)
 
     def _lend(self, *args: Any, **kwargs: Any) -> None:
-        self._lent = self.addon.lend(self.trainer.model)
+        self._lent = self.addon._lend(self.trainer.model)
 
     def _take_back(self, *args: Any, **kwargs: Any) -> None:
         if self._lent:
@@ -148,7 +148,7 @@ class EMAAddon(AddOnBase):
     def reset_weights(self, trainer: TrainerProtocol) -> None:
         self.average = Average(self.ema_decay, warmup=self.ema_warmup)
 
-    def lend(self, model: nn.Module) -> bool:
+    def _lend(self, model: nn.Module) -> bool:
         """Copy the average into the model until `take_back`. Returns False if there is none, or if the model has it already."""
         if self._own is not None or self.average.n == 0:
             return False
