@@ -92,7 +92,7 @@ class _Averaging(L.Callback):
     def _take_back(self, *args: Any, **kwargs: Any) -> None:
         if self._lent:
             self._lent = False
-            self.addon.take_back(self.trainer.model)
+            self.addon._take_back(self.trainer.model)
 
     on_validation_start = on_test_start = on_predict_start = _lend
     on_validation_end = on_test_end = on_predict_end = teardown = on_exception = _take_back
@@ -149,13 +149,13 @@ class EMAAddon(AddOnBase):
         self.average = Average(self.ema_decay, warmup=self.ema_warmup)
 
     def _lend(self, model: nn.Module) -> bool:
-        """Copy the average into the model until `take_back`. Returns False if there is none, or if the model has it already."""
+        """Copy the average into the model until `_take_back`. Returns False if there is none, or if the model has it already."""
         if self._own is not None or self.average.n == 0:
             return False
         self._own = self.average.swap_into(model)
         return True
 
-    def take_back(self, model: nn.Module) -> None:
+    def _take_back(self, model: nn.Module) -> None:
         """Restore the trained weights of the model."""
         assert self._own is not None
         set_values(model, self._own)
