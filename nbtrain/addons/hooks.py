@@ -331,7 +331,7 @@ class HooksAddon(AddOnBase):
     after = (GradientStatsAddon, EarlyStoppingAddon)  # and what these come after: gradients are clipped and the moving average is updated
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
-        hooks = self.gather(trainer)
+        hooks = self._gather(trainer)
         return [_Ends(trainer, hooks), *([_Dispatch(trainer, hooks)] if hooks else [])]
 
     def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
@@ -347,7 +347,7 @@ class HooksAddon(AddOnBase):
 
         return keeping
 
-    def gather(self, trainer: TrainerProtocol | None) -> dict[str, list[_Bound]]:
+    def _gather(self, trainer: TrainerProtocol | None) -> dict[str, list[_Bound]]:
         """The hooks of a trainer by name, in the order of their calls. Raises ConfigError for an invalid name or signature."""
         parts = [getattr(trainer, name, None) for name in ("model", "optimizer", "scheduler")]
         pairs = [pair for part in parts if isinstance(part, TrainHook) for pair in _bound(part, strict=False)]

@@ -321,7 +321,7 @@ class DryRun:
     def _hooks(self) -> set[str]:
         """The names of the user's hooks."""
         found = [addon for addon in self.trainer.active_addons if isinstance(addon, HooksAddon)]
-        return {name for addon in found for name in addon.gather(self.trainer)}
+        return {name for addon in found for name in addon._gather(self.trainer)}
 
     @property
     def _is_as_given(self) -> bool:

@@ -213,7 +213,7 @@ class Trainer(TrainerBase):
         shared = {name: given[name] for name in _SHARED if given[name] is not None}
         addon_given = {**addon_options, **take_strategy(type(self), self.lightning, addon_options)}
         self._addons = make_addons(type(self), addon_given, shared, accumulates=accumulates(self.lightning))
-        self[HooksAddon].gather(self)  # for its errors
+        self[HooksAddon]._gather(self)  # for its errors
         check_by_hand(self, self._addons.values(), {"nonfinite": nonfinite, "on_error": on_error})
         self._begin_state()
         self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user

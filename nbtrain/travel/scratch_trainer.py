@@ -90,7 +90,7 @@ class _Observer(L.Callback):
 def called_again(trainer: TrainerBase) -> list[str]:
     """The callbacks and hooks of the user that are called again where a copy is trained: they may change the training."""
     names = [type(callback).__name__ for callback in as_list(trainer.lightning.get("callbacks")) if not isinstance(callback, _OBSERVERS)]
-    return names + ["hooks"] * bool(trainer[HooksAddon].gather(trainer))
+    return names + ["hooks"] * bool(trainer[HooksAddon]._gather(trainer))
 
 
 def copy_trainer(trainer: TrainerBase) -> TrainerBase:
