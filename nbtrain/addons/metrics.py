@@ -341,7 +341,7 @@ class MetricsAddon(AddOnBase):
         self.measures = _by_task(self.metrics)
         self.keys: dict[str, tuple[str, ...]] = {}  # the names of the values that each metric returned
 
-    def gathered(self, device: torch.device) -> Gathered:
+    def _gathered(self, device: torch.device) -> Gathered:
         """What gathers the labels and outputs of a pass in this process alone."""
         return Gathered(self.measures.get(None, {}), self.ignore_index, device, None)
 

@@ -170,7 +170,7 @@ def measure(trainer: TrainerBase, loader: Any, metrics: Any = None) -> dict[str,
 
     `metrics`: as for `evaluate`.
     """
-    gathered = _Requested(metrics=metrics).gathered(trainer.device) if metrics is not None else None
+    gathered = _Requested(metrics=metrics)._gathered(trainer.device) if metrics is not None else None
     return operate(trainer, "evaluate", lambda operation: _measure(trainer, loader, gathered))
 
 
