@@ -380,7 +380,7 @@ class _Graphed(PassCallback):
         self.steps: GraphedTraining | None = None
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        graphs = self.addon.graphs(pl_trainer.strategy.root_device) if self.steps is None else self.steps.graphs
+        graphs = self.addon._graphs(pl_trainer.strategy.root_device) if self.steps is None else self.steps.graphs
         if reason := why_not_graphed(pl_trainer, graphs):
             self._end(pl_trainer)
             self._say(reason)
@@ -442,7 +442,7 @@ class CudaGraphAddon(AddOnBase):
                 remedy="Give at least 1: the optimizer creates its state in the first step.",
             )
 
-    def graphs(self, device: torch.device) -> Graphs | None:
+    def _graphs(self, device: torch.device) -> Graphs | None:
         """The graphs of `device`; None for a device without them."""
         return CudaGraphs(device) if device.type == "cuda" else None
 

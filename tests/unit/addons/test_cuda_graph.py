@@ -274,7 +274,7 @@ class Graphed(CudaGraphAddon):
         super().__post_init__()
         self.on_cpu = OnCpu()
 
-    def graphs(self, device: torch.device) -> Graphs | None:
+    def _graphs(self, device: torch.device) -> Graphs | None:
         return self.on_cpu
 
 
@@ -573,7 +573,7 @@ def test_cuda_is_called_in_the_order_that_pytorch_prescribes(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Named("graph"))
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    graphs = CudaGraphAddon().graphs(torch.device("cuda"))
+    graphs = CudaGraphAddon()._graphs(torch.device("cuda"))
     assert isinstance(graphs, CudaGraphs)
     with graphs.warm_up():
         diary.append("step")
