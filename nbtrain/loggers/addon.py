@@ -179,7 +179,7 @@ class WebLoggerAddon(_LoggingAddon):
         """Start or continue the service's run for `trainer`."""
         raise NotImplementedError
 
-    def run_id(self, trainer: TrainerProtocol) -> str:
+    def _run_id(self, trainer: TrainerProtocol) -> str:
         """The id of the run in the service. It is saved in the run folder, if there is one, to resume the run."""
         return self._id if trainer.run_dir is None else kept_id(trainer.run_dir, _ID_FILE, self._id)
 
@@ -229,7 +229,7 @@ class WandBLoggerAddon(WebLoggerAddon):
     service: ClassVar[str] = "wandb"
 
     def connect(self, trainer: TrainerProtocol, note: Callable[[str], None]) -> Logger:
-        return connect_wandb({"project": trainer.title, **self.options}, self.run_id(trainer), trainer.run_dir, note)
+        return connect_wandb({"project": trainer.title, **self.options}, self._run_id(trainer), trainer.run_dir, note)
 
 
 class NeptuneLoggerAddon(WebLoggerAddon):
@@ -247,7 +247,7 @@ class NeptuneLoggerAddon(WebLoggerAddon):
     wait_s: ClassVar[float] = _LOCAL_S
 
     def connect(self, trainer: TrainerProtocol, note: Callable[[str], None]) -> Logger:
-        return connect_neptune(self.options, self.run_id(trainer), trainer.run_dir, note)
+        return connect_neptune(self.options, self._run_id(trainer), trainer.run_dir, note)
 
 
 # %% ../../nbs/loggers/addon.ipynb #44bd9c5e
