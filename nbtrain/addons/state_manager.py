@@ -111,7 +111,7 @@ class StateManagerAddon(AddOnBase):
             self.every_n_epochs = 1
 
     @property
-    def saves_to(self) -> Path:
+    def _saves_to(self) -> Path:
         """The folder of the run folders."""
         return self.made_in / (self.save_path or "")
 
@@ -176,7 +176,7 @@ class StateManagerAddon(AddOnBase):
 
     def find(self, trainer: TrainerProtocol, resume: str | Path) -> str | Path | None:
         """Return the checkpoint that `resume` names: "last", "best", "auto", a path or a URL. None if there is none yet."""
-        return world_of(trainer).agree(partial(find_checkpoint, self.saves_to, resume, trainer.recorder.note))
+        return world_of(trainer).agree(partial(find_checkpoint, self._saves_to, resume, trainer.recorder.note))
 
     def restore(self, trainer: StatefulTrainer, checkpoint: str | Path, loader: Any = None, *, phase: int | None = None) -> str | Path:
         """Restore the trainer from a checkpoint, by path or URL; callbacks and loader are restored in the next run. Returns the file.
@@ -194,7 +194,7 @@ class StateManagerAddon(AddOnBase):
                     where=str(path),
                     remedy="Give a save_path on a disk that all machines share.",
                 )
-            run_dir = own_run(self.saves_to, trainer.run_dir, path)
+            run_dir = own_run(self._saves_to, trainer.run_dir, path)
         if run_dir is not None and loader is not None:  # a run follows at once
             world_of(trainer).agree(RunLock(run_dir).check)
         state = read_state(trainer, checkpoint)
