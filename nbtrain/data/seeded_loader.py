@@ -117,7 +117,7 @@ class SeededLoader:
         return len(self._batching)
 
     @property
-    def first_length(self) -> int:
+    def _first_length(self) -> int:
         """The number of samples in the first batch of a pass."""
         return min(self._batching.batch_size, self._batching.n_samples)
 
