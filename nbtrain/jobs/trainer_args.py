@@ -75,7 +75,7 @@ class TrainerArgs(NnScalerFields, Settings):
         """Read plain data, as returned by `to_dict`."""
         document = Document(trusted=trust)
         document.merge(Document(dict(data)))
-        return cls.from_document(document, Problems())
+        return cls._from_document(document, Problems())
 
     @classmethod
     @checked
@@ -94,10 +94,10 @@ class TrainerArgs(NnScalerFields, Settings):
         for path in paths:
             document.merge(read_yaml(path))
         apply_overrides(document, overrides, problems)
-        return cls.from_document(document, problems)
+        return cls._from_document(document, problems)
 
     @classmethod
-    def from_document(cls, document: Document, problems: Problems) -> TrainerArgs:
+    def _from_document(cls, document: Document, problems: Problems) -> TrainerArgs:
         """Read a document, after resolving its references; `problems` has those found before."""
         resolve_references(document, problems)
         translate_fields(document, problems)

@@ -42,7 +42,7 @@ EXCEPTIONS = {
     "Composable._with_addon": "called by an evaluation",
     "Composable.add_on": "raises AddOnError, which names what was given",
     "TrainerArgs.__init__": "a configuration is checked as a whole, by `check()`",
-    "TrainerArgs.from_document": "what the other constructors call",
+    "TrainerArgs._from_document": "what the other constructors call",
     "SchedulerBase.rate": "called by the schedule",
     "History.update": "called by the recorder",
     "History.drop_after": "called by a resume",
