@@ -160,7 +160,7 @@ def _set_lr(trainer: TrainerProtocol, before: float, lr: float) -> None:
         raise ConfigError("The learning rate is 0 here, so its schedule can't be scaled.", remedy=_LATER)
     assert trainer.optimizer is not None
     scale_lr(trainer.optimizer, lr / before)
-    trainer.scale_schedules(lr / before)
+    trainer._scale_schedules(lr / before)
 
 
 # %% ../../nbs/run/live_edits.ipynb #49cd10a8
