@@ -15,8 +15,6 @@ import nbformat
 import pytest
 from programs import script
 
-import nbtrain
-
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
@@ -95,13 +93,6 @@ def test_architecture_shows_the_packages_and_names_modules_that_exist() -> None:
     packages = "|".join(drawn.order())
     named = set(re.findall(r"`nbtrain\.([\w.]+)`", page)) | set(re.findall(rf"\b((?:{packages})\.[a-z_]+)\b", page))
     assert len(named) > 20 and not named - drawn.names() - {"events.jsonl", "run.yaml", "trainer.to_config"}
-
-
-def test_reference_is_that_of_the_docstrings_and_has_every_public_name() -> None:
-    make = script("make_reference")
-    made = make.pages()
-    assert {path: path.read_text(encoding="utf-8") for path in made} == made, "run `make names`"
-    assert not [name for name in nbtrain.PUBLIC if make.topic_of(name) is None and nbtrain.PUBLIC[name] != "errors"]
 
 
 def test_glossary_finds_what_the_style_leaves_out() -> None:

@@ -114,13 +114,16 @@ class _Averaging(L.Callback):
 class EMAAddon(AddOnBase):
     """Keep an exponential moving average of the weights, which validations, tests, predictions and the best weights use.
 
+    After a run the model has its trained weights; `trainer.apply_average()` replaces them by the average. The weights in a checkpoint are
+    the average; it also has the trained weights, to resume. The average needs as much memory as the weights, and during validation there is
+    one more copy.
+
     Args:
         ema_decay: The decay of the average per optimizer update, in (0, 1).
         ema_warmup: Use a smaller decay in the first updates: (1 + n) / (10 + n) after n of them.
 
-    After a run the model has its trained weights; `trainer.apply_average()` replaces them by the average. The weights in a checkpoint are
-    the average; it also has the trained weights, to resume. The average needs as much memory as the weights, and during validation there
-    is one more copy. Raises ConfigError for an invalid `ema_decay`.
+    Raises:
+        ConfigError: `ema_decay` is not between 0 and 1
     """
 
     ema_decay: float = 0.999
@@ -162,7 +165,20 @@ class EMAAddon(AddOnBase):
         self._own = None
 
     def apply_average(self, trainer: TrainerProtocol) -> None:
-        """Replace the model's weights by the average, permanently. Raises CheckpointError if there is none yet."""
+        """Replace the model's weights by the average, permanently.
+
+        Raises:
+            CheckpointError: there is no average yet
+
+        Changes:
+            The weights of the model.
+
+        Example:
+            >>> trainer = Line.add_on(EMAAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), ema_decay=0.9)
+            >>> trainer.run(1, loader).status
+            'completed'
+            >>> trainer.apply_average()
+        """
         if self.average.n == 0:
             raise CheckpointError("There is no average yet.", remedy="Train first.")
         trainer.control.do(lambda at: set_values(trainer.model, self.average.values))

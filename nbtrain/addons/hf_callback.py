@@ -103,7 +103,15 @@ class HFCallback(Stopper):
         callback: An instance of a TrainerCallback.
         args: TrainingArguments for the callback, instead of the RunArguments of the run.
 
-    Raises ConfigError if transformers is missing or `callback` is not a TrainerCallback, and in a run for a request that can't be met.
+    Attributes:
+        callback: The callback of transformers.
+
+    Raises:
+        ConfigError: transformers is missing, `callback` is not a TrainerCallback, or in a run a request can't be met
+
+    Example:
+        >>> def with_callback(callback):  # needs transformers
+        ...     return Line(net, "cpu", optimizer=SGD, lightning={"callbacks": [HFCallback(callback)]})
     """
 
     def __init__(self, callback: Any, args: Any = None) -> None:

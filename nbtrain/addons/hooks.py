@@ -316,14 +316,16 @@ class _Ends(L.Callback):
 class HooksAddon(AddOnBase):
     """Call functions and TrainHooks during a run.
 
+    Every trainer has this addon. A function is called with nbtrain's trainer and as many of the hook's arguments as it takes. An exception
+    in a hook ends the run. on_train_end and on_finalize are called at the end of every run, also after an error.
+
     Args:
         hooks: A dict of functions by hook name, such as `{"after_optimizer_step": fn}`; an object with methods of these names, of a
             subclass of TrainHook or of any other class; or a list of these. If the model, the optimizer or the scheduler is a TrainHook,
             its hooks are called first.
 
-    Every trainer has this addon. A function is called with nbtrain's trainer and as many of the hook's arguments as it takes. An exception
-    in a hook ends the run. on_train_end and on_finalize are called at the end of every run, also after an error. Raises ConfigError for an
-    unknown name and for a function whose arguments don't match.
+    Raises:
+        ConfigError: a name is unknown, or the arguments of a function don't match
     """
 
     hooks: Hooks | Sequence[Hooks] | None = None

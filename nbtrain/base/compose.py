@@ -240,6 +240,25 @@ class Composable(AddonCommands):
 
         The options of an addon class become keyword arguments of the constructor: `Digits.add_on(EMAAddon)(net, ema_decay=0.99)`. An
         instance has its options already, and each trainer gets a copy of it: `Digits.add_on(EMAAddon(ema_decay=0.99))(net)`.
+
+        Args:
+            addons: Addon classes, whose options become keyword arguments of the constructor, or instances, which have their options
+                already.
+
+        Returns:
+            A subclass, the same for the same addons.
+
+        Raises:
+            AddOnError: something is not an addon, or addons can't be combined
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> Averaged = Line.add_on(EMAAddon)
+            >>> trainer = Averaged(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), ema_decay=0.9)
+            >>> EMAAddon in Averaged.addons, trainer[EMAAddon] in trainer.active_addons, trainer[EMAAddon].ema_decay
+            (True, True, 0.9)
         """
         return compose(cls, addons)
 

@@ -141,6 +141,9 @@ class WebLoggerAddon(_LoggingAddon):
     """Base class of the addons for web services.
 
     Raises OptionError for an unknown service in `web_logger`, and AddOnError if the package of the service is not installed.
+
+    Attributes:
+        wait_s: How many seconds a run waits for the service when it ends.
     """
 
     service: ClassVar[str] = ""
@@ -170,7 +173,20 @@ class WebLoggerAddon(_LoggingAddon):
         return self._delivery.experiment
 
     def log_figure(self, name: str, figure: Any) -> None:
-        """Send a matplotlib figure to the service, under `name`. Does nothing before the first run."""
+        """Send a matplotlib figure to the service, under `name`. Does nothing before the first run.
+
+        Args:
+            name: The name of the picture in the service.
+            figure: A matplotlib figure.
+
+        Changes:
+            Sends the picture in the background.
+
+        Example:
+            >>> def send(trainer):  # after a run
+            ...     print("connected to", trainer[WandBLoggerAddon].experiment)
+            ...     trainer[WandBLoggerAddon].log_figure("curves", trainer.history.plot())
+        """
         picture = png(figure)
         if self._delivery is not None:
             self._delivery.put(lambda tracker: tracker.log_figure(name, picture))
@@ -224,6 +240,10 @@ class WandBLoggerAddon(WebLoggerAddon):
         web_logger: {"wandb": {...}} with arguments of `wandb.init`, such as `project`.
         log_figures: Upload the curves when a run ends.
         log_checkpoints: Upload the best weights when a run ends, as `best.safetensors`.
+
+    Raises:
+        OptionError: a service in `web_logger` is unknown
+        AddOnError: wandb is not installed
     """
 
     service: ClassVar[str] = "wandb"
@@ -241,6 +261,10 @@ class NeptuneLoggerAddon(WebLoggerAddon):
         web_logger: {"neptune": {"project_name": ..., "api_tkn": ...}} and other arguments of `neptune.init_run`.
         log_figures: Log the curves when a run ends.
         log_checkpoints: Log the best weights when a run ends, as `best.safetensors`.
+
+    Raises:
+        OptionError: a service in `web_logger` is unknown
+        AddOnError: neptune is not installed
     """
 
     service: ClassVar[str] = "neptune"
@@ -259,10 +283,12 @@ class LoggersAddon(_LoggingAddon):
 
     Args:
         loggers: "csv" (`training_log.csv`), "tensorboard", "mlflow" (a SQLite file next to the run folders), "trackio", "comet" and
-            "clearml" (online if their client has a key, else offline), or instances of Lightning's loggers. Trackers by name write to
-            the run folder, so they need `save_path`; they also get the hyper-parameters.
+            "clearml" (online if their client has a key, else offline), or instances of Lightning's loggers. Trackers by name write to the
+            run folder, so they need `save_path`; they also get the hyper-parameters.
 
-    Raises ConfigError for an unknown name or a value of another type, and AddOnError if the package of a tracker is not installed.
+    Raises:
+        ConfigError: a name is unknown, a value has another type, or there is no folder to write to
+        AddOnError: the package of a tracker is not installed
     """
 
     loggers: str | Logger | Sequence[str | Logger] = ()
