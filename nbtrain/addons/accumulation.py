@@ -161,6 +161,11 @@ class MicroBatchAddon(AddOnBase):
     Raises:
         ConfigError: `micro_reduction` is unknown
         StepError: in a run, an output is neither a number nor has a row for each sample
+
+    Example:
+        >>> trainer = Line.add_on(MicroBatchAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
+        >>> trainer.run(1, loader).status
+        'completed'
     """
 
     auto_micro_batch: bool = True
@@ -486,6 +491,11 @@ class AccumulationAddon(AddOnBase):
 
     Raises:
         ConfigError: options are invalid or contradict each other; when a run starts, the loader's batches can't make the sizes
+
+    Example:
+        >>> trainer = Line.add_on(AccumulationAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), accumulate=2)
+        >>> trainer.run(1, loader).status, len(loader), trainer.current_step
+        ('completed', 4, 2)
     """
 
     accumulate: int | Mapping[int, int] | None = None

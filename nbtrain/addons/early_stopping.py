@@ -96,6 +96,12 @@ class EarlyStoppingAddon(AddOnBase):
 
     Raises:
         ConfigError: an option is invalid
+
+    Example:
+        >>> trainer = Line.add_on(EarlyStoppingAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.0), patience=2)
+        >>> result = trainer.run(100, loader, loader)
+        >>> result.status, result.n_epochs
+        ('stopped', 3)
     """
 
     patience: int = 3

@@ -124,6 +124,11 @@ class EMAAddon(AddOnBase):
 
     Raises:
         ConfigError: `ema_decay` is not between 0 and 1
+
+    Example:
+        >>> trainer = Line.add_on(EMAAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), ema_decay=0.9)
+        >>> trainer.run(2, loader, loader).status
+        'completed'
     """
 
     ema_decay: float = 0.999

@@ -70,6 +70,13 @@ class FreezeAddon(AddOnBase):
 
     Raises:
         ConfigError: epochs have another type; in a run, a name matches no parameter, or all parameters are frozen
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1))
+        >>> trainer = Line.add_on(FreezeAddon)(model, "cpu", optimizer=SGD(model.parameters(), lr=0.1), freeze=["0"])
+        >>> before = model[0].weight.clone()
+        >>> trainer.run(1, loader).status, bool((model[0].weight == before).all())
+        ('completed', True)
     """
 
     freeze: str | Iterable[str] | Mapping[str, int | range | None] = ()

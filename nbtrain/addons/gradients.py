@@ -135,6 +135,11 @@ class GradientClipAddon(AddOnBase):
 
     Raises:
         ConfigError: an option is invalid
+
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), gradient_clip=0.5)
+        >>> "train_grad_norm" in trainer.run(1, loader).last
+        True
     """
 
     gradient_clip: float | dict[str, float] = 0.0
@@ -226,6 +231,11 @@ class GradientStatsAddon(AddOnBase):
 
     Raises:
         ConfigError: an option is not a positive integer
+
+    Example:
+        >>> trainer = Line.add_on(GradientStatsAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), stats_every_n_steps=2)
+        >>> trainer.run(1, loader).status
+        'completed'
     """
 
     stats_every_n_steps: int = 50

@@ -326,6 +326,13 @@ class HooksAddon(AddOnBase):
 
     Raises:
         ConfigError: a name is unknown, or the arguments of a function don't match
+
+    Example:
+        >>> steps = []
+        >>> hooks = {"after_optimizer_step": lambda trainer: steps.append(trainer.current_step)}
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), hooks=hooks)
+        >>> trainer.run(1, loader).status, len(steps)
+        ('completed', 4)
     """
 
     hooks: Hooks | Sequence[Hooks] | None = None

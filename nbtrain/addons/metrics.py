@@ -332,6 +332,14 @@ class MetricsAddon(AddOnBase):
     Raises:
         ConfigError: `metrics` is invalid
         StepError: in a run, a step returns no tensor `label` or `output`, or a metric is not a number
+
+    Example:
+        >>> def largest_error(y_true, y_pred):
+        ...     return abs(y_true - y_pred).max()
+        >>> options = {"metrics": {"largest": largest_error}}
+        >>> trainer = Line.add_on(MetricsAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), **options)
+        >>> "val_largest" in trainer.run(1, loader, loader).last
+        True
     """
 
     metrics: Any = ()

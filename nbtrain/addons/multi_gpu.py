@@ -129,10 +129,16 @@ class MultiGPUAddon(Launcher):
         parallelize: A function `(model, mesh)` that shards the model in place, instead of what "fsdp2" and "tp" do.
         memory_gb: For "auto": the memory of a device in GB (1e9 bytes). Default: the actual memory.
         num_nodes: The number of machines; torchrun and SLURM set it.
+        device: "cuda" for all GPUs of this machine, or a list: `["cuda:0", "cuda:1"]`; `["cpu", "cpu"]` for two processes on the CPU.
 
     Raises:
         ConfigError: options are invalid or contradict each other
         WorkerError: in a run, a process fails, or an object can't be sent to it
+
+    Example:
+        >>> trainer = Line.add_on(MultiGPUAddon)(net, device=["cpu", "cpu"], optimizer=SGD(net.parameters(), lr=0.1))
+        >>> trainer.device, type(trainer.launcher).__name__  # run() trains in two processes
+        (device(type='cpu'), 'MultiGPUAddon')
     """
 
     device: Devices = "auto"

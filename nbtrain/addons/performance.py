@@ -161,6 +161,11 @@ class CompileAddon(AddOnBase):
     Raises:
         ConfigError: the mode is unknown
         OptionError: a keyword of `torch.compile` is unknown
+
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), compile="max-autotune")
+        >>> trainer[CompileAddon].compile
+        'max-autotune'
     """
 
     compile: bool | str | dict[str, Any] = True
@@ -440,6 +445,11 @@ class CudaGraphAddon(AddOnBase):
     Raises:
         ConfigError: `graph_warmup` is invalid
         StepError: in a run, `train_step` can't be captured
+
+    Example:
+        >>> trainer = Line.add_on(CudaGraphAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
+        >>> trainer.run(1, loader).status  # without a CUDA device as without the addon
+        'completed'
     """
 
     graph_warmup: int = 3

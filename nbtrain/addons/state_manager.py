@@ -67,6 +67,13 @@ class StateManagerAddon(AddOnBase):
     Raises:
         ConfigError: an option is invalid, or `save_path` is missing
         CheckpointError: in a run, the state that `resume` names can't be restored
+
+    Example:
+        >>> trainer = Line.add_on(StateManagerAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
+        >>> trainer.run(2, loader, resume="auto").status
+        'completed'
+        >>> sorted(path.name for path in (trainer.run_dir / "checkpoints").glob("*.ckpt"))
+        ['best.ckpt', 'epoch=1-step=4.ckpt', 'epoch=2-step=8.ckpt', 'last.ckpt']
     """
 
     save_path: str | Path | None = None

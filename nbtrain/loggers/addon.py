@@ -244,6 +244,11 @@ class WandBLoggerAddon(WebLoggerAddon):
     Raises:
         OptionError: a service in `web_logger` is unknown
         AddOnError: wandb is not installed
+
+    Example:
+        >>> Tracked = Line.add_on(WandBLoggerAddon)  # needs wandb
+        >>> Tracked.__name__  # Tracked(net, optimizer=..., web_logger={"wandb": {"project": "lines"}})
+        'Line[WandBLoggerAddon]'
     """
 
     service: ClassVar[str] = "wandb"
@@ -265,6 +270,11 @@ class NeptuneLoggerAddon(WebLoggerAddon):
     Raises:
         OptionError: a service in `web_logger` is unknown
         AddOnError: neptune is not installed
+
+    Example:
+        >>> Tracked = Line.add_on(NeptuneLoggerAddon)  # needs neptune
+        >>> Tracked.__name__  # Tracked(net, optimizer=..., web_logger={"neptune": {"project_name": "me/lines"}})
+        'Line[NeptuneLoggerAddon]'
     """
 
     service: ClassVar[str] = "neptune"
@@ -289,6 +299,12 @@ class LoggersAddon(_LoggingAddon):
     Raises:
         ConfigError: a name is unknown, a value has another type, or there is no folder to write to
         AddOnError: the package of a tracker is not installed
+
+    Example:
+        >>> options = {"save_path": "runs", "loggers": ["csv"]}
+        >>> trainer = Line.add_on(LoggersAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), **options)
+        >>> trainer.run(1, loader).status, (trainer.run_dir / "training_log.csv").exists()
+        ('completed', True)
     """
 
     loggers: str | Logger | Sequence[str | Logger] = ()
