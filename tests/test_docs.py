@@ -15,6 +15,8 @@ import nbformat
 import pytest
 from programs import script
 
+import nbtrain
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
@@ -138,3 +140,12 @@ def test_every_library_has_a_table_of_names() -> None:
     make = script("make_coming_from")
     text = "".join(path.read_text(encoding="utf-8") for path in make.PAGES)
     assert sorted(re.findall(r"^<!-- names of (\w+),", text, re.M)) == sorted(make.LIBRARIES)
+
+
+def test_the_twenty_calls_are_twenty_and_are_there() -> None:
+    page = (DOCS / "life_of_a_step.md").read_text(encoding="utf-8").partition("## Twenty calls")[2]
+    calls = re.findall(r"^\| `([\w.]+)", page, re.M)
+    assert len(calls) == 20
+    known = {"trainer": nbtrain.Trainer, "Digits": nbtrain.Trainer}
+    names = [(known[owner], name.partition(".")[0]) for owner, _, name in (call.partition(".") for call in calls)]
+    assert not [name for kind, name in names if not hasattr(kind, name)]
