@@ -118,7 +118,7 @@ class HFCallback(Stopper):
         try:
             from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState  # pyright: ignore[reportMissingImports]
         except ImportError as error:
-            raise ConfigError("transformers is not installed.", remedy="pip install 'nbtrain[transformers]'") from error
+            raise ConfigError("transformers is not installed.", remedy="pip install transformers") from error
         if not isinstance(callback, TrainerCallback):
             raise ConfigError(f"callback must be a TrainerCallback of transformers, got {callback!r}.", remedy="Give an instance.")
         self.callback, self.given_args = callback, args

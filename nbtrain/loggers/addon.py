@@ -223,10 +223,17 @@ def _same(logger: Logger, note: Callable[[str], None]) -> Logger:
     return logger
 
 
-def _check_installed(package: str, user: str, extra: str | None = None) -> None:
-    """Raise AddOnError, with the line that installs `extra`, which is the package's name if it is None."""
+_TO_INSTALL = {
+    "comet_ml": "comet-ml",
+    "mlflow": "mlflow-skinny sqlalchemy alembic",
+    "neptune": "'neptune<2'",
+}  # of other names
+
+
+def _check_installed(package: str, user: str) -> None:
+    """Raise AddOnError, with the line that installs `package`, if it can't be imported."""
     if importlib.util.find_spec(package) is None:
-        raise AddOnError(f"{user} {package}, which is not installed.", remedy=f"pip install 'nbtrain[{extra or package}]'")
+        raise AddOnError(f"{user} {package}, which is not installed.", remedy=f"pip install {_TO_INSTALL.get(package, package)}")
 
 
 # %% ../../nbs/loggers/addon.ipynb #940cab8b
@@ -316,7 +323,7 @@ class LoggersAddon(_LoggingAddon):
             if isinstance(given, str) and given not in _PACKAGES:
                 raise ConfigError(f"loggers=[{given!r}] is unknown.", remedy=nearest(given, _PACKAGES))
             if isinstance(given, str) and (package := _PACKAGES[given]) is not None:
-                _check_installed(package, f"loggers=[{given!r}] needs", given)
+                _check_installed(package, f"loggers=[{given!r}] needs")
         self._deliveries: list[Delivery] = []
 
     def lightning_loggers(self, trainer: TrainerProtocol) -> list[Logger]:
