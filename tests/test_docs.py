@@ -16,6 +16,7 @@ import pytest
 from programs import script
 
 import nbtrain
+from nbtrain.views.terminal import LogView
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -56,6 +57,7 @@ def test_code_of_a_page_runs_and_prints_what_the_page_says(
 ) -> None:
     blocks = BLOCK.findall(path.read_text(encoding="utf-8"))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(LogView, "_line", lambda *args: None)  # what a run prints while it trains
     script = tmp_path / "page.py"
     script.write_text("\n\n".join(text for kind, text in blocks if kind == "python"))
     runpy.run_path(str(script), run_name="page")
