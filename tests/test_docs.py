@@ -151,3 +151,15 @@ def test_the_twenty_calls_are_twenty_and_are_there() -> None:
     known = {"trainer": nbtrain.Trainer, "Digits": nbtrain.Trainer}
     names = [(known[owner], name.partition(".")[0]) for owner, _, name in (call.partition(".") for call in calls)]
     assert not [name for kind, name in names if not hasattr(kind, name)]
+
+
+def test_every_tip_is_in_the_faq() -> None:
+    tips = ["has not improved since", "overfitting since", "has been constant since", "is not falling", "waits for data", "compiles ("]
+    tips += ["only the start is slow", "the loss jumped to", "shows why"]
+    code, faq = (ROOT / "nbtrain" / "views" / "advice.py").read_text(encoding="utf-8"), (DOCS / "faq.md").read_text(encoding="utf-8")
+    assert not [tip for tip in tips if tip not in code or tip not in faq] and len(tips) == faq.count("\n| ", *_tips_table(faq)) - 2
+
+
+def _tips_table(text: str) -> tuple[int, int]:
+    begin = text.index("## What do the tips")
+    return begin, text.index("\n## ", begin + 3)
