@@ -63,8 +63,8 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
 
 def _first_loss(trainer: TrainerBase) -> dict[str, float]:
     """The first loss of the runs before: a run that continues begins with a small one, beside which any loss seems to jump."""
-    losses = trainer.train_state.history.steps["train"].columns.get("train_loss", ())
-    return {"first_loss": losses[0]} if len(losses) and math.isfinite(losses[0]) and trainer.keeps_states else {}
+    losses = list(trainer.train_state.history.steps["train"].columns.get("train_loss", ())[:1])
+    return {"first_loss": losses[0]} if losses and math.isfinite(losses[0]) and trainer.keeps_states else {}
 
 
 def _batches_per_update(trainer: TrainerBase, arguments: dict[str, Any]) -> int | None:
