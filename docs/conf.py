@@ -41,6 +41,7 @@ autodoc_typehints_format = "short"
 autodoc_inherit_docstrings = False  # those of Lightning and torch belong to their own pages
 napoleon_google_docstring = True
 napoleon_custom_sections = ["Changes"]
+napoleon_use_ivar = True  # attributes as a list: many are properties, too, which have an entry
 suppress_warnings = ["ref.python"]  # one name in two modules, as an annotation
 
 html_theme = "furo"
