@@ -563,10 +563,6 @@ def _bullet(name: str, said: str, type_: str = "", default: str | None = None) -
     return f"- `{name}`{kind}: {said}"
 
 
-def _linked(text: str) -> str:
-    return text
-
-
 def body(entry: Entry) -> str:
     """What is said of a name below its title."""
     signed = entry.is_callable and not (entry.is_class and entry._has_no_constructor) or entry.is_property
@@ -590,10 +586,6 @@ def body(entry: Entry) -> str:
     if not (entry.owner is not None and links == [] and entry.public != "Trainer"):
         parts.append(f"{where}Chapter: [{Path(entry.chapter).stem}]({entry.chapter}).")
     return "\n\n".join(part for part in parts if part)
-
-
-def _short(text: str) -> str:
-    return text if len(text) < 200 else text[:197] + " …"
 
 
 def page(name: str) -> str:
